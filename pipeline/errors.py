@@ -1,0 +1,91 @@
+"""Every failure that `pipeline` foresees, as one family.
+
+    PipelineError                 exit 1   something went wrong while working
+    ├── UserError                 exit 2   the input is wrong; the message says what would be right
+    │   ├── InvalidInput                   one or more faults, each with file, line, key, value and fix
+    │   └── SourceError                    a checkpoint cannot be had as asked (missing, gated, wrong hash, …)
+    ├── GateFailed                exit 3   quantization cost more quality than the recipe allows
+    ├── StoreError                         an artifact is damaged, or the store cannot be written
+    ├── StageError                         a stage left something other than what it promised
+    └── ServerError                        Triton did not start, is not healthy, or died
+
+The command line prints `str(error)` and exits with `error.exit_code`; a traceback is shown with `--debug` only.
+The client has a family of its own (`pipeline.client.errors`), because it is installed without the build side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class PipelineError(Exception):
+    """Base of all failures that are foreseen."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UserError(PipelineError):
+    """What was asked for cannot be done; asking differently would help."""
+
+    exit_code: ClassVar[int] = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong in an input.
+
+    >>> print(Fault("must be 128 to 512", where="r.yaml", line=7, key="quantization.calibration.samples", value=4))
+    r.yaml:7: quantization.calibration.samples = 4: must be 128 to 512
+    """
+
+    problem: str
+    where: str = ""  # file, or "--set" for the command line
+    line: int | None = None  # 1-based
+    key: str = ""  # dotted path
+    value: object = None  # what was given; None if nothing was
+    fix: str = ""  # what would be right
+
+    def __str__(self) -> str:
+        place = f"{self.where}:{self.line}" if self.line is not None else self.where
+        subject = self.key if self.value is None else f"{self.key} = {_short(self.value)}"
+        text = ": ".join(part for part in (place, subject, self.problem) if part)
+        return f"{text} ({self.fix})" if self.fix else text
+
+
+def _short(value: object, limit: int = 60) -> str:
+    text = repr(value) if not isinstance(value, str) else value
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+class InvalidInput(UserError):
+    """Everything that is wrong with an input, at once."""
+
+    def __init__(self, subject: str, faults: Sequence[Fault]) -> None:
+        self.subject = subject
+        self.faults = tuple(faults)
+        count = "1 fault" if len(self.faults) == 1 else f"{len(self.faults)} faults"
+        super().__init__("\n".join([f"{subject}: {count}", *(f"  {fault}" for fault in self.faults)]))
+
+
+class SourceError(UserError):
+    """A checkpoint cannot be fetched as asked."""
+
+
+class GateFailed(PipelineError):
+    """The quantized model is further from the original than the recipe allows."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class StoreError(PipelineError):
+    """An artifact is damaged, or the store cannot be read or written."""
+
+
+class StageError(PipelineError):
+    """A stage ended without the files that it promised, or with wrong ones."""
+
+
+class ServerError(PipelineError):
+    """Triton did not start, is not healthy, or died."""
