@@ -1,0 +1,145 @@
+"""The plan: which artifacts a recipe needs, how each is named, and what it is made from.
+
+A pure function of the recipe, its resolved sources and the versions of the tools. `build` executes this object and
+`plan` prints it, so the two cannot disagree. Nothing is read from disk here and nothing is written.
+
+    fetch.target ─┬─ dataset ──┬─ calibrate.target ─┬─ evaluate
+                  └────────────┴────────────────────┴─ build.target ─┬─ package
+    fetch.draft ─────────────────────────────────────  build.draft ──┘
+
+Without quantization the checkpoint is built as it is: no dataset, no calibration, no gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pipeline.recipe import Recipe
+from pipeline.store import ArtifactKey, Json
+
+# Raised whenever a stage would make different files from the same inputs; it is part of every key.
+REVISIONS = {"fetch": 1, "dataset": 1, "calibrate": 1, "evaluate": 1, "build": 1, "package": 1}
+
+TARGET, DRAFT = "target", "draft"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One artifact to be had: found in the store, or made by its stage."""
+
+    name: str  # "fetch.target", "package", …
+    stage: str  # "fetch"
+    key: ArtifactKey
+    inputs: Mapping[str, str]  # what the stage calls the input -> name of the step that makes it
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The steps of one build, inputs before their users."""
+
+    recipe: Recipe
+    steps: tuple[Step, ...]
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.steps)
+
+    def __getitem__(self, name: str) -> Step:
+        return next(step for step in self.steps if step.name == name)
+
+    def __contains__(self, name: object) -> bool:
+        return any(step.name == name for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a plan depends on besides the recipe; gathered by `stages.survey`, which may read files and ask a hub."""
+
+    sources: Mapping[str, Mapping[str, Json]]  # role -> identity of the checkpoint (hub commit, or content digest)
+    dataset: Mapping[str, Json]  # identity of the calibration set: name and digests of its files
+    tools: Mapping[str, Mapping[str, str]]  # stage -> package -> version
+    build: Mapping[str, Json]  # what the runtime's build depends on besides the checkpoint
+    package: Mapping[str, Json]  # what the repository depends on: settings, digests of the model sources
+
+
+def make_plan(recipe: Recipe, around: Surroundings) -> Plan:
+    """The steps that turn `recipe` into a Triton model repository."""
+    return Plan(recipe, tuple(_Planner(recipe, around).steps()))
+
+
+class _Planner:
+    def __init__(self, recipe: Recipe, around: Surroundings) -> None:
+        self._recipe, self._around = recipe, around
+        self._made: dict[str, Step] = {}
+
+    def steps(self) -> Iterator[Step]:
+        yield self._fetch(TARGET)
+        if self._recipe.draft is not None:
+            yield self._fetch(DRAFT)
+        if self._formats():
+            yield self._dataset()
+        for role in self._formats():
+            yield self._calibrate(role)
+        if TARGET in self._formats():
+            yield self._evaluate()
+        for role in self._roles():
+            yield self._build(role)
+        yield self._package()
+
+    def _roles(self) -> tuple[str, ...]:
+        return (TARGET,) if self._recipe.draft is None else (TARGET, DRAFT)
+
+    def _formats(self) -> dict[str, str]:
+        """Role -> quantization format, for the checkpoints that are calibrated."""
+        formats = {TARGET: self._recipe.quantization.format}
+        if self._recipe.draft is not None:
+            formats[DRAFT] = self._recipe.draft.quantization
+        return {role: chosen for role, chosen in formats.items() if chosen != "none"}
+
+    def _step(self, name: str, settings: Mapping[str, Json], inputs: Mapping[str, str]) -> Step:
+        stage = name.partition(".")[0]
+        key = ArtifactKey(
+            stage=stage,
+            settings={"revision": REVISIONS[stage], **settings},
+            inputs={role: self._made[step].key.digest for role, step in inputs.items()},
+            tools=dict(self._around.tools.get(stage, {})),
+            resumable=stage == "fetch",
+        )
+        self._made[name] = Step(name, stage, key, dict(inputs))
+        return self._made[name]
+
+    def _fetch(self, role: str) -> Step:
+        return self._step(f"fetch.{role}", dict(self._around.sources[role]), {})
+
+    def _dataset(self) -> Step:
+        calibration, gate = self._recipe.quantization.calibration, self._recipe.quantization.gate
+        settings: dict[str, Json] = {
+            **self._around.dataset,
+            "samples": calibration.samples,
+            "max_tokens": calibration.max_tokens,
+            "seed": calibration.seed,
+            "heldout_samples": gate.samples,
+        }
+        return self._step("dataset", settings, {"checkpoint": f"fetch.{TARGET}"})
+
+    def _calibrate(self, role: str) -> Step:
+        quantization = self._recipe.quantization
+        settings: dict[str, Json] = {
+            "format": self._formats()[role],
+            "kv_cache": quantization.kv_cache,
+            "awq_block_size": quantization.awq_block_size,
+            "export_tensor_parallel": list(self._recipe.export_tensor_parallel) if role == TARGET else [],
+        }
+        return self._step(f"calibrate.{role}", settings, {"checkpoint": f"fetch.{role}", "dataset": "dataset"})
+
+    def _evaluate(self) -> Step:
+        inputs = {"checkpoint": f"fetch.{TARGET}", "calibrated": f"calibrate.{TARGET}", "dataset": "dataset"}
+        return self._step("evaluate", {}, inputs)
+
+    def _build(self, role: str) -> Step:
+        source = f"calibrate.{role}" if role in self._formats() else f"fetch.{role}"
+        return self._step(f"build.{role}", dict(self._around.build), {"checkpoint": source})
+
+    def _package(self) -> Step:
+        inputs = {role: f"build.{role}" for role in self._roles()} | {"tokenizer": f"fetch.{TARGET}"}
+        return self._step("package", dict(self._around.package), inputs)
