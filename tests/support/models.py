@@ -1,0 +1,182 @@
+"""Tiny random checkpoints in the layout of the Hugging Face hub, written without torch and the same for one seed.
+
+The weights are random, but of the right sizes: activations keep about unit variance, and the norms hold a few loud
+channels, as trained models do, so that calibration has something to find.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+Architecture = Literal["llama", "qwen2", "qwen3", "mistral"]
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "mistral": "MistralForCausalLM",
+}
+BEGIN, END, TURN = "<|begin|>", "<|end|>", "<|turn|>"
+LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+CHAT_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{{ '<|turn|>' + message['role'] + '\\n' + message['content'] | trim + '<|end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|turn|>assistant\\n' }}{% endif %}"
+)
+CORPUS = (
+    "How do I reset my password? Open the settings, choose security and press reset.",
+    "I forgot my login. Please check the mail that we sent to you; it holds a link.",
+    "Where is my order 4711? It left our house on Monday and should arrive tomorrow.",
+    "Can I change the address of a delivery? Yes, until the parcel is handed over.",
+    "Größe, Straße, naïve café, 안녕하세요, 😀: text that is not plain ASCII.",
+)
+
+
+def make_checkpoint(
+    directory: Path,
+    architecture: Architecture = "llama",
+    *,
+    tied: bool = False,
+    hidden: int = 256,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 64,
+    intermediate: int = 512,
+    vocab: int = 512,
+    max_positions: int = 2048,
+    rope_theta: float = 500000.0,
+    rope_scaling: Mapping[str, Any] | None = None,
+    rope_key: Literal["rope_parameters", "rope_theta"] = "rope_parameters",
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
+    seed: int = 0,
+) -> Path:
+    """Write config, weights and tokenizer into `directory` and return it.
+
+    `rope_key` chooses how config.json holds the rotary settings: as transformers 5 writes them (`rope_parameters`),
+    or as the checkpoints of the hub have them (`rope_theta` and `rope_scaling`).
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    config = _config(architecture, tied, hidden, layers, heads, kv_heads, head_dim, intermediate, vocab)
+    config |= {"max_position_embeddings": max_positions, "dtype": dtype}
+    scaling = dict(rope_scaling) if rope_scaling else None
+    if rope_key == "rope_parameters":
+        config["rope_parameters"] = {"rope_theta": rope_theta, **(scaling or {"rope_type": "default"})}
+    else:
+        config |= {"rope_theta": rope_theta, "rope_scaling": scaling}
+    _write_json(directory / "config.json", config)
+    _write_json(
+        directory / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+    )
+    weights = _weights(config, np.random.default_rng(seed))
+    kind = np.dtype(dtype) if dtype != "bfloat16" else np.dtype(ml_dtypes.bfloat16)
+    tensors = {name: value.astype(kind) for name, value in weights.items()}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    make_tokenizer(directory, vocab)
+    return directory
+
+
+def make_tokenizer(directory: Path, vocab: int = 512) -> None:
+    """A byte-level BPE with a chat template; token 0 begins a text, 1 ends a turn, 2 opens one."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=[BEGIN, END, TURN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BEGIN,
+        "eos_token": END,
+        "pad_token": END,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 2048,
+    }
+    _write_json(directory / "tokenizer_config.json", settings)
+    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+
+
+def _config(
+    architecture: str, tied: bool, hidden: int, layers: int, heads: int, kv_heads: int, head_dim: int,
+    intermediate: int, vocab: int,
+) -> dict[str, Any]:  # fmt: skip
+    config: dict[str, Any] = {
+        "architectures": [CLASSES[architecture]],
+        "model_type": architecture,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": intermediate,
+        "vocab_size": vocab,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": tied,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 1,
+    }
+    if architecture in ("llama", "qwen3"):
+        config["attention_bias"] = False
+    if architecture == "mistral":
+        config["sliding_window"] = None
+    if architecture.startswith("qwen"):
+        config["use_sliding_window"] = False
+    return config
+
+
+def _weights(config: Mapping[str, Any], random: np.random.Generator) -> dict[str, np.ndarray]:
+    hidden, dim, inner = config["hidden_size"], config["head_dim"], config["intermediate_size"]
+    queries, pairs = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+
+    def linear(rows: int, columns: int) -> np.ndarray:
+        return random.standard_normal((rows, columns)) / np.sqrt(columns)
+
+    def norm(size: int) -> np.ndarray:
+        return np.exp(0.5 * random.standard_normal(size))
+
+    weights = {"model.embed_tokens.weight": 0.1 * random.standard_normal((config["vocab_size"], hidden))}
+    for layer in range(config["num_hidden_layers"]):
+        block = f"model.layers.{layer}."
+        weights[block + "input_layernorm.weight"] = norm(hidden)
+        weights[block + "post_attention_layernorm.weight"] = norm(hidden)
+        for name, rows in (("q_proj", queries), ("k_proj", pairs), ("v_proj", pairs)):
+            weights[f"{block}self_attn.{name}.weight"] = linear(rows, hidden)
+            if config["model_type"] == "qwen2":
+                weights[f"{block}self_attn.{name}.bias"] = 0.1 * random.standard_normal(rows)
+        if config["model_type"] == "qwen3":
+            weights[block + "self_attn.q_norm.weight"] = norm(dim)
+            weights[block + "self_attn.k_norm.weight"] = norm(dim)
+        weights[block + "self_attn.o_proj.weight"] = linear(hidden, queries)
+        weights[block + "mlp.gate_proj.weight"] = linear(inner, hidden)
+        weights[block + "mlp.up_proj.weight"] = linear(inner, hidden)
+        weights[block + "mlp.down_proj.weight"] = linear(hidden, inner)
+    weights["model.norm.weight"] = norm(hidden)
+    if not config["tie_word_embeddings"]:
+        weights["lm_head.weight"] = 0.1 * random.standard_normal((config["vocab_size"], hidden))
+    return weights
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
