@@ -1,7 +1,7 @@
-"""Tiny random checkpoints in the layout of the Hugging Face hub, written without torch and the same for one seed.
+"""Tiny random checkpoints in the layout of the Hugging Face hub, written without torch, the same per seed.
 
-The weights are random, but of the right sizes: activations keep about unit variance, and the norms hold a few loud
-channels, as trained models do, so that calibration has something to find.
+The weights are random, but of the right sizes: activations keep about unit variance, and the norms hold a few
+loud channels, as trained models do, so that calibration has something to find.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def make_checkpoint(
 ) -> Path:
     """Write config, weights and tokenizer into `directory` and return it.
 
-    `rope_key` chooses how config.json holds the rotary settings: as transformers 5 writes them (`rope_parameters`),
-    or as the checkpoints of the hub have them (`rope_theta` and `rope_scaling`).
+    `rope_key` chooses how config.json holds the rotary settings: as transformers 5 writes them
+    (`rope_parameters`), or as the checkpoints of the hub have them (`rope_theta` and `rope_scaling`).
     """
     directory.mkdir(parents=True, exist_ok=True)
     config = _config(architecture, tied, hidden, layers, heads, kv_heads, head_dim, intermediate, vocab)
