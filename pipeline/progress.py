@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TextIO
 
 
@@ -27,13 +27,8 @@ class Progress(Protocol):
     def say(self, text: str) -> None:
         """Print one line of fact: what a step made, and where."""
 
-    def task(self, label: str, total: float | None = None, unit: str = "") -> _TaskContext:
+    def task(self, label: str, total: float | None = None, unit: str = "") -> AbstractContextManager[Task]:
         """Open a piece of work of `total` units; it ends with the `with` block."""
-
-
-class _TaskContext(Protocol):
-    def __enter__(self) -> Task: ...
-    def __exit__(self, *exc: object) -> None: ...
 
 
 class Silent:

@@ -1,1 +1,22 @@
+"""Artifacts on disk: digests, manifests, locks, atomic publish. See `store`."""
 
+from pipeline.store.artifact import Artifact, Verification, verify
+from pipeline.store.canonical import Json, canonical, digest_of
+from pipeline.store.key import ArtifactKey
+from pipeline.store.manifest import FileEntry, Manifest, Provenance
+from pipeline.store.store import Make, Store
+
+__all__ = [
+    "Artifact",
+    "ArtifactKey",
+    "FileEntry",
+    "Json",
+    "Make",
+    "Manifest",
+    "Provenance",
+    "Store",
+    "Verification",
+    "canonical",
+    "digest_of",
+    "verify",
+]

@@ -1,0 +1,123 @@
+"""Directories of files: list, hash, make durable, make read-only, copy, remove.
+
+Nothing here knows of artifacts.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+_BLOCK = 1 << 20
+_FICLONE = 0x40049409  # linux/fs.h: share the extents of another file (btrfs, xfs)
+_NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES}
+
+
+def walk(root: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Relative path (with "/") and `lstat` of all under `root` but directories, sorted.
+
+    Passes over `__pycache__`, which Python writes beside any module that it loads, also from an artifact.
+    """
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        for name in sorted([*names, *links]):
+            path = os.path.join(folder, name)
+            yield os.path.relpath(path, root).replace(os.sep, "/"), os.lstat(path)
+
+
+def is_plain(info: os.stat_result) -> bool:
+    """A file with bytes of its own, not a symbolic link, a socket or a device."""
+    return stat.S_ISREG(info.st_mode)
+
+
+def tree_bytes(root: Path) -> int:
+    """Bytes of all files under `root`, whatever they are."""
+    return sum(
+        os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(root) for name in names
+    )
+
+
+def sha256(path: Path, advance: Callable[[float], None] | None = None) -> str:
+    """SHA-256 of a file, 64 hexadecimal digits; `advance` is told the bytes as they are read."""
+    digest = hashlib.sha256()
+    buffer = bytearray(_BLOCK)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(view[:count])
+            if advance is not None:
+                advance(count)
+    return digest.hexdigest()
+
+
+def sha256_all(
+    root: Path, names: list[str], advance: Callable[[float], None] | None = None
+) -> dict[str, str]:
+    """Name -> SHA-256, several files at a time (hashing leaves the interpreter free)."""
+    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+        return dict(zip(names, pool.map(lambda name: sha256(root / name, advance), names), strict=True))
+
+
+def fsync(path: Path) -> None:
+    """Put a file's bytes, or a directory's entries, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network and FUSE filesystems have no fsync for directories.
+        if not (path.is_dir() and error.errno in {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def settle(root: Path) -> None:
+    """Take the write permission from every file under `root`, and put all on the disk, leaves first."""
+    for folder, _, names in os.walk(root, topdown=False):
+        for name in names:
+            path = Path(folder, name)
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
+            fsync(path)
+        fsync(Path(folder))
+
+
+def remove_tree(root: Path) -> None:
+    """Remove a directory whatever its permissions; nothing if it is not there."""
+    if not os.path.lexists(root):
+        return
+    for folder, _, _ in os.walk(root):
+        os.chmod(folder, 0o700)
+    shutil.rmtree(root)
+
+
+def copy(source: Path, target: Path, advance: Callable[[float], None] | None = None) -> None:
+    """Copy the bytes of a file; where the filesystem can, as a reflink that costs no space."""
+    with source.open("rb") as read, target.open("xb") as write:
+        try:
+            fcntl.ioctl(write.fileno(), _FICLONE, read.fileno())
+        except OSError:  # not offered here: EOPNOTSUPP, EXDEV, EINVAL, ENOTTY, as the filesystem likes
+            while block := read.read(_BLOCK):
+                write.write(block)
+                if advance is not None:
+                    advance(len(block))
+        else:
+            if advance is not None:
+                advance(os.fstat(read.fileno()).st_size)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file of an artifact (read-only) a second name; a copy where the filesystem has no hard links."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        copy(source, target)

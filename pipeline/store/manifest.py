@@ -1,0 +1,121 @@
+"""The manifest of an artifact: what it was made from, by whom, when, and what is in it.
+
+`manifest.json` is the record; its first field is the schema number, checked on load. `manifest.txt` beside
+it says the same to a reader and is never read back.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from pipeline.errors import StoreError
+from pipeline.store.key import SCHEMA, ArtifactKey
+from pipeline.store.sizes import human
+
+FILE = "manifest.json"
+TWIN = "manifest.txt"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class FileEntry(_Frozen):
+    """One file of the artifact."""
+
+    bytes: int
+    sha256: str
+
+
+class Provenance(_Frozen):
+    """Who made it. No part of the digest."""
+
+    created: str  # UTC, ISO 8601, to the second
+    duration_s: float  # of the making, without hashing and publishing
+    host: str
+    pipeline: str  # version
+
+
+class Manifest(_Frozen):
+    """What `manifest.json` holds."""
+
+    schema_: int = Field(default=SCHEMA, alias="schema")
+    stage: str
+    digest: str
+    name: str
+    recipe: str  # the recipe that asked first
+    settings: dict[str, JsonValue]
+    inputs: dict[str, str]  # role -> digest
+    tools: dict[str, str]  # package -> version
+    facts: dict[str, JsonValue]  # what the stage found and measured
+    provenance: Provenance
+    files: dict[str, FileEntry]  # path relative to the artifact, with "/"
+    total_bytes: int  # of `files`: the manifest itself is not counted
+
+    @property
+    def key(self) -> ArtifactKey:
+        """The key that this manifest claims to answer."""
+        return ArtifactKey(self.stage, self.settings, self.inputs, self.tools)
+
+    @classmethod
+    def load(cls, directory: Path) -> Manifest:
+        """Read `directory/manifest.json`; StoreError if it is missing, damaged or of another schema."""
+        path = directory / FILE
+        try:
+            raw = json.loads(path.read_bytes())
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise StoreError(f"{path}: damaged: not JSON ({error})") from error
+        schema = raw.get("schema") if isinstance(raw, dict) else None
+        if schema != SCHEMA:
+            raise StoreError(
+                f"{path}: written in schema {schema}, this version of pipeline reads schema {SCHEMA}; "
+                "build again, or use the version of pipeline that wrote it"
+            )
+        try:
+            return cls.model_validate(raw)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise StoreError(f"{path}: damaged: {where}: {first['msg']}") from error
+
+    def write(self, directory: Path) -> None:
+        """Write both files."""
+        text = json.dumps(
+            self.model_dump(mode="json", by_alias=True), indent=2, ensure_ascii=False, allow_nan=False
+        )
+        (directory / FILE).write_text(text + "\n", encoding="utf-8")
+        (directory / TWIN).write_text(self.as_text(), encoding="utf-8")
+
+    def as_text(self) -> str:
+        """The readable twin."""
+        by = self.provenance
+        lines = [
+            f"{self.name}",
+            f"  digest    {self.digest}",
+            f"  recipe    {self.recipe}",
+            f"  made      {by.created} in {by.duration_s:.1f} s on {by.host} by pipeline {by.pipeline}",
+            f"  size      {human(self.total_bytes)} in {len(self.files)} files",
+        ]
+        for title, values in (
+            ("settings", self.settings),
+            ("inputs", self.inputs),
+            ("tools", self.tools),
+            ("facts", self.facts),
+        ):
+            if values:
+                lines += ["", title, *(f"  {key}: {_flat(value)}" for key, value in sorted(values.items()))]
+        lines += ["", "files"]
+        lines += [
+            f"  {human(entry.bytes):>10}  {entry.sha256}  {path}"
+            for path, entry in sorted(self.files.items())
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def _flat(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)

@@ -1,0 +1,100 @@
+"""From a work directory to an artifact: list, hash, describe, put on the disk, rename."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pipeline import __version__
+from pipeline.errors import StageError
+from pipeline.progress import Progress
+from pipeline.store import files, manifest
+from pipeline.store.artifact import Artifact
+from pipeline.store.canonical import Json, canonical
+from pipeline.store.key import ArtifactKey
+from pipeline.store.manifest import FileEntry, Manifest, Provenance
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+def publish(
+    work: Path,
+    target: Path,
+    key: ArtifactKey,
+    recipe: str,
+    facts: Mapping[str, Json],
+    duration_s: float,
+    progress: Progress,
+) -> Artifact:
+    """Turn `work` into the artifact at `target`, all or nothing. StageError if it cannot be an artifact."""
+    entries = _entries(work, key, progress)
+    record = Manifest(
+        stage=key.stage,
+        digest=key.digest,
+        name=key.name,
+        recipe=recipe,
+        settings=_json(key.settings),
+        inputs=dict(key.inputs),
+        tools=dict(key.tools),
+        facts=_facts(key, facts),
+        provenance=Provenance(
+            created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            duration_s=round(duration_s, 3),
+            host=socket.gethostname(),
+            pipeline=__version__,
+        ),
+        files=entries,
+        total_bytes=sum(entry.bytes for entry in entries.values()),
+    )
+    record.write(work)
+    files.settle(work)
+    os.rename(work, target)
+    files.fsync(target.parent)
+    files.fsync(work.parent)
+    return Artifact(target, record)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether `error`, or what it came from, is a full disk; libraries in C++ and Rust say so in words."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _FULL:
+            return True
+        if not isinstance(cause, OSError) and "no space left on device" in str(cause).lower():
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def _entries(work: Path, key: ArtifactKey, progress: Progress) -> dict[str, FileEntry]:
+    found = dict(files.walk(work))
+    if not found:
+        raise StageError(f"{key.name}: the stage left no file")
+    for name, info in found.items():
+        if not files.is_plain(info):
+            raise StageError(f"{key.name}: {name} is not a plain file; an artifact holds its own bytes")
+        if name in (manifest.FILE, manifest.TWIN):
+            raise StageError(f"{key.name}: the stage wrote {name}, which belongs to the store")
+    with progress.task(f"hash {key.name}", sum(info.st_size for info in found.values()), "B") as task:
+        hashes = files.sha256_all(work, list(found), task.advance)
+    return {name: FileEntry(bytes=info.st_size, sha256=hashes[name]) for name, info in found.items()}
+
+
+def _facts(key: ArtifactKey, facts: Mapping[str, Json]) -> dict[str, Any]:
+    try:
+        canonical(facts)
+        return _json(facts)
+    except ValueError as error:
+        raise StageError(f"{key.name}: the facts of the stage cannot be written: {error}") from error
+
+
+def _json(values: Mapping[str, Json]) -> dict[str, Any]:
+    """Through JSON and back: tuples become lists, mappings dicts, and nothing is shared with the stage."""
+    loaded: dict[str, Any] = json.loads(json.dumps(dict(values), allow_nan=False))
+    return loaded

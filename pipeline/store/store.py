@@ -1,0 +1,249 @@
+"""The store: artifacts by the digest of what made them, safe for two builders at once and for `kill -9`.
+
+    <root>/artifacts/<stage>-<digest20>/   published: complete, on the disk, read-only
+           work/<stage>-<digest20>/        being made, or left by a make that was killed
+           locks/<stage>-<digest20>.lock   held exclusively by the maker, shared by users (see `lock`)
+           reports/  running/              kept for the stages and for servers; the store does not look inside
+
+An artifact appears by one rename after all its bytes are on the disk, so that it is there whole or not at
+all. The store moves nothing between machines and knows no stage; `gc` decides what is no longer needed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pipeline.errors import StoreError, UserError
+from pipeline.progress import Progress, Silent
+from pipeline.store import files, lock
+from pipeline.store.artifact import Artifact, quick_check
+from pipeline.store.canonical import Json
+from pipeline.store.key import ArtifactKey
+from pipeline.store.manifest import Manifest
+from pipeline.store.publish import is_full, publish
+from pipeline.store.sizes import human
+
+Make = Callable[[Path], Mapping[str, Json]]
+
+_POLL_S = 0.2
+_REMIND_S = 30.0
+
+
+class Store:
+    """
+    >>> store = Store.default()
+    >>> artifact = store.obtain(key, make, recipe="tiny-cpu")     # doctest: +SKIP
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.artifacts = root / "artifacts"
+        self.work = root / "work"
+        self.locks = root / "locks"
+        self.reports = root / "reports"
+        self.running = root / "running"
+        self._used: dict[
+            str, lock.Lock
+        ] = {}  # artifact name -> shared lock, until `close` or the end of the process
+        self._guard = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.root)!r})"
+
+    @classmethod
+    def default(cls) -> Store:
+        """`$PIPELINE_STORE`, or `~/.cache/pipeline/store`."""
+        return cls(
+            Path(os.environ.get("PIPELINE_STORE") or "~/.cache/pipeline/store").expanduser().absolute()
+        )
+
+    # reading
+
+    def find(self, key: ArtifactKey) -> Artifact | None:
+        """The artifact of `key` if it is published. StoreError if it is there but damaged."""
+        path = self.artifacts / key.name
+        if not path.is_dir():
+            return None
+        artifact = Artifact(path, Manifest.load(path))
+        if artifact.digest != key.digest:
+            raise StoreError(f"{path}: holds {artifact.digest}, not {key.digest}: remove it and build again")
+        check = quick_check(artifact)
+        if not check.ok:
+            raise StoreError(
+                f"{path}: damaged ({check}); `pipeline store verify --remove {key.name}`, then build again"
+            )
+        return artifact
+
+    def list(self) -> tuple[Artifact, ...]:
+        """Every readable artifact, the one used last first."""
+        newest_first = sorted(
+            self.scan()[0], key=lambda artifact: artifact.path.stat().st_mtime_ns, reverse=True
+        )
+        return tuple(newest_first)
+
+    def scan(self) -> tuple[tuple[Artifact, ...], dict[str, str]]:
+        """Readable artifacts, and directory name -> reason of those that are not."""
+        found, damaged = [], {}
+        paths = sorted(self.artifacts.iterdir()) if self.artifacts.is_dir() else []
+        for path in paths:
+            try:
+                found.append(Artifact(path, Manifest.load(path)))
+            except StoreError as error:
+                damaged[path.name] = str(error)
+        return tuple(found), damaged
+
+    def get(self, name: str) -> Artifact:
+        """By name, by digest, or by the beginning of either if only one begins so. UserError otherwise."""
+        artifacts = self.scan()[0]
+        for artifact in artifacts:
+            if name in (artifact.name, artifact.digest):
+                return artifact
+        near = [a for a in artifacts if name and (a.name.startswith(name) or a.digest.startswith(name))]
+        if len(near) == 1:
+            return near[0]
+        if near:
+            raise UserError(f"{name!r} is short for {len(near)} artifacts: {', '.join(a.name for a in near)}")
+        raise UserError(f"no artifact {name!r} in {self.root}; `pipeline store ls` shows what there is")
+
+    def newest(self, stage: str, recipe: str) -> Artifact | None:
+        """The artifact of `stage` that `recipe` obtained last."""
+        fitting = (a for a in self.list() if (a.manifest.stage, a.manifest.recipe) == (stage, recipe))
+        return next(fitting, None)
+
+    # making
+
+    def obtain(
+        self,
+        key: ArtifactKey,
+        make: Make,
+        *,
+        recipe: str,
+        progress: Progress | None = None,
+        needs_bytes: int = 0,
+    ) -> Artifact:
+        """The artifact of `key`: the published one, or what `make` puts into the directory that it is given.
+
+        `make` gets an empty directory (or, if the key is resumable, what a killed `make` left) and returns
+        the facts for the manifest; it must not write absolute paths, because the directory is renamed.
+        While another process makes the same artifact, this one waits and takes the result. The artifact is
+        in use, and so kept by `gc`, until `close` or the end of this process. `needs_bytes` is checked
+        against the free space first.
+        """
+        progress = progress or Silent()
+        waiting_since, reminded = time.monotonic(), 0.0
+        while True:
+            found = self.find(key)
+            if found is not None and self.use(found):
+                return found
+            held = self._lock(key.name)
+            if held is not None:
+                break
+            now = time.monotonic()
+            if not reminded or now - reminded >= _REMIND_S:
+                holder = lock.holder(self._lock_path(key.name)) or "another process"
+                since = f" for {now - waiting_since:.0f} s" if reminded else ""
+                progress.say(f"{key.name}: waiting{since}: {holder} is making it")
+                reminded = now
+            time.sleep(_POLL_S)
+        try:
+            artifact = self.find(key) or self._make(key, make, recipe, progress, needs_bytes)
+        finally:
+            held.release()
+        if not self.use(artifact):
+            raise StoreError(f"{artifact.path}: removed as soon as made: `pipeline store gc` ran meanwhile")
+        return artifact
+
+    def _make(
+        self, key: ArtifactKey, make: Make, recipe: str, progress: Progress, needs_bytes: int
+    ) -> Artifact:
+        work = self.work / key.name
+        try:
+            if not key.resumable:
+                files.remove_tree(work)
+            work.mkdir(exist_ok=True)
+            self._check_space(key.name, needs_bytes - files.tree_bytes(work))
+            start = time.monotonic()
+            facts = make(work)
+            duration_s = time.monotonic() - start
+            return publish(work, self.artifacts / key.name, key, recipe, facts, duration_s, progress)
+        except BaseException as error:
+            written = files.tree_bytes(work)
+            free = shutil.disk_usage(self.root).free
+            if not key.resumable:
+                files.remove_tree(work)
+            if is_full(error):
+                raise StoreError(
+                    f"{key.name}: no space left in {self.root}: {human(written)} were written, {human(free)} "
+                    "are free; make room (`pipeline store gc`) or set PIPELINE_STORE to a larger disk"
+                ) from error
+            raise
+
+    def _check_space(self, name: str, needed: int) -> None:
+        free = shutil.disk_usage(self.root).free
+        if needed > free:
+            raise StoreError(
+                f"{name}: needs {human(needed)}, {self.root} has {human(free)} free; make room "
+                "(`pipeline store gc`) or set PIPELINE_STORE to a larger disk"
+            )
+
+    # use
+
+    def use(self, artifact: Artifact) -> bool:
+        """Keep `gc`, of any process, from removing `artifact` until `close`; False if it is gone already."""
+        with self._guard:
+            if artifact.name not in self._used:
+                held = self._share(artifact.name)
+                if held is None:  # a store that we may only read is collected by nobody
+                    return artifact.path.is_dir()
+                if not artifact.path.is_dir():
+                    held.release()
+                    return False
+                self._used[artifact.name] = held
+        if os.access(artifact.path, os.W_OK):
+            os.utime(artifact.path)  # "used last" is the directory's time
+        return True
+
+    def descriptors(self) -> tuple[int, ...]:
+        """The open locks of all that is in use, for the `pass_fds` of a child that goes on using it."""
+        with self._guard:
+            return tuple(held.fileno() for held in self._used.values())
+
+    def close(self) -> None:
+        """Use nothing any longer."""
+        with self._guard:
+            for held in self._used.values():
+                held.release()
+            self._used.clear()
+
+    # locks
+
+    def _lock_path(self, name: str) -> Path:
+        return self.locks / f"{name}.lock"
+
+    def _share(self, name: str) -> lock.Lock | None:
+        try:
+            self.locks.mkdir(exist_ok=True)
+            while (held := lock.shared(self._lock_path(name))) is None:
+                time.sleep(_POLL_S)  # published, so its maker or a collector is about to let go
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EACCES):
+                raise
+            return None
+        return held
+
+    def _lock(self, name: str) -> lock.Lock | None:
+        try:
+            for folder in (self.artifacts, self.work, self.locks, self.reports, self.running):
+                folder.mkdir(parents=True, exist_ok=True)
+            return lock.exclusive(self._lock_path(name))
+        except OSError as error:
+            raise StoreError(
+                f"the store {self.root} cannot be written: {error.strerror}; "
+                "set PIPELINE_STORE to a directory of your own"
+            ) from error
