@@ -1,0 +1,93 @@
+"""The steps from nothing to a pair that can be checked in: data, tokenizer, target, draft, cards.
+
+Each step reads what earlier ones left on disk, so that any of them can be run again alone.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tiny import cards, data, measure, models, tokenizer, training
+from tiny.grammar import Grammar
+from transformers import PreTrainedTokenizerFast
+
+SEED = 1  # of what is checked in
+_TOKENIZER_DIALOGUES = 8000
+
+
+@dataclass(frozen=True)
+class Workshop:
+    out: Path  # laid out as the repository is
+    seed: int = SEED
+    grammar: Grammar = field(default_factory=Grammar.load)
+
+    @property
+    def dialogues(self) -> Path:
+        return self.out / "calibration" / "support"
+
+    def checkpoint(self, role: models.Role) -> Path:
+        return self.out / "recipes" / "checkpoints" / f"support-{role}"
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        return tokenizer.load(self._made(self.checkpoint("target"), "tokenizer.json", by="tokenizer"))
+
+    def model(self, role: models.Role) -> models.LlamaForCausalLM:
+        return models.load(self._made(self.checkpoint(role), "model.safetensors", by=role))
+
+    @staticmethod
+    def _made(folder: Path, name: str, *, by: str) -> Path:
+        if not (folder / name).exists():
+            raise SystemExit(f"{folder / name} is not there yet: run the step that makes it, --only {by}")
+        return folder
+
+
+def make_data(workshop: Workshop) -> None:
+    data.write(workshop.grammar, workshop.dialogues, seed=workshop.seed)
+
+
+def make_tokenizer(workshop: Workshop) -> None:
+    dialogues = itertools.islice(workshop.grammar.dialogues("train", seed=workshop.seed), _TOKENIZER_DIALOGUES)
+    trained = tokenizer.train(message["content"] for dialogue in dialogues for message in dialogue.messages())
+    for role in models.ROLES:
+        tokenizer.save(trained, workshop.checkpoint(role))
+
+
+def make_target(workshop: Workshop) -> None:
+    _train("target", workshop)
+
+
+def make_draft(workshop: Workshop) -> None:
+    _train("draft", workshop)
+
+
+def make_cards(workshop: Workshop) -> None:
+    """Measure both models on the held-out dialogues, and write their README.md."""
+    held_out = data.dialogues(workshop.grammar, "heldout", seed=workshop.seed)
+    target, draft = workshop.model("target"), workshop.model("draft")
+    replies = list(measure.replies(target, workshop.tokenizer(), held_out))
+    figures = cards.Figures(
+        dialogues=len(held_out),
+        answers=len(replies),
+        exact_match=measure.exact_match(replies),
+        acceptance=measure.acceptance(draft, replies),
+    )
+    cards.write(workshop.checkpoint("target"), "target", target, figures, seed=workshop.seed)
+    cards.write(workshop.checkpoint("draft"), "draft", draft, figures, seed=workshop.seed)
+    print(f"exact match {figures.exact_match:.1%}, acceptance {figures.acceptance:.1%}")
+
+
+STEPS: dict[str, Callable[[Workshop], None]] = {
+    "data": make_data,
+    "tokenizer": make_tokenizer,
+    "target": make_target,
+    "draft": make_draft,
+    "cards": make_cards,
+}
+
+
+def _train(role: models.Role, workshop: Workshop) -> None:
+    model = training.train(
+        role, workshop.tokenizer(), workshop.grammar, seed=workshop.seed, schedule=training.SCHEDULES[role]
+    )
+    models.save(model, workshop.checkpoint(role))
