@@ -1,0 +1,155 @@
+"""The five models of TensorRT-LLM's Triton repository: tensors, parameters and ensemble maps, by version.
+
+The facts are data (`data/inflight_batcher/*.yaml`, each with its source); this answers from them. It renders
+nothing and knows nothing about a recipe. A version is added by adding data.
+
+>>> [tensor.name for tensor in tensors("postprocessing", "1.2.1").inputs]
+['TOKENS_BATCH', 'SEQUENCE_LENGTH']
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from pipeline.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One input or output, as config.pbtxt declares it (dims without the batch; -1 is any length)."""
+
+    name: str
+    data_type: str  # TYPE_INT32, …
+    dims: tuple[int, ...]
+    optional: bool = False
+    reshape: tuple[int, ...] | None = None  # what the model sees instead of dims
+    allow_ragged_batch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """All tensors of a model."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DataTypes:
+    """Types that a repository chooses to suit its engine."""
+
+    logits_datatype: str = "TYPE_FP32"
+    encoder_input_features_data_type: str = "TYPE_FP16"
+    prompt_embedding_table_data_type: str = "TYPE_FP16"
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleStep:
+    """One model of the ensemble; the maps go from the model's tensor to the ensemble's."""
+
+    model: str
+    input_map: Mapping[str, str]
+    output_map: Mapping[str, str]
+
+
+def versions() -> tuple[str, ...]:
+    """Versions of TensorRT-LLM whose models are known, oldest first."""
+    return tuple(_data("index")["versions"])
+
+
+def models() -> tuple[str, ...]:
+    """Names of the models, in the order in which text passes them."""
+    return tuple(_data("index")["models"])
+
+
+def tensors(model: str, version: str, data_types: DataTypes | None = None) -> Tensors:
+    """Inputs and outputs of a model in a version, in upstream's order.
+
+    Raises:
+        UserError: the model or the version is not known.
+    """
+    data = _model(model)
+    chosen = data_types or DataTypes()
+    return Tensors(
+        inputs=tuple(_tensor(entry, chosen) for entry in _holding(data["input"], version)),
+        outputs=tuple(_tensor(entry, chosen) for entry in _holding(data["output"], version)),
+    )
+
+
+def parameters(model: str, version: str) -> tuple[str, ...]:
+    """Keys that upstream's config.pbtxt of the model holds in a version."""
+    return tuple(entry["name"] for entry in _holding(_model(model)["parameters"], version))
+
+
+def ensemble_steps(version: str) -> tuple[EnsembleStep, ...]:
+    """What the ensemble runs, and how tensors pass between its models.
+
+    An entry of the maps is left out where the version lacks the tensor.
+    """
+    steps = []
+    for step in _model("ensemble")["steps"]:
+        have = tensors(step["model"], version)
+        inputs = {tensor.name for tensor in have.inputs}
+        outputs = {tensor.name for tensor in have.outputs}
+        steps.append(
+            EnsembleStep(
+                model=step["model"],
+                input_map={name: to for name, to in step["input_map"].items() if name in inputs},
+                output_map={name: to for name, to in step["output_map"].items() if name in outputs},
+            )
+        )
+    return tuple(steps)
+
+
+def _holding(entries: Sequence[Mapping[str, Any]], version: str) -> Iterator[Mapping[str, Any]]:
+    known = versions()
+    if version not in known:
+        raise UserError(f"TensorRT-LLM {version} is not known{_nearest(version, known)}")
+    at = known.index(version)
+    for entry in entries:
+        since, until = entry.get("since"), entry.get("until")
+        if (since is None or known.index(since) <= at) and (until is None or at < known.index(until)):
+            yield entry
+
+
+def _tensor(entry: Mapping[str, Any], chosen: DataTypes) -> Tensor:
+    data_type = entry["data_type"]
+    if not data_type.startswith("TYPE_"):
+        allowed = _data("index")["data_types"][data_type]
+        name, data_type = data_type, getattr(chosen, data_type)
+        if data_type not in allowed:
+            raise UserError(f"{name} = {data_type}: must be one of {', '.join(allowed)}")
+    reshape = entry.get("reshape")
+    return Tensor(
+        name=entry["name"],
+        data_type=data_type,
+        dims=tuple(entry["dims"]),
+        optional=entry.get("optional", False),
+        reshape=None if reshape is None else tuple(reshape),
+        allow_ragged_batch=entry.get("allow_ragged_batch", False),
+    )
+
+
+def _model(name: str) -> Mapping[str, Any]:
+    if name not in models():
+        raise UserError(f"{name} is not a model of the repository{_nearest(name, models())}")
+    return _data(name)
+
+
+def _nearest(given: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(given, known, n=3, cutoff=0.4) or known
+    return f"; known: {', '.join(near)}"
+
+
+@cache
+def _data(name: str) -> Mapping[str, Any]:
+    file = resources.files("pipeline.contracts") / "data" / "inflight_batcher" / f"{name}.yaml"
+    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    return data
