@@ -6,6 +6,7 @@
     │   └── SourceError                    a checkpoint cannot be had as asked (missing, gated, wrong hash, …)
     ├── GateFailed                exit 3   quantization cost more quality than the recipe allows
     ├── StoreError                         an artifact is damaged, or the store cannot be written
+    ├── CheckpointError                    a model's files are damaged, or not of the layout they claim
     ├── StageError                         a stage left something other than what it promised
     └── ServerError                        Triton did not start, is not healthy, or died
 
@@ -81,6 +82,10 @@ class GateFailed(PipelineError):
 
 class StoreError(PipelineError):
     """An artifact is damaged, or the store cannot be read or written."""
+
+
+class CheckpointError(PipelineError):
+    """The files of a model are damaged, or not of the layout that they claim."""
 
 
 class StageError(PipelineError):

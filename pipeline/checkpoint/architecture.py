@@ -1,0 +1,242 @@
+"""What a decoder is, from its config.json: sizes, rotary embedding, biases, norms, sliding windows.
+
+Covers Llama, Qwen2, Qwen3 and Mistral, in the layout that transformers 5 writes (`rope_parameters`) and in
+the one of most checkpoints on the hub (`rope_theta`, `rope_scaling`). What these architectures can be told
+but we do not build (another activation, multi-dimensional positions, experts) is refused by name, all of it
+at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import Fault, InvalidInput, SourceError
+
+FAMILIES: Mapping[str, str] = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+ROPE_KINDS = ("default", "linear", "llama3")
+_DEFAULT_THETA = {"llama": 10_000.0, "mistral": 10_000.0, "qwen2": 10_000.0, "qwen3": 10_000.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position embedding. `scaling` holds the parameters of `kind`, without theta and without the
+    kind.
+    """
+
+    theta: float
+    kind: str = "default"
+    scaling: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    """A linear layer that the architecture has."""
+
+    name: str  # "model.layers.0.self_attn.q_proj"
+    rows: int  # outputs
+    columns: int  # inputs
+    bias: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A decoder-only transformer with rotary positions, RMS norms and a gated feed-forward."""
+
+    family: str  # llama | mistral | qwen2 | qwen3
+    class_name: str  # "LlamaForCausalLM"
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    max_positions: int
+    norm_epsilon: float
+    rope: Rope
+    tied: bool  # the output projection is the embedding
+    qkv_bias: bool
+    output_bias: bool  # on o_proj
+    mlp_bias: bool
+    qk_norm: bool  # RMS norm over each head of q and k, before the rotation
+    windows: tuple[int | None, ...]  # a layer: how many positions it sees; None: all
+    dtype: str  # "bfloat16" | "float16" | "float32"
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    def read(cls, directory: Path) -> Architecture:
+        """From `directory`/config.json; raises InvalidInput with every reason why it cannot be built."""
+        path = directory / "config.json"
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise SourceError(f"{path} is missing: this is not a checkpoint") from None
+        except ValueError as error:
+            raise SourceError(f"{path} is not valid JSON: {error}") from error
+        return cls.from_config(config, where=str(path))
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], where: str = "config.json") -> Architecture:
+        faults = list(_faults(config))
+        if faults:
+            raise InvalidInput(
+                "This model cannot be built",
+                [Fault(f.problem, where=where, key=f.key, value=f.value, fix=f.fix) for f in faults],
+            )
+        class_name = config["architectures"][0]
+        family = FAMILIES[class_name]
+        heads = int(config["num_attention_heads"])
+        attention_bias = bool(config.get("attention_bias", False))
+        eos = config.get("eos_token_id")
+        return cls(
+            family=family,
+            class_name=class_name,
+            hidden=int(config["hidden_size"]),
+            layers=int(config["num_hidden_layers"]),
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
+            intermediate=int(config["intermediate_size"]),
+            vocab=int(config["vocab_size"]),
+            max_positions=int(config["max_position_embeddings"]),
+            norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
+            rope=_rope(config, family),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=family == "qwen2" or (family in ("llama", "qwen3") and attention_bias),
+            output_bias=family in ("llama", "qwen3") and attention_bias,
+            mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
+            qk_norm=family == "qwen3",
+            windows=_windows(config, family),
+            dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+            bos_token_id=config.get("bos_token_id"),
+            eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
+        )
+
+    def linears(self) -> Iterator[LinearShape]:
+        """The linear layers of the blocks, in the order of execution (the output projection is not among
+        them).
+        """
+        queries, pairs = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        for layer in range(self.layers):
+            attention, mlp = f"model.layers.{layer}.self_attn.", f"model.layers.{layer}.mlp."
+            yield LinearShape(attention + "q_proj", queries, self.hidden, self.qkv_bias)
+            yield LinearShape(attention + "k_proj", pairs, self.hidden, self.qkv_bias)
+            yield LinearShape(attention + "v_proj", pairs, self.hidden, self.qkv_bias)
+            yield LinearShape(attention + "o_proj", self.hidden, queries, self.output_bias)
+            yield LinearShape(mlp + "gate_proj", self.intermediate, self.hidden, self.mlp_bias)
+            yield LinearShape(mlp + "up_proj", self.intermediate, self.hidden, self.mlp_bias)
+            yield LinearShape(mlp + "down_proj", self.hidden, self.intermediate, self.mlp_bias)
+
+    def output_projection(self) -> LinearShape:
+        """`lm_head`; its weight is the embedding's where `tied`."""
+        return LinearShape("lm_head", self.vocab, self.hidden, False)
+
+    def norms(self) -> Iterator[tuple[str, int]]:
+        """Name and size of every norm's weight."""
+        for layer in range(self.layers):
+            block = f"model.layers.{layer}."
+            yield block + "input_layernorm.weight", self.hidden
+            if self.qk_norm:
+                yield block + "self_attn.q_norm.weight", self.head_dim
+                yield block + "self_attn.k_norm.weight", self.head_dim
+            yield block + "post_attention_layernorm.weight", self.hidden
+        yield "model.norm.weight", self.hidden
+
+    @property
+    def embedding(self) -> str:
+        return "model.embed_tokens.weight"
+
+
+def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Theta, kind and parameters under the names of transformers 5, from either layout."""
+    settings = dict(config.get("rope_parameters") or {})
+    if not settings:
+        settings = dict(config.get("rope_scaling") or {})
+        if config.get("rope_theta") is not None:
+            settings["rope_theta"] = config["rope_theta"]
+    settings["rope_type"] = settings.get("rope_type") or settings.pop("type", None) or "default"
+    settings.pop("type", None)
+    return settings
+
+
+def _rope(config: Mapping[str, Any], family: str) -> Rope:
+    settings = rope_settings(config)
+    kind = settings.pop("rope_type")
+    theta = float(settings.pop("rope_theta", _DEFAULT_THETA[family]))
+    return Rope(theta, kind, {key: float(value) for key, value in settings.items()} or None)
+
+
+def _windows(config: Mapping[str, Any], family: str) -> tuple[int | None, ...]:
+    """Qwen windows its upper layers, from `max_window_layers` on, where told to; Mistral all of them, where
+    it has one.
+    """
+    layers = int(config["num_hidden_layers"])
+    window = config.get("sliding_window")
+    if family.startswith("qwen") and not config.get("use_sliding_window", False):
+        window = None
+    if window is None or family == "llama":
+        return (None,) * layers
+    kinds = config.get("layer_types")
+    if kinds is None and family.startswith("qwen"):
+        first = int(config.get("max_window_layers", 28))
+        kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
+    if kinds is None:
+        return (int(window),) * layers
+    return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
+
+
+_NEEDED = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
+
+
+def _faults(config: Mapping[str, Any]) -> Iterator[Fault]:
+    names = config.get("architectures") or []
+    if len(names) != 1 or names[0] not in FAMILIES:
+        yield Fault("is not known", key="architectures", value=names, fix=f"one of {', '.join(FAMILIES)}")
+    for key in _NEEDED:
+        if not isinstance(config.get(key), int) or config[key] <= 0:
+            yield Fault("must be a positive number", key=key, value=config.get(key))
+    if config.get("hidden_act", "silu") != "silu":
+        yield Fault("is not supported", key="hidden_act", value=config["hidden_act"], fix="silu")
+    for key, plain in (("num_experts", 0), ("num_local_experts", 0), ("pretraining_tp", 1)):
+        if config.get(key) not in (None, 0, plain):
+            yield Fault("is not supported", key=key, value=config[key])
+    if config.get("partial_rotary_factor", 1.0) not in (None, 1.0):
+        yield Fault(
+            "is not supported", key="partial_rotary_factor", value=config["partial_rotary_factor"], fix="1.0"
+        )
+    yield from _rope_faults(config)
+
+
+def _rope_faults(config: Mapping[str, Any]) -> Iterator[Fault]:
+    settings = rope_settings(config)
+    kind = settings["rope_type"]
+    needed = {
+        "default": (),
+        "linear": ("factor",),
+        "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    }
+    if kind not in needed:
+        yield Fault("is not supported", key="rope_type", value=kind, fix=f"one of {', '.join(ROPE_KINDS)}")
+        return
+    for key in needed[kind]:
+        if not isinstance(settings.get(key), int | float):
+            yield Fault(f"is missing, and rope_type {kind} needs it", key=f"rope_parameters.{key}")
+    if settings.get("mrope_section"):
+        yield Fault("is not supported", key="rope_parameters.mrope_section", value=settings["mrope_section"])

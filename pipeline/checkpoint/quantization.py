@@ -1,0 +1,104 @@
+"""Which layers of a checkpoint are quantized, and how: `quantization_config` and hf_quant_config.json.
+
+The names are ModelOpt's (0.37 to 0.47). config.json lacks the group size for AWQ as ModelOpt writes it, so
+the two files are read together, and must agree where both speak.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import CheckpointError
+
+
+class Format(StrEnum):
+    """How the weights of the linear layers are held, and how their inputs are rounded."""
+
+    NONE = "none"
+    FP8 = "fp8"  # weights and inputs e4m3, one scale a tensor
+    INT4_AWQ = "int4_awq"  # weights 4-bit in groups; inputs as they are
+    W4A8_AWQ = "w4a8_awq"  # weights 4-bit in groups, then e4m3; inputs e4m3
+    INT8_SQ = "int8_sq"  # weights 8-bit, one scale a row; inputs 8-bit, one scale a tensor
+    NVFP4 = "nvfp4"  # weights and inputs e2m1 in groups of 16 with e4m3 scales
+
+
+ALGORITHMS: Mapping[str, Format] = {
+    "FP8": Format.FP8,
+    "W4A16_AWQ": Format.INT4_AWQ,
+    "W4A8_AWQ": Format.W4A8_AWQ,
+    "W8A8_SQ_PER_CHANNEL": Format.INT8_SQ,
+    "NVFP4": Format.NVFP4,
+}
+GROUPED = (Format.INT4_AWQ, Format.W4A8_AWQ, Format.NVFP4)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """What the files say about a checkpoint as a whole."""
+
+    format: Format = Format.NONE
+    group_size: int | None = None  # columns that share a scale
+    kv_cache: str | None = None  # "FP8": keys and values are rounded to e4m3, one scale each a layer
+    excluded: tuple[str, ...] = ()  # patterns of layers that keep their precision
+    producer: str = ""  # "modelopt 0.47.0"
+
+    def format_of(self, layer: str) -> Format:
+        """The format of one linear layer."""
+        left_alone = any(fnmatchcase(layer, pattern) for pattern in self.excluded)
+        return Format.NONE if left_alone else self.format
+
+    @classmethod
+    def read(cls, directory: Path) -> Quantization:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        inside = config.get("quantization_config")
+        beside = directory / "hf_quant_config.json"
+        whole = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
+        outside = whole.get("quantization")
+        if inside is None and outside is None:
+            return cls()
+        if inside is not None and outside is None and inside.get("quant_method") != "modelopt":
+            raise CheckpointError(
+                f"{directory} is quantized by {inside.get('quant_method')!r}; only ModelOpt's layout is read"
+            )
+        _check_agreement(directory, inside, outside)
+        return cls._from(directory, {**(inside or {}), **(outside or {})}, whole.get("producer"))
+
+    @classmethod
+    def _from(
+        cls, directory: Path, settings: Mapping[str, Any], producer: Mapping[str, str] | None
+    ) -> Quantization:
+        algorithm = settings.get("quant_algo")
+        if algorithm is not None and algorithm not in ALGORITHMS:
+            known = ", ".join(ALGORITHMS)
+            raise CheckpointError(f"{directory} uses quant_algo {algorithm!r}; known are {known}")
+        form = ALGORITHMS[algorithm] if algorithm else Format.NONE
+        group = settings.get("group_size")
+        if form in GROUPED and not group:
+            raise CheckpointError(f"{directory} does not say the group_size of its {algorithm} weights")
+        maker = producer or settings.get("producer") or {}
+        return cls(
+            format=form,
+            group_size=int(group) if group and form in GROUPED else None,
+            kv_cache=settings.get("kv_cache_quant_algo"),
+            excluded=tuple(settings.get("exclude_modules") or settings.get("ignore") or ()),
+            producer=f"{maker.get('name', '')} {maker.get('version', '')}".strip(),
+        )
+
+
+def _check_agreement(
+    directory: Path, inside: Mapping[str, Any] | None, outside: Mapping[str, Any] | None
+) -> None:
+    if inside is None or outside is None:
+        return
+    for key in ("quant_algo", "group_size"):
+        ours, theirs = inside.get(key), outside.get(key)
+        if ours is not None and theirs is not None and ours != theirs:
+            raise CheckpointError(
+                f"{directory}: config.json says {key} {ours!r}, hf_quant_config.json says {theirs!r}"
+            )

@@ -1,0 +1,125 @@
+"""The tensors of a folder of safetensors files, mapped and not loaded.
+
+Only the header is parsed (8 bytes of length, then JSON), and checked: offsets must cover the file exactly.
+So a torn file is found before anything is computed from it. Format:
+https://github.com/huggingface/safetensors, version 0.x.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import CheckpointError
+
+Array = NDArray[Any]
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "F64": np.dtype("float64"),
+    "F32": np.dtype("float32"),
+    "F16": np.dtype("float16"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "I64": np.dtype("int64"),
+    "I32": np.dtype("int32"),
+    "I16": np.dtype("int16"),
+    "I8": np.dtype("int8"),
+    "U8": np.dtype("uint8"),
+    "BOOL": np.dtype("bool"),
+}
+_LONGEST_HEADER_BYTES = 100_000_000  # the limit that the format sets
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """Where a tensor lies and what it is."""
+
+    name: str
+    file: Path
+    dtype: str  # as the format spells it: "BF16", "F8_E4M3", …
+    shape: tuple[int, ...]
+    begin: int  # bytes from the start of the file
+    end: int
+
+
+class TensorFiles(Mapping[str, Array]):
+    """Name -> array (read-only, mapped) over all `*.safetensors` of a folder."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.headers: dict[str, TensorHeader] = {}
+        files = sorted(directory.glob("*.safetensors"))
+        if not files:
+            raise CheckpointError(f"{directory} holds no .safetensors file")
+        for file in files:
+            for header in read_headers(file):
+                if header.name in self.headers:
+                    raise CheckpointError(
+                        f"{header.name} is in both {self.headers[header.name].file.name} and {file.name}"
+                    )
+                self.headers[header.name] = header
+        self._check_index()
+
+    def __getitem__(self, name: str) -> Array:
+        header = self.headers[name]
+        if 0 in header.shape:
+            return np.empty(header.shape, DTYPES[header.dtype])
+        raw = np.memmap(
+            header.file, np.uint8, mode="r", offset=header.begin, shape=(header.end - header.begin,)
+        )
+        return raw.view(DTYPES[header.dtype]).reshape(header.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.headers)
+
+    def __len__(self) -> int:
+        return len(self.headers)
+
+    def _check_index(self) -> None:
+        index = self.directory / "model.safetensors.index.json"
+        if not index.exists():
+            return
+        placed: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        absent = sorted(
+            name
+            for name, file in placed.items()
+            if name not in self.headers or self.headers[name].file.name != file
+        )
+        if absent:
+            raise CheckpointError(
+                f"{index} names tensors that its files do not hold: {', '.join(absent[:8])}"
+            )
+
+
+def read_headers(file: Path) -> Iterator[TensorHeader]:
+    """The headers of one file, checked against its size."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or not 2 <= length <= min(size - 8, _LONGEST_HEADER_BYTES):
+            raise CheckpointError(f"{file} is not a safetensors file, or is cut short")
+        try:
+            entries: dict[str, Any] = json.loads(stream.read(length))
+        except ValueError as error:
+            raise CheckpointError(f"{file} has a damaged header: {error}") from error
+    entries.pop("__metadata__", None)
+    covered = 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, end = entry["data_offsets"]
+        dtype, shape = entry["dtype"], tuple(entry["shape"])
+        if dtype not in DTYPES:
+            raise CheckpointError(f"{file}: {name} has the unknown type {dtype}")
+        expected = int(np.prod(shape, dtype=np.int64)) * DTYPES[dtype].itemsize
+        if begin != covered or end - begin != expected:
+            raise CheckpointError(f"{file}: the bytes of {name} do not match its shape {list(shape)}")
+        covered = end
+        yield TensorHeader(name, file, dtype, shape, 8 + length + begin, 8 + length + end)
+    if 8 + length + covered != size:
+        raise CheckpointError(f"{file} is {size} bytes long, but its header describes {8 + length + covered}")
