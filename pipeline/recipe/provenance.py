@@ -1,0 +1,23 @@
+"""Where a recipe was read from. It says nothing about what the recipe is: any two compare equal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """The file, and the overrides of the command line.
+
+    >>> str(Provenance(Path("r.yaml"), ("limits.max_concurrency=4",)))
+    'r.yaml with --set limits.max_concurrency=4'
+    """
+
+    file: Path = field(compare=False)
+    overrides: tuple[str, ...] = field(default=(), compare=False)
+
+    def __str__(self) -> str:
+        return " ".join(
+            [str(self.file), *(["with"] if self.overrides else []), *(f"--set {o}" for o in self.overrides)]
+        )

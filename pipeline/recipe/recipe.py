@@ -1,0 +1,78 @@
+"""A recipe: everything that makes one deployment, from the checkpoint to the latencies it is to meet.
+
+Two recipes are equal when they say the same; where they were read from (`provenance`) takes no part.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
+from pydantic_core import InitErrorDetails
+
+from pipeline.recipe.draft import Draft
+from pipeline.recipe.limits import Limits
+from pipeline.recipe.provenance import Provenance
+from pipeline.recipe.quantization import Quantization
+from pipeline.recipe.response_cache import ResponseCache
+from pipeline.recipe.rules import Values, broken_rules
+from pipeline.recipe.runtime import CpuRuntime, Runtime
+from pipeline.recipe.section import Section, refusal
+from pipeline.recipe.serving import KvCache, Scheduler, Slo
+from pipeline.recipe.source import Checkpoint
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise refusal(
+            "is not a name", 'write at most 63 lower-case letters, digits, "-" and ".", like llama-3.1-8b-fp8'
+        )
+    return text
+
+
+class Recipe(Section):
+    """One recipe per model becomes a running Triton deployment that streams tokens."""
+
+    name: Annotated[
+        str, AfterValidator(_name), Field(json_schema_extra={"pattern": f"^{_NAME.pattern}$"})
+    ] = Field(description="Name of the deployment.", examples=["llama-3.1-8b-fp8"])
+    model: Checkpoint = Field(description="The target: the model that answers.")
+    draft: Draft | None = Field(default=None, description="The draft: a small model that proposes tokens.")
+    quantization: Quantization = Field(
+        default_factory=Quantization,
+        description="How weights and KV cache are stored, and what that may cost.",
+    )
+    runtime: Runtime = Field(default_factory=CpuRuntime, description="What executes the model.")
+    limits: Limits = Field(description="Lengths and concurrency.")
+    kv_cache: KvCache = Field(default_factory=KvCache, description="The KV cache of the engine.")
+    scheduler: Scheduler = Field(default_factory=Scheduler, description="How requests share the engine.")
+    slo: Slo = Field(default_factory=Slo, description="Latencies to meet.")
+    cache: ResponseCache = Field(default_factory=ResponseCache, description="The response cache.")
+
+    _provenance: Provenance | None = PrivateAttr(None)
+
+    @property
+    def provenance(self) -> Provenance | None:
+        """The file and the overrides; None for a recipe made in Python."""
+        return self._provenance
+
+    def read_from(self, provenance: Provenance) -> Self:
+        """The same recipe, with where it came from."""
+        copy = self.model_copy()
+        copy._provenance = provenance
+        return copy
+
+    @model_validator(mode="after")
+    def _obey_rules(self) -> Self:
+        values = Values(self.model_dump(mode="json"))
+        errors: list[InitErrorDetails] = []
+        for problem in broken_rules(values):
+            subject: tuple[int | str, ...] = tuple(problem.keys[0].split("."))
+            value: Any = values[problem.keys[0]]
+            errors.append(InitErrorDetails(type=problem.as_error(), loc=subject, input=value))
+        if errors:
+            raise ValidationError.from_exception_data("Recipe", errors)
+        return self

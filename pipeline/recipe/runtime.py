@@ -1,0 +1,120 @@
+"""What executes the model: a union told apart by `kind`. What a runtime does is in `pipeline.runtimes`.
+
+Which versions exist, and what each can do on which GPU, are facts of `pipeline.contracts`; here is their form.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from pipeline.recipe.section import Section, refusal
+
+_VERSION = re.compile(r"\d+\.\d+\.\d+(rc\d+|\.post\d+)?", re.ASCII)
+_GPU = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
+
+def _version(text: str) -> str:
+    if not _VERSION.fullmatch(text):
+        raise refusal("is not a version of TensorRT-LLM", "write all three numbers, like 1.2.1")
+    return text
+
+
+def _gpu(text: str) -> str:
+    if not _GPU.fullmatch(text):
+        raise refusal(
+            "is not the name of a GPU", "write lower-case words joined by hyphens, like h100-sxm-80g"
+        )
+    return text
+
+
+Version = Annotated[
+    str, AfterValidator(_version), Field(json_schema_extra={"pattern": f"^{_VERSION.pattern}$"})
+]
+Gpu = Annotated[str, AfterValidator(_gpu), Field(json_schema_extra={"pattern": f"^{_GPU.pattern}$"})]
+
+
+class CpuRuntime(Section):
+    """The embedded default: OpenVINO with a paged KV cache and in-flight batching, on this machine's CPU."""
+
+    kind: Literal["cpu"] = Field(default="cpu", description="Which runtime this is.")
+    threads: int | None = Field(
+        default=None, ge=1, le=1024, description="Threads of the engine; by default one a core."
+    )
+    kv_cache_mib: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_048_576,
+        description="Memory of the KV cache; by default what the limits need.",
+    )
+    precision: Literal["f32", "bf16"] = Field(
+        default="f32", description="Of activations and sums; weights stay as calibrated."
+    )
+    simulate_activations: bool = Field(
+        default=False,
+        description="Round activations as the calibrated format does on a GPU; slower.",
+    )
+
+
+class _GpuRuntime(Section):
+    """What the two TensorRT-LLM runtimes share."""
+
+    version: Version = Field(description="Version of TensorRT-LLM.", examples=["1.2.1"])
+    gpu: Gpu = Field(description="The GPU that the engine is for.", examples=["h100-sxm-80g"])
+    tensor_parallel: int = Field(default=1, ge=1, le=64, description="GPUs that share each layer.")
+    pipeline_parallel: int = Field(
+        default=1, ge=1, le=64, description="Groups of GPUs that share the layers."
+    )
+    expert_parallel: int | None = Field(
+        default=None,
+        ge=1,
+        le=64,
+        description="Of the tensor-parallel GPUs, groups that hold different experts.",
+    )
+
+
+class TensorRTRuntime(_GpuRuntime):
+    """Engines built ahead of time by trtllm-build, served by the C++ backend (TensorRT-LLM 0.19 to 1.2.1)."""
+
+    kind: Literal["tensorrt"] = Field(description="Which runtime this is.")
+
+
+class NGramSpeculation(Section):
+    """Tokens proposed from repetitions in the text so far."""
+
+    method: Literal["ngram"] = Field(description="How tokens are proposed.")
+    max_draft_tokens: int = Field(ge=1, le=64, description="Tokens proposed in one round.")
+    max_matching_tokens: int = Field(
+        default=2, ge=1, le=32, description="Longest repetition that is looked for."
+    )
+
+
+class MtpSpeculation(Section):
+    """Tokens proposed by the multi-token prediction layers that the checkpoint brings along."""
+
+    method: Literal["mtp"] = Field(description="How tokens are proposed.")
+    layers: int = Field(
+        default=1, ge=1, le=16, description="Prediction layers, which is tokens proposed in one round."
+    )
+
+
+Speculation = Annotated[NGramSpeculation | MtpSpeculation, Field(discriminator="method")]
+
+
+class PyTorchRuntime(_GpuRuntime):
+    """TensorRT-LLM's PyTorch backend behind the `llmapi` model (1.0 and newer)."""
+
+    kind: Literal["pytorch"] = Field(description="Which runtime this is.")
+    cuda_graphs: bool = Field(default=True, description="Replay decoding steps as CUDA graphs.")
+    overlap_scheduler: bool | None = Field(
+        default=None,
+        description="Prepare a step while the last one runs; by default wherever the speculation allows it.",
+    )
+    speculation: Speculation | None = Field(
+        default=None, description="Speculation that needs no draft model."
+    )
+
+
+Runtime = Annotated[CpuRuntime | TensorRTRuntime | PyTorchRuntime, Field(discriminator="kind")]
