@@ -1,33 +1,26 @@
-"""Arguments that several verbs share. No logic of a verb is here."""
+"""Arguments and options that several verbs share."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
-from pipeline.recipe import load_recipe
-
-Function = Callable[..., Any]
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE",
     help="Replace a value of the recipe, such as limits.max_concurrency=4. May be repeated.",
 )  # fmt: skip
 
+store_option = click.option(
+    "--store", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
+    help="Where artifacts lie; by default $PIPELINE_STORE, or ~/.cache/pipeline/store.",
+)  # fmt: skip
 
-def recipe_argument(function: Function) -> Function:
-    """Give a verb the argument RECIPE and the option --set; its `recipe` parameter is the loaded Recipe.
 
-    A recipe that is wrong raises InvalidInput before the verb runs.
-    """
-
-    @click.argument("recipe", metavar="RECIPE")
-    @set_option
-    @functools.wraps(function)
-    def with_recipe(*args: Any, recipe: str, overrides: tuple[str, ...], **options: Any) -> Any:
-        return function(*args, recipe=load_recipe(recipe, overrides), **options)
-
-    return with_recipe
+def recipe_argument(command: Command) -> Command:
+    """RECIPE (a file, or the name of a packaged recipe) and --set, for `load_recipe(recipe, overrides)`."""
+    return click.argument("recipe", metavar="RECIPE")(set_option(command))

@@ -22,7 +22,7 @@ from pipeline.recipe.source import Checkpoint, Dataset, HubSource, LocalSource, 
 
 __all__ = [
     "AutoQuantization", "Calibration", "Checkpoint", "CpuRuntime", "Dataset", "Draft", "Format", "Gate",
-    "HubSource", "KvCache", "Limits", "LocalSource", "NamedDataset", "Provenance", "PyTorchRuntime", "Quantization",
-    "Recipe", "ResponseCache", "Runtime", "Scheduler", "Slo", "Source", "TensorRTRuntime", "find_recipe", "headline",
-    "load_recipe", "packaged",
+    "HubSource", "KvCache", "Limits", "LocalSource", "NamedDataset", "Provenance", "PyTorchRuntime",
+    "Quantization", "Recipe", "ResponseCache", "Runtime", "Scheduler", "Slo", "Source", "TensorRTRuntime",
+    "find_recipe", "headline", "load_recipe", "packaged",
 ]  # fmt: skip

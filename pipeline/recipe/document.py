@@ -1,7 +1,7 @@
 """A YAML file as plain values, with the place of every key.
 
-YAML 1.2's core schema: only `true` and `false` are booleans (`on` and `no` are text), `1e-3` is a number, nothing
-is a date. Anchors, aliases and merge keys work; a key that stands twice is a fault.
+YAML 1.2's core schema: only `true` and `false` are booleans (`on` and `no` are text), `1e-3` is a number,
+nothing is a date. Anchors, aliases and merge keys work; a key that stands twice is a fault.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The recipes that travel with the package, and how one is found: by path, or by the name of a packaged one."""
+"""The recipes that travel with the package, and how one is found: by path, or by the name of a packaged
+one.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Overrides of the command line: `--set a.b=c` replaces a value before the recipe is validated.
 
-The value is YAML: numbers, `true`, `null`, lists and whole sections (`runtime={kind: cpu}`) can be given. A later
-override wins over an earlier one. Overriding a key is the same as editing the file.
+The value is YAML: numbers, `true`, `null`, lists and whole sections (`runtime={kind: cpu}`) can be given.
+A later override wins over an earlier one. Overriding a key is the same as editing the file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rules that span fields. Each message names the fields and the fix.
 
-A rule reads plain values by dotted key, so that it can run on a recipe of which other parts are wrong: where a
-value that it reads is itself at fault, the rule is left out. What a TensorRT-LLM version or a GPU can do is not
-judged here.
+A rule reads plain values by dotted key, so that it can run on a recipe of which other parts are wrong:
+where a value that it reads is itself at fault, the rule is left out. What a TensorRT-LLM version or a GPU
+can do is not judged here.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _calibration_needed(values: Values) -> Iterator[Problem]:
     if given and not needing:
         yield Problem(
             ("quantization.calibration", "quantization.format"), "is given, but quantization.format is none",
-            "remove quantization.calibration (--set quantization.calibration=null), or choose a format like fp8",
+            "remove quantization.calibration (--set quantization.calibration=null), or choose a format",
         )  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def _gate_needs_format(values: Values) -> Iterator[Problem]:
         yield Problem(
             ("quantization.gate", "quantization.format"),
             "is given, but quantization.format is none, so there is nothing to compare",
-            "remove quantization.gate (--set quantization.gate=null), or choose a format like fp8",
+            "remove quantization.gate (--set quantization.gate=null), or choose a format",
         )
 
 

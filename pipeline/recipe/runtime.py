@@ -1,6 +1,7 @@
 """What executes the model: a union told apart by `kind`. What a runtime does is in `pipeline.runtimes`.
 
-Which versions exist, and what each can do on which GPU, are facts of `pipeline.contracts`; here is their form.
+Which versions exist, and what each can do on which GPU, are facts of `pipeline.contracts`; here is their
+form.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where a checkpoint or a data set comes from: `hf:org/name` on the Hugging Face Hub, or `local:path`.
 
-Parsing only: nothing here looks at a disk or a network. A `local:` path is relative to the folder of the recipe
-file, which the loader passes as the validation context {"folder": Path}; `~` is expanded. A parsed path is absolute,
-so a dumped recipe means the same wherever it is read.
+Parsing only: nothing here looks at a disk or a network. A `local:` path is relative to the folder of the
+recipe file, which the loader passes as the validation context {"folder": Path}; `~` is expanded. A parsed
+path is absolute, so a dumped recipe means the same wherever it is read.
 """
 
 from __future__ import annotations
