@@ -66,7 +66,13 @@ class Lines:
 
 class _LineTask:
     def __init__(self, out: Lines, label: str, total: float | None, unit: str, interval_s: float) -> None:
-        self._out, self._label, self._total, self._unit, self._interval_s = out, label, total, unit, interval_s
+        self._out, self._label, self._total, self._unit, self._interval_s = (
+            out,
+            label,
+            total,
+            unit,
+            interval_s,
+        )
         self._done = 0.0
         self._start = self._last = time.monotonic()
         self._spoke = False
@@ -77,12 +83,16 @@ class _LineTask:
         if now - self._last >= self._interval_s:
             self._last = now
             self._spoke = True
-            self._out.say(f"    {self._label}: {describe(self._done, self._total, self._unit, now - self._start)}")
+            self._out.say(
+                f"    {self._label}: {describe(self._done, self._total, self._unit, now - self._start)}"
+            )
 
     def finish(self) -> None:
         if self._spoke:
             elapsed = time.monotonic() - self._start
-            self._out.say(f"    {self._label}: {describe(self._done, None, self._unit, elapsed)} in {elapsed:.1f} s")
+            self._out.say(
+                f"    {self._label}: {describe(self._done, None, self._unit, elapsed)} in {elapsed:.1f} s"
+            )
 
 
 def describe(done: float, total: float | None, unit: str, elapsed_s: float) -> str:
@@ -92,7 +102,9 @@ def describe(done: float, total: float | None, unit: str, elapsed_s: float) -> s
     '64/128 samples, 8.0 samples/s, 8 s left'
     """
     rate = done / elapsed_s if elapsed_s > 0 else 0.0
-    amount, speed = (_bytes(done), f"{_bytes(rate)}/s") if unit == "B" else (f"{done:g}", f"{rate:.1f} {unit}/s")
+    amount, speed = (
+        (_bytes(done), f"{_bytes(rate)}/s") if unit == "B" else (f"{done:g}", f"{rate:.1f} {unit}/s")
+    )
     if total is None:
         return f"{amount} {unit}".strip() if unit != "B" else amount
     goal = _bytes(total) if unit == "B" else f"{total:g} {unit}"

@@ -27,9 +27,10 @@ find_python() {
 # install EXTRA: the project, editable, with one of its extras
 install() {
   local extra=$1 wanted stamp
-  stamp=$VENV/.installed-$extra
-  wanted=$(cat "$ROOT/pyproject.toml" | sha256sum | cut -d' ' -f1)
-  if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then return; fi
+  wanted=$(sha256sum "$ROOT/pyproject.toml" | cut -d' ' -f1)
+  for stamp in "$VENV/.installed-$extra" "$VENV/.installed-dev"; do # dev holds all the others
+    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then return; fi
+  done
   if [ ! -x "$VENV/bin/python" ]; then
     local python
     python=$(find_python)
@@ -39,7 +40,7 @@ install() {
   install_torch
   say "Installing pipeline[$extra] and what it needs; the log is $VENV/install.log"
   run_pip install --editable "$ROOT[$extra]"
-  printf '%s' "$wanted" >"$stamp"
+  printf '%s' "$wanted" >"$VENV/.installed-$extra"
 }
 
 # The CPU build of torch where its index can be reached: the default build brings gigabytes of CUDA libraries.

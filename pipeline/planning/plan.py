@@ -3,9 +3,9 @@
 A pure function of the recipe, its resolved sources and the versions of the tools. `build` executes this object and
 `plan` prints it, so the two cannot disagree. Nothing is read from disk here and nothing is written.
 
-    fetch.target ─┬─ dataset ──┬─ calibrate.target ─┬─ evaluate
-                  └────────────┴────────────────────┴─ build.target ─┬─ package
-    fetch.draft ─────────────────────────────────────  build.draft ──┘
+    fetch.target ─┬─ dataset ─┬─ calibrate.target ─┬─ evaluate ─────┐
+                  └───────────┘                    └─ build.target ─┼─ package
+    fetch.draft ──────────────────────────────────── build.draft ───┘
 
 Without quantization the checkpoint is built as it is: no dataset, no calibration, no gate.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pipeline.recipe import Recipe
+from pipeline.recipe import Gate, Recipe
 from pipeline.store import ArtifactKey, Json
 
 # Raised whenever a stage would make different files from the same inputs; it is part of every key.
@@ -55,7 +55,9 @@ class Plan:
 class Surroundings:
     """What a plan depends on besides the recipe; gathered by `stages.survey`, which may read files and ask a hub."""
 
-    sources: Mapping[str, Mapping[str, Json]]  # role -> identity of the checkpoint (hub commit, or content digest)
+    sources: Mapping[
+        str, Mapping[str, Json]
+    ]  # role -> identity of the checkpoint (hub commit, or content digest)
     dataset: Mapping[str, Json]  # identity of the calibration set: name and digests of its files
     tools: Mapping[str, Mapping[str, str]]  # stage -> package -> version
     build: Mapping[str, Json]  # what the runtime's build depends on besides the checkpoint
@@ -65,6 +67,18 @@ class Surroundings:
 def make_plan(recipe: Recipe, around: Surroundings) -> Plan:
     """The steps that turn `recipe` into a Triton model repository."""
     return Plan(recipe, tuple(_Planner(recipe, around).steps()))
+
+
+def tensor_parallel_exports(recipe: Recipe) -> tuple[int, ...]:
+    """Tensor-parallel sizes that the calibrated target is exported for as a TensorRT-LLM checkpoint.
+
+    The recipe's, or else the runtime's own; `pytorch` reads the Hugging Face export and needs none.
+    """
+    if recipe.quantization.export_tensor_parallel is not None:
+        return recipe.quantization.export_tensor_parallel
+    if recipe.runtime.kind == "tensorrt":
+        return (recipe.runtime.tensor_parallel,)
+    return (1,) if recipe.runtime.kind == "cpu" else ()
 
 
 class _Planner:
@@ -112,7 +126,9 @@ class _Planner:
         return self._step(f"fetch.{role}", dict(self._around.sources[role]), {})
 
     def _dataset(self) -> Step:
-        calibration, gate = self._recipe.quantization.calibration, self._recipe.quantization.gate
+        calibration = self._recipe.quantization.calibration
+        assert calibration is not None, "the recipe's rules ask for it with every format but none"
+        gate = self._recipe.quantization.gate or Gate()
         settings: dict[str, Json] = {
             **self._around.dataset,
             "samples": calibration.samples,
@@ -128,9 +144,11 @@ class _Planner:
             "format": self._formats()[role],
             "kv_cache": quantization.kv_cache,
             "awq_block_size": quantization.awq_block_size,
-            "export_tensor_parallel": list(self._recipe.export_tensor_parallel) if role == TARGET else [],
+            "export_tensor_parallel": list(tensor_parallel_exports(self._recipe)) if role == TARGET else [],
         }
-        return self._step(f"calibrate.{role}", settings, {"checkpoint": f"fetch.{role}", "dataset": "dataset"})
+        return self._step(
+            f"calibrate.{role}", settings, {"checkpoint": f"fetch.{role}", "dataset": "dataset"}
+        )
 
     def _evaluate(self) -> Step:
         inputs = {"checkpoint": f"fetch.{TARGET}", "calibrated": f"calibrate.{TARGET}", "dataset": "dataset"}
@@ -141,5 +159,6 @@ class _Planner:
         return self._step(f"build.{role}", dict(self._around.build), {"checkpoint": source})
 
     def _package(self) -> Step:
-        inputs = {role: f"build.{role}" for role in self._roles()} | {"tokenizer": f"fetch.{TARGET}"}
+        gate = {"evaluation": "evaluate"} if "evaluate" in self._made else {}
+        inputs = gate | {role: f"build.{role}" for role in self._roles()} | {"tokenizer": f"fetch.{TARGET}"}
         return self._step("package", dict(self._around.package), inputs)

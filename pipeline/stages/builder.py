@@ -1,0 +1,113 @@
+"""Executes a plan: takes what the store has, makes what it lacks, and stops at the gate.
+
+Steps are demanded from the last one back, so a finished package needs none of its inputs, and a killed build goes on
+where it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.errors import UserError
+from pipeline.planning.plan import Plan, Step
+from pipeline.progress import Progress
+from pipeline.stages.gate import hold_to_gate
+from pipeline.stages.makers import MAKERS, Work
+from pipeline.store import Artifact, Json, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one step."""
+
+    step: Step
+    artifact: Artifact
+    made: bool  # False: it was in the store
+    seconds: float
+
+
+@dataclass(slots=True)
+class Builder:
+    """One run over one plan."""
+
+    plan: Plan
+    store: Store
+    work: Callable[[Step, Mapping[str, Path], Path], Work]
+    progress: Progress
+    on_outcome: Callable[[Outcome], None] = lambda _: None
+    _have: dict[str, Artifact] = field(default_factory=dict)
+
+    def run(self, until: str = "package") -> Artifact:
+        """The artifact of step `until`, made if need be.
+
+        Raises:
+            GateFailed: the calibrated model is over the recipe's budget; nothing after `evaluate` was made.
+            UserError: there is no such step.
+        """
+        if until not in self.plan:
+            raise UserError(f"no step {until!r}; this build has {', '.join(step.name for step in self.plan)}")
+        if until == "package" and "evaluate" in self.plan:
+            self._realize("evaluate")  # a package from the store is held to today's budgets, too
+        return self._realize(until)
+
+    def _realize(self, name: str) -> Artifact:
+        if name not in self._have:
+            step = self.plan[name]
+            found = self.store.find(step.key)
+            self._have[name] = found if found is not None else self._make(step)
+            if found is not None:
+                self.on_outcome(Outcome(step, found, made=False, seconds=0.0))
+            if step.stage == "evaluate":
+                hold_to_gate(self.plan.recipe, self._have[name], self.store, self.progress)
+        return self._have[name]
+
+    def _make(self, step: Step) -> Artifact:
+        inputs = {role: self._realize(source).path for role, source in step.inputs.items()}
+        self.progress.say(f"{step.name}: {_purpose(step)}")
+        start = time.monotonic()
+
+        def make(into: Path) -> Mapping[str, Json]:
+            return MAKERS[step.stage](self.work(step, inputs, into))
+
+        artifact = self.store.obtain(step.key, make, recipe=self.plan.recipe.name, progress=self.progress)
+        self.on_outcome(Outcome(step, artifact, made=True, seconds=time.monotonic() - start))
+        return artifact
+
+
+def demanded(
+    plan: Plan, store: Store, until: str = "package"
+) -> Iterator[tuple[Step, Artifact | None, bool]]:
+    """Each step of the plan, its artifact if the store has it, and whether a build would have to make it."""
+    wanted: set[str] = set()
+
+    def demand(name: str) -> None:
+        if name not in wanted and store.find(plan[name].key) is None:
+            wanted.add(name)
+            for source in plan[name].inputs.values():
+                demand(source)
+
+    demand(until)
+    for step in plan:
+        yield step, store.find(step.key), step.name in wanted
+
+
+_PURPOSES = {
+    "fetch": "checkpoint files from {source}",
+    "dataset": "{samples} calibration samples and the held-out text, frozen to files",
+    "calibrate": "{format} scales with ModelOpt, and the two exports",
+    "evaluate": "exported checkpoint against the original on held-out text",
+    "build": "engine for the {runtime} runtime",
+    "package": "Triton model repository",
+}
+
+
+def _purpose(step: Step) -> str:
+    values = {
+        **step.key.settings,
+        "source": step.key.settings.get("source", ""),
+        "runtime": step.key.settings.get("runtime", ""),
+    }
+    return _PURPOSES[step.stage].format_map(values)

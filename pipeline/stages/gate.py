@@ -1,0 +1,35 @@
+"""The gate: the figures of `evaluate` held against the budgets of the recipe.
+
+The figures are an artifact and do not depend on the budgets, so a changed budget is judged in no time. Each judgement
+leaves a report (JSON and HTML) under `reports/` in the store, whether it passed or not.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.errors import GateFailed
+from pipeline.progress import Progress
+from pipeline.recipe import Recipe
+from pipeline.stages.evaluate import judge, read_metrics, write_report
+from pipeline.store import Artifact, Store
+
+
+def hold_to_gate(recipe: Recipe, evaluation: Artifact, store: Store, progress: Progress) -> None:
+    """Say the figures and keep the report.
+
+    Raises:
+        GateFailed: a budget is exceeded; the message has the figures, what to try, and where the report is.
+    """
+    metrics = read_metrics(evaluation.path)
+    verdict = judge(metrics, recipe.quantization.gate)
+    report = report_folder(store, recipe, evaluation)
+    write_report(metrics, verdict, report)
+    if not verdict.passed:
+        raise GateFailed(f"recipe {recipe.name}: {verdict}\nreport: {report / 'report.html'}")
+    progress.say(f"    gate: {verdict.summary}; report: {report / 'report.html'}")
+
+
+def report_folder(store: Store, recipe: Recipe, evaluation: Artifact) -> Path:
+    """Where the report of this evaluation is kept."""
+    return store.root / "reports" / f"{recipe.name}-{evaluation.digest[:12]}"

@@ -1,0 +1,108 @@
+"""Look at the world once, before planning: resolve sources, hash what is local, ask for versions.
+
+This is where a plan's inputs come from; `planning.make_plan` itself touches nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import yaml
+
+from pipeline import resources
+from pipeline.planning.plan import DRAFT, TARGET, Plan, Step, Surroundings, make_plan
+from pipeline.progress import Progress
+from pipeline.recipe import LocalSource, Recipe
+from pipeline.recipe.source import Dataset
+from pipeline.runtimes.base import Runtime, runtime_of
+from pipeline.stages.fetch import ResolvedSource, resolve
+from pipeline.stages.makers import Work
+from pipeline.store import Json, Store
+
+# Distributions whose versions change what a stage makes. `build` is the runtime's own.
+_PACKAGES = {
+    "dataset": ("tokenizers",),
+    "calibrate": ("nvidia-modelopt", "torch", "transformers"),
+    "evaluate": ("torch",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A plan, and what its stages need besides it."""
+
+    plan: Plan
+    sources: Mapping[str, ResolvedSource]  # role -> checkpoint
+
+    def work(self, progress: Progress) -> Callable[[Step, Mapping[str, Path], Path], Work]:
+        """What the builder hands to the stage of a step."""
+
+        def work(step: Step, inputs: Mapping[str, Path], into: Path) -> Work:
+            role = step.name.partition(".")[2]
+            return Work(self.plan.recipe, role, self.sources, inputs, into, progress)
+
+        return work
+
+
+def prepare(recipe: Recipe, store: Store, *, offline: bool = False) -> Prepared:
+    """Resolve what the recipe names and plan its build.
+
+    Raises:
+        SourceError: a checkpoint cannot be had; UserError: the runtime cannot be built for.
+    """
+    runtime = runtime_of(recipe)
+    checkpoints = {TARGET: recipe.model} | ({DRAFT: recipe.draft} if recipe.draft is not None else {})
+    sources = {
+        role: resolve(checkpoint, store=store, offline=offline) for role, checkpoint in checkpoints.items()
+    }
+    around = Surroundings(
+        sources={role: source.identity for role, source in sources.items()},
+        dataset=_dataset_identity(recipe),
+        tools=tool_versions(runtime),
+        build=runtime.build_settings(recipe),
+        package=runtime.package_settings(recipe),
+    )
+    return Prepared(make_plan(recipe, around), sources)
+
+
+def tool_versions(runtime: Runtime) -> dict[str, dict[str, str]]:
+    """Stage -> distribution -> version; "absent" where it is not installed (the stage itself will say what to do)."""
+    wanted = {**_PACKAGES, "build": runtime.packages}
+    return {stage: {name: _version(name) for name in names} for stage, names in wanted.items()}
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "absent"
+
+
+def _dataset_identity(recipe: Recipe) -> dict[str, Json]:
+    calibration = recipe.quantization.calibration
+    return (
+        {}
+        if calibration is None
+        else {"dataset": calibration.dataset.kind, "sha256": dataset_digest(calibration.dataset)}
+    )
+
+
+def dataset_digest(dataset: Dataset) -> str:
+    """SHA-256 over the files of a calibration set: its definition and the splits beside it, or the one file."""
+    if isinstance(dataset, LocalSource):
+        return _digest([dataset.path])
+    definition = resources.folder("calibration") / f"{dataset.name}.yaml"
+    splits = yaml.safe_load(definition.read_text(encoding="utf-8")).get("splits", {})
+    beside = [definition.parent / name for name in splits.values()]
+    return _digest([definition, *(path for path in beside if path.is_file())])
+
+
+def _digest(paths: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
