@@ -4,6 +4,7 @@ from pipeline.store.artifact import Artifact, Verification, verify
 from pipeline.store.canonical import Json, canonical, digest_of
 from pipeline.store.key import ArtifactKey
 from pipeline.store.manifest import FileEntry, Manifest, Provenance
+from pipeline.store.sizes import human_bytes
 from pipeline.store.store import Make, Store
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "Verification",
     "canonical",
     "digest_of",
+    "human_bytes",
     "verify",
 ]

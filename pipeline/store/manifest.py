@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from pipeline.errors import StoreError
 from pipeline.store.key import SCHEMA, ArtifactKey
-from pipeline.store.sizes import human
+from pipeline.store.sizes import human_bytes
 
 FILE = "manifest.json"
 TWIN = "manifest.txt"
@@ -99,7 +99,7 @@ class Manifest(_Frozen):
             f"  digest    {self.digest}",
             f"  recipe    {self.recipe}",
             f"  made      {by.created} in {by.duration_s:.1f} s on {by.host} by pipeline {by.pipeline}",
-            f"  size      {human(self.total_bytes)} in {len(self.files)} files",
+            f"  size      {human_bytes(self.total_bytes)} in {len(self.files)} files",
         ]
         for title, values in (
             ("settings", self.settings),
@@ -111,7 +111,7 @@ class Manifest(_Frozen):
                 lines += ["", title, *(f"  {key}: {_flat(value)}" for key, value in sorted(values.items()))]
         lines += ["", "files"]
         lines += [
-            f"  {human(entry.bytes):>10}  {entry.sha256}  {path}"
+            f"  {human_bytes(entry.bytes):>10}  {entry.sha256}  {path}"
             for path, entry in sorted(self.files.items())
         ]
         return "\n".join(lines) + "\n"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 
-def human(count: float) -> str:
+def human_bytes(count: float) -> str:
     """
-    >>> human(512), human(1536), human(16 * 1024**3)
+    >>> human_bytes(512), human_bytes(1536), human_bytes(16 * 1024**3)
     ('512 B', '1.5 KiB', '16.0 GiB')
     """
     for suffix in ("B", "KiB", "MiB", "GiB"):

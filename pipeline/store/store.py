@@ -27,7 +27,7 @@ from pipeline.store.canonical import Json
 from pipeline.store.key import ArtifactKey
 from pipeline.store.manifest import Manifest
 from pipeline.store.publish import is_full, publish
-from pipeline.store.sizes import human
+from pipeline.store.sizes import human_bytes
 
 Make = Callable[[Path], Mapping[str, Json]]
 
@@ -58,15 +58,22 @@ class Store:
 
     @classmethod
     def default(cls) -> Store:
-        """`$PIPELINE_STORE`, or `~/.cache/pipeline/store`."""
-        return cls(
-            Path(os.environ.get("PIPELINE_STORE") or "~/.cache/pipeline/store").expanduser().absolute()
-        )
+        """The store at `$PIPELINE_STORE`, or at `~/.cache/pipeline/store`."""
+        return cls.at(Path(os.environ.get("PIPELINE_STORE") or "~/.cache/pipeline/store"))
+
+    @classmethod
+    def at(cls, root: Path | None) -> Store:
+        """The store at `root`; the default one for None."""
+        return cls.default() if root is None else cls(root.expanduser().absolute())
 
     # reading
 
     def find(self, key: ArtifactKey) -> Artifact | None:
-        """The artifact of `key` if it is published. StoreError if it is there but damaged."""
+        """The artifact of `key` if it is published, now in use (see `use`). StoreError if it is damaged."""
+        found = self._published(key)
+        return found if found is not None and self.use(found) else None
+
+    def _published(self, key: ArtifactKey) -> Artifact | None:
         path = self.artifacts / key.name
         if not path.is_dir():
             return None
@@ -139,7 +146,7 @@ class Store:
         waiting_since, reminded = time.monotonic(), 0.0
         while True:
             found = self.find(key)
-            if found is not None and self.use(found):
+            if found is not None:
                 return found
             held = self._lock(key.name)
             if held is not None:
@@ -152,7 +159,7 @@ class Store:
                 reminded = now
             time.sleep(_POLL_S)
         try:
-            artifact = self.find(key) or self._make(key, make, recipe, progress, needs_bytes)
+            artifact = self._published(key) or self._make(key, make, recipe, progress, needs_bytes)
         finally:
             held.release()
         if not self.use(artifact):
@@ -174,12 +181,12 @@ class Store:
             return publish(work, self.artifacts / key.name, key, recipe, facts, duration_s, progress)
         except BaseException as error:
             written = files.tree_bytes(work)
-            free = shutil.disk_usage(self.root).free
+            free = human_bytes(shutil.disk_usage(self.root).free)
             if not key.resumable:
                 files.remove_tree(work)
             if is_full(error):
                 raise StoreError(
-                    f"{key.name}: no space left in {self.root}: {human(written)} were written, {human(free)} "
+                    f"{key.name}: no space left in {self.root}: {human_bytes(written)} were written, {free} "
                     "are free; make room (`pipeline store gc`) or set PIPELINE_STORE to a larger disk"
                 ) from error
             raise
@@ -188,7 +195,7 @@ class Store:
         free = shutil.disk_usage(self.root).free
         if needed > free:
             raise StoreError(
-                f"{name}: needs {human(needed)}, {self.root} has {human(free)} free; make room "
+                f"{name}: needs {human_bytes(needed)}, {self.root} has {human_bytes(free)} free; make room "
                 "(`pipeline store gc`) or set PIPELINE_STORE to a larger disk"
             )
 

@@ -1,0 +1,195 @@
+"""`pipeline store`: what lies in the store, whether it is intact, and what can go."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from pipeline import progress as progress_to
+from pipeline.cli.options import store_option
+from pipeline.errors import StoreError, UserError
+from pipeline.store import Artifact, Store, Verification, gc, human_bytes, verify
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+
+
+@click.group(name="store")
+def command() -> None:
+    """Look after the artifacts that builds leave on disk."""
+
+
+@command.command()
+@store_option
+@json_option
+@click.option("--stage", help="Only artifacts of this stage, e.g. calibrate.")
+@click.option("--recipe", help="Only artifacts that this recipe asked for first.")
+def ls(store: Path | None, as_json: bool, stage: str | None, recipe: str | None) -> None:
+    """List the artifacts, the one used last first."""
+    shelf = Store.at(store)
+    artifacts = [
+        artifact
+        for artifact in shelf.list()
+        if stage in (None, artifact.manifest.stage) and recipe in (None, artifact.manifest.recipe)
+    ]
+    damaged = shelf.scan()[1]
+    if as_json:
+        _print({"root": str(shelf.root), "artifacts": [_row(a) for a in artifacts], "unreadable": damaged})
+        return
+    rows = [
+        (a.name, a.manifest.recipe, human_bytes(a.manifest.total_bytes), a.manifest.provenance.created)
+        for a in artifacts
+    ]
+    _table(("ARTIFACT", "RECIPE", "SIZE", "MADE (UTC)"), rows)
+    total = human_bytes(sum(artifact.manifest.total_bytes for artifact in artifacts))
+    _note(f"{_count(len(artifacts), 'artifact')}, {total} in {shelf.root}")
+    for reason in damaged.values():
+        _note(f"unreadable: {reason}")
+
+
+@command.command()
+@click.argument("name", metavar="ARTIFACT")
+@store_option
+@json_option
+def show(name: str, store: Path | None, as_json: bool) -> None:
+    """Show what ARTIFACT was made from, by whom, and what it holds.
+
+    ARTIFACT is its name, its digest, or the beginning of either.
+    """
+    artifact = Store.at(store).get(name)
+    if as_json:
+        _print({"path": str(artifact.path), **artifact.manifest.model_dump(mode="json", by_alias=True)})
+        return
+    click.echo(artifact.manifest.as_text(), nl=False)
+    _note(f"in {artifact.path}")
+
+
+@command.command(name="verify")
+@click.argument("names", nargs=-1, metavar="[ARTIFACT]...")
+@store_option
+@json_option
+@click.option("--remove", is_flag=True, help="Remove what is damaged; the next build makes it again.")
+def verify_(names: tuple[str, ...], store: Path | None, as_json: bool, remove: bool) -> None:
+    """Hash the files of each ARTIFACT again (all, if none is named) and compare with its manifest.
+
+    The exit code is 1 if any of them is damaged.
+    """
+    shelf = Store.at(store)
+    unreadable = shelf.scan()[1]
+    wanted = [name for name in names if name not in unreadable]
+    artifacts = tuple(shelf.get(name) for name in wanted) if names else shelf.list()
+    damaged = {name: reason for name, reason in unreadable.items() if not names or name in names}
+    report = progress_to.Silent() if as_json else progress_to.for_stream()
+    found = {artifact.name: verify(artifact, report) for artifact in artifacts}
+    damaged |= {name: str(result) for name, result in found.items() if not result.ok}
+    removed = [name for name in damaged if remove and _remove(shelf, name)]
+    if as_json:
+        _print(
+            {
+                "root": str(shelf.root),
+                "artifacts": {name: _verdict(result) for name, result in found.items()},
+                "unreadable": {name: reason for name, reason in damaged.items() if name not in found},
+                "removed": removed,
+            }
+        )
+    else:
+        for name in sorted(found.keys() | damaged.keys()):
+            gone = " (removed)" if name in removed else ""
+            click.echo(f"{name}  {damaged.get(name, 'intact')}{gone}")
+    if damaged:
+        sys.exit(1)
+
+
+@command.command(name="gc")
+@store_option
+@json_option
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+def gc_(store: Path | None, as_json: bool, yes: bool, dry_run: bool) -> None:
+    """Remove what no recipe needs any longer, after saying what and asking.
+
+    The newest package of each recipe stays, with all that it was made from, and so does whatever a running
+    build or server uses. Leftovers of killed builds go, also downloads that could have been resumed.
+    """
+    shelf = Store.at(store)
+    garbage = gc.find_garbage(shelf)
+    if as_json and not (yes or dry_run):
+        raise UserError("--json cannot ask: add --yes to remove, or --dry-run to look")
+    if not as_json:
+        rows = [(item.name, human_bytes(item.bytes), item.reason) for item in garbage]
+        _table(("ARTIFACT", "SIZE", "WHY IT CAN GO"), rows)
+    total = human_bytes(sum(item.bytes for item in garbage))
+    if not as_json and (dry_run or not garbage):
+        _note(f"{_count(len(garbage), 'directory', 'directories')}, {total} could go from {shelf.root}")
+    if garbage and not (yes or dry_run):
+        click.confirm(
+            f"Remove {_count(len(garbage), 'directory', 'directories')}, {total}?", abort=True, err=True
+        )
+    removed = () if dry_run else gc.collect(shelf, garbage)
+    freed = sum(item.bytes for item in removed)
+    if as_json:
+        gone = {item.path for item in removed}
+        listed = [
+            {
+                "name": g.name,
+                "path": str(g.path),
+                "bytes": g.bytes,
+                "reason": g.reason,
+                "removed": g.path in gone,
+            }
+            for g in garbage
+        ]
+        _print({"root": str(shelf.root), "garbage": listed, "removed_bytes": freed})
+    elif removed:
+        _note(f"removed {_count(len(removed), 'directory', 'directories')}, {human_bytes(freed)}")
+    for item in [] if dry_run else garbage:
+        if item not in removed:
+            _note(f"kept {item.name}: it came into use")
+
+
+def _remove(shelf: Store, name: str) -> bool:
+    path = shelf.artifacts / name
+    if gc.remove(shelf, gc.Garbage(path, name, 0, "damaged")):
+        return True
+    raise StoreError(f"{path}: damaged, and in use by a running build or server; stop it first")
+
+
+def _row(artifact: Artifact) -> dict[str, object]:
+    manifest = artifact.manifest
+    return {
+        "name": artifact.name,
+        "digest": artifact.digest,
+        "stage": manifest.stage,
+        "recipe": manifest.recipe,
+        "bytes": manifest.total_bytes,
+        "created": manifest.provenance.created,
+        "path": str(artifact.path),
+    }
+
+
+def _verdict(result: Verification) -> dict[str, object]:
+    return {"ok": result.ok, "missing": result.missing, "extra": result.extra, "changed": result.changed}
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    if not rows:
+        return
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    for row in [head, *rows]:
+        cells = (f"{text:<{width}}" for text, width in zip(row, widths, strict=True))
+        click.echo("  ".join(cells).rstrip())
+
+
+def _count(number: int, singular: str, plural: str = "") -> str:
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"
+
+
+def _note(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _print(value: object) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))

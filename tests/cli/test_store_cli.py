@@ -1,0 +1,161 @@
+"""`pipeline store`, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pipeline.cli.store import command
+from pipeline.errors import StoreError, UserError
+from pipeline.store import Artifact, ArtifactKey, Store
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("PIPELINE_STORE", str(tmp_path / "store"))
+    return Store.default()
+
+
+def put(shelf: Store, stage: str, number: int, *inputs: Artifact, recipe: str = "tiny") -> Artifact:
+    key = ArtifactKey(stage, {"n": number}, {f"role{i}": item.digest for i, item in enumerate(inputs)})
+
+    def make(directory: Path) -> dict[str, int]:
+        (directory / "file.bin").write_bytes(bytes(3000))
+        return {"n": number}
+
+    artifact = shelf.obtain(key, make, recipe=recipe)
+    shelf.close()
+    os.utime(artifact.path, ns=(number, number))
+    return artifact
+
+
+def run(*arguments: str, answer: str | None = None) -> Result:
+    return CliRunner().invoke(command, arguments, input=answer)
+
+
+def as_json(*arguments: str) -> Any:
+    result = run(*arguments, "--json")
+    assert result.stderr == ""
+    return json.loads(result.stdout)
+
+
+def test_ls_of_an_empty_store(shelf: Store) -> None:
+    result = run("ls")
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    assert result.stderr == f"0 artifacts, 0 B in {shelf.root}\n"
+    assert not shelf.root.exists()
+
+
+def test_ls_lists_and_filters(shelf: Store) -> None:
+    one = put(shelf, "fetch", 1)
+    two = put(shelf, "build", 2, one, recipe="other")
+    lines = run("ls").stdout.splitlines()
+    assert lines[0].split() == ["ARTIFACT", "RECIPE", "SIZE", "MADE", "(UTC)"]
+    assert [line.split()[:4] for line in lines[1:]] == [
+        [two.name, "other", "2.9", "KiB"],
+        [one.name, "tiny", "2.9", "KiB"],
+    ]
+    assert [row["name"] for row in as_json("ls", "--stage", "fetch")["artifacts"]] == [one.name]
+    (row,) = as_json("ls", "--recipe", "other")["artifacts"]
+    assert (row["digest"], row["bytes"], row["path"]) == (two.digest, 3000, str(two.path))
+
+
+def test_ls_names_what_it_cannot_read(shelf: Store) -> None:
+    one = put(shelf, "fetch", 1)
+    (one.path / "manifest.json").unlink()
+    assert "unreadable: " in run("ls").stderr
+    assert list(as_json("ls")["unreadable"]) == [one.name]
+
+
+def test_store_option_goes_before_the_environment(shelf: Store, tmp_path: Path) -> None:
+    put(shelf, "fetch", 1)
+    assert as_json("ls", "--store", str(tmp_path / "other"))["artifacts"] == []
+
+
+def test_show(shelf: Store) -> None:
+    one = put(shelf, "fetch", 1)
+    result = run("show", "fetch")
+    assert result.stdout == (one.path / "manifest.txt").read_text()
+    assert result.stderr == f"in {one.path}\n"
+    shown = as_json("show", one.digest[:9])
+    assert shown["path"] == str(one.path)
+    assert shown["files"]["file.bin"]["bytes"] == 3000
+    missing = run("show", "nothing")
+    assert isinstance(missing.exception, UserError)
+    assert "no artifact 'nothing'" in str(missing.exception)
+
+
+def test_verify_exits_with_1_if_anything_is_damaged(shelf: Store) -> None:
+    one, two = put(shelf, "fetch", 1), put(shelf, "fetch", 2)
+    assert run("verify").exit_code == 0
+    (two.path / "file.bin").chmod(0o600)
+    (two.path / "file.bin").write_bytes(bytes(2999) + b"1")
+    result = run("verify")
+    assert result.exit_code == 1
+    assert set(result.stdout.splitlines()) == {f"{one.name}  intact", f"{two.name}  changed: file.bin"}
+    assert run("verify", one.name).exit_code == 0
+    assert as_json("verify", two.name)["artifacts"][two.name]["changed"] == ["file.bin"]
+
+
+def test_verify_can_remove_what_is_damaged(shelf: Store) -> None:
+    one, two, three = (put(shelf, "fetch", number) for number in (1, 2, 3))
+    (two.path / "file.bin").unlink()
+    (three.path / "manifest.json").unlink()
+    user = Store(shelf.root)
+    user.use(two)
+    result = run("verify", "--remove", two.name)
+    assert isinstance(result.exception, StoreError)
+    assert "in use by a running build or server" in str(result.exception)
+    user.close()
+    result = run("verify", "--remove")
+    assert result.exit_code == 1
+    assert f"{two.name}  missing: file.bin (removed)" in result.stdout
+    assert [artifact.name for artifact in shelf.list()] == [one.name]
+    assert run("verify").exit_code == 0
+
+
+def test_gc_asks(shelf: Store) -> None:
+    loose = put(shelf, "fetch", 1)
+    result = run("gc", answer="n\n")
+    assert result.exit_code == 1
+    assert "made for tiny, no newest package needs it" in result.stdout
+    assert "Remove 1 directory, 2.9 KiB?" in result.stderr
+    assert loose.path.is_dir()
+    result = run("gc", answer="y\n")
+    assert result.exit_code == 0
+    assert "removed 1 directory, 2.9 KiB" in result.stderr
+    assert not loose.path.exists()
+
+
+def test_gc_without_a_terminal_removes_nothing_unasked(shelf: Store) -> None:
+    loose = put(shelf, "fetch", 1)
+    assert run("gc", answer="").exit_code == 1
+    assert loose.path.is_dir()
+
+
+def test_gc_dry_run_and_yes(shelf: Store) -> None:
+    fetched = put(shelf, "fetch", 1)
+    package = put(shelf, "package", 2, fetched)
+    loose = put(shelf, "calibrate", 3, fetched)
+    result = run("gc", "--dry-run")
+    assert result.exit_code == 0
+    assert "1 directory, 2.9 KiB could go" in result.stderr
+    assert loose.path.is_dir()
+    listed = as_json("gc", "--yes")
+    assert [(item["name"], item["removed"]) for item in listed["garbage"]] == [(loose.name, True)]
+    assert listed["removed_bytes"] == 3000
+    assert {artifact.name for artifact in shelf.list()} == {fetched.name, package.name}
+    assert "0 directories, 0 B could go" in run("gc").stderr
+
+
+def test_gc_json_cannot_ask(shelf: Store) -> None:
+    put(shelf, "fetch", 1)
+    result = run("gc", "--json")
+    assert isinstance(result.exception, UserError)
+    assert result.exception.exit_code == 2
