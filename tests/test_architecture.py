@@ -63,8 +63,12 @@ def test_imports_point_one_way(path: Path) -> None:
 HEAVY = ("torch", "modelopt", "transformers", "openvino", "huggingface_hub", "pytriton", "safetensors")
 
 
-@pytest.mark.parametrize("module", ["cli.main", "cli.recipes", "cli.build", "cli.stream", "recipe", "planning.plan", "client"])
+@pytest.mark.parametrize(
+    "module", ["cli.main", "cli.recipes", "cli.build", "cli.stream", "recipe", "planning.plan", "client"]
+)
 def test_light_modules_start_without_heavy_packages(module: str) -> None:
     code = f"import sys, pipeline.{module}; print([name for name in {HEAVY!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "[]"

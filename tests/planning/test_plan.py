@@ -1,0 +1,90 @@
+"""What a plan depends on: a key changes with everything that changes its artifact, and with nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pipeline.planning.plan import Plan, Surroundings, make_plan
+from pipeline.recipe import Recipe, load_recipe
+
+AROUND = Surroundings(
+    sources={"target": {"sha256": "t"}, "draft": {"sha256": "d"}},
+    dataset={"sha256": "s"},
+    tools={"calibrate": {"nvidia-modelopt": "1"}, "build": {"openvino": "1"}},
+    build={"precision": "f32"},
+    package={"max_concurrency": 4},
+)
+STEPS = [
+    "fetch.target", "fetch.draft", "dataset", "calibrate.target", "evaluate", "build.target", "build.draft", "package",
+]  # fmt: skip
+
+
+def tiny(*overrides: str) -> Recipe:
+    return load_recipe("tiny-cpu", overrides)
+
+
+def changed(before: Plan, after: Plan) -> set[str]:
+    return {step.name for step in before if after[step.name].key.digest != step.key.digest}
+
+
+def test_steps_of_the_tiny_recipe() -> None:
+    assert [step.name for step in make_plan(tiny(), AROUND)] == STEPS
+
+
+def test_inputs_come_before_their_users() -> None:
+    seen: set[str] = set()
+    for step in make_plan(tiny("draft.quantization=fp8"), AROUND):
+        assert set(step.inputs.values()) <= seen
+        seen.add(step.name)
+
+
+def test_a_quantized_draft_is_calibrated_and_built_from_that() -> None:
+    plan = make_plan(tiny("draft.quantization=fp8"), AROUND)
+    assert plan["build.draft"].inputs == {"checkpoint": "calibrate.draft"}
+
+
+def test_unquantized_has_no_calibration_and_no_gate() -> None:
+    recipe = tiny("quantization={format: none}")
+    plan = make_plan(recipe, AROUND)
+    assert [step.name for step in plan] == ["fetch.target", "fetch.draft", "build.target", "build.draft", "package"]
+    assert plan["build.target"].inputs == {"checkpoint": "fetch.target"}
+
+
+AFTER_CALIBRATION = {"calibrate.target", "evaluate", "build.target", "package"}
+
+
+@pytest.mark.parametrize(
+    ("override", "steps"),
+    [
+        ("name=other", set()),
+        ("slo.ttft_p95_ms=10", set()),
+        ("quantization.gate.min_top1_agreement=0.5", set()),
+        ("quantization.calibration.seed=7", {"dataset"} | AFTER_CALIBRATION),
+        ("quantization.calibration.samples=256", {"dataset"} | AFTER_CALIBRATION),
+        ("quantization.format=int8_sq", AFTER_CALIBRATION),
+        ("quantization.export_tensor_parallel=[1, 2]", AFTER_CALIBRATION),
+    ],
+)
+def test_the_recipe_changes_what_it_should(override: str, steps: set[str]) -> None:
+    assert changed(make_plan(tiny(), AROUND), make_plan(tiny(override), AROUND)) == steps
+
+
+@pytest.mark.parametrize(
+    ("around", "steps"),
+    [
+        (replace(AROUND, sources={"target": {"sha256": "x"}, "draft": {"sha256": "d"}}),
+         {"fetch.target", "dataset"} | AFTER_CALIBRATION),
+        (replace(AROUND, sources={"target": {"sha256": "t"}, "draft": {"sha256": "x"}}),
+         {"fetch.draft", "build.draft", "package"}),
+        (replace(AROUND, dataset={"sha256": "x"}), {"dataset"} | AFTER_CALIBRATION),
+        (replace(AROUND, tools={"calibrate": {"nvidia-modelopt": "2"}, "build": {"openvino": "1"}}), AFTER_CALIBRATION),
+        (replace(AROUND, tools={"calibrate": {"nvidia-modelopt": "1"}, "build": {"openvino": "2"}}),
+         {"build.target", "build.draft", "package"}),
+        (replace(AROUND, build={"precision": "bf16"}), {"build.target", "build.draft", "package"}),
+        (replace(AROUND, package={"max_concurrency": 8}), {"package"}),
+    ],
+)  # fmt: skip
+def test_the_surroundings_change_what_they_should(around: Surroundings, steps: set[str]) -> None:
+    assert changed(make_plan(tiny(), AROUND), make_plan(tiny(), around)) == steps
