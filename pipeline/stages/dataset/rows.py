@@ -1,0 +1,76 @@
+"""The rows of a data set: plain text, or conversations. Read whole and checked before any is used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import Fault, InvalidInput
+from pipeline.stages.dataset.hub import parquet_column
+
+_MOST_FAULTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sample as written: text, or messages."""
+
+    text: str | None = None
+    messages: tuple[Mapping[str, Any], ...] = ()
+
+
+def read_rows(path: Path, column: str | None, any_kind: bool = False) -> list[Row]:
+    """All rows of a file: of `column` if it is given, else of messages; `any_kind` takes both, line by line."""
+    if path.suffix == ".parquet":
+        return [Row(text=value) for value in parquet_column(path, column or "text")]
+    rows: list[Row] = []
+    faults: list[Fault] = []
+    with path.open(encoding="utf-8", errors="strict") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            found = _parse(line, column, any_kind)
+            if isinstance(found, Fault):
+                faults.append(
+                    Fault(found.problem, where=str(path), line=number, key=found.key, fix=found.fix)
+                )
+            else:
+                rows.append(found)
+            if len(faults) == _MOST_FAULTS:
+                faults.append(Fault("and possibly more: reading stopped here", where=str(path), line=number))
+                break
+    if faults:
+        raise InvalidInput("data set", faults)
+    return rows
+
+
+def _parse(line: str, column: str | None, any_kind: bool) -> Row | Fault:
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        return Fault(f"is not JSON: {error}")
+    if not isinstance(entry, dict):
+        return Fault("must be a JSON object")
+    key = column or "messages"
+    if any_kind:
+        key = "messages" if "messages" in entry else "text"
+    if key == "messages":
+        problem = next(_message_problems(entry.get("messages")), None)
+        return Fault(problem, key="messages") if problem else Row(messages=tuple(entry["messages"]))
+    if not isinstance(entry.get(key), str):
+        return Fault("must be text", key=key, fix='one {"text": …} or {"messages": […]} a line')
+    return Row(text=entry[key])
+
+
+def _message_problems(messages: Any) -> Iterator[str]:
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        yield "must be a list of messages"
+        return
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            yield "every message needs a role"
+        elif not isinstance(message.get("content"), str):
+            yield "every message needs a content that is text"

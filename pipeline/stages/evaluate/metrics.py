@@ -1,0 +1,92 @@
+"""The figures of one evaluation, and their file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import StageError
+from pipeline.store import Json
+
+SCHEMA = 1
+FILE = "metrics.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure, and the interval that holds 95 % of its bootstrap resamples (samples are resampled, not
+    positions).
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A position where the two models differ much."""
+
+    sample: int  # 0-based line of heldout.jsonl
+    position: int  # 0-based index of the token that is predicted
+    kl: float  # nats
+    before: str  # the text that leads to it
+    actual: str  # the token that follows in the text
+    reference: str  # the best token of the original
+    reference_probability: float
+    quantized: str  # the best token of the quantized model
+    quantized_probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How many positions have a KL divergence in each bin; bins are equal on a logarithmic scale."""
+
+    edges: tuple[float, ...]  # one more than counts; nats
+    counts: tuple[int, ...]
+    below: int  # positions under the first edge
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """All figures are over `positions`: each token of each held-out sample but the first."""
+
+    format: str
+    group_size: int | None
+    kv_cache: str | None
+    samples: int
+    positions: int
+    calibration_samples: int | None  # None where it is not known
+    reference_perplexity: float
+    quantized_perplexity: float
+    perplexity_increase: Estimate  # relative: 0.02 is 2 percent
+    top1_agreement: Estimate  # share of positions where both have the same best token
+    mean_kl: Estimate  # KL(reference || quantized), nats
+    p99_kl: float
+    max_kl: float
+    histogram: Histogram
+    worst: tuple[Position, ...]
+
+    def to_json(self) -> dict[str, Json]:
+        return {"schema": SCHEMA, **dataclasses.asdict(self)}
+
+    def write(self, directory: Path) -> None:
+        text = json.dumps(self.to_json(), ensure_ascii=False, indent=1, sort_keys=True)
+        (directory / FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def read_metrics(directory: Path) -> Metrics:
+    """The metrics that an evaluation left in its folder."""
+    content = json.loads((directory / FILE).read_text(encoding="utf-8"))
+    if content.pop("schema", None) != SCHEMA:
+        raise StageError(f"{directory / FILE} was written by another version of pipeline; evaluate again")
+    for key in ("perplexity_increase", "top1_agreement", "mean_kl"):
+        content[key] = Estimate(**content[key])
+    histogram = content["histogram"]
+    content["histogram"] = Histogram(
+        tuple(histogram["edges"]), tuple(histogram["counts"]), histogram["below"]
+    )
+    content["worst"] = tuple(Position(**position) for position in content["worst"])
+    return Metrics(**content)

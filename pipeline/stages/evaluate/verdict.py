@@ -1,0 +1,142 @@
+"""The figures held against a recipe's budgets, and what to try where they are over. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipeline.recipe import Gate
+from pipeline.stages.evaluate.metrics import Estimate, Metrics
+from pipeline.store import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One budget and its figure."""
+
+    key: str  # of the recipe: "max_perplexity_increase"
+    name: str  # "perplexity increase"
+    figure: float
+    limit: float
+    passed: bool
+    text: str  # "perplexity 45.59 -> 45.65, +0.12 % (at most 2 %)"
+    close: bool  # the limit lies within the 95 % interval of the figure: more text could turn the verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the gate says. `str` is the whole of it, `summary` one line."""
+
+    passed: bool
+    summary: str
+    checks: tuple[Check, ...]
+    advice: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if self.passed:
+            return self.summary
+        lines = ["quantization costs more quality than the recipe allows"]
+        lines += [f"  {'within' if check.passed else 'OVER  '}  {check.text}" for check in self.checks]
+        return "\n".join([*lines, "  What to try:", *(f"  - {advice}" for advice in self.advice)])
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "passed": self.passed,
+            "summary": self.summary,
+            "checks": [
+                {
+                    "key": check.key,
+                    "figure": check.figure,
+                    "limit": check.limit,
+                    "passed": check.passed,
+                    "close": check.close,
+                    "text": check.text,
+                }
+                for check in self.checks
+            ],
+            "advice": list(self.advice),
+        }
+
+
+def judge(metrics: Metrics, gate: Gate | None) -> Verdict:
+    """Hold the figures against the budgets; without a gate nothing is refused."""
+    checks = tuple(_checks(metrics, gate)) if gate is not None else ()
+    passed = all(check.passed for check in checks)
+    advice = () if passed else tuple(_advice(metrics, checks))
+    return Verdict(passed, _summary(metrics), checks, advice)
+
+
+def _summary(metrics: Metrics) -> str:
+    return (
+        f"perplexity {metrics.reference_perplexity:.4g} -> {metrics.quantized_perplexity:.4g} "
+        f"({metrics.perplexity_increase.value:+.2%}), top-1 agreement {metrics.top1_agreement.value:.2%}, "
+        f"KL {metrics.mean_kl.value:.2g} nats, over {metrics.positions} positions of {metrics.samples} samples"
+    )
+
+
+def _checks(metrics: Metrics, gate: Gate) -> Iterator[Check]:
+    increase, agreement, kl = metrics.perplexity_increase, metrics.top1_agreement, metrics.mean_kl
+    limit = gate.max_perplexity_increase
+    yield Check(
+        "max_perplexity_increase",
+        "perplexity increase",
+        increase.value,
+        limit,
+        increase.value <= limit,
+        f"perplexity {metrics.reference_perplexity:.4g} -> {metrics.quantized_perplexity:.4g}, "
+        f"{increase.value:+.2%} [{increase.low:+.2%}, {increase.high:+.2%}] (at most {limit:+.2%})",
+        _within(increase, limit),
+    )
+    limit = gate.min_top1_agreement
+    yield Check(
+        "min_top1_agreement",
+        "top-1 agreement",
+        agreement.value,
+        limit,
+        agreement.value >= limit,
+        f"top-1 agreement {agreement.value:.2%} [{agreement.low:.2%}, {agreement.high:.2%}] (at least {limit:.2%})",
+        _within(agreement, limit),
+    )
+    if gate.max_kl is not None:
+        yield Check(
+            "max_kl",
+            "mean KL",
+            kl.value,
+            gate.max_kl,
+            kl.value <= gate.max_kl,
+            f"KL {kl.value:.3g} [{kl.low:.3g}, {kl.high:.3g}] nats (at most {gate.max_kl:g})",
+            _within(kl, gate.max_kl),
+        )
+
+
+def _within(estimate: Estimate, limit: float) -> bool:
+    return estimate.low <= limit <= estimate.high
+
+
+# What costs less quality than each format, nearest first.
+_GENTLER = {
+    "w4a8_awq": "int4_awq (inputs stay 16-bit), or fp8",
+    "int4_awq": "fp8, or int8_sq",
+    "nvfp4": "fp8",
+    "fp8": "int8_sq, or none",
+    "int8_sq": "fp8, or none",
+}
+_ENOUGH_SAMPLES = 512
+
+
+def _advice(metrics: Metrics, checks: tuple[Check, ...]) -> Iterator[str]:
+    if metrics.kv_cache is not None:
+        yield "quantization.kv_cache: auto (keys and values stay 16-bit)"
+    if metrics.format.endswith("_awq") and metrics.group_size == 128:
+        yield "quantization.awq_block_size: 64 (twice as many scales)"
+    if metrics.format in _GENTLER:
+        yield f"quantization.format: {_GENTLER[metrics.format]}"
+    known = metrics.calibration_samples
+    if known is None or known < _ENOUGH_SAMPLES:
+        have = "" if known is None else f", now {known}"
+        yield f"quantization.calibration.samples: {_ENOUGH_SAMPLES} (more of them{have})"
+    yield "quantization.calibration.dataset: text that is nearer to what the model will be asked"
+    if any(check.close and not check.passed for check in checks):
+        yield "quantization.gate.samples: more, for a limit lies within the error of its figure"
+    failed = ", ".join(f"quantization.gate.{check.key}" for check in checks if not check.passed)
+    yield f"if you can live with these figures, {failed}"
