@@ -1,61 +1,13 @@
-"""A YAML file as plain values, with the place of every key.
-
-YAML 1.2's core schema: only `true` and `false` are booleans (`on` and `no` are text), `1e-3` is a number,
-nothing is a date. Anchors, aliases and merge keys work; a key that stands twice is a fault.
-"""
+"""What was read of a recipe file: plain values, the place of each, and what is wrong with the file's form."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
-
-import yaml
 
 from pipeline.errors import Fault
 
 Path = tuple[str | int, ...]  # ("quantization", "calibration", "samples")
-
-_MAX_VALUES = 10_000
-_INT = r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"
-_FLOAT = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
-_SCALARS = (  # tag, pattern, first characters
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", _INT, list("-+0123456789")),
-    ("float", _FLOAT, list("-+.0123456789")),
-    ("merge", r"<<", ["<"]),
-)
-_TAG = "tag:yaml.org,2002:"
-_HINTS = (  # part of PyYAML's message, what to do
-    ("cannot start any token", "a value that begins with @, ` or % needs quotes"),
-    (
-        "mapping values are not allowed",
-        'text that holds ": " needs quotes; keys of one section begin in one column',
-    ),
-    ("could not find expected ':'", "a key is followed by a colon and a space"),
-    ("expected <block end>", "keys of one section begin in one column"),
-    ("expected ',' or", "a bracket is not closed, or a comma is missing"),
-    ("single document", "a file holds one recipe: remove the second ---"),
-    ("undefined alias", "define the anchor (&name) above its use (*name)"),
-)
-
-
-class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
-
-
-class _Dumper(yaml.SafeDumper):
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
-
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
-        return True
-
-
-for _name, _pattern, _first in _SCALARS:
-    for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})\\Z"), _first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +21,13 @@ class Place:
 
 @dataclass(slots=True)
 class Document:
-    """What was read: `data` is usable as far as it goes even where there are faults."""
+    """What was read: `data` goes as far as it can even where there are faults."""
 
     where: str
     data: dict[str, Any] = field(default_factory=dict)
     places: dict[Path, Place] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
+    is_mapping: bool = True  # False where nothing else can be said of the file
 
     def place(self, path: Path) -> Place:
         """The place of a key, or of the nearest section around it."""
@@ -95,183 +48,3 @@ def dotted(path: Path) -> str:
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text
-
-
-def dump_yaml(data: Any) -> str:
-    """Text that `read_document` reads back as the same values."""
-    text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
-    return text
-
-
-def read_document(raw: bytes, where: str) -> Document:
-    """Parse a file; every fault of its form is in `.faults`."""
-    document = Document(where)
-    node = _compose(raw, document)
-    if document.faults:
-        return document
-    if node is None:
-        document.refuse(
-            "is empty", line=1, fix="start from an example: pipeline recipes copy tiny-cpu my.yaml"
-        )
-    elif not isinstance(node, yaml.MappingNode):
-        kind = "a list" if isinstance(node, yaml.SequenceNode) else "one text"
-        document.refuse(
-            f"is {kind}, not a mapping of keys", line=_line(node), fix="begin with name: my-model"
-        )
-    else:
-        document.data = _Reader(document).read(node, ())
-    return document
-
-
-def read_value(text: str, document: Document, path: Path) -> Any:
-    """The value of `--set path=text`; its faults and places go to the document."""
-    part = Document("--set")
-    node = _compose(text.encode(), part)
-    value = _Reader(part).read(node, path) if node is not None else None
-    document.faults += [
-        Fault(f.problem, where="--set", key=dotted(path), value=text, fix=f.fix) for f in part.faults
-    ]
-    for known in [known for known in document.places if known[: len(path)] == path]:
-        del document.places[known]
-    for known, place in part.places.items():
-        document.places[known] = Place("--set", text=place.text)
-    document.places[path] = Place("--set", text=text)
-    return value
-
-
-def _compose(raw: bytes, document: Document) -> yaml.Node | None:
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        document.refuse(
-            "is not UTF-8 text", line=raw.count(b"\n", 0, error.start) + 1, fix="save it as UTF-8"
-        )
-        return None
-    try:
-        loader = _Loader(text)
-        try:
-            node: yaml.Node | None = loader.get_single_node()
-        finally:
-            loader.dispose()
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        document.refuse(
-            f"holds the control character #x{ord(text[error.position]):02x}", line=line, fix="remove it"
-        )
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        problem, fix = _explain(str(error.problem))
-        document.refuse(problem, line=mark.line + 1 if mark else None, fix=fix)
-    except RecursionError:
-        document.refuse("is nested too deeply", line=1)
-    else:
-        return node
-    return None
-
-
-def _explain(problem: str) -> tuple[str, str]:
-    if r"\t" in problem:
-        return "is indented with a tab", "indent with spaces"
-    return f"is not YAML: {problem}", next((hint for part, hint in _HINTS if part in problem), "")
-
-
-class _Reader:
-    """Turns nodes into values, and notes where each one stands."""
-
-    def __init__(self, document: Document) -> None:
-        self._document = document
-        self._open: set[int] = set()  # ids of the nodes around the present one
-        self._count = 0
-
-    def read(self, node: yaml.Node, path: Path) -> Any:
-        self._count += 1
-        if self._count == _MAX_VALUES:
-            self._document.refuse(f"holds more than {_MAX_VALUES} values", line=_line(node), path=path)
-        if self._count >= _MAX_VALUES:
-            return None
-        if isinstance(node, yaml.ScalarNode):
-            self._note(path, node, node.value)
-            return self._scalar(node, path)
-        self._note(path, node)
-        if id(node) in self._open:
-            self._document.refuse("contains itself through an alias", line=_line(node), path=path)
-            return None
-        self._open.add(id(node))
-        value = (
-            self._mapping(node, path) if isinstance(node, yaml.MappingNode) else self._sequence(node, path)
-        )
-        self._open.remove(id(node))
-        return value
-
-    def _note(self, path: Path, node: yaml.Node, text: str | None = None) -> None:
-        line = self._document.places[path].line if path in self._document.places else _line(node)
-        self._document.places[path] = Place(self._document.where, line, text)
-
-    def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
-        kind, text = node.tag.removeprefix(_TAG), node.value
-        try:
-            if kind == "str":
-                return text
-            if kind == "null":
-                return None
-            if kind == "bool":
-                return {"true": True, "false": False}[text.lower()]
-            if kind == "int":
-                return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
-            if kind == "float":
-                return float(re.sub(r"\.(inf|nan)$", r"\1", text.lower()))
-        except (ValueError, KeyError):
-            if node.style is None and not text.strip("+-0123456789"):  # a number of thousands of digits
-                return text
-            self._document.refuse(f"is not {kind}: {text[:40]}", line=_line(node), path=path)
-            return None
-        self._document.refuse(
-            f"has the tag {node.tag}, which means nothing here", line=_line(node), path=path
-        )
-        return None
-
-    def _sequence(self, node: yaml.Node, path: Path) -> list[Any]:
-        return [self.read(item, (*path, index)) for index, item in enumerate(node.value)]
-
-    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        merged: list[tuple[yaml.Node, yaml.Node]] = []
-        for key, value in node.value:
-            if key.tag == _TAG + "merge":
-                merged += self._merged(value, path)
-            elif self._is_key(key, path):
-                inner = (*path, key.value)
-                if key.value in values:
-                    first = self._document.places[inner].line
-                    self._document.refuse(
-                        f"stands twice; first on line {first}", line=_line(key), path=inner, fix="remove one"
-                    )
-                    continue
-                self._document.places[inner] = Place(self._document.where, _line(key))
-                values[key.value] = self.read(value, inner)
-        for key, value in merged:
-            if self._is_key(key, path) and key.value not in values:
-                self._document.places[(*path, key.value)] = Place(self._document.where, _line(key))
-                values[key.value] = self.read(value, (*path, key.value))
-        return values
-
-    def _is_key(self, key: yaml.Node, path: Path) -> bool:
-        if isinstance(key, yaml.ScalarNode) and key.tag == _TAG + "str":
-            return True
-        shown = key.value if isinstance(key, yaml.ScalarNode) else "a list or mapping"
-        self._document.refuse(f"has a key that is not text: {shown or 'nothing'}", line=_line(key), path=path)
-        return False
-
-    def _merged(self, value: yaml.Node, path: Path) -> Iterator[tuple[yaml.Node, yaml.Node]]:
-        parts = value.value if isinstance(value, yaml.SequenceNode) else [value]
-        for part in parts:
-            if isinstance(part, yaml.MappingNode):
-                yield from ((k, v) for k, v in part.value if k.tag != _TAG + "merge")
-            else:
-                self._document.refuse(
-                    "merges (<<) something that is not a mapping", line=_line(value), path=path
-                )
-
-
-def _line(node: yaml.Node) -> int:
-    return int(node.start_mark.line) + 1

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipeline.recipe.quantization import LayerFormat
+from pipeline.recipe.quantization import DraftFormat
 from pipeline.recipe.source import Checkpoint
 
 
@@ -17,6 +17,6 @@ class Draft(Checkpoint):
         default="draft_target", description="An independent model, or an Eagle-3 head (pytorch only)."
     )
     max_draft_tokens: int = Field(ge=1, le=64, description="Tokens proposed in one round.")
-    quantization: Literal["none"] | LayerFormat = Field(
+    quantization: DraftFormat = Field(
         default="none", description="Format of the draft's weights; calibrated like the target."
     )

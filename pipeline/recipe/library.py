@@ -1,6 +1,4 @@
-"""The recipes that travel with the package, and how one is found: by path, or by the name of a packaged
-one.
-"""
+"""The recipes that travel with the package, and how a recipe is found: by path or by packaged name."""
 
 from __future__ import annotations
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from pipeline import resources
 from pipeline.errors import Fault, InvalidInput
-from pipeline.recipe.document import Document, read_document
 from pipeline.recipe.faults import faults_of
 from pipeline.recipe.library import find_recipe
 from pipeline.recipe.overrides import apply_overrides
 from pipeline.recipe.provenance import Provenance
 from pipeline.recipe.recipe import Recipe
+from pipeline.recipe.yaml_reader import read_document
 
 _MAX_BYTES = 1 << 20
-_DATASET = ("quantization", "calibration", "dataset")
 
 
 def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -28,17 +26,22 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
     """
     file = find_recipe(str(path_or_name))
     document = read_document(_read(file), str(file))
-    if not document.data:
+    if not document.is_mapping:
         raise InvalidInput(str(file), document.faults)
     apply_overrides(document, overrides)
-    faults = document.faults + _unknown_dataset(document)
+    faults = document.faults
     try:
-        recipe = Recipe.model_validate(document.data, context={"folder": file.resolve().parent})
+        recipe = Recipe.model_validate(document.data, context=_context(file))
     except ValidationError as error:
         faults = faults + faults_of(error, document)
     if faults:
-        raise InvalidInput(str(file), sorted(faults, key=lambda f: (f.where != document.where, f.line or 0)))
+        raise InvalidInput(str(file), sorted(faults, key=lambda f: (f.where == "--set", f.line or 0)))
     return recipe.read_from(Provenance(file.resolve(), tuple(overrides)))
+
+
+def _context(file: Path) -> dict[str, object]:
+    datasets = sorted(path.stem for path in resources.folder("calibration").glob("*.yaml"))
+    return {"folder": file.resolve().parent, "datasets": datasets}
 
 
 def _read(file: Path) -> bytes:
@@ -52,21 +55,3 @@ def _read(file: Path) -> bytes:
     if len(raw) > _MAX_BYTES:
         raise InvalidInput(str(file), [Fault("is larger than 1 MiB, so it is not a recipe", where=str(file))])
     return raw
-
-
-def _unknown_dataset(document: Document) -> list[Fault]:
-    """A name of a calibration set that calibration/ does not define."""
-    name: object = document.data
-    for part in _DATASET:
-        name = name.get(part) if isinstance(name, dict) else None
-    known = sorted(path.stem for path in resources.folder("calibration").glob("*.yaml"))
-    if not isinstance(name, str) or ":" in name or name in known:
-        return []
-    near = get_close_matches(name, known, n=1)
-    fix = f"did you mean {near[0]}? " if near else ""
-    fix += f'known: {", ".join(known)}; a file of your own is "local:my-set.jsonl"'
-    place = document.place(_DATASET)
-    return [
-        Fault("is not a known calibration set", where=place.where, line=place.line, key=".".join(_DATASET),
-              value=name, fix=fix)
-    ]  # fmt: skip

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.errors import Fault
-from pipeline.recipe.document import Document, Path, Place, dotted, read_value
+from pipeline.recipe.document import Document, Path, Place, dotted
+from pipeline.recipe.yaml_reader import read_value
 
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ activations), INT8 SmoothQuant, NVFP4, and `auto`, which chooses per layer under
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,7 @@ from pipeline.recipe.section import Section
 from pipeline.recipe.source import Dataset
 
 Format = Literal["none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4", "auto"]
+DraftFormat = Literal["none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4"]
 LayerFormat = Literal["fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4"]
 KvCacheFormat = Literal["auto", "fp8", "int8"]
 
@@ -83,7 +84,7 @@ class Quantization(Section):
     gate: Gate | None = Field(
         default=None, description="Without it the figures are recorded and nothing is refused."
     )
-    export_tensor_parallel: tuple[int, ...] | None = Field(
+    export_tensor_parallel: tuple[Annotated[int, Field(ge=1, le=64)], ...] | None = Field(
         default=None,
         strict=False,
         description="Tensor-parallel sizes to export TensorRT-LLM checkpoints for; by default the runtime's.",

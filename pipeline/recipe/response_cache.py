@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, ConfigDict, Field
 
-from pipeline.recipe.section import Section
+from pipeline.recipe.section import Section, refusal, require_tag
+
+_URL = re.compile(r"rediss?://\S+")
+
+
+def _url(text: str) -> str:
+    if not _URL.fullmatch(text):
+        raise refusal(
+            "is not the address of a Redis server", "write redis://host:6379/0, or rediss:// for TLS"
+        )
+    return text
+
+
+Url = Annotated[str, AfterValidator(_url), Field(json_schema_extra={"pattern": f"^{_URL.pattern}$"})]
 
 
 class SemanticLookup(Section):
@@ -20,6 +34,8 @@ class SemanticLookup(Section):
 class SqliteBackend(Section):
     """One file, shared by the processes of one machine."""
 
+    model_config = ConfigDict(json_schema_extra=require_tag)
+
     kind: Literal["sqlite"] = Field(default="sqlite", description="Which backend this is.")
     path: str | None = Field(default=None, min_length=1, description="The file; by default one in the store.")
 
@@ -28,9 +44,7 @@ class RedisBackend(Section):
     """A Redis or Valkey server, shared between machines."""
 
     kind: Literal["redis"] = Field(description="Which backend this is.")
-    url: str = Field(
-        pattern=r"^rediss?://", description="Address of the server.", examples=["redis://host:6379/0"]
-    )
+    url: Url = Field(description="Address of the server.", examples=["redis://host:6379/0"])
 
 
 class ResponseCache(Section):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
-from pipeline.recipe.section import Section, refusal
+from pipeline.recipe.section import Section, refusal, require_tag
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+(rc\d+|\.post\d+)?", re.ASCII)
 _GPU = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -39,6 +39,8 @@ Gpu = Annotated[str, AfterValidator(_gpu), Field(json_schema_extra={"pattern": f
 
 class CpuRuntime(Section):
     """The embedded default: OpenVINO with a paged KV cache and in-flight batching, on this machine's CPU."""
+
+    model_config = ConfigDict(json_schema_extra=require_tag)
 
     kind: Literal["cpu"] = Field(default="cpu", description="Which runtime this is.")
     threads: int | None = Field(

@@ -5,6 +5,8 @@ A section holds values and their bounds. Rules that span fields are in `rules.py
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
 
@@ -18,3 +20,8 @@ class Section(BaseModel):
 def refusal(problem: str, fix: str = "") -> PydanticCustomError:
     """What a field validator raises: the problem, and what would be right."""
     return PydanticCustomError("refused", "{problem}", {"problem": problem, "fix": fix})
+
+
+def require_tag(schema: dict[str, Any]) -> None:
+    """Make the JSON schema of a union's default member ask for `kind`, as the loader does."""
+    schema["required"] = ["kind", *schema.get("required", [])]

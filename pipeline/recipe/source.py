@@ -1,16 +1,17 @@
 """Where a checkpoint or a data set comes from: `hf:org/name` on the Hugging Face Hub, or `local:path`.
 
 Parsing only: nothing here looks at a disk or a network. A `local:` path is relative to the folder of the
-recipe file, which the loader passes as the validation context {"folder": Path}; `~` is expanded. A parsed
-path is absolute, so a dumped recipe means the same wherever it is read.
+recipe file, which the loader passes as the validation context ({"folder": Path, "datasets": names}); `~`
+is expanded. A parsed path is absolute, so a dumped recipe means the same wherever it is read.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -85,19 +86,22 @@ def parse_source(text: str, folder: Path | None = None) -> HubSource | LocalSour
     raise refusal("does not say what kind of source it is", 'write "hf:organisation/name" or "local:path"')
 
 
-def parse_dataset(text: str, folder: Path | None = None) -> NamedDataset | LocalSource:
-    """The name of a definition in calibration/, or `local:path` of a JSONL file.
+def parse_dataset(
+    text: str, folder: Path | None = None, known: Sequence[str] | None = None
+) -> NamedDataset | LocalSource:
+    """The name of a definition in calibration/ (one of `known`, if given), or `local:path` of a JSONL file.
 
     >>> parse_dataset("cnn_dailymail")
     NamedDataset(name='cnn_dailymail', kind='named')
     """
     if text.startswith("local:"):
         return LocalSource(_absolute(text.removeprefix("local:"), folder))
-    if _DATASET.fullmatch(text):
+    if text in known if known is not None else _DATASET.fullmatch(text):
         return NamedDataset(text)
-    raise refusal(
-        "is neither the name of a calibration set nor a file", 'write support, or "local:my-set.jsonl"'
-    )
+    near = get_close_matches(text, known or (), n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    names = f"known: {', '.join(known)}" if known else "write its name, such as support"
+    raise refusal("is not a calibration set", f'{hint}{names}; a file of your own is "local:my-set.jsonl"')
 
 
 def _absolute(text: str, folder: Path | None) -> Path:
@@ -114,9 +118,9 @@ class _Parsed:
     """Makes a field take text and hold what `parse` makes of it, both ways."""
 
     def __init__(
-        self, parse: Callable[[str, Path | None], object], pattern: str, types: tuple[type, ...]
+        self, parse: Callable[..., object], pattern: str, types: tuple[type, ...], *context: str
     ) -> None:
-        self._parse, self._pattern, self._types = parse, pattern, types
+        self._parse, self._pattern, self._types, self._context = parse, pattern, types, context
 
     def __get_pydantic_core_schema__(
         self, _source: object, _handler: GetCoreSchemaHandler
@@ -126,7 +130,7 @@ class _Parsed:
                 return value
             if not isinstance(value, str):
                 raise refusal("must be text", "write it in quotes")
-            return self._parse(value, (info.context or {}).get("folder"))
+            return self._parse(value, *((info.context or {}).get(name) for name in self._context))
 
         return core_schema.with_info_plain_validator_function(
             validate, serialization=core_schema.to_string_ser_schema()
@@ -139,11 +143,14 @@ class _Parsed:
 
 
 Source = Annotated[
-    HubSource | LocalSource, _Parsed(parse_source, r"^(hf:[^/]+/[^/]+|local:.+)$", (HubSource, LocalSource))
+    HubSource | LocalSource,
+    _Parsed(parse_source, r"^(hf:[^/]+/[^/]+|local:.+)$", (HubSource, LocalSource), "folder"),
 ]
 Dataset = Annotated[
     NamedDataset | LocalSource,
-    _Parsed(parse_dataset, r"^([a-z0-9][a-z0-9_.-]*|local:.+)$", (NamedDataset, LocalSource)),
+    _Parsed(
+        parse_dataset, r"^([a-z0-9][a-z0-9_.-]*|local:.+)$", (NamedDataset, LocalSource), "folder", "datasets"
+    ),
 ]
 
 

@@ -1,0 +1,154 @@
+"""`pipeline recipes`: the recipes that travel with the package, and the checks of your own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from pipeline.cli.options import recipe_argument, set_option
+from pipeline.errors import Fault, InvalidInput, PipelineError
+from pipeline.recipe import find_recipe, load_recipe, packaged
+from pipeline.recipe.catalog import entries
+from pipeline.recipe.copying import copy_recipe
+from pipeline.recipe.schema import SCHEMA_FILE, schema_is_current, schema_text
+from pipeline.recipe.yaml_reader import dump_yaml
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group(name="recipes")
+def command() -> None:
+    """List, show, copy and validate recipes.
+
+    A recipe is a YAML file. Verbs take its path, or the name of a packaged recipe.
+
+    \b
+    pipeline recipes copy tiny-cpu my.yaml
+    pipeline recipes validate my.yaml
+    """
+
+
+@command.command()
+@json_option
+def ls(as_json: bool) -> None:
+    """List the packaged recipes.
+
+    \b
+    pipeline recipes ls
+    """
+    found = entries()
+    if as_json:
+        keys = ("name", "runtime", "quantization", "purpose")
+        _print_json([{key: getattr(e, key) for key in keys} | {"file": str(e.file)} for e in found])
+        return
+    header = ("NAME", "RUNTIME", "QUANTIZATION", "WHAT IT IS FOR")
+    _print_columns([header, *((e.name, e.runtime, e.quantization, e.purpose) for e in found)])
+
+
+@command.command()
+@recipe_argument
+@click.option("--resolved", is_flag=True, help="Print every value, defaults and overrides included.")
+@json_option
+def show(recipe: str, overrides: tuple[str, ...], resolved: bool, as_json: bool) -> None:
+    """Print a recipe: the file as it is, or with --resolved (or --set) all its values.
+
+    \b
+    pipeline recipes show tiny-cpu
+    pipeline recipes show tiny-cpu --resolved --set quantization.format=int4_awq
+    """
+    if not (resolved or as_json or overrides):
+        click.echo(find_recipe(recipe).read_bytes(), nl=False)
+        return
+    values = load_recipe(recipe, overrides).model_dump(mode="json")
+    if as_json:
+        _print_json(values)
+    else:
+        click.echo(dump_yaml(values), nl=False)
+
+
+@command.command()
+@click.argument("recipe", metavar="RECIPE")
+@click.argument("destination", metavar="DEST")
+@click.option("--force", is_flag=True, help="Overwrite DEST.")
+def copy(recipe: str, destination: str, force: bool) -> None:
+    """Copy a recipe to DEST, a file or a folder, to change it there. Its local: paths stay valid.
+
+    \b
+    pipeline recipes copy tiny-cpu my.yaml
+    """
+    file = find_recipe(recipe)
+    written = copy_recipe(file, destination, force=force)
+    click.echo(f"wrote {written}, a copy of {file}")
+    click.echo(f"next: edit it, then pipeline recipes validate {written}")
+
+
+@command.command()
+@click.argument("recipes", metavar="[RECIPE]...", nargs=-1)
+@set_option
+@json_option
+def validate(recipes: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> None:
+    """Check recipes, all packaged ones if none is named, and print every fault. Exit code 2 if there is any.
+
+    \b
+    pipeline recipes validate my.yaml other.yaml
+    """
+    faults = {recipe: _faults(recipe, overrides) for recipe in recipes or list(packaged())}
+    if as_json:
+        rows = [{"recipe": r, "valid": not e, "faults": [_row(f) for f in _of(e)]} for r, e in faults.items()]
+        _print_json(rows)
+    else:
+        for recipe, error in faults.items():
+            click.echo(str(error) if error else f"{recipe}: valid", err=error is not None)
+    if any(faults.values()):
+        sys.exit(InvalidInput.exit_code)
+
+
+@command.command()
+@click.option(
+    "--check", is_flag=True, help="Compare with the checked-in file instead; exit code 1 if it is old."
+)
+def schema(check: bool) -> None:
+    """Print the JSON schema of recipes, for editors.
+
+    \b
+    pipeline recipes schema > recipe.schema.json
+    """
+    if not check:
+        click.echo(schema_text(), nl=False)
+    elif schema_is_current():
+        click.echo(f"{SCHEMA_FILE} is current")
+    else:
+        raise PipelineError(f"{SCHEMA_FILE} is not current; run: pipeline recipes schema > {SCHEMA_FILE}")
+
+
+def _faults(recipe: str, overrides: Sequence[str]) -> InvalidInput | None:
+    try:
+        load_recipe(recipe, overrides)
+    except InvalidInput as error:
+        return error
+    return None
+
+
+def _of(error: InvalidInput | None) -> tuple[Fault, ...]:
+    return error.faults if error else ()
+
+
+def _row(fault: Fault) -> dict[str, Any]:
+    return {key: getattr(fault, key) for key in ("where", "line", "key", "value", "problem", "fix")}
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _print_columns(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    for row in rows:
+        line = "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip()
+        click.echo(line if len(line) <= width else line[: width - 1] + "…")
