@@ -1,0 +1,231 @@
+"""The engine without its thread: requests in, one `step()` at a time, outputs out through each request's sink.
+
+A step admits, lets the draft model propose, computes the target once for all sequences, chooses tokens, and says what
+came of it. If OpenVINO fails on a step, the requests in that step end with an error and the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence as Tokens
+from pathlib import Path
+
+from .block_manager import BlockManager
+from .paged_model import PagedModel, Slice, StepFailed
+from .request import FinishReason, Output, Refused, Request
+from .sampler import Row, choose
+from .scheduler import Scheduler, Work
+from .sequence import Sequence, Sink
+from .settings import EngineSettings
+from .speculation import Drafter, accepted
+from .stats import Counters, EngineStats
+
+_log = logging.getLogger(__name__)
+_FAILURES_IN_A_ROW = 3  # steps that may fail before the engine gives up
+_DEFAULT_CACHE_BYTES = 2**30
+
+
+class EngineCore:
+    def __init__(self, target: Path, draft: Path | None, settings: EngineSettings) -> None:
+        self._target = PagedModel(target, settings)
+        self._draft = PagedModel(draft, settings) if draft and settings.max_draft_tokens else None
+        if self._draft and self._draft.vocab_size != self._target.vocab_size:
+            raise ValueError(
+                f"the draft model has a vocabulary of {self._draft.vocab_size}, the target of {self._target.vocab_size}"
+            )
+        self._settings = settings
+        self.max_sequence_tokens = min(
+            self._target.max_positions,
+            self._draft.max_positions if self._draft else self._target.max_positions,
+            settings.max_sequence_tokens or self._target.max_positions,
+        )
+        num_blocks = self._num_blocks()
+        self._blocks = _allocate(self._target, num_blocks, settings)
+        draft_blocks = _allocate(self._draft, num_blocks, settings) if self._draft else None
+        self._scheduler = Scheduler(
+            max_concurrency=settings.max_concurrency,
+            step_tokens=settings.step_tokens,
+            target=self._blocks,
+            draft=draft_blocks,
+        )
+        self._drafter: Drafter | None = None
+        if self._draft and draft_blocks:
+            self._drafter = Drafter(
+                self._draft,
+                draft_blocks,
+                max_draft_tokens=settings.max_draft_tokens,
+                step_tokens=settings.step_tokens,
+                adapt=settings.adapt_speculation,
+            )
+        self._sequences: dict[str, Sequence] = {}
+        self._counters = Counters()
+        self._failures = 0
+
+    def check(self, request: Request) -> None:
+        """Raise Refused if the request could never run."""
+        vocab = self._target.vocab_size
+        ids = [*request.prompt, *(request.draft_tokens or ())]
+        ids += [token for word in (*request.stop_words, *request.bad_words) for token in word]
+        if not 0 <= min(ids) <= max(ids) < vocab:
+            raise Refused(f"token ids must be 0 to {vocab - 1}, there are {min(ids)} to {max(ids)}")
+        total = len(request.prompt) + request.max_new_tokens
+        if total > self.max_sequence_tokens:
+            raise Refused(
+                f"{len(request.prompt)} prompt tokens and max_new_tokens {request.max_new_tokens} are more than the "
+                f"{self.max_sequence_tokens} tokens a sequence may have"
+            )
+        if self._blocks.blocks_for(total) > self._blocks.num_blocks:
+            raise Refused(
+                f"{total} tokens need {self._blocks.blocks_for(total)} KV cache blocks, "
+                f"there are {self._blocks.num_blocks}"
+            )
+        if len(request.draft_tokens or ()) > self._settings.max_draft_tokens:
+            raise Refused(
+                f"{len(request.draft_tokens or ())} draft_tokens are more than max_draft_tokens "
+                f"{self._settings.max_draft_tokens}"
+            )
+        bias = request.embedding_bias
+        if bias is not None and bias.shape != (vocab,):
+            raise Refused(f"embedding_bias has shape {bias.shape}, must be ({vocab},)")
+
+    def add(self, request: Request, sink: Sink) -> None:
+        sequence = Sequence(request, sink, self._target.vocab_size)
+        self._sequences[request.id] = sequence
+        self._scheduler.add(sequence)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request now and free its blocks; one that is not in flight is ignored."""
+        if sequence := self._sequences.get(request_id):
+            self._finish(sequence, FinishReason.CANCELLED)
+
+    def end_all(self, finish: FinishReason, error: str) -> None:
+        for sequence in list(self._sequences.values()):
+            self._finish(sequence, finish, error)
+
+    @property
+    def idle(self) -> bool:
+        return not self._sequences
+
+    def stats(self) -> EngineStats:
+        return self._counters.snapshot(self._scheduler, self._blocks)
+
+    def step(self) -> None:
+        started = time.perf_counter()
+        for sequence in self._scheduler.admit():
+            self._counters.admit(sequence)
+        if self._drafter:
+            self._drafter.propose(self._scheduler)
+        work = self._scheduler.plan()
+        try:
+            logits = self._target.forward([self._slice(piece) for piece in work])
+        except StepFailed as error:
+            self._fail(work, error)
+            return
+        self._failures = 0
+        rows = [Row(piece.sequence, ahead) for piece in work for ahead in range(piece.rows)]
+        choice = choose(logits, rows)
+        made = at = 0
+        for piece in work:
+            until = at + piece.rows
+            made += self._advance(piece, choice.tokens[at:until], choice.log_probs[at:until])
+            at = until
+        self._counters.steps += 1
+        self._counters.sequences += len(work)
+        self._counters.generated_tokens += made
+        if self._drafter and all(piece.length == 1 for piece in work):
+            self._drafter.record(len(work), made, time.perf_counter() - started)
+
+    def _slice(self, piece: Work) -> Slice:
+        sequence, pages = piece.sequence, piece.sequence.target
+        assert pages is not None
+        past, end = pages.filled, pages.filled + piece.length
+        self._blocks.extend(pages, end + len(piece.drafts))
+        return Slice(sequence.tokens[past:end] + piece.drafts, past, pages.table, piece.rows)
+
+    def _advance(self, piece: Work, chosen: list[int], log_probs: list[float]) -> int:
+        """Take what a step computed for one sequence; how many tokens it made."""
+        sequence, pages = piece.sequence, piece.sequence.target
+        assert pages is not None
+        kept = accepted(piece.drafts, chosen)
+        filled = pages.filled + piece.length + kept
+        new: list[int] = []
+        finish = None
+        for token in chosen[: kept + 1]:
+            finish = sequence.append(token)
+            if finish is not FinishReason.END_ID:
+                new.append(token)
+            if finish:
+                break
+        self._blocks.fill(pages, sequence.tokens, min(filled, len(sequence.tokens)))
+        if self._drafter:
+            self._drafter.settle(sequence)
+        if not chosen:
+            return 0
+        if piece.drafts:
+            self._count_drafts(sequence, len(piece.drafts), min(kept, len(new)))
+        log_probs = log_probs[: len(new)] if sequence.request.log_probs else []
+        sequence.cum_log_prob += sum(log_probs)
+        sequence.last_token_ns = time.monotonic_ns()
+        sequence.first_token_ns = sequence.first_token_ns or sequence.last_token_ns
+        if finish:
+            self._finish(sequence, finish, tokens=new, log_probs=log_probs)
+        else:
+            self._send(sequence, sequence.output(new, log_probs))
+        return len(new)
+
+    def _count_drafts(self, sequence: Sequence, total: int, kept: int) -> None:
+        sequence.drafts = []
+        sequence.draft_tokens_total += total
+        sequence.draft_tokens_accepted += kept
+        self._counters.draft_tokens_total += total
+        self._counters.draft_tokens_accepted += kept
+
+    def _finish(
+        self,
+        sequence: Sequence,
+        finish: FinishReason,
+        error: str | None = None,
+        *,
+        tokens: Tokens[int] = (),
+        log_probs: Tokens[float] = (),
+    ) -> None:
+        """Free what the sequence holds, then tell its sink."""
+        output = sequence.output(tokens, log_probs, finish, error)
+        self._scheduler.remove(sequence)
+        del self._sequences[sequence.request.id]
+        self._counters.finished[finish] += 1
+        self._send(sequence, output)
+
+    def _send(self, sequence: Sequence, output: Output) -> None:
+        try:
+            sequence.sink(output)
+        except Exception:
+            _log.exception("request %s: its sink failed, so it is cancelled", output.request_id)
+            if not output.finish:
+                self._finish(sequence, FinishReason.CANCELLED)
+
+    def _fail(self, work: list[Work], error: StepFailed) -> None:
+        _log.error("%s", error)
+        self._failures += 1
+        for piece in work:
+            self._finish(piece.sequence, FinishReason.ERROR, str(error))
+        if self._failures == _FAILURES_IN_A_ROW:
+            raise error
+
+    def _num_blocks(self) -> int:
+        settings = self._settings
+        if settings.kv_blocks:
+            return settings.kv_blocks
+        size = sum(model.block_bytes for model in (self._target, self._draft) if model)
+        if settings.kv_cache_mib:
+            if settings.kv_cache_mib * 2**20 < size:
+                raise ValueError(f"kv_cache_mib is {settings.kv_cache_mib}, one block has {size} bytes")
+            return settings.kv_cache_mib * 2**20 // size
+        enough = settings.max_concurrency * -(-self.max_sequence_tokens // self._target.block_size)
+        return max(1, min(enough, _DEFAULT_CACHE_BYTES // size))
+
+
+def _allocate(model: PagedModel, num_blocks: int, settings: EngineSettings) -> BlockManager:
+    model.allocate(num_blocks)
+    return BlockManager(num_blocks, model.block_size, caching=settings.prefix_caching)

@@ -1,0 +1,133 @@
+"""A decoder on OpenVINO with a paged KV cache: `forward` computes one step for any mixture of sequences.
+
+Reads the stateful model that `pipeline.runtimes.cpu.ir` writes (`openvino_model.xml`, `engine.json`), lets OpenVINO
+turn its attention into PagedAttention, and gathers the rows whose logits are wanted before the vocabulary projection.
+Written against OpenVINO 2026.4. It knows nothing of requests; which block belongs to whom is told with each call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence as Tokens
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+import openvino.opset15 as ops
+from openvino._offline_transformations import paged_attention_transformation
+
+from .settings import EngineSettings
+
+MODEL_FILE, FACTS_FILE = "openvino_model.xml", "engine.json"
+_INPUTS = (
+    "input_ids", "position_ids", "past_lens", "subsequence_begins",
+    "block_indices_begins", "block_indices", "max_context_len", "logits_rows",
+)  # fmt: skip
+
+
+class StepFailed(RuntimeError):
+    """OpenVINO could not compute a step."""
+
+
+class Slice(NamedTuple):
+    """What one sequence contributes to a step."""
+
+    tokens: Tokens[int]  # to be computed now
+    past: int  # tokens before them, already in the cache
+    table: npt.NDArray[np.int32]  # the sequence's blocks, enough for past and tokens
+    rows: int  # logits wanted: those after the last `rows` tokens
+
+
+class PagedModel:
+    def __init__(self, folder: Path, settings: EngineSettings) -> None:
+        facts = json.loads((folder / FACTS_FILE).read_text(encoding="utf-8"))
+        self.max_positions: int = facts["max_position_embeddings"]
+        self.vocab_size: int = facts["vocab_size"]
+        core = ov.Core()
+        model = core.read_model(folder / MODEL_FILE)
+        paged_attention_transformation(model)
+        _gather_rows(model)
+        compiled = core.compile_model(model, "CPU", _properties(settings))
+        self._caches = {
+            port.any_name: (port.element_type, [size.get_length() for size in list(port.partial_shape)[1:]])
+            for port in compiled.inputs
+            if port.any_name.startswith(("key_cache.", "value_cache."))
+        }  # name -> (type, [kv_heads, block_size, head_dim])
+        self.block_size: int = next(iter(self._caches.values()))[1][1]
+        self._request = compiled.create_infer_request()
+        self._inputs = {name: self._request.get_tensor(name) for name in _INPUTS}
+
+    @property
+    def block_bytes(self) -> int:
+        """Size of one block, keys and values of all layers."""
+        return sum(int(np.prod(shape)) * kind.size for kind, shape in self._caches.values())
+
+    def allocate(self, num_blocks: int) -> None:
+        for name, (kind, shape) in self._caches.items():
+            cache = ov.Tensor(kind, ov.Shape([num_blocks, *shape]))
+            cache.data[...] = 0  # attention reads whole blocks; what it masks must be finite
+            self._request.set_tensor(name, cache)
+
+    def forward(self, slices: Tokens[Slice]) -> npt.NDArray[np.float32]:
+        """Logits [rows of all slices, vocab_size]; the array is overwritten by the next call."""
+        ids: list[int] = []
+        positions: list[int] = []
+        rows: list[int] = []
+        begins, block_begins = [0], [0]
+        tables: list[npt.NDArray[np.int32]] = []
+        longest = 0
+        for tokens, past, table, wanted in slices:
+            end = past + len(tokens)
+            blocks = -(-end // self.block_size)
+            ids += tokens
+            positions += range(past, end)
+            begins.append(len(ids))
+            rows += range(len(ids) - wanted, len(ids))
+            tables.append(table[:blocks])
+            block_begins.append(block_begins[-1] + blocks)
+            longest = max(longest, end)
+        self._set("input_ids", ids)
+        self._set("position_ids", positions)
+        self._set("past_lens", [piece.past for piece in slices])
+        self._set("subsequence_begins", begins)
+        self._set("block_indices_begins", block_begins)
+        self._set("block_indices", np.concatenate(tables) if len(tables) > 1 else tables[0])
+        self._set("logits_rows", rows or [0])  # never empty: OpenVINO wants a row to multiply
+        self._inputs["max_context_len"].data[...] = longest
+        try:
+            self._request.infer()
+        except RuntimeError as error:
+            raise StepFailed(f"OpenVINO failed on a step of {len(ids)} tokens: {error}") from error
+        logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
+        return logits.reshape(-1, self.vocab_size)[: len(rows)]
+
+    def _set(self, name: str, values: list[int] | npt.NDArray[np.int32]) -> None:
+        tensor = self._inputs[name]
+        tensor.shape = [len(values)]
+        tensor.data[:] = values
+
+
+def _gather_rows(model: ov.Model) -> None:
+    """Add the input `logits_rows`, and compute logits for these rows only."""
+    projection = model.output(0).get_node()
+    while projection.get_type_name() != "MatMul":
+        projection = projection.input_value(0).get_node()
+    rows = ops.parameter(ov.PartialShape([-1]), ov.Type.i32, name="logits_rows")
+    rows.output(0).get_tensor().set_names({"logits_rows"})
+    hidden = projection.input_value(0)  # [tokens, 1, hidden]
+    projection.input(0).replace_source_output(ops.gather(hidden, rows, ops.constant(0)).output(0))
+    model.add_parameters([rows])
+    model.validate_nodes_and_infer_types()
+
+
+def _properties(settings: EngineSettings) -> dict[str, Any]:
+    return {
+        "INFERENCE_PRECISION_HINT": settings.precision,
+        "KV_CACHE_PRECISION": settings.precision,
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": 1,
+        "ENABLE_CPU_PINNING": False,  # pinned threads wait for each other when the machine has other work
+        "INFERENCE_NUM_THREADS": settings.threads or 0,
+    }

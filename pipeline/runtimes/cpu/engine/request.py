@@ -1,0 +1,150 @@
+"""What goes into the engine and what comes out of it: `Request`, `Sampling`, `Output`, `Metrics`.
+
+Parameters mean what they mean to TensorRT-LLM's C++ executor, against which this was written (release 1.2):
+
+* `end_id` ends generation and is *not* part of the output tokens; a matched stop word ends it and *is*.
+* A request is greedy if `temperature` is 0, or `top_k` is 1, or neither `top_k` nor `top_p` is set.
+* Penalties look at the prompt and at what was generated. Stop and bad words match across that border, too.
+
+Two things differ, on purpose. `min_new_tokens` also holds back stop words, not only `end_id`. And `top_p` keeps
+the smallest set of tokens whose mass reaches it, renormalised, as TensorRT-LLM's PyTorch sampler does;
+the older CUDA kernel lowers the weight of the last token of that set.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+Words = tuple[tuple[int, ...], ...]  # each word one or more token ids
+
+
+class FinishReason(StrEnum):
+    END_ID = "end_id"
+    STOP_WORDS = "stop_words"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class Refused(ValueError):
+    """The request can never run as it is; the message names the parameter and the limit."""
+
+
+class EngineStopped(RuntimeError):
+    """The engine was closed, or its thread died; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. 0 for `top_k` or `top_p` means "not set".
+
+    `top_p` falls by `top_p_decay` with each token, not below `top_p_min`, and is restored by `top_p_reset_id`.
+    With `seed`, the same request gives the same tokens whatever runs beside it, with a draft model or without;
+    `seed=None` draws a fresh one.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 0.0
+    top_p_decay: float = 1.0
+    top_p_min: float = 1e-6
+    top_p_reset_id: int = -1
+    repetition_penalty: float = 1.0  # divides (or, below zero, multiplies) the logit of every token seen
+    presence_penalty: float = 0.0  # subtracted once from the logit of every token seen
+    frequency_penalty: float = 0.0  # subtracted as often as the token was seen
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _check("temperature", self.temperature, 0 <= self.temperature < math.inf, "0 or more")
+        _check("top_k", self.top_k, self.top_k >= 0, "0 (not set) or more")
+        _check("top_p", self.top_p, 0 <= self.top_p <= 1, "0 (not set) to 1")
+        _check("top_p_decay", self.top_p_decay, 0 < self.top_p_decay <= 1, "above 0, at most 1")
+        _check("top_p_min", self.top_p_min, 0 < self.top_p_min <= 1, "above 0, at most 1")
+        _check(
+            "repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty < math.inf, "above 0"
+        )
+        _check("presence_penalty", self.presence_penalty, math.isfinite(self.presence_penalty), "finite")
+        _check("frequency_penalty", self.frequency_penalty, math.isfinite(self.frequency_penalty), "finite")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0 or self.top_k == 1 or (self.top_k == 0 and self.top_p == 0)
+
+    @property
+    def penalized(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    def next_top_p(self, top_p: float, token: int) -> float:
+        """What `top_p` becomes after `token`."""
+        return self.top_p if token == self.top_p_reset_id else max(top_p * self.top_p_decay, self.top_p_min)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to continue. `id` must differ from that of every request in flight."""
+
+    id: str
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    end_id: int | None
+    min_new_tokens: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
+    stop_words: Words = ()
+    bad_words: Words = ()
+    embedding_bias: npt.NDArray[np.float32] | None = None  # [vocab_size], added to the logits
+    draft_tokens: tuple[int, ...] | None = (
+        None  # a guess at the first tokens of the answer; verified in one step
+    )
+    log_probs: bool = False
+    speculate: bool = True  # False: without the engine's draft model
+
+    def __post_init__(self) -> None:
+        _check("prompt", len(self.prompt), len(self.prompt) > 0, "at least one token")
+        _check("max_new_tokens", self.max_new_tokens, self.max_new_tokens > 0, "1 or more")
+        _check("min_new_tokens", self.min_new_tokens, self.min_new_tokens >= 0, "0 or more")
+        for name, words in (("stop_words", self.stop_words), ("bad_words", self.bad_words)):
+            _check(name, words, all(words), "words of at least one token")
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """What a finished request cost. Times are `time.monotonic_ns()`, 0 if that moment never came."""
+
+    num_input_tokens: int
+    num_output_tokens: int
+    draft_tokens_total: int
+    draft_tokens_accepted: int
+    arrival_ns: int
+    first_scheduled_ns: int
+    first_token_ns: int
+    last_token_ns: int
+    kv_blocks_total: int
+    kv_blocks_new: int
+    kv_blocks_reused: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one step added to a request. The last one has `finish` and `metrics`, and may have no tokens.
+
+    `log_probs` has one number a token if the request asked for them, else none: the logarithm of the token's share
+    of the distribution after bias, temperature, penalties and banned words, before `top_k` and `top_p`.
+    """
+
+    request_id: str
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...] = ()
+    cum_log_prob: float = 0.0  # of all tokens so far
+    finish: FinishReason | None = None
+    error: str | None = None
+    metrics: Metrics | None = None
+
+
+def _check(name: str, value: object, holds: bool, right: str) -> None:
+    if not holds:
+        raise Refused(f"{name} is {value!r}, must be {right}")

@@ -1,0 +1,103 @@
+"""Who runs, and what each step computes.
+
+Requests start in the order they came, each as soon as its worst case fits the cache. A step computes one token (and
+the drafts) for every sequence that decodes, then spends what is left of its tokens on prompts, oldest first. So a long
+prompt is computed in chunks between which the others go on, and a request never waits for another to finish decoding
+unless memory or `max_concurrency` says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import NamedTuple
+
+from .block_manager import BlockManager
+from .sequence import Sequence
+
+
+class Work(NamedTuple):
+    """What one step computes for a sequence: its next `length` tokens, then `drafts`."""
+
+    sequence: Sequence
+    length: int
+    drafts: list[int]
+    rows: int  # logits wanted: 0 if the prompt is not done with this step, else 1 + len(drafts)
+
+
+class Scheduler:
+    def __init__(
+        self, *, max_concurrency: int, step_tokens: int, target: BlockManager, draft: BlockManager | None
+    ) -> None:
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._max_concurrency = max_concurrency
+        self._step_tokens = step_tokens
+        self._target = target
+        self._draft = draft
+        self._stuck = False  # the first that waits does not fit; nothing changes that but a release
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def admit(self) -> list[Sequence]:
+        """Start those that fit; they are returned."""
+        admitted = []
+        while self.waiting and not self._stuck and len(self.running) < self._max_concurrency:
+            if not self._reserve(self.waiting[0]):
+                self._stuck = True
+                break
+            sequence = self.waiting.popleft()
+            sequence.first_scheduled_ns = time.monotonic_ns()
+            self.running.append(sequence)
+            admitted.append(sequence)
+        return admitted
+
+    def plan(self) -> list[Work]:
+        work: list[Work] = []
+        prompts: list[Sequence] = []
+        budget = self._step_tokens
+        for sequence in self.running:
+            if not sequence.decodes:
+                prompts.append(sequence)
+                continue
+            work.append(Work(sequence, 1, sequence.drafts, 1 + len(sequence.drafts)))
+            budget -= 1 + len(sequence.drafts)
+        for sequence in prompts:
+            if budget <= 0:
+                break
+            drafts = sequence.drafts
+            if sequence.pending + len(drafts) <= budget:
+                work.append(Work(sequence, sequence.pending, drafts, 1 + len(drafts)))
+            else:  # its last token and the drafts go together, in a later step
+                work.append(Work(sequence, min(sequence.pending - 1, budget), [], 0))
+            budget -= work[-1].length + len(work[-1].drafts)
+        return work
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence, whether it runs or waits, and free its blocks."""
+        if sequence.target is None:
+            self.waiting.remove(sequence)
+        else:
+            self.running.remove(sequence)
+            self._target.release(sequence.target)
+        self.drop_draft(sequence)
+        self._stuck = False
+
+    def drop_draft(self, sequence: Sequence) -> None:
+        """Let a sequence go on without the draft model."""
+        if sequence.draft is not None and self._draft is not None:
+            self._draft.release(sequence.draft)
+        sequence.draft = None
+
+    def _reserve(self, sequence: Sequence) -> bool:
+        pages = self._target.admit(sequence.tokens, sequence.max_tokens)
+        if pages is None:
+            return False
+        if self._draft is not None and sequence.request.speculate:
+            sequence.draft = self._draft.admit(sequence.tokens, sequence.max_tokens)
+            if sequence.draft is None:
+                self._target.release(pages)
+                return False
+        sequence.target = pages
+        return True

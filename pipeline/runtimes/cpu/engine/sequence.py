@@ -1,0 +1,135 @@
+"""One request while it runs: its tokens, its blocks, and what the choice of its next token depends on."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Tokens
+
+import numpy as np
+import numpy.typing as npt
+
+from .block_manager import Pages
+from .request import FinishReason, Metrics, Output, Request
+from .words import WordList
+
+Sink = Callable[[Output], None]
+
+
+class Sequence:
+    __slots__ = (
+        "arrival_ns",
+        "bad_words",
+        "counts",
+        "cum_log_prob",
+        "draft",
+        "draft_tokens_accepted",
+        "draft_tokens_total",
+        "drafts",
+        "first_scheduled_ns",
+        "first_token_ns",
+        "is_plain",
+        "last_token_ns",
+        "num_prompt_tokens",
+        "request",
+        "seed",
+        "sink",
+        "stop_words",
+        "target",
+        "tokens",
+        "top_p",
+    )
+
+    def __init__(self, request: Request, sink: Sink, vocab_size: int) -> None:
+        sampling = request.sampling
+        self.request = request
+        self.sink = sink
+        self.tokens = list(request.prompt)  # prompt and answer
+        self.num_prompt_tokens = len(self.tokens)
+        self.drafts = list(request.draft_tokens or ())[
+            : request.max_new_tokens - 1
+        ]  # to be verified by the next step
+        self.target: Pages | None = None  # None while it waits
+        self.draft: Pages | None = None  # None without a draft model
+        self.stop_words = WordList(request.stop_words)
+        self.bad_words = WordList(request.bad_words)
+        self.counts: npt.NDArray[np.int32] | None = None  # [vocab_size], how often each token was seen
+        if sampling.penalized:
+            self.counts = np.bincount(request.prompt, minlength=vocab_size).astype(np.int32)
+        self.top_p = sampling.top_p
+        self.seed = secrets.randbits(64) if sampling.seed is None else sampling.seed & 0xFFFFFFFFFFFFFFFF
+        self.is_plain = (  # the next token is simply that of the greatest logit
+            sampling.greedy
+            and not sampling.penalized
+            and not request.log_probs
+            and request.embedding_bias is None
+            and not self.bad_words
+        )
+        self.cum_log_prob = 0.0
+        self.draft_tokens_total = self.draft_tokens_accepted = 0
+        self.arrival_ns = time.monotonic_ns()
+        self.first_scheduled_ns = self.first_token_ns = self.last_token_ns = 0
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def remaining(self) -> int:
+        return self.request.max_new_tokens - self.generated
+
+    @property
+    def pending(self) -> int:
+        """Tokens the target has not computed yet."""
+        return len(self.tokens) - (self.target.filled if self.target else 0)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the prompt is done, but for its last token."""
+        return self.pending == 1
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens the cache may have to hold; drafts never go beyond them."""
+        return self.num_prompt_tokens + self.request.max_new_tokens
+
+    def append(self, token: int) -> FinishReason | None:
+        """Take `token` as the next one; the reason if it ends the answer. `end_id` itself is not kept."""
+        if token == self.request.end_id:
+            return FinishReason.END_ID
+        self.tokens.append(token)
+        if self.counts is not None:
+            self.counts[token] += 1
+        self.top_p = self.request.sampling.next_top_p(self.top_p, token)
+        if self.stop_words and self.stop_words.ends(self.tokens):
+            return FinishReason.STOP_WORDS
+        return FinishReason.LENGTH if self.remaining == 0 else None
+
+    def output(
+        self,
+        tokens: Tokens[int],
+        log_probs: Tokens[float],
+        finish: FinishReason | None = None,
+        error: str | None = None,
+    ) -> Output:
+        metrics = self._metrics() if finish else None
+        return Output(
+            self.request.id, tuple(tokens), tuple(log_probs), self.cum_log_prob, finish, error, metrics
+        )
+
+    def _metrics(self) -> Metrics:
+        total, reused = (self.target.count, self.target.reused) if self.target else (0, 0)
+        return Metrics(
+            num_input_tokens=self.num_prompt_tokens,
+            num_output_tokens=self.generated,
+            draft_tokens_total=self.draft_tokens_total,
+            draft_tokens_accepted=self.draft_tokens_accepted,
+            arrival_ns=self.arrival_ns,
+            first_scheduled_ns=self.first_scheduled_ns,
+            first_token_ns=self.first_token_ns,
+            last_token_ns=self.last_token_ns,
+            kv_blocks_total=total,
+            kv_blocks_new=total - reused,
+            kv_blocks_reused=reused,
+        )

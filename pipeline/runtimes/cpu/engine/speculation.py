@@ -1,0 +1,132 @@
+"""Draft-model speculation: a small model proposes the next tokens, the large one checks them all in one step.
+
+The rule of acceptance is equality: the target chooses its own token for every position (`sampler.choose`), and
+the proposed tokens are kept up to the first that differs. So the answer is exactly that of the target alone, greedy or
+sampled; see `noise` for why sampled tokens still agree often. No draft probabilities are needed, and tokens that a
+caller proposes are checked in the same way.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from .block_manager import BlockManager
+from .pace import Mode, Pace
+from .paged_model import PagedModel, Slice, StepFailed
+from .sampler import Row, choose
+from .scheduler import Scheduler
+from .sequence import Sequence
+
+_log = logging.getLogger(__name__)
+
+
+def accepted(drafts: list[int], chosen: list[int]) -> int:
+    """How many of `drafts` are what the target chose.
+
+    >>> accepted([4, 5, 6], [4, 5, 9, 7])
+    2
+    """
+    for at, (draft, token) in enumerate(zip(drafts, chosen, strict=False)):
+        if draft != token:
+            return at
+    return len(drafts)
+
+
+class Drafter:
+    """Keeps the draft model's cache up with the sequences, and proposes."""
+
+    def __init__(
+        self, model: PagedModel, blocks: BlockManager, *, max_draft_tokens: int, step_tokens: int, adapt: bool
+    ) -> None:
+        self._model = model
+        self._blocks = blocks
+        self._max_draft_tokens = max_draft_tokens
+        self._step_tokens = step_tokens
+        self._pace = Pace() if adapt else None
+        self._read = 0  # tokens read by the first step of the last proposal, 0 if there was none
+
+    def propose(self, scheduler: Scheduler) -> None:
+        """Set `drafts` of the sequences that decode, if that pays.
+
+        One step of the draft model reads what it has not seen yet, prompts included, at most `step_tokens`; then one
+        short step for each further token.
+        """
+        self._read = 0
+        sequences = [sequence for sequence in scheduler.running if sequence.draft and not sequence.drafts]
+        if not sequences or not self._pays(scheduler, sequences):
+            return
+        try:
+            proposing = self._read_up(sequences)
+            while proposing:
+                proposing = self._continue(proposing)
+        except StepFailed:
+            _log.exception("draft model failed; %d requests go on without it", len(sequences))
+            for sequence in sequences:
+                sequence.drafts = []
+                scheduler.drop_draft(sequence)
+
+    def settle(self, sequence: Sequence) -> None:
+        """After the target's step: what it did not accept is not in the draft's cache either."""
+        if sequence.draft and sequence.target:
+            filled = min(sequence.draft.filled, sequence.target.filled)
+            self._blocks.fill(sequence.draft, sequence.tokens, filled)
+
+    def record(self, batch: int, tokens: int, seconds: float) -> None:
+        """A step that was all decoding made `tokens`, proposals included in `seconds`."""
+        if self._pace and self._read <= 2 * batch:  # else it had to catch up, which is not the rule
+            self._pace.record(batch, drafted=self._read > 0, tokens=tokens, seconds=seconds)
+
+    def _pays(self, scheduler: Scheduler, sequences: list[Sequence]) -> bool:
+        mode = self._pace.mode(len(scheduler.running)) if self._pace else Mode.DRAFT
+        if mode is Mode.TRIAL:
+            return sum(map(_unread, sequences)) <= self._step_tokens
+        return mode is Mode.DRAFT
+
+    def _read_up(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Read what is new, shortest first; the sequences that got their first proposal and want more."""
+        slices: list[Slice] = []
+        proposing: list[Sequence] = []
+        for sequence in sorted(sequences, key=_unread):
+            unread, wanted = _unread(sequence), self._wanted(sequence)
+            count = min(unread, self._step_tokens - self._read)
+            if not count or (sequence.decodes and not wanted):
+                continue
+            complete = count == unread and wanted > 0
+            slices.append(self._slice(sequence, count, complete))
+            self._read += count
+            if complete:
+                proposing.append(sequence)
+        return self._step(slices, proposing) if slices else []
+
+    def _continue(self, proposing: list[Sequence]) -> list[Sequence]:
+        return self._step([self._slice(sequence, 1, True) for sequence in proposing], proposing)
+
+    def _slice(self, sequence: Sequence, count: int, complete: bool) -> Slice:
+        pages = sequence.draft
+        assert pages is not None
+        past = pages.filled
+        self._blocks.extend(pages, past + count)
+        pages.filled += count
+        ahead = past - len(sequence.tokens)
+        tokens = sequence.drafts[ahead:] if ahead >= 0 else sequence.tokens[past : past + count]
+        return Slice(tokens, past, pages.table, int(complete))
+
+    def _step(self, slices: list[Slice], proposing: list[Sequence]) -> list[Sequence]:
+        logits = self._model.forward(slices)
+        rows = [Row(sequence, len(sequence.drafts)) for sequence in proposing]
+        more = []
+        for (sequence, _), token in zip(rows, choose(logits, rows).tokens, strict=True):
+            if token == sequence.request.end_id:
+                continue  # the target finds out by itself, one position after the last draft
+            sequence.drafts.append(token)
+            if len(sequence.drafts) < self._wanted(sequence):
+                more.append(sequence)
+        return more
+
+    def _wanted(self, sequence: Sequence) -> int:
+        return min(self._max_draft_tokens, sequence.remaining - 1) if sequence.decodes else 0
+
+
+def _unread(sequence: Sequence) -> int:
+    assert sequence.draft is not None
+    return len(sequence.tokens) - sequence.draft.filled

@@ -1,0 +1,74 @@
+"""What the engine has done and holds, for metrics and health checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .block_manager import BlockManager
+from .request import FinishReason
+from .scheduler import Scheduler
+from .sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot. Totals count from the start of the engine."""
+
+    running: int
+    waiting: int
+    kv_blocks_total: int
+    kv_blocks_used: int
+    kv_blocks_free: int  # those with reusable content included
+    kv_blocks_cached: int  # free, with reusable content
+    tokens_per_block: int
+    steps: int
+    mean_batch: float  # sequences a step
+    prompt_tokens: int
+    prompt_tokens_reused: int  # found in the KV cache
+    generated_tokens: int
+    draft_tokens_total: int
+    draft_tokens_accepted: int
+    finished: dict[FinishReason, int]
+
+    @property
+    def acceptance(self) -> float:
+        """Share of the proposed tokens that the target accepted; 0 if none were proposed."""
+        return self.draft_tokens_accepted / self.draft_tokens_total if self.draft_tokens_total else 0.0
+
+
+@dataclass(slots=True)
+class Counters:
+    """Running totals; written by the engine thread only."""
+
+    steps: int = 0
+    sequences: int = 0
+    prompt_tokens: int = 0
+    prompt_tokens_reused: int = 0
+    generated_tokens: int = 0
+    draft_tokens_total: int = 0
+    draft_tokens_accepted: int = 0
+    finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
+
+    def admit(self, sequence: Sequence) -> None:
+        self.prompt_tokens += sequence.num_prompt_tokens
+        if sequence.target:
+            self.prompt_tokens_reused += sequence.target.filled
+
+    def snapshot(self, scheduler: Scheduler, blocks: BlockManager) -> EngineStats:
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            kv_blocks_total=blocks.num_blocks,
+            kv_blocks_used=blocks.used,
+            kv_blocks_free=blocks.num_blocks - blocks.used,
+            kv_blocks_cached=blocks.cached,
+            tokens_per_block=blocks.block_size,
+            steps=self.steps,
+            mean_batch=self.sequences / self.steps if self.steps else 0.0,
+            prompt_tokens=self.prompt_tokens,
+            prompt_tokens_reused=self.prompt_tokens_reused,
+            generated_tokens=self.generated_tokens,
+            draft_tokens_total=self.draft_tokens_total,
+            draft_tokens_accepted=self.draft_tokens_accepted,
+            finished=dict(self.finished),
+        )
