@@ -17,6 +17,15 @@ from pathlib import Path
 
 _BLOCK = 1 << 20
 _FICLONE = 0x40049409  # linux/fs.h: share the extents of another file (btrfs, xfs)
+_NO_CLONES = {
+    errno.EXDEV,
+    errno.EOPNOTSUPP,
+    errno.EINVAL,
+    errno.ENOTTY,
+    errno.ENOSYS,
+    errno.EPERM,
+    errno.EBADF,
+}
 _NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES}
 
 
@@ -98,19 +107,27 @@ def remove_tree(root: Path) -> None:
     shutil.rmtree(root)
 
 
-def copy(source: Path, target: Path, advance: Callable[[float], None] | None = None) -> None:
-    """Copy the bytes of a file; where the filesystem can, as a reflink that costs no space."""
+def clone(source: Path, target: Path) -> bool:
+    """Copy a file by sharing its blocks, at no cost, where the filesystem can; else False and no target."""
     with source.open("rb") as read, target.open("xb") as write:
         try:
             fcntl.ioctl(write.fileno(), _FICLONE, read.fileno())
-        except OSError:  # not offered here: EOPNOTSUPP, EXDEV, EINVAL, ENOTTY, as the filesystem likes
-            while block := read.read(_BLOCK):
-                write.write(block)
-                if advance is not None:
-                    advance(len(block))
+        except OSError as error:
+            if error.errno not in _NO_CLONES:
+                raise
         else:
+            return True
+    target.unlink()
+    return False
+
+
+def copy(source: Path, target: Path, advance: Callable[[float], None] | None = None) -> None:
+    """Copy the bytes of a file to a new one; `advance` is told them as they go."""
+    with source.open("rb") as read, target.open("xb") as write:
+        while block := read.read(_BLOCK):
+            write.write(block)
             if advance is not None:
-                advance(os.fstat(read.fileno()).st_size)
+                advance(len(block))
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -120,4 +137,5 @@ def link_or_copy(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        copy(source, target)
+        if not clone(source, target):
+            copy(source, target)

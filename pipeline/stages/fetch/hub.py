@@ -1,0 +1,128 @@
+"""The Hugging Face Hub: which commit a revision is, which files it has, and the bytes of one file.
+
+Addresses, headers and sessions are huggingface_hub's. Its downloads are not used: version 1.33 throws away a broken
+transfer (each try writes a file of another name and removes it), and these are gigabytes; see `transfer`.
+`HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE` are read when a `Hub` is made.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import httpx
+from huggingface_hub import HfApi, constants, get_token, hf_hub_url
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, paginate
+
+from pipeline import __version__
+from pipeline.errors import SourceError
+from pipeline.stages.fetch.failures import WAITS_S, Patience, Subject
+
+Result = TypeVar("Result")
+
+# Besides the network's: what comes of an answer that is not a hub's.
+_FAILURES = (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, AttributeError)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of a commit, and the hash that its bytes must have."""
+
+    name: str
+    bytes: int
+    hash: (
+        str  # SHA-256 of large files; of the others SHA-1 as git takes it, over "blob <size>\0" and the bytes
+    )
+    is_sha256: bool
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A hub and who asks it. The token is never shown."""
+
+    endpoint: str
+    token: str | None = field(default=None, repr=False)
+    waits_s: tuple[float, ...] = WAITS_S
+
+    @classmethod
+    def from_environment(cls) -> Hub:
+        token = get_token()
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise SourceError("HF_TOKEN is not a token: it holds characters that no token has")
+        endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+        return cls(endpoint.rstrip("/"), token)
+
+    def subject(self, repo: str, revision: str | None) -> Subject:
+        return Subject(repo, revision, self.endpoint, self.token is not None)
+
+    def commit_of(self, repo: str, revision: str | None, say: Callable[[str], None]) -> str:
+        """The commit (40 hexadecimal digits) that a branch, a tag or the default branch is now."""
+
+        def ask() -> str:
+            info = HfApi(self.endpoint, token=self.token or False).model_info(
+                repo, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT
+            )
+            if not info.sha:
+                raise ValueError("no commit")
+            return str(info.sha)
+
+        return self._patiently(ask, repo, revision, say)
+
+    def files(self, repo: str, commit: str, say: Callable[[str], None]) -> dict[str, RemoteFile]:
+        """Name -> file, of the top folder of a commit."""
+
+        def ask() -> dict[str, RemoteFile]:
+            pages = paginate(
+                f"{self.endpoint}/api/models/{repo}/tree/{commit}",
+                params={},
+                headers=self._headers(),
+                timeout=constants.HF_HUB_ETAG_TIMEOUT,
+            )
+            entries = [entry for page in pages for entry in page if entry["type"] == "file"]
+            return {entry["path"]: _remote_file(entry) for entry in entries}
+
+        return self._patiently(ask, repo, commit, say)
+
+    @contextmanager
+    def open(self, repo: str, commit: str, name: str, offset: int) -> Iterator[httpx.Response]:
+        """The bytes of a file from `offset` on, as far as the server follows (status 206, else the whole file).
+
+        Raises what huggingface_hub and httpx raise; the token goes to the Hub and not where it redirects to.
+        """
+        url = hf_hub_url(repo, name, revision=commit, endpoint=self.endpoint)
+        headers = {**self._headers(), "Accept-Encoding": "identity"}
+        if offset:
+            headers["Range"] = f"bytes={offset}-"
+        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        with get_session().stream(
+            "GET", url, headers=headers, timeout=timeout, follow_redirects=True
+        ) as response:
+            if response.is_error:
+                response.read()
+            hf_raise_for_status(response)
+            yield response
+
+    def _headers(self) -> dict[str, str]:
+        return build_hf_headers(
+            token=self.token or False, library_name="pipeline", library_version=__version__
+        )
+
+    def _patiently(
+        self, ask: Callable[[], Result], repo: str, revision: str | None, say: Callable[[str], None]
+    ) -> Result:
+        patience = Patience(self.subject(repo, revision), say, self.waits_s)
+        while True:
+            try:
+                return ask()
+            except _FAILURES as error:
+                patience.after(error)
+
+
+def _remote_file(entry: Mapping[str, object]) -> RemoteFile:
+    large = entry.get("lfs")
+    if isinstance(large, Mapping):
+        return RemoteFile(str(entry["path"]), int(large["size"]), str(large["oid"]), is_sha256=True)
+    return RemoteFile(str(entry["path"]), int(str(entry["size"])), str(entry["oid"]), is_sha256=False)

@@ -1,0 +1,99 @@
+"""Which files of a checkpoint are taken. Pure: names in, names out.
+
+The rules are those of transformers: `model.safetensors` if it is there, else the shards that
+`model.safetensors.index.json` names. Other safetensors of a folder (`consolidated.safetensors`, adapters) are other
+copies of the weights, or no weights of the model, and stay where they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from pipeline.errors import SourceError
+
+CONFIG = "config.json"
+COMPANIONS = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "hf_quant_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+)
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLE_WHOLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Small files, and either one file of weights or the index that names the shards."""
+
+    companions: tuple[str, ...]
+    weights: str  # a file of weights, or an index
+    pickled: bool
+
+    @property
+    def is_index(self) -> bool:
+        return self.weights in (INDEX, PICKLE_INDEX)
+
+
+def select(names: Collection[str], *, allow_pickle: bool, label: str) -> Selection:
+    """What to take from the files `names` of the source `label`. SourceError says what is missing or refused."""
+    if CONFIG not in names:
+        raise SourceError(f"{label} has no {CONFIG}: it is not a checkpoint in the layout of transformers")
+    companions = (CONFIG, *(name for name in COMPANIONS if name in names))
+    for weights in (WHOLE, INDEX):
+        if weights in names:
+            return Selection(companions, weights, pickled=False)
+    pickled = [weights for weights in (PICKLE_WHOLE, PICKLE_INDEX) if weights in names]
+    if pickled and allow_pickle:
+        return Selection(companions, pickled[0], pickled=True)
+    raise SourceError(f"{label} {_why_no_weights(names, bool(pickled))}")
+
+
+def _why_no_weights(names: Collection[str], usable_pickle: bool) -> str:
+    pickles = sorted(name for name in names if name.endswith(_PICKLES))
+    if usable_pickle:
+        return (
+            f"has only pickled weights ({', '.join(pickles[:3])}), which can run code when they are read; take a "
+            "repository with safetensors, or set allow_pickle: true beside its source (its tensors are then read "
+            "without running code, and kept as safetensors)"
+        )
+    if any(name.endswith(".gguf") for name in names):
+        return (
+            "has only GGUF files, which are quantized already; name the repository that they were made from"
+        )
+    others = sorted(name for name in names if name.endswith(".safetensors")) or pickles
+    if others:
+        return (
+            f"has neither {WHOLE} nor {INDEX}; {', '.join(others[:3])} is not in the layout of transformers"
+        )
+    return f"has no weights: neither {WHOLE} nor {INDEX}"
+
+
+def shards(index: bytes, names: Collection[str], *, pickled: bool, label: str) -> tuple[str, ...]:
+    """The files of weights that an index names, sorted. SourceError if it is damaged, or they are not all there."""
+    name = PICKLE_INDEX if pickled else INDEX
+    suffix = ".bin" if pickled else ".safetensors"
+    try:
+        placed = json.loads(index)["weight_map"]
+        found = sorted(set(placed.values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SourceError(f"{label}: {name} is damaged: it has no map of weights to files") from error
+    for shard in found:
+        if not isinstance(shard, str) or "/" in shard or not shard.endswith(suffix):
+            raise SourceError(f"{label}: {name} names {shard!r}, which is not a {suffix} file beside it")
+    missing = [shard for shard in found if shard not in names]
+    if missing or not found:
+        listed = ", ".join(missing[:5]) or "no file at all"
+        raise SourceError(f"{label}: {name} names files that are not there: {listed}")
+    return tuple(found)
