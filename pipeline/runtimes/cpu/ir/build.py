@@ -1,4 +1,7 @@
-"""From a unified Hugging Face checkpoint to openvino_model.xml, openvino_model.bin and engine.json."""
+"""From a unified Hugging Face checkpoint to openvino_model.xml, openvino_model.bin and engine.json.
+
+The same checkpoint and OpenVINO give the same bytes. Neither torch nor transformers is used.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import openvino as ov
-from safetensors import safe_open
 
+from pipeline.checkpoint import Checkpoint
+from pipeline.errors import StageError, UserError
 from pipeline.progress import Progress
-from pipeline.runtimes.cpu.ir.model import Decoder, Dimensions
+from pipeline.runtimes.cpu.ir.model import decoder
+from pipeline.runtimes.cpu.ir.weights import Weights
 
-MODEL_FILE, FACTS_FILE = "openvino_model.xml", "engine.json"
+MODEL, WEIGHTS, FACTS = "openvino_model.xml", "openvino_model.bin", "engine.json"
+PRECISIONS = ("f32", "bf16")
 
 
 def build_ir(
@@ -23,53 +29,73 @@ def build_ir(
     simulate_activations: bool = False,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Write the model into `into` and return its facts, which also stand in engine.json."""
-    config = json.loads((checkpoint_dir / "config.json").read_text())
-    files = {}
-    for path in sorted(checkpoint_dir.glob("*.safetensors")):
-        handle = safe_open(path, framework="numpy")
-        files |= dict.fromkeys(handle.keys(), handle)
-    dims = _dimensions(config)
-    model = Decoder(dims, lambda name: files[name].get_tensor(name), files.__contains__).build()
-    model.set_rt_info(precision, ["runtime_options", "KV_CACHE_PRECISION"])
+    """Write the model into `into`; return its facts, which engine.json holds too.
+
+    `precision` is what the engine computes in and keeps keys and values in. `simulate_activations` rounds the
+    inputs of quantized layers, keys and values by the checkpoint's scales; without it only the weights are
+    quantized. Raises CheckpointError with everything that is wrong with the files, and UserError for a format
+    that this runtime lacks.
+    """
+    if precision not in PRECISIONS:
+        raise UserError(f"precision {precision!r} is not known; {' and '.join(PRECISIONS)} are")
+    checkpoint = Checkpoint(checkpoint_dir)
+    checkpoint.check()
+    weights = Weights(checkpoint, simulate=simulate_activations)
+    with progress.task("Graph", total=checkpoint.architecture.layers, unit="layers") as task:
+        model = decoder(checkpoint.architecture, weights, task)
+    unread = weights.unread()
+    if unread:
+        raise StageError("\n".join([f"{checkpoint_dir}: tensors that the model leaves out", *unread]))
+    options = compile_options(precision)
+    for name, value in options.items():
+        model.set_rt_info(value, ["runtime_options", name])
     into.mkdir(parents=True, exist_ok=True)
-    ov.save_model(model, into / MODEL_FILE, compress_to_fp16=False)
+    ov.save_model(model, into / MODEL, compress_to_fp16=False)
     facts = {
-        "schema": 1,
-        "architecture": config["architectures"][0],
-        "layers": dims.layers,
-        "hidden": dims.hidden,
-        "heads": dims.heads,
-        "kv_heads": dims.kv_heads,
-        "head_dim": dims.head_dim,
-        "vocab_size": dims.vocab,
-        "max_position_embeddings": config["max_position_embeddings"],
-        "sliding_window": dims.window,
-        "tied": dims.tied,
+        **_facts(checkpoint),
         "precision": precision,
         "simulate_activations": simulate_activations,
+        "compile_options": options,
+        "weights": weights.constants.census(),
+        "bytes": {name: (into / name).stat().st_size for name in (MODEL, WEIGHTS)},
         "openvino": ov.get_version(),
     }
-    (into / FACTS_FILE).write_text(json.dumps(facts, indent=2) + "\n")
-    progress.say(f"OpenVINO model of {dims.layers} layers written to {into}")
+    (into / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     return facts
 
 
-def _dimensions(config: dict[str, Any]) -> Dimensions:
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    heads = config["num_attention_heads"]
-    return Dimensions(
-        layers=config["num_hidden_layers"],
-        hidden=config["hidden_size"],
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-        vocab=config["vocab_size"],
-        epsilon=config["rms_norm_eps"],
-        theta=rope.get("rope_theta") or config.get("rope_theta", 10000.0),
-        rope_kind=rope.get("rope_type", rope.get("type", "default")),
-        rope_scaling=rope,
-        window=window,
-        tied=config.get("tie_word_embeddings", False),
-    )
+def compile_options(precision: str) -> dict[str, str]:
+    """What the model must be compiled with to compute what was calibrated.
+
+    By default OpenVINO rounds the inputs of packed layers to 8 bits, by scales that it finds itself.
+    """
+    return {
+        "INFERENCE_PRECISION_HINT": precision,
+        "KV_CACHE_PRECISION": precision,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+    }
+
+
+def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
+    arch, quantization = checkpoint.architecture, checkpoint.quantization
+    windows = {window for window in arch.windows if window is not None}
+    return {
+        "schema": 1,
+        "architecture": arch.class_name,
+        "layers": arch.layers,
+        "hidden": arch.hidden,
+        "intermediate": arch.intermediate,
+        "heads": arch.heads,
+        "kv_heads": arch.kv_heads,
+        "head_dim": arch.head_dim,
+        "vocab_size": arch.vocab,
+        "max_position_embeddings": arch.max_positions,
+        "sliding_window": max(windows, default=None),
+        "tied": arch.tied,
+        "quantization": {
+            "format": str(quantization.format),
+            "group_size": quantization.group_size,
+            "kv_cache": quantization.kv_cache,
+            "producer": quantization.producer,
+        },
+    }

@@ -1,97 +1,76 @@
-"""The decoder: embedding, layers, head, as one stateful OpenVINO model.
+"""The decoder: embedding, layers and head as one stateful OpenVINO model.
 
-Inputs: input_ids [batch, tokens], attention_mask [batch, context], position_ids [batch, tokens] (i64) and beam_idx
-[batch] (i32). Output: logits [batch, tokens, vocab_size] f32. The keys and values are the state of the request.
+Inputs: input_ids [batch, tokens], attention_mask [batch, context], position_ids [batch, tokens] (i64), beam_idx
+[batch] (i32). Output: logits [batch, tokens, vocab] f32. Keys and values are the state of the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import numpy as np
 import openvino as ov
 import openvino.opset15 as ops
 
+from pipeline.checkpoint import Architecture
+from pipeline.progress import Task
 from pipeline.runtimes.cpu.ir import rope
-from pipeline.runtimes.cpu.ir.attention import Inputs, KeyValueCache, attend, causal_mask
-from pipeline.runtimes.cpu.ir.linear import plain
-from pipeline.runtimes.cpu.ir.nodes import Node, i64, name_nodes, rms_norm, split_heads, to_heads_first
+from pipeline.runtimes.cpu.ir.attention import Attention, Inputs
+from pipeline.runtimes.cpu.ir.nodes import Node, name_nodes, rms_norm, split_heads, swap_heads
+from pipeline.runtimes.cpu.ir.weights import Weights
 
 
-@dataclass(frozen=True, slots=True)
-class Dimensions:
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    epsilon: float
-    theta: float
-    rope_kind: str
-    rope_scaling: dict[str, float]
-    window: int | None
-    tied: bool
+def decoder(architecture: Architecture, weights: Weights, task: Task) -> ov.Model:
+    """The model; it points into the memory of `weights`. `task` advances by one a layer."""
+    return _Decoder(architecture, weights).build(task)
 
 
-class Decoder:
-    """One model under construction."""
+class _Decoder:
+    def __init__(self, architecture: Architecture, weights: Weights) -> None:
+        self._arch, self._weights = architecture, weights
+        self._inputs = Inputs.make()
+        self._attention = Attention(self._inputs, architecture)
+        inverse = rope.inverse_frequencies(architecture.rope, architecture.head_dim)
+        self._cosine, self._sine = rope.tables(self._inputs.position_ids, inverse)
 
-    def __init__(
-        self, dims: Dimensions, take: Callable[[str], np.ndarray], has: Callable[[str], bool]
-    ) -> None:
-        self._dims, self._take, self._has = dims, take, has
-
-    def build(self) -> ov.Model:
-        dims, inputs = self._dims, Inputs.make()
-        embedding = plain(self._take("model.embed_tokens.weight"), "model.embed_tokens.weight")
-        hidden = ops.gather(embedding, ops.convert(inputs.input_ids, ov.Type.i32), i64(0))
-        inverse = rope.inverse_frequencies(dims.head_dim, dims.theta, dims.rope_kind, dims.rope_scaling)
-        cosine, sine = rope.tables(inputs.position_ids, inverse)
-        mask = causal_mask(inputs, dims.window)
-        cache = KeyValueCache(inputs, heads=dims.heads, kv_heads=dims.kv_heads, head_dim=dims.head_dim)
-        for layer in range(dims.layers):
-            prefix = f"model.layers.{layer}."
-            attention = self._attention(prefix + "self_attn.", layer, self._norm(hidden, prefix + "input_layernorm"),
-                                        cosine, sine, mask, cache)  # fmt: skip
-            hidden = ops.add(hidden, attention)
-            hidden = ops.add(
-                hidden, self._mlp(prefix + "mlp.", self._norm(hidden, prefix + "post_attention_layernorm"))
-            )
-        hidden = self._norm(hidden, "model.norm")
-        logits = ops.matmul(hidden, embedding, False, True) if dims.tied else self._linear(hidden, "lm_head")
+    def build(self, task: Task) -> ov.Model:
+        hidden = self._weights.embed(self._inputs.input_ids)
+        for layer in range(self._arch.layers):
+            hidden = self._block(hidden, layer)
+            task.advance()
+        logits = self._weights.head(self._norm(hidden, "model.norm"))
         logits.output(0).get_tensor().set_names({"logits"})
         result = ops.result(logits)
         result.set_friendly_name("logits")
-        model = ov.Model([result], cache.assignments, inputs.parameters, "decoder")
+        model = ov.Model(
+            [result], self._attention.assignments, self._inputs.parameters, self._arch.class_name
+        )
         name_nodes(model)
         return model
 
+    def _block(self, hidden: Node, layer: int) -> Node:
+        block = f"model.layers.{layer}."
+        mixed = self._attend(self._norm(hidden, block + "input_layernorm"), layer, block + "self_attn.")
+        hidden = ops.add(hidden, mixed)
+        forward = self._feed_forward(self._norm(hidden, block + "post_attention_layernorm"), block + "mlp.")
+        return ops.add(hidden, forward)
+
+    def _attend(self, x: Node, layer: int, name: str) -> Node:
+        """[batch, tokens, hidden] -> the same."""
+        arch, linear = self._arch, self._weights.linear
+        query = split_heads(linear(x, name + "q_proj"), arch.heads, arch.head_dim)
+        key = split_heads(linear(x, name + "k_proj"), arch.kv_heads, arch.head_dim)
+        value = split_heads(linear(x, name + "v_proj"), arch.kv_heads, arch.head_dim)
+        if arch.qk_norm:
+            query, key = self._norm(query, name + "q_norm"), self._norm(key, name + "k_norm")
+        query, key = self._rotate(swap_heads(query)), self._rotate(swap_heads(key))
+        key, value = self._weights.cached(layer, key, swap_heads(value))
+        return linear(self._attention.attend(layer, query, key, value), name + "o_proj")
+
+    def _feed_forward(self, x: Node, name: str) -> Node:
+        linear = self._weights.linear
+        gate = ops.swish(linear(x, name + "gate_proj"))
+        return linear(ops.multiply(gate, linear(x, name + "up_proj")), name + "down_proj")
+
     def _norm(self, x: Node, name: str) -> Node:
-        return rms_norm(x, plain(self._take(f"{name}.weight"), f"{name}.weight"), self._dims.epsilon)
+        return rms_norm(x, self._weights.norm(name), self._arch.norm_epsilon)
 
-    def _linear(self, x: Node, name: str) -> Node:
-        y = ops.matmul(x, plain(self._take(f"{name}.weight"), f"{name}.weight"), False, True)
-        return (
-            ops.add(y, plain(self._take(f"{name}.bias"), f"{name}.bias")) if self._has(f"{name}.bias") else y
-        )
-
-    def _attention(self, prefix: str, layer: int, x: Node, cosine: Node, sine: Node, mask: Node,
-                   cache: KeyValueCache) -> Node:  # fmt: skip
-        dims = self._dims
-        query = split_heads(self._linear(x, prefix + "q_proj"), dims.heads, dims.head_dim)
-        key = split_heads(self._linear(x, prefix + "k_proj"), dims.kv_heads, dims.head_dim)
-        value = split_heads(self._linear(x, prefix + "v_proj"), dims.kv_heads, dims.head_dim)
-        if self._has(prefix + "q_norm.weight"):
-            query, key = self._norm(query, prefix + "q_norm"), self._norm(key, prefix + "k_norm")
-        query = rope.rotate(to_heads_first(query), cosine, sine, dims.head_dim)
-        key = rope.rotate(to_heads_first(key), cosine, sine, dims.head_dim)
-        keys = cache.append(layer, "key", key)
-        values = cache.append(layer, "value", to_heads_first(value))
-        mixed = attend(query, keys, values, mask, heads=dims.heads, head_dim=dims.head_dim)
-        return self._linear(mixed, prefix + "o_proj")
-
-    def _mlp(self, prefix: str, x: Node) -> Node:
-        gate = ops.swish(self._linear(x, prefix + "gate_proj"))
-        return self._linear(ops.multiply(gate, self._linear(x, prefix + "up_proj")), prefix + "down_proj")
+    def _rotate(self, x: Node) -> Node:
+        return rope.rotate(x, self._cosine, self._sine, self._arch.head_dim)
