@@ -7,11 +7,12 @@ it keeps losing. The answers do not depend on it.
 
 from __future__ import annotations
 
+from collections import deque
 from enum import Enum
+from statistics import median
 
 _TRIAL_STEPS = 8
 _FIRST_PAUSE, _LONGEST_PAUSE = 64, 8192  # steps between trials of the slower way
-_SMOOTHING = 0.1  # weight of the newest step
 
 
 class Mode(Enum):
@@ -44,11 +45,10 @@ class _Contest:
         self.on_trial = True
         self._steps_left = _TRIAL_STEPS  # of the current phase
         self._pause = _FIRST_PAUSE
-        self._rates: dict[bool, float] = {}  # drafting -> tokens a second
+        self._rates: dict[bool, deque[float]] = {}  # drafting -> tokens a second of the last steps
 
     def record(self, drafted: bool, rate: float) -> None:
-        known = self._rates.setdefault(drafted, rate)
-        self._rates[drafted] = known + _SMOOTHING * (rate - known)
+        self._rates.setdefault(drafted, deque(maxlen=2 * _TRIAL_STEPS)).append(rate)
         if drafted is not self.drafting:  # a trial that has to wait until it is cheap
             return
         self._steps_left -= 1
@@ -59,6 +59,6 @@ class _Contest:
         if not self.on_trial or len(self._rates) < 2:
             self.drafting, self.on_trial, self._steps_left = not self.drafting, True, _TRIAL_STEPS
             return
-        best = self._rates[True] >= self._rates[False]
+        best = median(self._rates[True]) >= median(self._rates[False])
         self._pause = _FIRST_PAUSE if best is self.drafting else min(2 * self._pause, _LONGEST_PAUSE)
         self.drafting, self.on_trial, self._steps_left = best, False, self._pause
