@@ -1,0 +1,168 @@
+"""The asyncio client: the same requests, chunks, figures and errors as the blocking one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator
+from typing import Any, Self, Unpack
+
+import grpc
+from tritonclient.grpc import service_pb2 as pb
+
+from pipeline.client import failures
+from pipeline.client.base import GOODBYE_S, ClientBase, Prompt, StreamBase
+from pipeline.client.channel import METHODS
+from pipeline.client.chunk import Answer, Chunk
+from pipeline.client.model import Model, read_model
+from pipeline.client.sampling import Sampling
+
+
+class AsyncClient(ClientBase):
+    """Streams answers of a model on a Triton server; belongs to the event loop that uses it first.
+
+    >>> async with AsyncClient("localhost:8001") as client:                    # doctest: +SKIP
+    ...     async with client.stream("Once upon a time", max_tokens=64) as stream:
+    ...         async for chunk in stream:
+    ...             print(chunk.text, end="", flush=True)
+    """
+
+    def _prepare(self) -> None:
+        self._reading_model = asyncio.Lock()
+        self._channel: Any = None
+        self._infer: Any = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Ends the connection; streams that are open raise `Cancelled`."""
+        self._closed = True
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def model(self) -> Model:
+        """What the model takes and gives; the server is asked once."""
+        self._not_closed()
+        async with self._reading_model:
+            if self._model is None:
+                config = self._open().unary_unary(
+                    METHODS + "ModelConfig",
+                    request_serializer=pb.ModelConfigRequest.SerializeToString,
+                    response_deserializer=pb.ModelConfigResponse.FromString,
+                )
+                request = pb.ModelConfigRequest(name=self.model_name)
+                try:
+                    reply = await config(request, timeout=self.timeouts.connect_s, metadata=self._metadata)
+                except grpc.RpcError as error:
+                    raise failures.from_status(error, url=self.url) from None
+                self._model = read_model(reply.config)
+            return self._model
+
+    def stream(
+        self, prompt: Prompt, *, request_id: str | None = None, **sampling: Unpack[Sampling]
+    ) -> AsyncStream:
+        """An answer, chunk by chunk. It is asked for on entering the block, and cancelled on leaving it."""
+        return AsyncStream(self, prompt, sampling, request_id)
+
+    async def generate(
+        self, prompt: Prompt, *, request_id: str | None = None, **sampling: Unpack[Sampling]
+    ) -> Answer:
+        """A whole answer."""
+        async with self.stream(prompt, request_id=request_id, **sampling) as stream:
+            async for _ in stream:
+                pass
+            return stream.answer()
+
+    def _open(self) -> Any:
+        """The channel; gRPC ties it to the running loop, hence not before there is one."""
+        if self._channel is None:
+            self._channel = (
+                grpc.aio.secure_channel(self.url, self._credentials, self._options)
+                if self._credentials
+                else grpc.aio.insecure_channel(self.url, self._options)
+            )
+            self._infer = self._channel.unary_stream(
+                METHODS + "ModelStreamInfer",
+                request_serializer=pb.ModelInferRequest.SerializeToString,
+                response_deserializer=pb.ModelStreamInferResponse.FromString,
+            )
+        return self._channel
+
+
+class AsyncStream(StreamBase):
+    """The chunks of one answer. Made by `AsyncClient.stream`; read by one task."""
+
+    _client: AsyncClient
+    _alarm: asyncio.TimerHandle | None = None
+    _waits_until = math.inf  # by the loop's clock
+
+    async def __aenter__(self) -> Self:
+        self._check()
+        request = self._request(await self._client.model())
+        self._loop = asyncio.get_running_loop()
+        self._exchange.sent()
+        self._call = self._client._infer(request, metadata=self._client._metadata)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._exchange.finished:
+            with contextlib.suppress(
+                grpc.RpcError, TimeoutError
+            ):  # the answer is complete, whatever comes now
+                async with asyncio.timeout(GOODBYE_S):
+                    await self._call.read()
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._leave()
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        exchange = self._exchange
+        while not exchange.finished:
+            chunk = exchange.receive(await self._read())
+            if chunk is not None:
+                return chunk
+        raise StopAsyncIteration
+
+    async def _read(self) -> pb.ModelStreamInferResponse:
+        self._arm(self._patience_s)
+        try:
+            message = await self._call.read()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._stopped is None or (task is not None and task.cancelling()):
+                raise  # the task is being cancelled, not the call
+            raise self._stopped from None
+        except grpc.RpcError as error:
+            raise self._stopped or self._exchange.broken(error) from None
+        finally:
+            self._waits_until = math.inf
+        if message is grpc.aio.EOF:
+            raise self._stopped or self._exchange.broken_off()
+        reply: pb.ModelStreamInferResponse = message
+        return reply
+
+    def _arm(self, within_s: float | None) -> None:
+        """One timer serves all reads of a stream: it is moved when it goes off, not at each token."""
+        if within_s is None:
+            return
+        self._waits_until = self._loop.time() + within_s
+        if self._alarm is not None and self._alarm.when() <= self._waits_until:
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self._loop.call_at(self._waits_until, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        if self._waits_until <= self._loop.time():
+            self._too_late()
+        elif self._waits_until < math.inf:
+            self._alarm = self._loop.call_at(self._waits_until, self._ring)

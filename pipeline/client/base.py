@@ -1,0 +1,158 @@
+"""What the blocking and the asyncio client have in common: settings, the request of a stream, and what it tells."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2 as pb
+
+from pipeline.client.channel import STATUS_HEADER, KeepAlive, options, target
+from pipeline.client.chunk import Answer, FinishReason
+from pipeline.client.errors import BetweenTokensDeadline, Cancelled, ClientError, FirstTokenDeadline
+from pipeline.client.exchange import Exchange
+from pipeline.client.model import Model
+from pipeline.client.request import build_request
+from pipeline.client.sampling import Sampling, read_sampling
+from pipeline.client.stats import Stats
+from pipeline.client.template import ChatTemplate, Message, as_prompt
+from pipeline.client.timeouts import Timeouts
+
+Prompt = str | Sequence[Message]
+# After its last message a server closes the call; leaving sooner would look like a cancellation to it.
+GOODBYE_S = 1.0
+
+
+class ClientBase:
+    """Where requests go, and with which settings.
+
+    `template` is needed for messages only. `defaults` are sampling parameters for every request. `headers` are sent
+    with every call; `credentials` (of `grpc.ssl_channel_credentials`) make it TLS.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str = "tensorrt_llm_bls",
+        template: ChatTemplate | None = None,
+        defaults: Sampling | None = None,
+        timeouts: Timeouts | None = None,
+        keep_alive: KeepAlive | None = None,
+        headers: Mapping[str, str] | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self.url = target(url)
+        self.model_name = model
+        self.template = template
+        self.timeouts = timeouts or Timeouts()
+        self._defaults: Mapping[str, Any] = {**(defaults or {})}
+        self._metadata = (*(headers or {}).items(), STATUS_HEADER)
+        self._options = options(keep_alive or KeepAlive())
+        self._credentials = credentials
+        self._model: Model | None = None
+        self._closed = False
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """What a kind of client has beside the settings."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r}, model={self.model_name!r})"
+
+    def _not_closed(self) -> None:
+        if self._closed:
+            raise RuntimeError("the client is closed")
+
+
+class StreamBase:
+    """One request: made from its arguments when its block is entered, then asked about."""
+
+    def __init__(
+        self, client: ClientBase, prompt: Prompt, sampling: Mapping[str, Any], request_id: str | None
+    ) -> None:
+        self.request_id = request_id or uuid.uuid4().hex
+        self._client = client
+        self._prompt = prompt
+        self._given = {**client._defaults, **sampling}
+        self._running: Exchange | None = None
+        self._call: Any = None
+        self._stopped: ClientError | None = None  # why we broke the call off
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return self._exchange.text
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the answer ended; None until it has."""
+        return self._exchange.finish_reason
+
+    @property
+    def stats(self) -> Stats:
+        """The figures up to now."""
+        return self._exchange.stats()
+
+    def answer(self) -> Answer:
+        """The whole answer, once all chunks have been read."""
+        if not self._exchange.finished:
+            raise RuntimeError("the answer is not complete: read the stream to its end first")
+        return self._exchange.answer()
+
+    def cancel(self) -> None:
+        """Stop the answer, on the server too. Whoever reads it gets `Cancelled`."""
+        self._stop(Cancelled("the answer was cancelled"))
+
+    @property
+    def _exchange(self) -> Exchange:
+        if self._running is None:
+            raise RuntimeError("a stream is read inside of its `with` block")
+        return self._running
+
+    def _check(self) -> None:
+        """What can be told without asking the server."""
+        if self._running is not None:
+            raise RuntimeError("a stream is entered once; make a new one for each request")
+        self._client._not_closed()
+        self._sampling = read_sampling(self._given)
+        self._text = as_prompt(self._prompt, self._client.template)
+
+    def _request(self, model: Model) -> pb.ModelInferRequest:
+        request = build_request(model, self._text, self._sampling, request_id=self.request_id)
+        max_tokens = self._sampling.get("max_tokens")
+        self._running = Exchange(
+            model,
+            url=self._client.url,
+            request_id=self.request_id,
+            max_tokens=max_tokens if isinstance(max_tokens, int) else None,
+        )
+        return request
+
+    @property
+    def _patience_s(self) -> float | None:
+        """How long the next read may take."""
+        timeouts = self._client.timeouts
+        return timeouts.between_tokens_s if self._exchange.started else timeouts.first_token_s
+
+    def _too_late(self) -> None:
+        timeouts = self._client.timeouts
+        if self._exchange.finished:
+            self._call.cancel()
+        elif self._exchange.started:
+            self._stop(
+                BetweenTokensDeadline(f"the answer stalled: nothing for {timeouts.between_tokens_s:g} s")
+            )
+        else:
+            self._stop(FirstTokenDeadline(f"no first token within {timeouts.first_token_s:g} s"))
+
+    def _stop(self, reason: ClientError) -> None:
+        if self._call is not None and self._stopped is None and not self._exchange.finished:
+            self._stopped = self._exchange.over(reason)
+            self._call.cancel()
+
+    def _leave(self) -> None:
+        """The block ends: what is still running is cancelled."""
+        self._stop(Cancelled("the stream was left"))

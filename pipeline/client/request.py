@@ -1,0 +1,94 @@
+"""Builds the one message that a request consists of, for the layout that the model has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tritonclient.grpc import service_pb2 as pb
+
+from pipeline.client import wire
+from pipeline.client.errors import Refused
+from pipeline.client.model import Model
+from pipeline.client.sampling import PARAMETERS, Value
+
+# Input that asks for it -> outputs that then come. Only what is there is asked for.
+COUNTS = {
+    "return_num_input_tokens": ("num_input_tokens",),
+    "return_num_output_tokens": ("num_output_tokens",),
+    "return_perf_metrics": ("total_draft_tokens", "total_accepted_draft_tokens"),
+    "return_finish_reason": ("finish_reason",),
+}
+PROMPT = ("text_input",)
+STREAM = ("stream", "streaming")
+EXCLUDE_INPUT = ("exclude_input_in_output", "sampling_param_exclude_input_from_output")
+TOKEN_IDS = "output_ids"
+LOG_PROBS = "output_log_probs"
+
+
+def build_request(
+    model: Model, prompt: str, sampling: Mapping[str, Value], *, request_id: str
+) -> pb.ModelInferRequest:
+    """A request for one streamed answer. Refused if the model cannot take it; all faults at once."""
+    message = pb.ModelInferRequest(model_name=model.name, id=request_id)
+    message.parameters["triton_enable_empty_final_response"].bool_param = True
+    tensors, faults = _tensors(model, prompt, sampling)
+    missing = [name for name, tensor in model.inputs.items() if not tensor.optional and name not in tensors]
+    faults += [f"model {model.name!r} needs {_parameter_of(name)}" for name in missing]
+    if faults:
+        raise Refused("; ".join(faults), request_id=request_id)
+    for name, values in tensors.items():
+        datatype = model.inputs[name].datatype
+        shape = [1, len(values)] if model.batched else [len(values)]
+        message.inputs.add(name=name, datatype=datatype, shape=shape)
+        message.raw_input_contents.append(wire.encode(datatype, values))
+    for name in _outputs(model, tensors):
+        message.outputs.add(name=name)
+    return message
+
+
+def _tensors(
+    model: Model, prompt: str, sampling: Mapping[str, Value]
+) -> tuple[dict[str, Sequence[bytes | str | bool | int | float]], list[str]]:
+    text_input = model.input_named(PROMPT)
+    if text_input is None or "text_output" not in model.outputs:
+        raise Refused(f"model {model.name!r} does not take and return text; ask its entry model")
+    tensors: dict[str, Sequence[bytes | str | bool | int | float]] = {text_input: [prompt]}
+    faults = []
+    for name, value in _greedy(sampling).items():
+        if value is False:
+            continue
+        tensor = model.input_named(PARAMETERS[name].tensors)
+        if tensor is None:
+            faults.append(f"model {model.name!r} does not take {name}")
+        else:
+            tensors[tensor] = value if isinstance(value, tuple) else [value]
+    if stream := model.input_named(STREAM):
+        tensors[stream] = [model.decoupled]
+    if not model.decoupled and (exclude := model.input_named(EXCLUDE_INPUT)):
+        tensors[exclude] = [True]
+    tensors |= {name: [True] for name in COUNTS if name in model.inputs}
+    return tensors, faults
+
+
+def _greedy(sampling: Mapping[str, Value]) -> Mapping[str, Value]:
+    """Temperature 0 as top_k 1: a temperature of 0 itself is not taken by every release."""
+    if sampling.get("temperature") != 0:
+        return sampling
+    return {
+        **{name: value for name, value in sampling.items() if name not in ("temperature", "top_p")},
+        "top_k": 1,
+    }
+
+
+def _outputs(model: Model, tensors: Mapping[str, object]) -> list[str]:
+    wanted = ["text_output", TOKEN_IDS]
+    wanted += [LOG_PROBS] if "return_log_probs" in tensors else []
+    wanted += [output for name, outputs in COUNTS.items() if name in tensors for output in outputs]
+    return [name for name in wanted if name in model.outputs]
+
+
+def _parameter_of(tensor: str) -> str:
+    return next(
+        (name for name, parameter in PARAMETERS.items() if tensor in parameter.tensors),
+        f"the tensor {tensor!r}",
+    )

@@ -1,0 +1,115 @@
+"""The entry models that a fake server can stand for, and what Triton checks before a request reaches a model.
+
+Tensors as in TensorRT-LLM 1.x; messages as in Triton 24.10.
+"""
+
+from __future__ import annotations
+
+from tritonclient.grpc import model_config_pb2 as config_pb
+from tritonclient.grpc import service_pb2 as pb
+
+_BLS_INPUTS = {
+    "text_input": "STRING", "max_tokens": "INT32", "decoder_text_input": "STRING", "bad_words": "STRING*",
+    "stop_words": "STRING*", "exclude_input_in_output": "BOOL", "end_id": "INT32", "pad_id": "INT32", "top_k": "INT32",
+    "top_p": "FP32", "temperature": "FP32", "length_penalty": "FP32", "repetition_penalty": "FP32",
+    "min_tokens": "INT32", "presence_penalty": "FP32", "frequency_penalty": "FP32", "seed": "UINT64",
+    "return_log_probs": "BOOL", "return_perf_metrics": "BOOL", "return_num_input_tokens": "BOOL",
+    "return_num_output_tokens": "BOOL", "beam_width": "INT32", "stream": "BOOL", "num_draft_tokens": "INT32",
+}  # fmt: skip
+_BLS_OUTPUTS = {
+    "text_output": "STRING", "cum_log_probs": "FP32", "output_log_probs": "FP32", "acceptance_rate": "FP32",
+    "total_accepted_draft_tokens": "INT32", "total_draft_tokens": "INT32", "num_input_tokens": "INT32",
+    "num_output_tokens": "INT32",
+}  # fmt: skip
+_LLMAPI_INPUTS = {
+    "text_input": "STRING", "streaming": "BOOL", "sampling_param_temperature": "FP32", "sampling_param_top_k": "INT32",
+    "sampling_param_top_p": "FP32", "sampling_param_frequency_penalty": "FP32",
+    "sampling_param_presence_penalty": "FP32", "sampling_param_max_tokens": "INT32", "sampling_param_stop": "STRING*",
+    "sampling_param_seed": "UINT64", "sampling_param_exclude_input_from_output": "BOOL", "return_finish_reason": "BOOL",
+}  # fmt: skip
+_LLMAPI_OUTPUTS = {"text_output": "STRING", "finish_reason": "STRING"}
+
+
+def bls(
+    name: str = "tensorrt_llm_bls",
+    *,
+    decoupled: bool = True,
+    cumulative: bool = False,
+    token_ids: bool = False,
+) -> config_pb.ModelConfig:
+    """`tensorrt_llm_bls`, or `ensemble`, whose tensors are the same. `token_ids`: with an output for them."""
+    outputs = _BLS_OUTPUTS | ({"output_ids": "INT32"} if token_ids else {})
+    config = _config(name, _BLS_INPUTS, outputs, required={"text_input", "max_tokens"})
+    config.max_batch_size = 8
+    config.model_transaction_policy.decoupled = decoupled
+    config.parameters["accumulate_tokens"].string_value = str(cumulative).lower()
+    return config
+
+
+def llmapi(name: str = "tensorrt_llm", *, decoupled: bool = True) -> config_pb.ModelConfig:
+    """The model of the LLM API: no batch dimension, names of its own, text that accumulates."""
+    config = _config(name, _LLMAPI_INPUTS, _LLMAPI_OUTPUTS, required={"text_input"})
+    config.model_transaction_policy.decoupled = decoupled
+    return config
+
+
+def _config(
+    name: str, inputs: dict[str, str], outputs: dict[str, str], *, required: set[str]
+) -> config_pb.ModelConfig:
+    config = config_pb.ModelConfig(name=name, backend="python")
+    for tensor, kind in inputs.items():
+        dims = [-1] if kind.endswith("*") or (tensor not in required and kind == "STRING") else [1]
+        data_type = config_pb.DataType.Value(f"TYPE_{kind.rstrip('*')}")
+        config.input.add(name=tensor, data_type=data_type, dims=dims, optional=tensor not in required)
+    for tensor, kind in outputs.items():
+        config.output.add(name=tensor, data_type=config_pb.DataType.Value(f"TYPE_{kind}"), dims=[-1])
+    return config
+
+
+def datatype(number: int) -> str:
+    """KServe's name of a type: BYTES, INT32, …"""
+    name: str = config_pb.DataType.Name(number).removeprefix("TYPE_")
+    return "BYTES" if name == "STRING" else name
+
+
+def admission_fault(config: config_pb.ModelConfig, request: pb.ModelInferRequest) -> str | None:
+    """Why Triton would not let a request in; None if it would."""
+    model = config.name
+    if request.model_name != model:
+        return f"Request for unknown model: '{request.model_name}' is not found"
+    declared = {tensor.name: tensor for tensor in config.input}
+    given = [tensor.name for tensor in request.inputs]
+    prefix = f"[request id: {request.id or '<id_unknown>'}] "
+    for tensor in request.inputs:
+        if tensor.name not in declared:
+            return f"unexpected inference input '{tensor.name}' for model '{model}'"
+        expected = datatype(declared[tensor.name].data_type)
+        if tensor.datatype != expected:
+            return (
+                f"{prefix}inference input '{tensor.name}' data-type is '{tensor.datatype}', "
+                f"but model '{model}' expects '{expected}'"
+            )
+        dims = [*([-1] if config.max_batch_size > 0 else []), *declared[tensor.name].dims]
+        shape = list(tensor.shape)
+        fits = len(shape) == len(dims) and all(
+            want in (-1, got) for want, got in zip(dims, shape, strict=True)
+        )
+        if not fits:
+            return (
+                f"{prefix}unexpected shape for input '{tensor.name}' for model '{model}'. "
+                f"Expected {_brackets(dims)}, got {_brackets(shape)}."
+            )
+    missing = [name for name, tensor in declared.items() if not tensor.optional and name not in given]
+    if missing:
+        quoted = ",".join(f"'{name}'" for name in missing)
+        return (
+            f"{prefix}expected number of inputs between {sum(not tensor.optional for tensor in config.input)} and "
+            f"{len(declared)} but got {len(given)} inputs for model '{model}'. Missing required input(s) [{quoted}]."
+        )
+    outputs = {tensor.name for tensor in config.output}
+    unknown = next((tensor.name for tensor in request.outputs if tensor.name not in outputs), None)
+    return None if unknown is None else f"unexpected inference output '{unknown}' for model '{model}'"
+
+
+def _brackets(values: list[int]) -> str:
+    return f"[{','.join(map(str, values))}]"

@@ -1,0 +1,146 @@
+"""The fake server: gRPC on loopback, one thread for each stream, started and stopped in a `with` block."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
+
+import grpc
+from tritonclient.grpc import model_config_pb2 as config_pb
+from tritonclient.grpc import service_pb2 as pb
+
+from pipeline.client.testing.models import admission_fault, bls, datatype
+from pipeline.client.testing.play import play, read_request
+from pipeline.client.testing.reply import Received, Reply
+
+_STREAMS_AT_ONCE = 512
+
+
+class FakeServer:
+    """Answers each request with the one script, the next of several (round and round), or what a function returns.
+
+    `requests` tells what came. Requests on one stream are answered one after the other.
+
+    >>> with FakeServer([Reply(["first"]), Reply(["second"])]) as server:
+    ...     server.url.split(":")[0]
+    '127.0.0.1'
+    """
+
+    def __init__(
+        self,
+        reply: Reply | Sequence[Reply] | Callable[[Received], Reply] = Reply(),  # noqa: B008  (frozen)
+        *,
+        model: config_pb.ModelConfig | None = None,
+        port: int = 0,  # any that is free
+    ) -> None:
+        self.config = model or bls()
+        self.requests: list[Received] = []
+        self._reply = reply
+        self._count = itertools.count()
+        self._server: Any = grpc.server(
+            ThreadPoolExecutor(_STREAMS_AT_ONCE, thread_name_prefix="fake-server")
+        )
+        self._server.add_generic_rpc_handlers((self._handlers(),))
+        self.port: int = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self.url = f"127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Close every connection at once, in the middle of answers too; returns when the port is free."""
+        self._server.stop(grace=None).wait()
+
+    def _handlers(self) -> Any:
+        unary = {
+            "ServerLive": (pb.ServerLiveRequest, lambda *_: pb.ServerLiveResponse(live=True)),
+            "ServerReady": (pb.ServerReadyRequest, lambda *_: pb.ServerReadyResponse(ready=True)),
+            "ServerMetadata": (pb.ServerMetadataRequest, lambda *_: pb.ServerMetadataResponse(name="triton")),
+            "ModelReady": (
+                pb.ModelReadyRequest,
+                lambda request, _: pb.ModelReadyResponse(ready=self._is(request)),
+            ),
+            "ModelMetadata": (pb.ModelMetadataRequest, self._metadata),
+            "ModelConfig": (pb.ModelConfigRequest, self._model_config),
+            "ModelInfer": (pb.ModelInferRequest, self._infer),
+        }
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(
+                function,
+                request_deserializer=message.FromString,
+                response_serializer=lambda reply: reply.SerializeToString(),
+            )
+            for name, (message, function) in unary.items()
+        }
+        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+            self._stream,
+            request_deserializer=pb.ModelInferRequest.FromString,
+            response_serializer=pb.ModelStreamInferResponse.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers)
+
+    def _is(self, request: Any) -> bool:
+        return bool(request.name == self.config.name)
+
+    def _known(self, request: Any, context: Any) -> None:
+        if not self._is(request):
+            context.abort(
+                grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{request.name}' is not found"
+            )
+
+    def _model_config(self, request: pb.ModelConfigRequest, context: Any) -> pb.ModelConfigResponse:
+        self._known(request, context)
+        return pb.ModelConfigResponse(config=self.config)
+
+    def _metadata(self, request: pb.ModelMetadataRequest, context: Any) -> pb.ModelMetadataResponse:
+        self._known(request, context)
+        reply = pb.ModelMetadataResponse(name=self.config.name, versions=["1"], platform="python")
+        for side, tensors in ((reply.inputs, self.config.input), (reply.outputs, self.config.output)):
+            for tensor in tensors:
+                side.add(name=tensor.name, datatype=datatype(tensor.data_type), shape=tensor.dims)
+        return reply
+
+    def _infer(self, request: pb.ModelInferRequest, context: Any) -> pb.ModelInferResponse:
+        if self.config.model_transaction_policy.decoupled:
+            message = "ModelInfer RPC doesn't support models with decoupled transaction policy"
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, message)
+        first = next(iter(self._answer(request, context)))
+        if first.error_message:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, first.error_message)
+        return first.infer_response
+
+    def _stream(
+        self, requests: Iterator[pb.ModelInferRequest], context: Any
+    ) -> Iterator[pb.ModelStreamInferResponse]:
+        for request in requests:
+            yield from self._answer(request, context)
+
+    def _answer(self, request: pb.ModelInferRequest, context: Any) -> Iterator[pb.ModelStreamInferResponse]:
+        fault = admission_fault(self.config, request)
+        if fault is not None:
+            refused = pb.ModelInferResponse(id=request.id)
+            yield pb.ModelStreamInferResponse(error_message=fault, infer_response=refused)
+            return
+        received = read_request(request, {entry.key: entry.value for entry in context.invocation_metadata()})
+        left = threading.Event()
+        context.add_callback(left.set)
+        self.requests.append(received)
+        try:
+            yield from play(self._choose(received), self.config, request, received, left, context)
+        finally:
+            if not received.finished.is_set():
+                received.cancelled.set()
+
+    def _choose(self, received: Received) -> Reply:
+        if isinstance(self._reply, Reply):
+            return self._reply
+        if callable(self._reply):
+            return self._reply(received)
+        return self._reply[next(self._count) % len(self._reply)]
