@@ -5,20 +5,16 @@ This is where a plan's inputs come from; `planning.make_plan` itself touches not
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-import yaml
-
-from pipeline import resources
 from pipeline.planning.plan import DRAFT, TARGET, Plan, Step, Surroundings, make_plan
 from pipeline.progress import Progress
-from pipeline.recipe import LocalSource, Recipe
-from pipeline.recipe.source import Dataset
+from pipeline.recipe import Recipe
 from pipeline.runtimes.base import Runtime, runtime_of
+from pipeline.stages.dataset import identity
 from pipeline.stages.fetch import ResolvedSource, resolve
 from pipeline.stages.makers import Work
 from pipeline.store import Json, Store
@@ -82,27 +78,6 @@ def _version(distribution: str) -> str:
         return "absent"
 
 
-def _dataset_identity(recipe: Recipe) -> dict[str, Json]:
+def _dataset_identity(recipe: Recipe) -> Mapping[str, Json]:
     calibration = recipe.quantization.calibration
-    return (
-        {}
-        if calibration is None
-        else {"dataset": calibration.dataset.kind, "sha256": dataset_digest(calibration.dataset)}
-    )
-
-
-def dataset_digest(dataset: Dataset) -> str:
-    """SHA-256 over the files of a calibration set: its definition and the splits beside it, or the one file."""
-    if isinstance(dataset, LocalSource):
-        return _digest([dataset.path])
-    definition = resources.folder("calibration") / f"{dataset.name}.yaml"
-    splits = yaml.safe_load(definition.read_text(encoding="utf-8")).get("splits", {})
-    beside = [definition.parent / name for name in splits.values()]
-    return _digest([definition, *(path for path in beside if path.is_file())])
-
-
-def _digest(paths: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+    return {} if calibration is None else identity(calibration.dataset)

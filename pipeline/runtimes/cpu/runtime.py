@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from pipeline import resources
@@ -11,8 +12,9 @@ from pipeline.recipe import CpuRuntime as Settings
 from pipeline.recipe import Recipe
 from pipeline.runtimes.base import Engines
 from pipeline.store import Json
+from pipeline.triton.cpu_models import CpuSettings
 
-_ENGINE = Path(__file__).parent / "engine"
+_ENGINE = Path(__file__).parent / "engine"  # travels inside the repository
 
 
 class CpuRuntime:
@@ -21,9 +23,9 @@ class CpuRuntime:
     packages = ("openvino",)
 
     def build_settings(self, recipe: Recipe) -> Mapping[str, Json]:
-        settings = _settings(recipe)
+        settings = _runtime(recipe)
         return {
-            "runtime": "cpu",
+            "runtime": settings.kind,
             "precision": settings.precision,
             "simulate_activations": settings.simulate_activations,
         }
@@ -31,7 +33,7 @@ class CpuRuntime:
     def build(self, recipe: Recipe, checkpoint: Path, into: Path, progress: Progress) -> Mapping[str, Json]:
         from pipeline.runtimes.cpu.ir import build_ir
 
-        settings = _settings(recipe)
+        settings = _runtime(recipe)
         return build_ir(
             checkpoint,
             into,
@@ -39,3 +41,42 @@ class CpuRuntime:
             simulate_activations=settings.simulate_activations,
             progress=progress,
         )
+
+    def package_settings(self, recipe: Recipe) -> Mapping[str, Json]:
+        from pipeline.triton.packaging import content_digest
+
+        return {
+            "runtime": "cpu",
+            "name": recipe.name,
+            "serving": asdict(_serving(recipe)),
+            "sources": content_digest(resources.folder("model_repo"), _ENGINE),
+        }
+
+    def package(self, recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:
+        from pipeline.triton.packaging import CpuSources, package_cpu
+
+        sources = CpuSources(engines.target, engines.draft, engines.tokenizer, _ENGINE)
+        return package_cpu(recipe.name, _serving(recipe), sources, into, progress)
+
+
+def _runtime(recipe: Recipe) -> Settings:
+    assert isinstance(recipe.runtime, Settings), "chosen by runtime.kind"
+    return recipe.runtime
+
+
+def _serving(recipe: Recipe) -> CpuSettings:
+    """The one place where the recipe's fields become those of the Triton models."""
+    runtime, limits = _runtime(recipe), recipe.limits
+    return CpuSettings(
+        max_input_tokens=limits.max_input_tokens,
+        max_output_tokens=limits.max_output_tokens,
+        max_concurrency=limits.max_concurrency,
+        max_batch_tokens=limits.max_batch_tokens,
+        max_draft_tokens=recipe.draft.max_draft_tokens if recipe.draft else 0,
+        kv_cache_mib=runtime.kv_cache_mib,
+        kv_cache_reuse=recipe.kv_cache.reuse,
+        threads=runtime.threads,
+        precision=runtime.precision,
+        max_queue_size=recipe.scheduler.max_queue_size,
+        max_queue_delay_us=recipe.scheduler.max_queue_delay_us,
+    )
