@@ -53,7 +53,7 @@ def _wrong_type(kind: str, value: Any, text: str | None, info: FieldInfo | None)
             f"is empty; it must be {wanted}",
             "" if info is None or info.is_required() else "or leave the key out",
         )
-    if kind == "string_type" and text is not None:
+    if kind == "string_type" and text is not None and not isinstance(value, list | dict):
         return "must be text", f'write it in quotes: "{text}"'
     if kind == "bool_type" and str(value).lower() in ("on", "yes", "y", "1"):
         return "must be true or false", "write true"

@@ -19,19 +19,25 @@ from pipeline.recipe.shape import field_at, without_tags
 
 def faults_of(error: ValidationError, document: Document) -> list[Fault]:
     """Every fault of a document that did not validate, those of rules across fields included."""
-    details = error.errors(include_url=False)
+    formless = {fault.key for fault in document.faults}  # they were read as null, and said so
+    details = [
+        detail
+        for detail in error.errors(include_url=False)
+        if detail["input"] is not None or dotted(without_tags(Recipe, detail["loc"])) not in formless
+    ]
     faults = [
         _rule(Problem(tuple(d["ctx"]["keys"]), d["ctx"]["problem"], d["ctx"]["fix"]), document)
-        if d["type"] == "rule" else _fault(d, document)
+        if d["type"] == "rule"
+        else _fault(d, document)
         for d in details
-    ]  # fmt: skip
-    wrong = [without_tags(Recipe, d["loc"]) for d in details if d["type"] != "rule"]
+    ]
+    wrong = [without_tags(Recipe, d["loc"]) for d in error.errors() if d["type"] != "rule"]
     if wrong:  # then pydantic did not get as far as the rules
-        faults += [_rule(problem, document) for problem in broken_rules(_SoundValues(document.data, wrong))]
+        faults += [_rule(problem, document) for problem in broken_rules(SoundValues(document.data, wrong))]
     return faults
 
 
-class _SoundValues(Values):
+class SoundValues(Values):
     """The values of a document, less those that are at fault."""
 
     def __init__(self, data: Mapping[str, Any], wrong: Sequence[Path]) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The file, and the overrides of the command line.
+    """The file (None for a recipe made in Python), and the overrides of the command line.
 
     >>> str(Provenance(Path("r.yaml"), ("limits.max_concurrency=4",)))
     'r.yaml with --set limits.max_concurrency=4'
     """
 
-    file: Path = field(compare=False)
+    file: Path | None = field(default=None, compare=False)
     overrides: tuple[str, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:

@@ -52,11 +52,11 @@ class Recipe(Section):
     slo: Slo = Field(default_factory=Slo, description="Latencies to meet.")
     cache: ResponseCache = Field(default_factory=ResponseCache, description="The response cache.")
 
-    _provenance: Provenance | None = PrivateAttr(None)
+    _provenance: Provenance = PrivateAttr(default_factory=Provenance)
 
     @property
-    def provenance(self) -> Provenance | None:
-        """The file and the overrides; None for a recipe made in Python."""
+    def provenance(self) -> Provenance:
+        """The file and the overrides that it was read from."""
         return self._provenance
 
     @property

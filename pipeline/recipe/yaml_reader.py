@@ -15,7 +15,7 @@ import yaml
 from pipeline.errors import Fault
 from pipeline.recipe.document import Document, Path, Place, dotted
 
-_MAX_VALUES = 10_000
+_MAX_VALUES, _MAX_DEPTH = 10_000, 50
 _INT = r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"
 _FLOAT = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 _SCALARS = (  # tag, pattern, first characters
@@ -35,7 +35,7 @@ _HINTS = (  # part of PyYAML's message, what to do
     ("could not find expected ':'", "a key is followed by a colon and a space"),
     ("expected <block end>", "keys of one section begin in one column"),
     ("expected ',' or", "a bracket is not closed, or a comma is missing"),
-    ("single document", "a file holds one recipe: remove the second ---"),
+    ("another document", "a file holds one recipe: remove the second ---"),
     ("undefined alias", "define the anchor (&name) above its use (*name)"),
 )
 
@@ -50,7 +50,14 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True
 
+    def represent_text(self, data: str) -> yaml.ScalarNode:
+        style = (
+            None if data.isprintable() else '"'
+        )  # the plain and quoted styles lose some control characters
+        return self.represent_scalar(_TAG + "str", data, style)
 
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 for _name, _pattern, _first in _SCALARS:
     for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})\\Z"), _first)
@@ -132,6 +139,8 @@ def _compose(raw: bytes, document: Document) -> yaml.Node | None:
 def _explain(problem: str) -> tuple[str, str]:
     if r"\t" in problem:
         return "is indented with a tab", "indent with spaces"
+    problem = problem.removeprefix("but ")
+    problem = problem.removeprefix("but ")
     return f"is not YAML: {problem}", next((hint for part, hint in _HINTS if part in problem), "")
 
 
@@ -153,6 +162,12 @@ class _Reader:
             self._note(path, node, node.value)
             return self._scalar(node, path)
         self._note(path, node)
+        if len(path) > _MAX_DEPTH:
+            self._document.refuse("is nested too deeply", line=_line(node), path=path[:3])
+            return None
+        if node.tag not in (_TAG + "map", _TAG + "seq"):
+            self._refuse_tag(node, path)
+            return None
         if id(node) in self._open:
             self._document.refuse("contains itself through an alias", line=_line(node), path=path)
             return None
@@ -185,10 +200,12 @@ class _Reader:
                 return text
             self._document.refuse(f"is not {kind}: {text[:40]}", line=_line(node), path=path)
             return None
-        self._document.refuse(
-            f"has the tag {node.tag}, which means nothing here", line=_line(node), path=path
-        )
+        self._refuse_tag(node, path)
         return None
+
+    def _refuse_tag(self, node: yaml.Node, path: Path) -> None:
+        shown = node.tag.replace(_TAG, "!!")
+        self._document.refuse(f"has the tag {shown}, which means nothing here", line=_line(node), path=path)
 
     def _sequence(self, node: yaml.Node, path: Path) -> list[Any]:
         return [self.read(item, (*path, index)) for index, item in enumerate(node.value)]

@@ -13,8 +13,8 @@ CALIBRATION = "quantization: {format: fp8, calibration: {dataset: support}}\n"
 # (replaced text or None to append, new text, the one message)
 CASES = {
     "unknown key": (
-        "max_concurrency:", "max_concurency:",
-        "r.yaml:9: limits.max_concurency = 4: is not a key (did you mean max_concurrency? allowed: "
+        "limits:", "limits:\n  max_batch_token: 64",
+        "r.yaml:7: limits.max_batch_token = 64: is not a key (did you mean max_batch_tokens? allowed: "
         "max_input_tokens, max_output_tokens, max_concurrency, max_batch_tokens)",
     ),
     "unknown section": (
@@ -45,7 +45,8 @@ CASES = {
         "r.yaml:7: limits.max_input_tokens = 512.5: must be a whole number"),
     "boolean for a number": ("tokens: 512", "tokens: true",
         "r.yaml:7: limits.max_input_tokens = true: must be a whole number"),
-    "empty number": ("tokens: 512", "tokens:", "r.yaml:7: limits.max_input_tokens: is empty; it must be a whole number"),
+    "empty number": ("tokens: 512", "tokens:",
+        "r.yaml:7: limits.max_input_tokens: is empty; it must be a whole number"),
     "mapping for a number": ("tokens: 512", "tokens: {a: 1}",
         "r.yaml:7: limits.max_input_tokens: must be a whole number"),
     "number for text": ("name: small", "name: 12", 'r.yaml:1: name = 12: must be text (write it in quotes: "12")'),
@@ -84,7 +85,7 @@ CASES = {
         "r.yaml:6: runtime.tensor_parallel = 2: is not a key (it belongs to runtime.kind tensorrt or pytorch; allowed: "
         "kind, threads, kv_cache_mib, precision, simulate_activations)"),
     "unknown backend": (None, "cache: {backend: {kind: redsi}}\n",
-        "r.yaml:10: cache.backend.kind = redsi: is not known (one of sqlite, redis)"),
+        "r.yaml:10: cache.backend.kind = redsi: is not known (did you mean redis? one of sqlite, redis)"),
     "pattern": (None, "cache: {backend: {kind: redis, url: host}}\n",
         "r.yaml:10: cache.backend.url = host: is not the address of a Redis server (write redis://host:6379/0, "
         "or rediss:// for TLS)"),
@@ -112,7 +113,8 @@ CASES = {
     "revision like a float": ("local:target", "hf:a/b\n  revision: 12345e67",
         'r.yaml:4: model.revision = 12345e67: must be text (write it in quotes: "12345e67")'),
     "data set": (None, CALIBRATION.replace("support", "suport"),
-        "r.yaml:10: quantization.calibration.dataset = suport: is not a calibration set (did you mean support? known: "),
+        "r.yaml:10: quantization.calibration.dataset = suport: is not a calibration set "
+        "(did you mean support? known: "),
 }  # fmt: skip
 
 

@@ -1,0 +1,191 @@
+"""`pipeline recipes`, as a user calls it: what it prints where, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.cli.main import main
+from pipeline.recipe import load_recipe, packaged
+from pipeline.recipe.schema import SCHEMA_FILE, schema_text
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Runs `pipeline recipes …` through the entry point."""
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["pipeline", "recipes", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out, err = capfd.readouterr()
+        assert "Traceback" not in err
+        return Done(int(caught.value.code or 0), out, err)
+
+    return run
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> Path:
+    file = tmp_path / "bad.yaml"
+    file.write_text("name: bad\nmodel: {source: local:m}\nlimits: {max_input_tokens: 0}\n")
+    return file
+
+
+def test_ls(run: Run) -> None:
+    done = run("ls")
+    assert done.code == 0
+    header, *rows = done.out.splitlines()
+    assert header.split()[:3] == ["NAME", "RUNTIME", "QUANTIZATION"]
+    assert [row.split()[0] for row in rows] == list(packaged())
+    (tiny,) = [row for row in rows if row.startswith("tiny-cpu ")]
+    assert tiny.split()[1:3] == ["cpu", "fp8"]
+    purpose = packaged()["tiny-cpu"].read_text().splitlines()[0].removeprefix("# ")
+    assert tiny.endswith(purpose)
+
+
+def test_ls_json(run: Run) -> None:
+    (tiny,) = [row for row in run("ls", "--json").json if row["name"] == "tiny-cpu"]
+    assert tiny["runtime"] == "cpu"
+    assert tiny["quantization"] == "fp8"
+    assert Path(tiny["file"]).is_file()
+
+
+def test_show_prints_the_file(run: Run) -> None:
+    assert run("show", "tiny-cpu").out == packaged()["tiny-cpu"].read_text()
+
+
+def test_show_prints_a_file_that_is_not_valid(run: Run, bad: Path) -> None:
+    assert run("show", str(bad)).out == bad.read_text()
+    assert run("show", str(bad), "--resolved").code == 2
+
+
+def test_show_resolved_is_the_same_recipe(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(run("show", "tiny-cpu", "--resolved").out)
+    assert load_recipe(tmp_path / "r.yaml") == load_recipe("tiny-cpu")
+    assert "max_queue_delay_us: 0" in (tmp_path / "r.yaml").read_text()
+
+
+def test_show_with_overrides(run: Run) -> None:
+    done = run("show", "tiny-cpu", "--set", "limits.max_concurrency=3", "--set", "kv_cache.reuse=false")
+    shown = yaml.safe_load(done.out)
+    assert shown["limits"]["max_concurrency"] == 3
+    assert shown["kv_cache"]["reuse"] is False
+
+
+def test_show_json(run: Run) -> None:
+    assert run("show", "tiny-cpu", "--json").json == load_recipe("tiny-cpu").model_dump(mode="json")
+
+
+def test_copy(run: Run, tmp_path: Path) -> None:
+    target = tmp_path / "my.yaml"
+    done = run("copy", "tiny-cpu", str(target))
+    assert done.code == 0
+    assert done.out.splitlines()[0] == f"wrote {target}, a copy of {packaged()['tiny-cpu']}"
+    assert load_recipe(target) == load_recipe("tiny-cpu")
+    again = run("copy", "tiny-cpu", str(target))
+    assert again.code == 2
+    assert again.err == f"pipeline: {target} exists; give --force to overwrite it, or name another file\n"
+    assert run("copy", "tiny-cpu", str(target), "--force").code == 0
+
+
+def test_validate_all_packaged(run: Run) -> None:
+    done = run("validate")
+    assert done.code == 0
+    assert done.out.splitlines() == [f"{name}: valid" for name in packaged()]
+
+
+def test_validate_prints_all_faults_of_all_files(run: Run, bad: Path) -> None:
+    done = run("validate", "tiny-cpu", str(bad), "nosuch")
+    assert done.code == 2
+    assert done.out == "tiny-cpu: valid\n"
+    missing = "is missing"
+    lines = done.err.splitlines()
+    assert lines[0] == f"{bad}: 3 faults"
+    assert f"  {bad}:3: limits.max_input_tokens = 0: must be 1 to 10000000" in lines
+    assert f"  {bad}:3: limits.max_output_tokens: {missing} (1 to 1000000)" in lines
+    assert f"  {bad}:3: limits.max_concurrency: {missing} (1 to 8192)" in lines
+    assert lines[4] == "nosuch: 1 fault"
+
+
+def test_validate_json(run: Run, bad: Path) -> None:
+    done = run("validate", "tiny-cpu", str(bad), "--json")
+    assert done.code == 2
+    assert done.err == ""
+    good, wrong = done.json
+    assert good == {"recipe": "tiny-cpu", "valid": True, "faults": []}
+    assert wrong["valid"] is False
+    assert wrong["faults"][0] == {
+        "where": str(bad), "line": 3, "key": "limits.max_input_tokens", "value": "0",
+        "problem": "must be 1 to 10000000", "fix": "",
+    }  # fmt: skip
+
+
+def test_validate_with_overrides(run: Run, bad: Path) -> None:
+    limits = "limits={max_input_tokens: 8, max_output_tokens: 8, max_concurrency: 1}"
+    assert run("validate", str(bad), "--set", limits).code == 0
+    done = run("validate", "tiny-cpu", "--set", "limits.max_concurrency=0")
+    assert done.code == 2
+    assert "--set: limits.max_concurrency = 0: must be 1 to 8192" in done.err
+
+
+def test_schema(run: Run) -> None:
+    assert run("schema").out == schema_text() == SCHEMA_FILE.read_text()
+    assert run("schema", "--check").code == 0
+
+
+def test_schema_that_is_old(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = tmp_path / "old.json"
+    monkeypatch.setattr("pipeline.recipe.schema.SCHEMA_FILE", old)
+    monkeypatch.setattr("pipeline.cli.recipes.SCHEMA_FILE", old)
+    for content in (None, "{}\n"):
+        if content is not None:
+            old.write_text(content)
+        done = run("schema", "--check")
+        assert done.code == 1
+        assert done.err == f"pipeline: {old} is not current; run: pipeline recipes schema > {old}\n"
+
+
+@pytest.mark.parametrize("verb", ["ls", "show", "copy", "validate", "schema"])
+def test_help_shows_an_example(run: Run, verb: str) -> None:
+    done = run(verb, "--help")
+    assert done.code == 0
+    assert f"  pipeline recipes {verb}" in done.out
+
+
+def test_wrong_use_is_exit_code_2(run: Run) -> None:
+    assert run("copy", "tiny-cpu").code == 2
+    assert run("show", "tiny-cpuu").code == 2
+    assert run("show", "tiny-cpu", "--set", "nonsense").code == 2
+
+
+def test_as_a_process(bad: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline.cli.main", "recipes", "validate", bad.name],
+        cwd=bad.parent, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("bad.yaml: 3 faults\n  bad.yaml:3: limits.max_")
