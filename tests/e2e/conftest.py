@@ -1,0 +1,41 @@
+"""The whole pipeline, for real: packages built by the command line into a store of the test session."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Build = Callable[..., dict[str, Any]]
+
+
+def pipeline(*arguments: str, store: Path, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    command = [sys.executable, "-m", "pipeline.cli.main", *arguments]
+    environment = {**os.environ, "PIPELINE_STORE": str(store)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False)
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="session")
+def build(store: Path) -> Build:
+    """`build("tiny-cpu", "a.b=c")` -> what `pipeline build --json` printed."""
+
+    def build(recipe: str, *overrides: str) -> dict[str, Any]:
+        sets = [argument for override in overrides for argument in ("--set", override)]
+        done = pipeline("build", recipe, *sets, "--json", store=store)
+        assert done.returncode == 0, done.stderr
+        summary: dict[str, Any] = json.loads(done.stdout)
+        return summary
+
+    return build

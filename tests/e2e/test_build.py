@@ -1,0 +1,75 @@
+"""`pipeline build` on the recipe of the quickstart: what it makes, that it is made once, and that the gate holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.store import Store
+from tests.e2e.conftest import Build, pipeline
+
+STEPS = {
+    "fetch.target", "fetch.draft", "dataset", "calibrate.target", "evaluate", "build.target", "build.draft", "package",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def built(build: Build, store: Path) -> Store:
+    build("tiny-cpu")
+    return Store(store)
+
+
+def test_a_second_build_makes_nothing(built: Store, build: Build) -> None:
+    assert not any(step["made"] for step in build("tiny-cpu")["steps"])
+
+
+def test_every_artifact_is_intact(built: Store) -> None:
+    done = pipeline("store", "verify", "--json", store=built.root)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_plan_and_the_dry_run_say_that_nothing_is_left(built: Store) -> None:
+    for verb in (("plan", "tiny-cpu"), ("build", "tiny-cpu", "--dry-run")):
+        steps = json.loads(pipeline(*verb, "--json", store=built.root).stdout)["steps"]
+        assert {step["step"] for step in steps} == STEPS
+        assert {step["state"] for step in steps} == {"in store"}
+
+
+def test_progress_names_every_step_and_where_it_is(tmp_path: Path) -> None:
+    done = pipeline("build", "tiny-cpu", "--until", "fetch.target", store=tmp_path)
+    assert done.returncode == 0, done.stderr
+    place = Path(done.stdout.strip())
+    assert place.parent == tmp_path / "artifacts"
+    assert "fetch.target" in done.stderr
+    assert str(place) in done.stderr
+
+
+def test_a_tighter_gate_stops_the_build_although_all_is_built(built: Store) -> None:
+    done = pipeline("build", "tiny-cpu", "--set", "quantization.gate.min_top1_agreement=1.0", store=built.root)
+    assert done.returncode == 3
+    assert "top-1 agreement" in done.stderr
+    assert "What to try" in done.stderr
+    report = Path(done.stderr.rpartition("report: ")[2].strip())
+    assert report.is_file()
+    assert json.loads(report.with_name("report.json").read_text())["verdict"]["passed"] is False
+
+
+def test_the_gate_keeps_a_report_of_what_passed(built: Store) -> None:
+    reports = [json.loads(path.read_text()) for path in built.reports.glob("tiny-cpu-*/report.json")]
+    assert len(reports) == 1
+
+
+def test_planning_a_pinned_commit_needs_no_hub(tmp_path: Path) -> None:
+    done = pipeline("build", "llama-3.1-8b-fp8", "--set", "draft=null", "--dry-run", store=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "calibrate.target" in done.stdout
+
+
+@pytest.mark.parametrize("step", ["calibrat", "build"])
+def test_an_unknown_step_is_answered_by_the_known_ones(step: str, tmp_path: Path) -> None:
+    done = pipeline("build", "tiny-cpu", "--until", step, store=tmp_path)
+    assert done.returncode == 2
+    assert "calibrate.target" in done.stderr
+    assert not (tmp_path / "artifacts").exists()
