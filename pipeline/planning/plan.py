@@ -136,6 +136,8 @@ class _Planner:
             "seed": calibration.seed,
             "heldout_samples": gate.samples,
         }
+        if calibration.allow_sample_count:
+            settings["allow_sample_count"] = True  # so that the manifest says that the bounds were set aside
         return self._step("dataset", settings, {"checkpoint": f"fetch.{TARGET}"})
 
     def _calibrate(self, role: str) -> Step:
@@ -146,6 +148,8 @@ class _Planner:
             "awq_block_size": quantization.awq_block_size,
             "export_tensor_parallel": list(tensor_parallel_exports(self._recipe)) if role == TARGET else [],
         }
+        if settings["format"] == "auto" and quantization.auto is not None:
+            settings["auto"] = quantization.auto.model_dump(mode="json")
         return self._step(
             f"calibrate.{role}", settings, {"checkpoint": f"fetch.{role}", "dataset": "dataset"}
         )

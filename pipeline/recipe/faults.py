@@ -20,18 +20,18 @@ from pipeline.recipe.shape import field_at, without_tags
 def faults_of(error: ValidationError, document: Document) -> list[Fault]:
     """Every fault of a document that did not validate, those of rules across fields included."""
     formless = {fault.key for fault in document.faults}  # they were read as null, and said so
-    details = [
-        detail
-        for detail in error.errors(include_url=False)
-        if detail["input"] is not None or dotted(without_tags(Recipe, detail["loc"])) not in formless
-    ]
-    faults = [
-        _rule(Problem(tuple(d["ctx"]["keys"]), d["ctx"]["problem"], d["ctx"]["fix"]), document)
-        if d["type"] == "rule"
-        else _fault(d, document)
-        for d in details
-    ]
-    wrong = [without_tags(Recipe, d["loc"]) for d in error.errors() if d["type"] != "rule"]
+    faults: list[Fault] = []
+    wrong: list[Path] = []
+    for detail in error.errors(include_url=False):
+        if detail["type"] == "rule":
+            context = detail["ctx"]
+            faults.append(
+                _rule(Problem(tuple(context["keys"]), context["problem"], context["fix"]), document)
+            )
+            continue
+        wrong.append(without_tags(Recipe, detail["loc"]))
+        if detail["input"] is not None or dotted(wrong[-1]) not in formless:
+            faults.append(_fault(detail, document))
     if wrong:  # then pydantic did not get as far as the rules
         faults += [_rule(problem, document) for problem in broken_rules(SoundValues(document.data, wrong))]
     return faults

@@ -17,7 +17,7 @@ from pipeline.recipe.provenance import Provenance
 from pipeline.recipe.quantization import Quantization
 from pipeline.recipe.response_cache import ResponseCache
 from pipeline.recipe.rules import Values, broken_rules
-from pipeline.recipe.runtime import CpuRuntime, Runtime, TensorRTRuntime
+from pipeline.recipe.runtime import CpuRuntime, Runtime
 from pipeline.recipe.section import Section, refusal
 from pipeline.recipe.serving import KvCache, Scheduler, Slo
 from pipeline.recipe.source import Checkpoint
@@ -58,14 +58,6 @@ class Recipe(Section):
     def provenance(self) -> Provenance:
         """The file and the overrides that it was read from."""
         return self._provenance
-
-    @property
-    def export_tensor_parallel(self) -> tuple[int, ...]:
-        """The tensor-parallel sizes to export TensorRT-LLM checkpoints for: as asked, else the runtime's."""
-        asked = self.quantization.export_tensor_parallel
-        if asked is not None:
-            return asked
-        return (self.runtime.tensor_parallel,) if isinstance(self.runtime, TensorRTRuntime) else ()
 
     def read_from(self, provenance: Provenance) -> Self:
         """The same recipe, with where it came from."""

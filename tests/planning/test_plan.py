@@ -48,7 +48,13 @@ def test_a_quantized_draft_is_calibrated_and_built_from_that() -> None:
 def test_unquantized_has_no_calibration_and_no_gate() -> None:
     recipe = tiny("quantization={format: none}")
     plan = make_plan(recipe, AROUND)
-    assert [step.name for step in plan] == ["fetch.target", "fetch.draft", "build.target", "build.draft", "package"]
+    assert [step.name for step in plan] == [
+        "fetch.target",
+        "fetch.draft",
+        "build.target",
+        "build.draft",
+        "package",
+    ]
     assert plan["build.target"].inputs == {"checkpoint": "fetch.target"}
 
 
@@ -88,3 +94,18 @@ def test_the_recipe_changes_what_it_should(override: str, steps: set[str]) -> No
 )  # fmt: skip
 def test_the_surroundings_change_what_they_should(around: Surroundings, steps: set[str]) -> None:
     assert changed(make_plan(tiny(), AROUND), make_plan(tiny(), around)) == steps
+
+
+def test_a_sample_count_out_of_bounds_is_recorded() -> None:
+    samples = "quantization.calibration.samples=4"
+    plan = make_plan(tiny(samples, "quantization.calibration.allow_sample_count=true"), AROUND)
+    assert plan["dataset"].key.settings["allow_sample_count"] is True
+    assert "allow_sample_count" not in make_plan(tiny(), AROUND)["dataset"].key.settings
+
+
+def test_the_budget_of_auto_is_part_of_the_calibration() -> None:
+    plans = [
+        make_plan(tiny("quantization.format=auto", f"quantization.auto.effective_bits={bits}"), AROUND)
+        for bits in (5, 6)
+    ]
+    assert changed(*plans) == AFTER_CALIBRATION

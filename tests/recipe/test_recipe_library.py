@@ -47,15 +47,6 @@ def test_every_runtime_has_a_recipe() -> None:
     assert {entry.runtime for entry in entries()} == {"cpu", "tensorrt", "pytorch"}
 
 
-def test_derived_export_sizes() -> None:
-    assert load_recipe("tiny-cpu").export_tensor_parallel == ()
-    assert load_recipe("tiny-cpu", ["quantization.export_tensor_parallel=[1, 2]"]).export_tensor_parallel == (
-        1,
-        2,
-    )
-    assert load_recipe("llama-3.1-8b-fp8", ["runtime.tensor_parallel=2"]).export_tensor_parallel == (2,)
-
-
 def message(path_or_name: str) -> str:
     with pytest.raises(InvalidInput) as caught:
         find_recipe(path_or_name)
