@@ -11,10 +11,11 @@ from pathlib import Path
 
 from pipeline.errors import SourceError
 from pipeline.progress import Progress, Task
+from pipeline.stages.fetch.failures import Stopped
 from pipeline.stages.fetch.hub import Hub, RemoteFile
 from pipeline.stages.fetch.resolved import HubCheckpoint
 from pipeline.stages.fetch.selection import select, shards
-from pipeline.stages.fetch.transfer import Stopped, Transfer
+from pipeline.stages.fetch.transfer import Transfer
 from pipeline.store import files, human_bytes
 
 PARTIAL = ".partial"

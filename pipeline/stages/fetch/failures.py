@@ -53,13 +53,9 @@ class Patience:
     """Counts failures in a row; sleeps after one that may pass, raises SourceError after any other."""
 
     def __init__(
-        self,
-        subject: Subject,
-        say: Callable[[str], None],
-        waits_s: tuple[float, ...] = WAITS_S,
-        stopped: threading.Event | None = None,
+        self, subject: Subject, say: Callable[[str], None], stopped: threading.Event | None = None
     ) -> None:
-        self._subject, self._say, self._waits_s = subject, say, waits_s
+        self._subject, self._say = subject, say
         self._stopped = stopped or threading.Event()
         self._failures = 0
 
@@ -68,9 +64,7 @@ class Patience:
         if self._stopped.is_set():
             raise Stopped from error
         self._failures = 1 if progressed else self._failures + 1
-        waits_s = (
-            self._waits_s[:_UNREACHABLE_WAITS] if isinstance(error, httpx.ConnectError) else self._waits_s
-        )
+        waits_s = WAITS_S[:_UNREACHABLE_WAITS] if isinstance(error, httpx.ConnectError) else WAITS_S
         if not is_transient(error) or self._failures > len(waits_s):
             raise explain(error, self._subject) from error
         wait_s = max(waits_s[self._failures - 1], _asked_wait_s(error))
@@ -113,7 +107,8 @@ def _explain_status(error: errors.HfHubHTTPError, subject: Subject) -> str:
             f"{subject.label} is gated, and {known}: accept its licence at {page}, "
             "then set HF_TOKEN to a token of the account that did"
         )
-    if error.response.headers.get("X-Error-Message", "").startswith("Invalid credentials"):
+    refused = error.response.headers.get("X-Error-Message", "").startswith("Invalid credentials")
+    if refused and subject.has_token:
         return f"{subject.label}: {subject.site} refuses HF_TOKEN: it has expired or is mistyped"
     if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 403):
         private = (

@@ -19,7 +19,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 
 from pipeline import __version__
 from pipeline.errors import SourceError
-from pipeline.stages.fetch.failures import WAITS_S, Patience, Subject
+from pipeline.stages.fetch.failures import Patience, Subject
 
 Result = TypeVar("Result")
 
@@ -45,7 +45,6 @@ class Hub:
 
     endpoint: str
     token: str | None = field(default=None, repr=False)
-    waits_s: tuple[float, ...] = WAITS_S
 
     @classmethod
     def from_environment(cls) -> Hub:
@@ -75,14 +74,13 @@ class Hub:
         """Name -> file, of the top folder of a commit."""
 
         def ask() -> dict[str, RemoteFile]:
-            pages = paginate(
+            entries = paginate(
                 f"{self.endpoint}/api/models/{repo}/tree/{commit}",
                 params={},
                 headers=self._headers(),
                 timeout=constants.HF_HUB_ETAG_TIMEOUT,
             )
-            entries = [entry for page in pages for entry in page if entry["type"] == "file"]
-            return {entry["path"]: _remote_file(entry) for entry in entries}
+            return {entry["path"]: _remote_file(entry) for entry in entries if entry["type"] == "file"}
 
         return self._patiently(ask, repo, commit, say)
 
@@ -113,7 +111,7 @@ class Hub:
     def _patiently(
         self, ask: Callable[[], Result], repo: str, revision: str | None, say: Callable[[str], None]
     ) -> Result:
-        patience = Patience(self.subject(repo, revision), say, self.waits_s)
+        patience = Patience(self.subject(repo, revision), say)
         while True:
             try:
                 return ask()

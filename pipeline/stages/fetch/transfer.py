@@ -21,6 +21,7 @@ from pipeline.stages.fetch.failures import BrokenTransfer, Patience, Stopped
 from pipeline.stages.fetch.hub import Hub, RemoteFile
 
 _BLOCK = 1 << 20
+_PROGRESS_BYTES = 1 << 16  # a try that brings this much was worth it, and the next ones are counted anew
 
 
 @dataclass
@@ -69,14 +70,12 @@ class Transfer:
         return out.tell() > 0
 
     def _fill(self, out: BinaryIO) -> None:
-        patience = Patience(
-            self.hub.subject(self.repo, self.commit), self.say, self.hub.waits_s, self.stopped
-        )
+        patience = Patience(self.hub.subject(self.repo, self.commit), self.say, self.stopped)
         while (before := out.tell()) < self.file.bytes:
             try:
                 self._receive(out)
             except (httpx.HTTPError, BrokenTransfer) as error:
-                patience.after(error, progressed=out.tell() > before)
+                patience.after(error, progressed=out.tell() - before >= _PROGRESS_BYTES)
 
     def _receive(self, out: BinaryIO) -> None:
         """One request for all that is lacking; it may break at any place."""
@@ -86,7 +85,7 @@ class Transfer:
                 self._lose(out)  # the server does not resume: it sends the file from its beginning
                 if response.status_code == 206:
                     raise BrokenTransfer(f"{self.file.name}: another part than was asked for")
-            for block in response.iter_raw(_BLOCK):
+            for block in response.iter_raw():  # as they come: nothing waits in a buffer when it breaks
                 if self.stopped.is_set():
                     raise Stopped
                 out.write(block)
