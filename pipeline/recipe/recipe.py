@@ -16,7 +16,8 @@ from pipeline.recipe.limits import Limits
 from pipeline.recipe.provenance import Provenance
 from pipeline.recipe.quantization import Quantization
 from pipeline.recipe.response_cache import ResponseCache
-from pipeline.recipe.rules import Values, broken_rules
+from pipeline.recipe.rule import Values
+from pipeline.recipe.rules import broken_rules
 from pipeline.recipe.runtime import CpuRuntime, Runtime
 from pipeline.recipe.section import Section, refusal
 from pipeline.recipe.serving import KvCache, Scheduler, Slo

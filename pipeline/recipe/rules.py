@@ -7,47 +7,11 @@ can do is not judged here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
-from pydantic_core import PydanticCustomError
+from pipeline.recipe.rule import Problem, Rule, Unsound, Values
 
 AWQ = ("int4_awq", "w4a8_awq")
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A broken rule: the keys it is about, the one to change first."""
-
-    keys: tuple[str, ...]
-    text: str
-    fix: str
-
-    def as_error(self) -> PydanticCustomError:
-        return PydanticCustomError(
-            "rule", "{problem}", {"problem": self.text, "fix": self.fix, "keys": self.keys}
-        )
-
-
-class Unsound(LookupError):
-    """The value is itself at fault."""
-
-
-class Values:
-    """The values of a sound recipe, with all defaults, by dotted key; None under a section that is absent."""
-
-    def __init__(self, data: Mapping[str, Any]) -> None:
-        self._data = data
-
-    def __getitem__(self, key: str) -> Any:
-        value: Any = self._data
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        return value
-
-
-Rule = Callable[[Values], Iterator[Problem]]
 
 
 def broken_rules(values: Values) -> list[Problem]:
@@ -250,6 +214,23 @@ def _gpu_memory(values: Values) -> Iterator[Problem]:
         )  # fmt: skip
 
 
+def _cpu_scheduler(values: Values) -> Iterator[Problem]:
+    if values["runtime.kind"] != "cpu":
+        return
+    if values["scheduler.policy"] != "guaranteed_no_evict":
+        yield Problem(
+            ("scheduler.policy", "runtime.kind"),
+            "is not offered by runtime.kind cpu, which never evicts a running request",
+            "set scheduler.policy to guaranteed_no_evict",
+        )
+    if not values["scheduler.chunked_context"]:
+        yield Problem(
+            ("scheduler.chunked_context", "runtime.kind"),
+            "cannot be turned off with runtime.kind cpu, which always splits long prompts",
+            "remove scheduler.chunked_context",
+        )
+
+
 def _semantic_needs_cache(values: Values) -> Iterator[Problem]:
     if values["cache.semantic"] is not None and not values["cache.enabled"]:
         yield Problem(
@@ -261,5 +242,5 @@ def _semantic_needs_cache(values: Values) -> Iterator[Problem]:
 RULES: tuple[Rule, ...] = (
     _revision_of_hub, _calibration_needed, _gate_needs_format, _sample_count, _awq_block_size, _auto_budget,
     _nvfp4_needs_gpu, _kv_cache_format, _draft_fits_limits, _batch_fits_concurrency, _batch_fits_prompt,
-    _expert_parallel, _exports_cover_runtime, _speculation_method, _gpu_memory, _semantic_needs_cache,
+    _expert_parallel, _exports_cover_runtime, _speculation_method, _gpu_memory, _cpu_scheduler, _semantic_needs_cache,
 )  # fmt: skip

@@ -80,7 +80,7 @@ BROKEN = {
         ["limits.max_batch_tokens = 19", "limits.max_concurrency 4 x (draft.max_draft_tokens 4 + 1)", "at least 20"]),
     "batch smaller than a prompt": (
         {"limits": {"max_input_tokens": 9, "max_output_tokens": 9, "max_concurrency": 4, "max_batch_tokens": 8},
-         "scheduler": {"chunked_context": False}},
+         "scheduler": {"chunked_context": False}, "runtime": TRT},
         ["limits.max_batch_tokens = 8", "limits.max_input_tokens 9", "scheduler.chunked_context is false", "least 9"]),
     "experts do not divide": (
         {"runtime": TRT | {"tensor_parallel": 4, "expert_parallel": 3}},
@@ -99,6 +99,12 @@ BROKEN = {
         ["kv_cache.memory_fraction = 0.5", "runtime.kind is cpu", "runtime.kv_cache_mib"]),
     "offload without GPU": (
         {"kv_cache": {"host_memory_gib": 1}}, ["kv_cache.host_memory_gib = 1", "runtime.kind is cpu", "remove"]),
+    "policy of cpu": (
+        {"scheduler": {"policy": "max_utilization"}},
+        ["scheduler.policy = max_utilization", "runtime.kind cpu", "guaranteed_no_evict"]),
+    "chunks of cpu": (
+        {"scheduler": {"chunked_context": False}},
+        ["scheduler.chunked_context = false", "runtime.kind cpu", "remove scheduler.chunked_context"]),
     "semantic without cache": (
         {"cache": {"semantic": {"min_similarity": 0.9}}},
         ["cache.semantic: is given", "cache.enabled is false", "set cache.enabled to true"]),
@@ -126,7 +132,7 @@ SOUND = {
         "draft": DRAFT},
     "batch of a prompt": {
         "limits": {"max_input_tokens": 9, "max_output_tokens": 9, "max_concurrency": 4, "max_batch_tokens": 9},
-        "scheduler": {"chunked_context": False}},
+        "scheduler": {"chunked_context": False}, "runtime": TRT},
     "chunked prompts": {
         "limits": {"max_input_tokens": 9, "max_output_tokens": 9, "max_concurrency": 4, "max_batch_tokens": 8}},
     "experts divide": {"runtime": TRT | {"tensor_parallel": 4, "expert_parallel": 2}},
@@ -136,6 +142,7 @@ SOUND = {
     "eagle3 on pytorch": {"runtime": TORCH, "draft": DRAFT | {"method": "eagle3"}},
     "speculation without draft": {"runtime": TORCH | {"speculation": {"method": "mtp"}}},
     "share of a GPU": {"kv_cache": {"memory_fraction": 0.5, "host_memory_gib": 8}, "runtime": TRT},
+    "policy of a GPU": {"scheduler": {"policy": "max_utilization"}, "runtime": TRT},
     "semantic cache": {"cache": {"enabled": True, "semantic": {"min_similarity": 0.9}}},
 }  # fmt: skip
 
