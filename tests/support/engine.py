@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
 
 from pipeline.runtimes.cpu.engine import FinishReason, Metrics, Output, Request
 from pipeline.runtimes.cpu.engine.core import EngineCore
+from pipeline.runtimes.cpu.engine.paged_model import PagedModel, Slice, StepFailed
+
+CHECKPOINTS = Path(__file__).resolve().parents[2] / "recipes/checkpoints"
+QUESTIONS = (
+    "How do I reset my password?",
+    "I forgot my login.",
+    "Where is my order?",
+    "Cancel my subscription please.",
+)
+TURN = (
+    "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n"
+)
 
 
 @dataclass
@@ -64,3 +80,26 @@ def prompts(
 ) -> list[list[int]]:
     random = np.random.default_rng(seed)
     return [random.integers(8, vocab, random.integers(shortest, longest + 1)).tolist() for _ in range(count)]
+
+
+def questions() -> list[list[int]]:
+    """Prompts of the kind that the checked-in pair was trained on."""
+    tokenizer = Tokenizer.from_file(str(CHECKPOINTS / "support-target/tokenizer.json"))
+    return [tokenizer.encode(TURN.format(text), add_special_tokens=False).ids for text in QUESTIONS]
+
+
+class Broken:
+    """Stands before a model; its `forward` fails as often as told."""
+
+    def __init__(self, model: PagedModel, failures: int) -> None:
+        self._model = model
+        self.failures = failures
+
+    def forward(self, slices: list[Slice]) -> npt.NDArray[np.float32]:
+        if self.failures:
+            self.failures -= 1
+            raise StepFailed("made to fail")
+        return self._model.forward(slices)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)

@@ -1,0 +1,323 @@
+"""The engine on the checked-in target: right tokens, whatever runs beside it, and everything that shapes an answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.runtimes.cpu.engine import EngineSettings, FinishReason, Refused, Request, Sampling
+from pipeline.runtimes.cpu.engine.core import EngineCore
+from tests.runtimes.conftest import CHECKPOINTS, Pair
+from tests.support.engine import Answer, answer, finish_all, prompts, request
+
+PROMPTS = prompts(16)
+LENGTH = 24
+MakeCore = Callable[..., EngineCore]
+
+
+@pytest.fixture(scope="module")
+def make_core(cpu_pair: Pair) -> MakeCore:
+    def make(**settings: Any) -> EngineCore:
+        return EngineCore(cpu_pair.target, None, EngineSettings(**settings))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def core(make_core: MakeCore) -> EngineCore:
+    return make_core(max_concurrency=16)
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    """Greedy answers of transformers, f32."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(CHECKPOINTS / "support-target", dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    answers = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=LENGTH, do_sample=False, pad_token_id=0
+        )
+        answers.append(out[0, len(prompt) :].tolist())
+    return answers
+
+
+def greedy(name: int, tokens: int = LENGTH) -> Request:
+    return request(name, PROMPTS[name], tokens)
+
+
+def test_one_by_one_equals_transformers(make_core: MakeCore, expected: list[list[int]]) -> None:
+    core = make_core()
+    for name in range(16):
+        (one,) = answer(core, greedy(name))
+        assert one.tokens == expected[name]
+        assert one.finish is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_concurrency": 16},
+        {"max_concurrency": 5, "max_batch_tokens": 16, "max_draft_tokens": 0},
+        {"max_concurrency": 16, "kv_blocks": 7},
+    ],
+    ids=["together", "in small chunks", "scarce memory"],
+)
+def test_sixteen_in_flight_with_joins_and_cancels_equal_transformers(
+    make_core: MakeCore, expected: list[list[int]], settings: dict[str, int]
+) -> None:
+    core = make_core(**settings)
+    answers = [Answer() for _ in PROMPTS]
+    for name in range(16):
+        core.add(greedy(name), answers[name])
+        core.step()
+        if name == 9:
+            core.cancel("3")
+            core.cancel("9")
+    finish_all(core)
+    for name in set(range(16)) - {3, 9}:
+        assert answers[name].tokens == expected[name], name
+    for name in (3, 9):
+        assert answers[name].finish is FinishReason.CANCELLED
+        assert answers[name].tokens == expected[name][: len(answers[name].tokens)]
+    assert core.stats().kv_blocks_used == 0
+
+
+def test_tokens_come_as_they_are_made(core: EngineCore) -> None:
+    first, second = Answer(), Answer()
+    core.add(greedy(0, 12), first)
+    for _ in range(5):
+        core.step()
+    core.add(greedy(1, 12), second)
+    core.step()
+    assert [len(output.tokens) for output in first.outputs] == [1] * 6
+    assert len(second.tokens) == 1
+    finish_all(core)
+
+
+def test_end_id_ends_and_stays_out(core: EngineCore, expected: list[list[int]]) -> None:
+    end_id = expected[0][5]
+    until = expected[0].index(end_id)
+    (one,) = answer(core, request(1, PROMPTS[0], LENGTH, end_id=end_id))
+    assert one.tokens == expected[0][:until]
+    assert one.finish is FinishReason.END_ID
+    assert one.outputs[-1].tokens == ()
+    assert one.metrics.num_output_tokens == until
+
+
+def test_stop_words_end_and_are_kept(core: EngineCore, expected: list[list[int]]) -> None:
+    word = tuple(expected[0][4:6])
+    (one,) = answer(core, request(1, PROMPTS[0], LENGTH, stop_words=((2047, 2047), word)))
+    assert one.tokens == expected[0][:6]
+    assert one.finish is FinishReason.STOP_WORDS
+
+
+def test_a_stop_word_may_begin_in_the_prompt(core: EngineCore, expected: list[list[int]]) -> None:
+    (one,) = answer(core, request(1, PROMPTS[0], stop_words=((PROMPTS[0][-1], expected[0][0]),)))
+    assert one.tokens == expected[0][:1]
+
+
+def test_min_new_tokens(core: EngineCore, expected: list[list[int]]) -> None:
+    end_id = expected[0][0]
+    (one,) = answer(core, request(1, PROMPTS[0], LENGTH, end_id=end_id, min_new_tokens=8))
+    assert len(one.tokens) >= 8
+    assert end_id not in one.tokens
+
+
+def test_bad_words(core: EngineCore, expected: list[list[int]]) -> None:
+    single, pair = expected[0][0], tuple(expected[1][2:4])
+    first, second = answer(
+        core,
+        request(1, PROMPTS[0], bad_words=((single,),)),
+        request(2, PROMPTS[1], bad_words=(pair,)),
+    )
+    assert single not in first.tokens
+    assert second.tokens[:3] == expected[1][:3]
+    assert second.tokens[3] != pair[1]
+    assert pair not in zip(second.tokens, second.tokens[1:], strict=False)
+
+
+def test_embedding_bias(core: EngineCore) -> None:
+    bias = np.zeros(2048, np.float32)
+    bias[77] = 1000
+    (one,) = answer(core, request(1, PROMPTS[0], 4, embedding_bias=bias))
+    assert one.tokens == [77] * 4
+
+
+def test_log_probs(core: EngineCore, expected: list[list[int]]) -> None:
+    plain, sampled = answer(
+        core,
+        request(1, PROMPTS[0], 6, log_probs=True),
+        request(2, PROMPTS[0], 6, log_probs=True, sampling=Sampling(top_k=50, seed=1)),
+    )
+    assert plain.tokens == expected[0][:6]
+    for one in (plain, sampled):
+        assert len(one.log_probs) == 6
+        assert all(-50 < value <= 0 for value in one.log_probs)
+        assert one.outputs[-1].cum_log_prob == pytest.approx(sum(one.log_probs))
+    assert math.exp(plain.log_probs[0]) >= math.exp(sampled.log_probs[0])
+
+
+def test_a_seed_gives_the_same_tokens_in_any_company(core: EngineCore) -> None:
+    drawn = request(1, PROMPTS[0], sampling=Sampling(top_p=0.95, temperature=1.5, seed=42))
+    (alone,) = answer(core, drawn)
+    together = answer(core, *(greedy(name) for name in range(2, 9)), drawn)[-1]
+    (other,) = answer(core, request(1, PROMPTS[0], sampling=Sampling(top_p=0.95, temperature=1.5, seed=43)))
+    assert alone.tokens == together.tokens
+    assert alone.tokens != other.tokens
+
+
+def test_without_a_seed_answers_differ(core: EngineCore) -> None:
+    sampling = Sampling(top_p=1.0, temperature=2.0)
+    first, second = answer(core, *(request(name, PROMPTS[0], sampling=sampling) for name in (1, 2)))
+    assert first.tokens != second.tokens
+
+
+def test_a_second_turn_reuses_prompt_and_answer(make_core: MakeCore) -> None:
+    core = make_core()
+    (first,) = answer(core, request(1, PROMPTS[0] * 3, 40))
+    prompt = [*(PROMPTS[0] * 3), *first.tokens]
+    (second,) = answer(core, request(2, prompt, 8))
+    (fresh,) = answer(make_core(prefix_caching=False), request(2, prompt, 8))
+    assert second.tokens == fresh.tokens
+    assert second.metrics.kv_blocks_reused == (len(prompt) - 1) // 32
+    assert fresh.metrics.kv_blocks_reused == 0
+    metrics = second.metrics
+    assert (
+        metrics.kv_blocks_total
+        == metrics.kv_blocks_new + metrics.kv_blocks_reused
+        == -(-(len(prompt) + 7) // 32)
+    )
+
+
+def test_a_long_prompt_does_not_hold_up_the_others(make_core: MakeCore) -> None:
+    core = make_core(max_batch_tokens=64, max_concurrency=4)
+    short, long = Answer(), Answer()
+    core.add(greedy(0, 30), short)
+    core.step()
+    core.add(request("long", prompts(1, shortest=700, longest=700)[0], 2), long)
+    while not long.tokens:
+        before = len(short.tokens)
+        core.step()
+        assert len(short.tokens) == before + 1
+    assert len(short.tokens) > 700 // 64
+    finish_all(core)
+
+
+def test_draft_tokens_of_the_caller(core: EngineCore, expected: list[list[int]]) -> None:
+    """The C++ backend's draft_input_ids: the accepted prefix and one token more."""
+    for right in range(5):
+        guess = [*expected[0][:right], *([7] * (4 - right))]
+        (one,) = answer(core, request(1, PROMPTS[0], 5, draft_tokens=tuple(guess)))
+        assert one.outputs[0].tokens == tuple(expected[0][: right + 1])
+        assert one.tokens == expected[0][:5]
+        assert (one.metrics.draft_tokens_total, one.metrics.draft_tokens_accepted) == (4, right)
+
+
+def test_draft_tokens_beyond_the_answer_are_left_out(core: EngineCore, expected: list[list[int]]) -> None:
+    (one,) = answer(core, request(1, PROMPTS[0], 3, draft_tokens=tuple(expected[0][:5])))
+    assert one.tokens == expected[0][:3]
+    assert one.metrics.draft_tokens_total == 2
+
+
+@pytest.mark.parametrize("chunk", [8, 13, 512])
+def test_draft_tokens_after_a_prompt_in_chunks(
+    make_core: MakeCore, expected: list[list[int]], chunk: int
+) -> None:
+    core = make_core(max_batch_tokens=chunk, max_concurrency=1)
+    for name in range(4):
+        (one,) = answer(core, request(1, PROMPTS[name], 5, draft_tokens=tuple(expected[name][:4])))
+        assert one.tokens == expected[name][:5]
+        assert one.metrics.draft_tokens_accepted == 4
+
+
+def test_first_come_first_served_without_starvation(make_core: MakeCore) -> None:
+    """A large request that has to wait is not overtaken for ever by small ones that would fit."""
+    core = make_core(kv_blocks=8, max_concurrency=8)
+    order: list[str] = []
+
+    def sink(output: Any) -> None:
+        if output.finish:
+            order.append(output.request_id)
+
+    core.add(request("small", PROMPTS[0][:5], 60), sink)
+    core.step()
+    core.add(request("large", PROMPTS[1][:5], 240), sink)
+    core.add(request("later", PROMPTS[2][:5], 5), sink)
+    core.step()
+    assert core.stats().waiting == 2
+    finish_all(core)
+    assert order == ["small", "large", "later"]
+
+
+def test_stats(make_core: MakeCore) -> None:
+    core = make_core(kv_blocks=32)
+    answer(core, *(greedy(name, 4) for name in range(3)))
+    stats = core.stats()
+    assert stats.generated_tokens == 12
+    assert stats.prompt_tokens == sum(map(len, PROMPTS[:3]))
+    assert stats.steps == 4
+    assert stats.mean_batch == 3
+    assert stats.finished[FinishReason.LENGTH] == 3
+    assert (stats.running, stats.waiting, stats.kv_blocks_used, stats.kv_blocks_free) == (0, 0, 0, 32)
+
+
+def test_metrics(core: EngineCore) -> None:
+    (one,) = answer(core, greedy(0, 4))
+    metrics = one.metrics
+    assert metrics.num_input_tokens == len(PROMPTS[0])
+    assert metrics.num_output_tokens == 4
+    times = [metrics.arrival_ns, metrics.first_scheduled_ns, metrics.first_token_ns, metrics.last_token_ns]
+    assert times == sorted(times)
+    assert times[0] > 0
+    assert all(output.metrics is None for output in one.outputs[:-1])
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"prompt": (5, 2048)}, "token ids must be 0 to 2047"),
+        ({"prompt": (-1,)}, "token ids must be 0 to 2047"),
+        ({"bad_words": ((3000,),)}, "token ids must be 0 to 2047"),
+        ({"draft_tokens": (1,) * 6}, "6 draft_tokens are more than max_draft_tokens 5"),
+        ({"embedding_bias": np.zeros(3, np.float32)}, r"embedding_bias has shape \(3,\), must be \(2048,\)"),
+        ({"max_new_tokens": 1020}, "more than the 1024 tokens"),
+    ],
+)
+def test_what_can_never_run_is_refused(core: EngineCore, bad: dict[str, Any], message: str) -> None:
+    fields = {"id": "1", "prompt": (1, 2, 3, 4, 5), "max_new_tokens": 4, "end_id": None} | bad
+    with pytest.raises(Refused, match=message):
+        core.check(Request(**fields))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"prompt": ()}, "prompt"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"stop_words": ((),)}, "stop_words"),
+    ],
+)
+def test_malformed_requests_are_refused(bad: dict[str, Any], message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        Request(**({"id": "1", "prompt": (1,), "max_new_tokens": 4, "end_id": None} | bad))
+
+
+def test_bf16_runs(make_core: MakeCore, expected: list[list[int]]) -> None:
+    (one,) = answer(make_core(precision="bf16"), greedy(0))
+    assert one.tokens[:4] == expected[0][:4]
+
+
+@pytest.mark.parametrize(
+    ("settings", "blocks"), [({"kv_blocks": 9}, 9), ({"kv_cache_mib": 1}, 8), ({"max_concurrency": 2}, 64)]
+)
+def test_size_of_the_cache(make_core: MakeCore, settings: dict[str, int], blocks: int) -> None:
+    assert make_core(**settings).stats().kv_blocks_total == blocks
