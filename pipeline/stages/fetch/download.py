@@ -60,10 +60,10 @@ class Download:
                 f"{self.source.label}: {human_bytes(missing)} are to be downloaded, {self.into.parent} has "
                 f"{human_bytes(free)} free; make room (`pipeline store gc`) or set PIPELINE_STORE to a larger disk"
             )
-        label = f"download {self.source.repo}"
         if missing < total:
-            label += f" ({human_bytes(total - missing)} were there already)"
-        with self.progress.task(label, missing, "B") as task:
+            there, whole = human_bytes(total - missing), human_bytes(total)
+            self.progress.say(f"{self.source.label}: {there} of {whole} are here from an earlier try")
+        with self.progress.task(f"download {self.source.repo}", missing, "B") as task:
             shared = _Shared(task)
             self._run_all([self._transfer(file, shared) for file in wanted])
 

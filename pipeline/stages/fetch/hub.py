@@ -1,6 +1,6 @@
 """The Hugging Face Hub: which commit a revision is, which files it has, and the bytes of one file.
 
-Addresses, headers and sessions are huggingface_hub's. Its downloads are not used: version 1.33 throws away a broken
+Sessions, tokens, pages and errors are huggingface_hub's. Its downloads are not used: version 1.33 throws away a broken
 transfer (each try writes a file of another name and removes it), and these are gigabytes; see `transfer`.
 `HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE` are read when a `Hub` is made.
 """
@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
+from urllib.parse import quote
 
 import httpx
-from huggingface_hub import HfApi, constants, get_token, hf_hub_url
-from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, paginate
+import huggingface_hub
+from huggingface_hub import constants, get_token, hf_hub_url
+from huggingface_hub.utils import get_session, hf_raise_for_status, paginate
 
 from pipeline import __version__
 from pipeline.errors import SourceError
@@ -61,12 +63,14 @@ class Hub:
         """The commit (40 hexadecimal digits) that a branch, a tag or the default branch is now."""
 
         def ask() -> str:
-            info = HfApi(self.endpoint, token=self.token or False).model_info(
-                repo, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT
+            at = f"/revision/{quote(revision, safe='')}" if revision else ""
+            response = get_session().get(
+                f"{self.endpoint}/api/models/{repo}{at}",
+                headers=self._headers(),
+                timeout=constants.HF_HUB_ETAG_TIMEOUT,
             )
-            if not info.sha:
-                raise ValueError("no commit")
-            return str(info.sha)
+            hf_raise_for_status(response)
+            return str(response.json()["sha"])
 
         return self._patiently(ask, repo, revision, say)
 
@@ -104,9 +108,9 @@ class Hub:
             yield response
 
     def _headers(self) -> dict[str, str]:
-        return build_hf_headers(
-            token=self.token or False, library_name="pipeline", library_version=__version__
-        )
+        """Ours, and not huggingface_hub's: to make its own it asks the public Hub which agents there are."""
+        agent = f"pipeline/{__version__}; hf_hub/{huggingface_hub.__version__}"
+        return {"user-agent": agent} | ({"authorization": f"Bearer {self.token}"} if self.token else {})
 
     def _patiently(
         self, ask: Callable[[], Result], repo: str, revision: str | None, say: Callable[[str], None]

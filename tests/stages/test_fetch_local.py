@@ -1,0 +1,310 @@
+"""Fetching from a local folder."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.errors import SourceError
+from pipeline.progress import Silent
+from pipeline.recipe import LocalSource
+from pipeline.stages.fetch import LocalCheckpoint, fetch, resolve
+from pipeline.stages.fetch.hashes import HashCache
+from pipeline.store import Store, files
+from tests.support.checkpoints import CONFIG, index, sharded, weights, whole
+
+
+@dataclass(frozen=True)
+class Asked:
+    source: LocalSource
+    revision: str | None = None
+    allow_pickle: bool = False
+
+
+def folder(path: Path, content: Mapping[str, bytes]) -> Path:
+    path.mkdir()
+    for name, value in content.items():
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_bytes(value)
+    return path
+
+
+def settle(path: Path, name: str = "model.safetensors") -> LocalCheckpoint:
+    resolved = resolve(Asked(LocalSource(path)))
+    assert isinstance(resolved, LocalCheckpoint)
+    assert name in resolved.files
+    return resolved
+
+
+def held(path: Path) -> dict[str, bytes]:
+    return {entry.name: entry.read_bytes() for entry in path.iterdir()}
+
+
+@pytest.fixture
+def into(tmp_path: Path) -> Path:
+    return folder(tmp_path / "into", {})
+
+
+def test_identity_is_the_content_and_not_the_place(tmp_path: Path) -> None:
+    one = settle(folder(tmp_path / "one", whole()))
+    other = settle(folder(tmp_path / "other", whole() | {"README.md": b"#", "train.py": b"", "old.bin": b""}))
+    assert one.identity == other.identity
+    assert str(tmp_path) not in json.dumps(one.identity)
+
+
+@pytest.mark.parametrize("name", sorted(whole()))
+def test_every_file_that_is_taken_counts(tmp_path: Path, name: str) -> None:
+    one = settle(folder(tmp_path / "one", whole()))
+    changed = settle(folder(tmp_path / "changed", whole() | {name: whole()[name] + b" "}))
+    assert one.identity != changed.identity
+
+
+def test_a_renamed_file_counts(tmp_path: Path) -> None:
+    one = settle(folder(tmp_path / "one", whole() | {"vocab.json": b"{}"}))
+    other = settle(folder(tmp_path / "other", whole() | {"added_tokens.json": b"{}"}))
+    assert one.identity != other.identity
+
+
+@pytest.mark.parametrize("make", [whole, sharded])
+def test_files_are_copied(tmp_path: Path, into: Path, make) -> None:  # type: ignore[no-untyped-def]
+    source = folder(tmp_path / "source", make() | {"README.md": b"#", "consolidated.safetensors": b"other"})
+    (into / "leftover").write_bytes(b"of a killed fetch")
+    facts = fetch(resolve(Asked(LocalSource(source))), into, progress=Silent())
+    assert held(into) == make()
+    assert (facts["source"], facts["tensors"]) == (f"local:{source}", 2)
+    for name in make():
+        assert (into / name).stat().st_ino != (source / name).stat().st_ino
+
+
+def test_the_copy_stays_as_it_was(tmp_path: Path, into: Path) -> None:
+    source = folder(tmp_path / "source", whole())
+    fetch(settle(source), into, progress=Silent())
+    with (source / "model.safetensors").open("r+b") as file:
+        file.write(b"edited in place")
+    assert held(into) == whole()
+
+
+def test_links_are_followed(tmp_path: Path, into: Path) -> None:
+    """As in the cache of huggingface_hub: names that are links to blobs."""
+    blobs = folder(tmp_path / "blobs", whole())
+    snapshot = folder(tmp_path / "snapshot", {})
+    for name in whole():
+        (snapshot / name).symlink_to(f"../blobs/{name}")
+    fetch(settle(snapshot), into, progress=Silent())
+    assert held(into) == whole() == held(blobs)
+    assert not any(path.is_symlink() for path in into.iterdir())
+
+
+def test_a_source_that_changes_meanwhile_is_refused(tmp_path: Path, into: Path) -> None:
+    source = folder(tmp_path / "source", whole())
+    resolved = settle(source)
+    (source / "tokenizer.json").write_bytes(b"[]")
+    with pytest.raises(
+        SourceError, match=r"tokenizer\.json was changed while it was read; run the command again"
+    ):
+        fetch(resolved, into, progress=Silent())
+    (source / "tokenizer.json").unlink()
+    with pytest.raises(SourceError, match=r"tokenizer\.json: cannot be read: No such file"):
+        fetch(resolved, into, progress=Silent())
+
+
+def test_too_small_a_disk(tmp_path: Path, into: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved = settle(folder(tmp_path / "source", whole()))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
+    monkeypatch.setattr(files, "clone", lambda *_: False)
+    with pytest.raises(SourceError, match=r"needs 8\.2 KiB, .* has 4\.0 KiB free"):
+        fetch(resolved, into, progress=Silent())
+
+
+def test_blocks_are_shared_where_the_filesystem_can(
+    tmp_path: Path, into: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A filesystem that clones needs no space, and copies nothing."""
+
+    def ioctl(target: int, _request: int, source: int) -> int:
+        os.write(target, os.read(source, 1 << 20))
+        return 0
+
+    monkeypatch.setattr("pipeline.store.files.fcntl.ioctl", ioctl)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    fetch(settle(folder(tmp_path / "source", whole())), into, progress=Silent())
+    assert held(into) == whole()
+
+
+def test_a_failing_disk_is_not_taken_for_a_filesystem_that_cannot_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ioctl(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("pipeline.store.files.fcntl.ioctl", ioctl)
+    (tmp_path / "a").write_bytes(b"a")
+    with pytest.raises(OSError, match="Input/output error"):
+        files.clone(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"model.safetensors": b""}, "has no config.json: it is not a checkpoint"),
+        (
+            {"config.json": CONFIG},
+            "has no weights: neither model.safetensors nor model.safetensors.index.json",
+        ),
+        ({"config.json": CONFIG, "pytorch_model.bin": b""}, "has only pickled weights"),
+        ({"config.json": CONFIG, "m.Q4_K_M.gguf": b""}, "has only GGUF files"),
+        (
+            {"config.json": CONFIG, "consolidated.safetensors": b""},
+            "consolidated.safetensors is not in the layout",
+        ),
+        ({"config.json": CONFIG, "training.pt": b""}, "training.pt is not in the layout"),
+        ({"config.json": CONFIG, "model.safetensors.index.json": b"{"}, "is damaged: it has no map"),
+        ({"config.json": CONFIG, "model.safetensors.index.json": b"[]"}, "is damaged: it has no map"),
+        (
+            {"config.json": CONFIG, "model.safetensors.index.json": index({})},
+            "files that are not there: no file at all",
+        ),
+        (
+            {"config.json": CONFIG, "model.safetensors.index.json": index({"a": "b.safetensors"})},
+            "not there: b.safe",
+        ),
+        (
+            {"config.json": CONFIG, "model.safetensors.index.json": index({"a": "../b.safetensors"})},
+            "not a .safetensors",
+        ),
+        (
+            {"config.json": CONFIG, "model.safetensors.index.json": index({"a": "b.py"})},
+            "which is not a .safetensors",
+        ),
+        ({"config.json": CONFIG, "model.safetensors.index.json": index({"a": 1})}, "names 1, which is not"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path, content: dict[str, bytes], message: str) -> None:
+    source = folder(tmp_path / "source", content)
+    with pytest.raises(SourceError) as caught:
+        settle(source)
+    assert str(caught.value).startswith(f"local:{source}")
+    assert message in str(caught.value)
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="there is no such folder"):
+        settle(tmp_path / "nothing")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(SourceError, match="is a file, not a folder"):
+        settle(tmp_path / "file")
+
+
+def test_damaged_weights_are_found(tmp_path: Path, into: Path) -> None:
+    source = folder(tmp_path / "source", whole() | {"model.safetensors": weights("a")[:-1]})
+    with pytest.raises(SourceError, match=r"model\.safetensors is"):
+        fetch(settle(source), into, progress=Silent())
+
+
+# pickled weights
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("names", [("pytorch_model.bin",), ("pytorch_model-1.bin", "pytorch_model-2.bin")])
+def test_allowed_pickles_become_safetensors(tmp_path: Path, into: Path, names: tuple[str, ...]) -> None:
+    import torch
+    from safetensors.numpy import load_file
+
+    source = folder(tmp_path / "source", {"config.json": CONFIG})
+    shared = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    for number, name in enumerate(names):
+        torch.save(
+            {f"embed.{number}": shared, f"head.{number}": shared, f"t.{number}": shared.t()}, source / name
+        )
+    if len(names) > 1:
+        placed = {
+            f"{part}.{number}": name for number, name in enumerate(names) for part in ("embed", "head", "t")
+        }
+        (source / "pytorch_model.bin.index.json").write_bytes(index(placed))
+    facts = fetch(resolve(Asked(LocalSource(source), allow_pickle=True)), into, progress=Silent())
+    assert facts["pickled"] is True
+    assert facts["tensors"] == 3 * len(names)
+    assert not [path for path in into.iterdir() if "bin" in path.name]
+    loaded = {name: value for path in into.glob("*.safetensors") for name, value in load_file(path).items()}
+    assert (loaded["head.0"] == shared.numpy()).all()
+    assert (loaded["t.0"] == shared.numpy().T).all()
+    assert (into / "model.safetensors.index.json").exists() is (len(names) > 1)
+
+
+# remembered hashes
+
+
+def old(path: Path) -> Path:
+    os.utime(path, (1, 1))
+    return path
+
+
+class Counter:
+    """How many bytes were hashed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.paths: list[str] = []
+        real = files.sha256
+
+        def sha256(path: Path, advance) -> str:  # type: ignore[no-untyped-def]
+            self.paths.append(path.name)
+            return real(path, advance)
+
+        monkeypatch.setattr("pipeline.stages.fetch.hashes.files.sha256", sha256)
+
+
+def test_hashes_are_remembered_while_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.stages.fetch.hashes._SETTLED_S", -1.0)
+    counted = Counter(monkeypatch)
+    store = Store(tmp_path / "store")
+    source = folder(tmp_path / "source", whole())
+    asked = Asked(LocalSource(source))
+    first = resolve(asked, store=store)
+    assert sorted(counted.paths) == sorted(whole())
+    counted.paths.clear()
+    assert resolve(asked, store=store).identity == first.identity
+    assert counted.paths == []
+
+    path = source / "model.safetensors"
+    before = path.stat()
+    path.write_bytes(bytes(reversed(path.read_bytes())))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert resolve(asked, store=store).identity != first.identity, "same size, same time, other bytes"
+    assert counted.paths == ["model.safetensors"]
+
+
+def test_what_was_written_just_now_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counter(monkeypatch)
+    path = tmp_path / "new"
+    path.write_bytes(b"1")
+    for _ in range(2):
+        cache = HashCache(tmp_path / "hashes.json")
+        cache.sha256(path, lambda _: None)
+        cache.save()
+    assert counted.paths == ["new", "new"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"schema": 2, "files": {}}', '{"schema": 1, "files": {"/a": [1]}}']
+)
+def test_a_damaged_memory_is_an_empty_one(tmp_path: Path, text: str) -> None:
+    (tmp_path / "hashes.json").write_text(text)
+    (tmp_path / "a").write_bytes(b"")
+    empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    cache = HashCache(tmp_path / "hashes.json")
+    assert cache.sha256(tmp_path / "a", lambda _: None) == empty
+    cache.save()
+    assert json.loads((tmp_path / "hashes.json").read_text())["schema"] == 1
+
+
+def test_a_memory_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    HashCache(tmp_path / "file" / "hashes.json").save()
