@@ -5,6 +5,7 @@ Nothing here knows of artifacts.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -48,10 +49,13 @@ def is_plain(info: os.stat_result) -> bool:
 
 
 def tree_bytes(root: Path) -> int:
-    """Bytes of all files under `root`, whatever they are."""
-    return sum(
-        os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(root) for name in names
-    )
+    """Bytes of all files under `root`, whatever they are; another process may be changing them."""
+    total = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
 
 
 def sha256(path: Path, advance: Callable[[float], None] | None = None) -> str:
@@ -99,8 +103,9 @@ def settle(root: Path) -> None:
 
 
 def remove_tree(root: Path) -> None:
-    """Remove a directory whatever its permissions; nothing if it is not there."""
-    if not os.path.lexists(root):
+    """Remove a directory (or a file) whatever its permissions; nothing if it is not there."""
+    if not root.is_dir() or root.is_symlink():
+        root.unlink(missing_ok=True)
         return
     for folder, _, _ in os.walk(root):
         os.chmod(folder, 0o700)

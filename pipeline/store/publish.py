@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
-from pipeline.errors import StageError
+from pipeline.errors import StageError, StoreError
 from pipeline.progress import Progress
 from pipeline.store import files, manifest
 from pipeline.store.artifact import Artifact
@@ -54,7 +54,10 @@ def publish(
     )
     record.write(work)
     files.settle(work)
-    os.rename(work, target)
+    try:
+        os.rename(work, target)
+    except OSError as error:
+        raise StoreError(f"{target}: cannot be published from {work}: {error.strerror}") from error
     files.fsync(target.parent)
     files.fsync(work.parent)
     return Artifact(target, record)

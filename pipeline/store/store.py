@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pipeline.errors import StoreError, UserError
 from pipeline.progress import Progress, Silent
-from pipeline.store import files, lock
+from pipeline.store import files, lock, manifest
 from pipeline.store.artifact import Artifact, quick_check
 from pipeline.store.canonical import Json
 from pipeline.store.key import ArtifactKey
@@ -89,20 +89,18 @@ class Store:
 
     def list(self) -> tuple[Artifact, ...]:
         """Every readable artifact, the one used last first."""
-        newest_first = sorted(
-            self.scan()[0], key=lambda artifact: artifact.path.stat().st_mtime_ns, reverse=True
-        )
-        return tuple(newest_first)
+        return tuple(sorted(self.scan()[0], key=_used_ns, reverse=True))
 
     def scan(self) -> tuple[tuple[Artifact, ...], dict[str, str]]:
         """Readable artifacts, and directory name -> reason of those that are not."""
         found, damaged = [], {}
-        paths = sorted(self.artifacts.iterdir()) if self.artifacts.is_dir() else []
+        paths = sorted(p for p in self.artifacts.glob("*") if p.is_dir())
         for path in paths:
             try:
                 found.append(Artifact(path, Manifest.load(path)))
             except StoreError as error:
-                damaged[path.name] = str(error)
+                if path.is_dir():  # and not removed meanwhile
+                    damaged[path.name] = str(error)
         return tuple(found), damaged
 
     def get(self, name: str) -> Artifact:
@@ -174,6 +172,8 @@ class Store:
             if not key.resumable:
                 files.remove_tree(work)
             work.mkdir(exist_ok=True)
+            for record in (manifest.FILE, manifest.TWIN):  # of a maker that was killed just before the rename
+                (work / record).unlink(missing_ok=True)
             self._check_space(key.name, needs_bytes - files.tree_bytes(work))
             start = time.monotonic()
             facts = make(work)
@@ -254,3 +254,10 @@ class Store:
                 f"the store {self.root} cannot be written: {error.strerror}; "
                 "set PIPELINE_STORE to a directory of your own"
             ) from error
+
+
+def _used_ns(artifact: Artifact) -> int:
+    try:
+        return artifact.path.stat().st_mtime_ns
+    except FileNotFoundError:  # removed meanwhile
+        return 0

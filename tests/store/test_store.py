@@ -119,6 +119,34 @@ def test_a_resumable_make_that_raises_keeps_its_part(store: Store) -> None:
     assert list(store.work.iterdir()) == []
 
 
+def test_a_maker_killed_just_before_the_rename_is_taken_up(store: Store) -> None:
+    key = ArtifactKey("fetch", {"repo": "org/name"}, resumable=True)
+    made = store.obtain(key, make, recipe="tiny")
+    store.close()
+    os.rename(made.path, store.work / key.name)
+
+    def again(directory: Path) -> dict[str, object]:
+        assert {path.name for path in directory.iterdir()} == {"config.json", "folder"}
+        return {}
+
+    assert verify(store.obtain(key, again, recipe="tiny")).ok
+
+
+def test_a_rename_that_fails_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def across(*_: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "rename", across)
+    with pytest.raises(StoreError, match=r"cannot be published from .*: Invalid cross-device link"):
+        store.obtain(KEY, make, recipe="tiny")
+
+
+def test_strangers_in_the_store_are_left_alone(store: Store) -> None:
+    made = store.obtain(KEY, make, recipe="tiny")
+    (store.artifacts / ".DS_Store").write_text("")
+    assert store.scan() == ((made,), {})
+
+
 @pytest.mark.parametrize(
     ("facts", "leave", "message"),
     [
