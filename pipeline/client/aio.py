@@ -126,28 +126,24 @@ class AsyncStream(StreamBase):
     async def __anext__(self) -> Chunk:
         exchange = self._exchange
         while not exchange.finished:
-            chunk = exchange.receive(await self._read())
+            self._arm(self._patience_s)
+            try:
+                message = await self._call.read()
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if self._stopped is None or (task is not None and task.cancelling()):
+                    raise  # the task is being cancelled, not the call
+                raise self._stopped from None
+            except grpc.RpcError as error:
+                raise self._stopped or exchange.broken(error) from None
+            finally:
+                self._waits_until = math.inf
+            if message is grpc.aio.EOF:
+                raise self._stopped or exchange.broken_off()
+            chunk = exchange.receive(message)
             if chunk is not None:
                 return chunk
         raise StopAsyncIteration
-
-    async def _read(self) -> pb.ModelStreamInferResponse:
-        self._arm(self._patience_s)
-        try:
-            message = await self._call.read()
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._stopped is None or (task is not None and task.cancelling()):
-                raise  # the task is being cancelled, not the call
-            raise self._stopped from None
-        except grpc.RpcError as error:
-            raise self._stopped or self._exchange.broken(error) from None
-        finally:
-            self._waits_until = math.inf
-        if message is grpc.aio.EOF:
-            raise self._stopped or self._exchange.broken_off()
-        reply: pb.ModelStreamInferResponse = message
-        return reply
 
     def _arm(self, within_s: float | None) -> None:
         """One timer serves all reads of a stream: it is moved when it goes off, not at each token."""

@@ -39,7 +39,8 @@ class Exchange:
         self._held = ""  # and what may still change
         self._token_ids: list[int] = []
         self._log_probs: list[float] = []
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str, tuple[str, bytes]] = {}  # datatype and content, read when asked for
+        self._token_counts: list[tuple[str, bytes]] = []  # of each response, or one at the end
         self._reason = ""
         self._index = 0
         self._sent_at = time.perf_counter()
@@ -87,9 +88,12 @@ class Exchange:
                 self._token_ids += token_ids
             elif name == "finish_reason":
                 self._reason = b"".join(wire.decode_bytes(raw)).decode(errors="replace")
+            elif name == "num_output_tokens":
+                self._token_counts.append((tensor.datatype, raw))
             else:
-                self._count(name, wire.decode_numbers(tensor.datatype, raw))
-        final = _FINAL in response.parameters and response.parameters[_FINAL].bool_param
+                self._counts[name] = (tensor.datatype, raw)
+        parameters = response.parameters
+        final = _FINAL in parameters and parameters[_FINAL].bool_param
         content = bool(text or token_ids or log_probs)
         if content or not final or not self._times:
             self._times.append(now)
@@ -126,10 +130,10 @@ class Exchange:
             itl_ms=tuple((later - earlier) * 1e3 for earlier, later in pairwise(times)),
             total_ms=(ended - self._sent_at) * 1e3 if ended else None,
             chunks=len(times),
-            input_tokens=self._counts.get("num_input_tokens"),
+            input_tokens=self._count("num_input_tokens"),
             output_tokens=self._output_tokens(),
-            draft_tokens=self._counts.get("total_draft_tokens"),
-            accepted_tokens=self._counts.get("total_accepted_draft_tokens"),
+            draft_tokens=self._count("total_draft_tokens"),
+            accepted_tokens=self._count("total_accepted_draft_tokens"),
         )
 
     def answer(self) -> Answer:
@@ -160,14 +164,13 @@ class Exchange:
         self._so_far, self._held = stable, full[len(stable) :]
         return new
 
-    def _count(self, name: str, values: tuple[float, ...]) -> None:
-        value = int(values[0]) if values else 0
-        # num_output_tokens is of this response alone, or comes once, at the end
-        self._counts[name] = value + (self._counts.get(name, 0) if name == "num_output_tokens" else 0)
+    def _count(self, name: str) -> int | None:
+        return _number(*self._counts[name]) if name in self._counts else None
 
     def _output_tokens(self) -> int | None:
-        known = self._counts.get("num_output_tokens")
-        return known if known is not None else len(self._token_ids) or len(self._log_probs) or None
+        if self._token_counts:
+            return sum(_number(*count) for count in self._token_counts)
+        return len(self._token_ids) or len(self._log_probs) or None
 
     def _why(self) -> FinishReason:
         if self._reason:
@@ -176,3 +179,8 @@ class Exchange:
         if tokens is None or self._max_tokens is None:
             return "unknown"
         return "length" if tokens >= self._max_tokens else "stop"
+
+
+def _number(datatype: str, raw: bytes) -> int:
+    values = wire.decode_numbers(datatype, raw)
+    return int(values[0]) if values else 0

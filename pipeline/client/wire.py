@@ -36,6 +36,8 @@ def decode_bytes(raw: bytes) -> list[bytes]:
     >>> decode_bytes(b"\\x03\\x00\\x00\\x00h\\xc3\\xa9")
     [b'h\\xc3\\xa9']
     """
+    if len(raw) >= 4 and int.from_bytes(raw[:4], "little") == len(raw) - 4:
+        return [raw[4:]]  # one element, as nearly always
     values, at = [], 0
     while at < len(raw):
         (length,) = struct.unpack_from("<I", raw, at)

@@ -1,0 +1,190 @@
+"""The asyncio client against the fake server: the same behaviour as the blocking one, and many streams at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from pipeline.client import (
+    AsyncClient,
+    BetweenTokensDeadline,
+    Cancelled,
+    ConnectFailed,
+    FirstTokenDeadline,
+    ModelNotFound,
+    Refused,
+    ServerFailed,
+    Timeouts,
+)
+from pipeline.client.testing import Ending, FakeServer, Received, Reply
+
+SLOW = Reply(["a"] * 1000, delay_s=0.01)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 60))
+
+
+def test_a_stream() -> None:
+    async def work(server: FakeServer) -> None:
+        async with AsyncClient(server.url) as client:
+            async with client.stream("Hi", max_tokens=8) as stream:
+                texts = [chunk.text async for chunk in stream]
+            assert texts == ["Hello", " world", ""]
+            assert stream.stats.output_tokens == 2
+            answer = await client.generate("Hi", max_tokens=2)
+            assert (answer.text, answer.finish_reason) == ("Hello world", "length")
+
+    with FakeServer() as server:
+        run(work(server))
+        for request in server.requests:
+            assert request.finished.wait(5)
+            assert not request.cancelled.is_set()
+
+
+def test_200_streams_share_a_connection() -> None:
+    def script(received: Received) -> Reply:
+        return Reply([f"{received.prompt}:{index} " for index in range(10)], first_delay_s=0.5, delay_s=0.01)
+
+    async def work(server: FakeServer) -> None:
+        async with AsyncClient(server.url) as client:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(client.generate(f"s{number}", max_tokens=100)) for number in range(200)
+                ]
+            for number, task in enumerate(tasks):
+                assert task.result().text == "".join(f"s{number}:{index} " for index in range(10))
+
+    with FakeServer(script) as server:
+        run(work(server))
+        assert len({request.request_id for request in server.requests}) == 200
+
+
+def test_leaving_the_block_cancels_on_the_server() -> None:
+    async def work(server: FakeServer) -> None:
+        async with AsyncClient(server.url) as client, client.stream("Hi", max_tokens=1000) as stream:
+            await anext(stream)
+
+    with FakeServer(SLOW) as server:
+        run(work(server))
+        assert server.requests[0].cancelled.wait(5)
+
+
+def test_cancelling_the_task_cancels_on_the_server() -> None:
+    async def work(server: FakeServer) -> None:
+        async with AsyncClient(server.url) as client:
+            task = asyncio.create_task(client.generate("Hi", max_tokens=1000))
+            await asyncio.sleep(0.2)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await asyncio.to_thread(server.requests[0].cancelled.wait, 5)
+
+    with FakeServer(SLOW) as server:
+        run(work(server))
+
+
+def test_cancel_wakes_the_reader() -> None:
+    async def work(server: FakeServer) -> None:
+        async with AsyncClient(server.url) as client, client.stream("Hi", max_tokens=8) as stream:
+            asyncio.get_running_loop().call_later(0.1, stream.cancel)
+            with pytest.raises(Cancelled, match="the answer was cancelled"):
+                [chunk async for chunk in stream]
+
+    with FakeServer(Reply(ending=Ending.HANG)) as server:
+        run(work(server))
+        assert server.requests[0].cancelled.wait(5)
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (Reply(first_delay_s=30), FirstTokenDeadline),
+        (Reply(ending=Ending.HANG), BetweenTokensDeadline),
+    ],
+)
+def test_deadlines(reply: Reply, kind: type[Exception]) -> None:
+    async def work(server: FakeServer) -> None:
+        timeouts = Timeouts(first_token_s=0.3, between_tokens_s=0.1)
+        async with AsyncClient(server.url, timeouts=timeouts) as client:
+            start = asyncio.get_running_loop().time()
+            with pytest.raises(kind):
+                await client.generate("Hi", max_tokens=8)
+            assert asyncio.get_running_loop().time() - start < 2
+
+    with FakeServer(reply) as server:
+        run(work(server))
+        assert server.requests[0].cancelled.wait(5)
+
+
+def test_a_short_deadline_after_a_long_one() -> None:
+    async def work(server: FakeServer) -> None:
+        timeouts = Timeouts(first_token_s=60, between_tokens_s=0.1)
+        async with AsyncClient(server.url, timeouts=timeouts) as client:
+            with pytest.raises(BetweenTokensDeadline):
+                await asyncio.wait_for(client.generate("Hi", max_tokens=8), 5)
+
+    with FakeServer(Reply(ending=Ending.HANG)) as server:
+        run(work(server))
+
+
+def test_the_readers_own_time_is_not_the_servers() -> None:
+    async def work(server: FakeServer) -> None:
+        client = AsyncClient(server.url, timeouts=Timeouts(between_tokens_s=0.1))
+        async with client, client.stream("Hi", max_tokens=8) as stream:
+            await anext(stream)
+            await asyncio.sleep(0.3)
+            assert [chunk.text async for chunk in stream] == [" world", ""]
+
+    with FakeServer() as server:
+        run(work(server))
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (Reply(ending=Ending.ERROR), ServerFailed),
+        (Reply(ending=Ending.LOST), ServerFailed),
+        (Reply([], ending=Ending.LOST), ConnectFailed),
+        (Reply(ending=Ending.UNMARKED), ServerFailed),
+    ],
+)
+def test_errors_of_the_server(reply: Reply, kind: type[Exception]) -> None:
+    async def work(server: FakeServer) -> None:
+        async with AsyncClient(server.url) as client:
+            with pytest.raises(kind):
+                await client.generate("Hi", max_tokens=8)
+
+    with FakeServer(reply) as server:
+        run(work(server))
+
+
+def test_refusals() -> None:
+    async def work(server: FakeServer) -> None:
+        async with AsyncClient(server.url) as client:
+            with pytest.raises(Refused):
+                await client.generate("Hi", top_q=1)  # type: ignore[call-arg]
+        with pytest.raises(RuntimeError, match="closed"):
+            await client.generate("Hi", max_tokens=8)
+        async with AsyncClient(server.url, model="nope") as other:
+            with pytest.raises(ModelNotFound):
+                await other.generate("Hi", max_tokens=8)
+
+    with FakeServer() as server:
+        run(work(server))
+        assert server.requests == []
+
+
+def test_a_server_that_goes_away_in_the_middle() -> None:
+    async def work(server: FakeServer) -> None:
+        async with AsyncClient(server.url) as client, client.stream("Hi", max_tokens=1000) as stream:
+            await anext(stream)
+            await asyncio.to_thread(server.stop)
+            with pytest.raises((ServerFailed, Cancelled)):
+                [chunk async for chunk in stream]
+
+    with FakeServer(SLOW) as server:
+        run(work(server))

@@ -1,0 +1,143 @@
+"""Sampling parameters: bounds, all faults at once, and the tensors that carry them in each layout."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.client import Refused
+from pipeline.client.model import read_model
+from pipeline.client.request import build_request
+from pipeline.client.sampling import PARAMETERS, Sampling, read_sampling
+from pipeline.client.testing import bls, llmapi
+from pipeline.client.testing.models import admission_fault
+from pipeline.client.testing.play import read_request
+
+GOOD: dict[str, Any] = {
+    "max_tokens": 16, "min_tokens": 2, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "seed": 2**64 - 1,
+    "stop": ["\n", "###"], "bad_words": "bad", "repetition_penalty": 1.1, "presence_penalty": -0.5,
+    "frequency_penalty": 0.5, "length_penalty": 1.0, "end_id": -1, "num_draft_tokens": 3, "log_probs": True,
+}  # fmt: skip
+
+
+def sent(config: Any, **sampling: Any) -> dict[str, list[Any]]:
+    """The tensors of a request, which the model would let in."""
+    request = build_request(read_model(config), "Hi", read_sampling(sampling), request_id="r1")
+    assert admission_fault(config, request) is None
+    return dict(read_request(request, {}).tensors)
+
+
+def test_there_is_one_parameter_for_each_name() -> None:
+    assert set(PARAMETERS) == set(Sampling.__annotations__) == set(GOOD)
+
+
+def test_every_parameter_reaches_its_tensor() -> None:
+    tensors = sent(bls(), **GOOD)
+    expected = {
+        **GOOD,
+        "stop_words": GOOD["stop"],
+        "return_log_probs": True,
+        "text_input": "Hi",
+        "stream": True,
+    }
+    del expected["stop"], expected["log_probs"]
+    for name, value in expected.items():
+        assert tensors[name] == pytest.approx(value if isinstance(value, list) else [value]), name
+
+
+def test_the_llmapi_model_has_names_of_its_own() -> None:
+    tensors = sent(llmapi(), max_tokens=16, temperature=0.5, stop="\n", seed=3)
+    assert tensors["sampling_param_max_tokens"] == [16]
+    assert tensors["sampling_param_temperature"] == [0.5]
+    assert tensors["sampling_param_stop"] == ["\n"]
+    assert tensors["streaming"] == [True]
+
+
+def test_releases_before_0_20_have_older_names() -> None:
+    config = bls()
+    for tensor in config.input:
+        tensor.name = {"seed": "random_seed", "min_tokens": "min_length"}.get(tensor.name, tensor.name)
+    tensors = sent(config, max_tokens=4, seed=3, min_tokens=1)
+    assert tensors["random_seed"] == [3]
+    assert tensors["min_length"] == [1]
+
+
+def test_temperature_zero_is_top_k_one() -> None:
+    tensors = sent(bls(), max_tokens=4, temperature=0, top_p=0.5, top_k=40)
+    assert tensors["top_k"] == [1]
+    assert "temperature" not in tensors
+    assert "top_p" not in tensors
+
+
+def test_what_is_none_or_false_is_left_out() -> None:
+    tensors = sent(bls(), max_tokens=4, temperature=None, log_probs=False)
+    assert "temperature" not in tensors
+    assert "return_log_probs" not in tensors
+
+
+def test_a_model_that_answers_at_once_is_not_asked_to_stream() -> None:
+    tensors = sent(bls(decoupled=False), max_tokens=4)
+    assert tensors["stream"] == [False]
+    assert tensors["exclude_input_in_output"] == [True]
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    assert read_sampling({"max_tokens": np.int64(4), "temperature": np.float32(0.5)}) == {
+        "max_tokens": 4,
+        "temperature": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("max_tokens", 0, "must be at least 1 and at most 2147483647"),
+        ("max_tokens", 1.5, "must be a whole number"),
+        ("max_tokens", True, "must be a whole number"),
+        ("temperature", -0.1, "must be at least 0"),
+        ("temperature", math.nan, "must be a finite number"),
+        ("temperature", "hot", "must be a finite number"),
+        ("top_p", 0, "must be more than 0 and at most 1"),
+        ("top_p", 1.01, "must be more than 0 and at most 1"),
+        ("seed", 2**64, "at most 18446744073709551615"),
+        ("repetition_penalty", 0, "must be more than 0"),
+        ("stop", ["a", ""], "none of them empty"),
+        ("stop", [1], "a text or a list of texts"),
+        ("log_probs", 1, "must be True or False"),
+    ],
+)
+def test_a_bad_value_says_what_would_be_right(name: str, value: object, problem: str) -> None:
+    with pytest.raises(Refused, match=problem) as caught:
+        read_sampling({name: value})
+    assert str(caught.value).startswith(f"{name} = {value!r}: ")
+
+
+def test_all_faults_are_told_at_once() -> None:
+    with pytest.raises(Refused) as caught:
+        read_sampling({"temprature": 1, "top_k": -1, "min_tokens": 9, "max_tokens": 8})
+    message = str(caught.value)
+    assert "unknown parameter 'temprature' (did you mean 'temperature'?)" in message
+    assert "top_k = -1" in message
+    assert "min_tokens = 9: must be at most max_tokens = 8" in message
+
+
+def test_what_the_model_has_no_tensor_for_is_refused_by_name() -> None:
+    with pytest.raises(
+        Refused, match=r"model 'tensorrt_llm' does not take bad_words; .* does not take log_probs"
+    ):
+        sent(llmapi(), max_tokens=4, bad_words="x", log_probs=True)
+
+
+def test_what_the_model_needs_is_named() -> None:
+    with pytest.raises(Refused, match="model 'tensorrt_llm_bls' needs max_tokens"):
+        sent(bls())
+
+
+def test_a_model_of_tokens_is_no_entry_model() -> None:
+    config = bls("tensorrt_llm")
+    config.input[0].name = "input_ids"
+    with pytest.raises(Refused, match="ask its entry model"):
+        sent(config, max_tokens=4)

@@ -1,0 +1,314 @@
+"""The blocking client against the fake server: chunks, figures, deadlines, cancellation, errors."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import grpc
+import pytest
+
+from pipeline.client import (
+    BetweenTokensDeadline,
+    Cancelled,
+    ChatTemplate,
+    Client,
+    ClientError,
+    ConnectFailed,
+    FirstTokenDeadline,
+    KeepAlive,
+    ModelNotFound,
+    Refused,
+    ServerFailed,
+    Timeouts,
+)
+from pipeline.client.testing import Ending, FakeServer, Reply, bls
+
+SLOW = Reply(["a"] * 1000, delay_s=0.01)
+
+
+def test_a_stream() -> None:
+    reply = Reply(
+        ["Hel", "lo"],
+        delay_s=0.05,
+        tokens_per_chunk=2,
+        log_probs=[-1, -2, -3, -4],
+        draft_tokens=4,
+        accepted_tokens=3,
+    )
+    with FakeServer(reply) as server, Client(server.url) as client:
+        with client.stream("Hi", max_tokens=8, log_probs=True, request_id="mine") as stream:
+            chunks = list(stream)
+        assert [chunk.text for chunk in chunks] == ["Hel", "lo", ""]
+        assert [chunk.log_probs for chunk in chunks] == [(-1, -2), (-3, -4), None]
+        assert chunks[-1].finish_reason == stream.finish_reason == "stop"
+        assert stream.text == "Hello"
+        stats = stream.stats
+        assert (stats.chunks, stats.input_tokens, stats.output_tokens) == (2, 5, 4)
+        assert stats.acceptance == 0.75
+        assert stats.ttft_ms is not None
+        assert stats.total_ms is not None
+        assert 0 < stats.ttft_ms < stats.total_ms
+        assert stats.itl_ms[0] > 40
+        (request,) = server.requests
+        assert (request.request_id, request.prompt) == ("mine", "Hi")
+        assert request.finished.wait(5)
+        assert not request.cancelled.is_set()
+
+
+def test_a_whole_answer() -> None:
+    with (
+        FakeServer(Reply(token_ids=[7, 8]), model=bls(token_ids=True)) as server,
+        Client(server.url) as client,
+    ):
+        answer = client.generate("Hi", max_tokens=2)
+    assert (answer.text, answer.finish_reason, answer.token_ids) == ("Hello world", "length", (7, 8))
+    assert answer.request_id == server.requests[0].request_id
+
+
+def test_the_model_is_asked_for_once() -> None:
+    with FakeServer() as server, Client(server.url) as client:
+        model = client.model()
+        client.generate("Hi", max_tokens=2)
+        assert client.model() is model
+
+
+def test_messages_go_through_the_template() -> None:
+    template = ChatTemplate("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
+    with FakeServer() as server, Client(server.url, template=template) as client:
+        client.generate([{"role": "user", "content": "Hi"}], max_tokens=2)
+    assert server.requests[0].prompt == "[user]Hi"
+
+
+def test_defaults_and_headers() -> None:
+    with FakeServer() as server:
+        client = Client(server.url, defaults={"max_tokens": 9, "top_k": 4}, headers={"x-tenant": "a"})
+        client.generate("Hi", top_k=5)
+        client.close()
+    assert server.requests[0].tensors["max_tokens"] == [9]
+    assert server.requests[0].tensors["top_k"] == [5]
+    assert server.requests[0].headers["x-tenant"] == "a"
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+def test_leaving_the_block_cancels_on_the_server(cancel: bool) -> None:
+    with FakeServer(SLOW) as server, Client(server.url) as client:
+        with client.stream("Hi", max_tokens=1000) as stream:
+            next(stream)
+            if cancel:
+                stream.cancel()
+        assert server.requests[0].cancelled.wait(5)
+        assert not server.requests[0].finished.is_set()
+
+
+def test_an_exception_in_the_block_cancels_too() -> None:
+    with FakeServer(SLOW) as server, Client(server.url) as client:
+        with pytest.raises(ZeroDivisionError), client.stream("Hi", max_tokens=1000) as stream:
+            print(1 / len(next(stream).text.strip("a")))
+        assert server.requests[0].cancelled.wait(5)
+
+
+def test_cancel_from_another_thread_wakes_the_reader() -> None:
+    with FakeServer(Reply(ending=Ending.HANG)) as server, Client(server.url) as client:
+        with client.stream("Hi", max_tokens=8) as stream:
+            threading.Timer(0.1, stream.cancel).start()
+            with pytest.raises(Cancelled):
+                list(stream)
+        assert stream.text == "Hello world"
+        assert server.requests[0].cancelled.wait(5)
+
+
+def test_a_late_first_token() -> None:
+    timeouts = Timeouts(first_token_s=0.1)
+    with FakeServer(Reply(first_delay_s=30)) as server, Client(server.url, timeouts=timeouts) as client:
+        start = time.monotonic()
+        with pytest.raises(FirstTokenDeadline, match=r"no first token within 0\.1 s"):
+            client.generate("Hi", max_tokens=8)
+        assert time.monotonic() - start < 2
+        assert server.requests[0].cancelled.wait(5)
+
+
+def test_a_stall_between_tokens() -> None:
+    timeouts = Timeouts(first_token_s=30, between_tokens_s=0.1)
+    with FakeServer(Reply(ending=Ending.HANG)) as server, Client(server.url, timeouts=timeouts) as client:
+        with client.stream("Hi", max_tokens=8) as stream:
+            with pytest.raises(BetweenTokensDeadline) as caught:
+                list(stream)
+            assert stream.text == "Hello world"
+        assert caught.value.request_id == stream.request_id
+        assert server.requests[0].cancelled.wait(5)
+
+
+def test_the_readers_own_time_is_not_the_servers() -> None:
+    with FakeServer() as server:
+        client = Client(server.url, timeouts=Timeouts(between_tokens_s=0.1))
+        with client, client.stream("Hi", max_tokens=8) as stream:
+            next(stream)
+            time.sleep(0.3)
+            assert [chunk.text for chunk in stream] == [" world", ""]
+
+
+def test_steady_tokens_keep_a_short_deadline() -> None:
+    timeouts = Timeouts(between_tokens_s=0.3)
+    with (
+        FakeServer(Reply(["a"] * 20, delay_s=0.03)) as server,
+        Client(server.url, timeouts=timeouts) as client,
+    ):
+        assert client.generate("Hi", max_tokens=20).text == "a" * 20
+
+
+def test_no_deadline_at_all() -> None:
+    timeouts = Timeouts(connect_s=None, first_token_s=None, between_tokens_s=None)
+    with FakeServer() as server, Client(server.url, timeouts=timeouts) as client:
+        assert client.generate("Hi", max_tokens=8).text == "Hello world"
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "message"),
+    [
+        (Reply(ending=Ending.ERROR, error="bad\nAt:\n x"), ServerFailed, "bad"),
+        (Reply([], ending=Ending.ERROR, code=grpc.StatusCode.INVALID_ARGUMENT), Refused, "the model failed"),
+        (Reply([], ending=Ending.ERROR, code=grpc.StatusCode.CANCELLED), Cancelled, "the model failed"),
+        (
+            Reply(ending=Ending.LOST),
+            ServerFailed,
+            "the server was lost in the middle of the answer: Socket closed",
+        ),
+        (Reply([], ending=Ending.LOST), ConnectFailed, "no answer from 127.0.0.1:"),
+        (Reply(ending=Ending.UNMARKED), ServerFailed, "the answer broke off"),
+    ],
+)
+def test_errors_of_the_server(reply: Reply, kind: type[ClientError], message: str) -> None:
+    with (
+        FakeServer(reply) as server,
+        Client(server.url) as client,
+        client.stream("Hi", max_tokens=8) as stream,
+    ):
+        with pytest.raises(kind) as caught:
+            list(stream)
+        assert str(caught.value).startswith(message)
+        assert "\n" not in str(caught.value)
+        assert caught.value.request_id == stream.request_id
+        assert stream.stats.total_ms is not None
+
+
+def test_no_server() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"127.0.0.1:{free.getsockname()[1]}"
+    with Client(url) as client, pytest.raises(ConnectFailed, match=url):
+        client.generate("Hi", max_tokens=8)
+
+
+def test_a_server_that_says_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"127.0.0.1:{silent.getsockname()[1]}"
+        with Client(url, timeouts=Timeouts(connect_s=0.2)) as client, pytest.raises(ConnectFailed):
+            client.generate("Hi", max_tokens=8)
+
+
+def test_no_such_model() -> None:
+    not_found = pytest.raises(ModelNotFound, match="'nope' is not found")
+    with FakeServer() as server, Client(server.url, model="nope") as client, not_found:
+        client.generate("Hi", max_tokens=8)
+
+
+def test_a_server_that_goes_away_in_the_middle() -> None:
+    with FakeServer(SLOW) as server, Client(server.url) as client:
+        with client.stream("Hi", max_tokens=1000) as stream:
+            next(stream)
+            server.stop()
+            with pytest.raises((ServerFailed, Cancelled)):
+                list(stream)
+        with pytest.raises(ConnectFailed):
+            client.generate("Hi", max_tokens=8)
+
+
+def test_a_server_that_comes_back() -> None:
+    with FakeServer() as server, Client(server.url) as client:
+        client.generate("Hi", max_tokens=8)
+        server.stop()
+        with pytest.raises(ConnectFailed):
+            client.generate("Hi", max_tokens=8)
+        with FakeServer(port=server.port):
+            until = time.monotonic() + 20
+            while True:
+                try:
+                    assert client.generate("Hi", max_tokens=8).text == "Hello world"
+                    break
+                except ConnectFailed:  # gRPC waits before it connects again
+                    assert time.monotonic() < until
+                    time.sleep(0.1)
+
+
+def test_nothing_is_sent_when_the_request_is_refused() -> None:
+    with FakeServer() as server, Client(server.url) as client:
+        for prompt, sampling in [
+            ("Hi", {"top_q": 1}),
+            ("", {}),
+            ("Hi", {}),
+            ([{"role": "user", "content": "Hi"}], {}),
+        ]:
+            with pytest.raises(Refused):
+                client.generate(prompt, **sampling)  # type: ignore[arg-type]
+        assert server.requests == []
+
+
+def test_mistakes_in_the_use_of_the_library() -> None:
+    with FakeServer() as server:
+        client = Client(server.url)
+        stream = client.stream("Hi", max_tokens=8)
+        with pytest.raises(RuntimeError, match="`with` block"):
+            next(stream)
+        with stream, pytest.raises(RuntimeError, match="not complete"):
+            stream.answer()
+        with pytest.raises(RuntimeError, match="entered once"), stream:
+            pass
+        client.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            client.generate("Hi", max_tokens=8)
+    with pytest.raises(ValueError, match="gRPC service"):
+        Client("http://localhost:8000")
+    with pytest.raises(ValueError, match="between_tokens_s = 0"):
+        Timeouts(between_tokens_s=0)
+
+
+def test_closing_the_client_ends_its_streams() -> None:
+    with (
+        FakeServer(SLOW) as server,
+        Client(server.url) as client,
+        client.stream("Hi", max_tokens=1000) as stream,
+    ):
+        next(stream)
+        client.close()
+        with pytest.raises(Cancelled):
+            list(stream)
+
+
+def test_keep_alive_reaches_the_channel() -> None:
+    with (
+        FakeServer() as server,
+        Client(server.url, keep_alive=KeepAlive(time_s=60, while_idle=True)) as client,
+    ):
+        assert ("grpc.keepalive_time_ms", 60_000) in client._options
+        assert ("grpc.keepalive_permit_without_calls", 1) in client._options
+        assert client.generate("Hi", max_tokens=8).text == "Hello world"
+
+
+def test_32_threads_share_a_connection() -> None:
+    def script(received: object) -> Reply:
+        return Reply([f"{received.prompt}:{index} " for index in range(20)], delay_s=0.005)  # type: ignore[attr-defined]
+
+    texts: dict[str, str] = {}
+    with FakeServer(script) as server, Client(server.url) as client:
+
+        def ask(name: str) -> None:
+            texts[name] = client.generate(name, max_tokens=100).text
+
+        threads = [threading.Thread(target=ask, args=(f"t{number}",)) for number in range(32)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert texts == {f"t{n}": "".join(f"t{n}:{index} " for index in range(20)) for n in range(32)}
