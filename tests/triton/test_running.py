@@ -1,0 +1,76 @@
+"""Records of running servers: found by name, and not believed when their process is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ServerError
+from pipeline.triton.running import RunningServer
+
+
+class Server:
+    grpc_url = "127.0.0.1:8001"
+    http_url = "http://127.0.0.1:8000"
+    metrics_url = "http://127.0.0.1:8002/metrics"
+
+
+def test_written_read_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "running"
+    assert RunningServer.read(folder, "tiny") is None
+    record = RunningServer.of(Server(), tmp_path / "package")
+    record.write(folder, "tiny")
+    assert RunningServer.find(folder, "tiny") == record
+    assert [path.name for path in folder.iterdir()] == ["tiny.json"]
+    assert json.loads((folder / "tiny.json").read_text()) == {
+        "pid": os.getpid(),
+        "grpc_url": "127.0.0.1:8001",
+        "http_url": "http://127.0.0.1:8000",
+        "metrics_url": "http://127.0.0.1:8002/metrics",
+        "deployment": str(tmp_path / "package" / "deployment.json"),
+        "started": record.started,
+    }
+    record.remove(folder, "tiny")
+    record.remove(folder, "tiny")
+    assert RunningServer.find(folder, "tiny") is None
+
+
+def test_the_record_of_another_server_is_left_alone(tmp_path: Path) -> None:
+    first = RunningServer.of(Server(), tmp_path)
+    second = replace(first, grpc_url="127.0.0.1:9001")
+    second.write(tmp_path, "tiny")
+    first.remove(tmp_path, "tiny")
+    assert RunningServer.read(tmp_path, "tiny") == second
+
+
+def test_a_killed_process_is_not_alive(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        record = replace(RunningServer.of(Server(), tmp_path), pid=process.pid)
+        record.write(tmp_path, "tiny")
+        assert record.alive
+        process.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not record.alive  # not buried yet
+    assert not record.alive
+    assert RunningServer.read(tmp_path, "tiny") == record
+    assert RunningServer.find(tmp_path, "tiny") is None
+
+
+def test_a_number_that_was_given_again_is_not_believed(tmp_path: Path) -> None:
+    earlier = datetime.now(UTC) - timedelta(days=400)
+    assert not replace(RunningServer.of(Server(), tmp_path), started=earlier.isoformat()).alive
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"pid": 1}', '{"deployment": 5}'])
+def test_a_damaged_record_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "tiny.json").write_text(text)
+    with pytest.raises(ServerError, match=r"tiny\.json: is not a record"):
+        RunningServer.read(tmp_path, "tiny")
