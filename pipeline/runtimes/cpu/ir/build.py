@@ -14,10 +14,11 @@ import openvino as ov
 from pipeline.checkpoint import Checkpoint
 from pipeline.errors import StageError, UserError
 from pipeline.progress import Progress
+from pipeline.runtimes.cpu.ir.files import MODEL, WEIGHTS, save
 from pipeline.runtimes.cpu.ir.model import decoder
 from pipeline.runtimes.cpu.ir.weights import Weights
 
-MODEL, WEIGHTS, FACTS = "openvino_model.xml", "openvino_model.bin", "engine.json"
+FACTS = "engine.json"
 PRECISIONS = ("f32", "bf16")
 
 
@@ -49,8 +50,7 @@ def build_ir(
     options = compile_options(precision)
     for name, value in options.items():
         model.set_rt_info(value, ["runtime_options", name])
-    into.mkdir(parents=True, exist_ok=True)
-    ov.save_model(model, into / MODEL, compress_to_fp16=False)
+    save(model, into)
     facts = {
         **_facts(checkpoint),
         "precision": precision,
