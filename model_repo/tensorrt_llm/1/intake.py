@@ -1,0 +1,174 @@
+"""From the tensors of a Triton request to requests of the engine, one a row of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import engine
+import numpy as np
+from refusals import refuse
+from shared.refusal import Refused
+from shared.tensors import Array
+from shared.words import Words, unpack
+
+Read = Callable[[str], Array | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the deployment takes."""
+
+    max_input_tokens: int
+    max_output_tokens: int
+    max_draft_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a request wants to hear back; of a batch, what its first row says."""
+
+    streaming: bool  # each new token at once, or everything in the end
+    prompt: bool  # the prompt in front of the answer (never when streaming)
+    log_probs: bool
+    performance: bool
+    num_input_tokens: bool
+    num_output_tokens: bool
+
+
+# Inputs that are read here; all others are in `refusals`.
+READ = frozenset(
+    {
+        "input_ids", "input_lengths", "request_output_len", "draft_input_ids", "end_id", "pad_id",
+        "stop_words_list", "bad_words_list", "embedding_bias", "temperature", "runtime_top_k", "runtime_top_p",
+        "runtime_top_p_min", "runtime_top_p_decay", "runtime_top_p_reset_ids", "repetition_penalty", "min_tokens",
+        "presence_penalty", "frequency_penalty", "seed", "return_log_probs", "return_perf_metrics",
+        "return_num_input_tokens", "return_num_output_tokens", "exclude_input_in_output", "stop", "streaming",
+    }
+)  # fmt: skip
+
+
+def read_wishes(read: Read, *, exclude_input_in_output: bool) -> Wishes:
+    """What to answer with; `exclude_input_in_output` is the default of the deployment."""
+
+    def flag(name: str, default: bool = False) -> bool:
+        array = read(name)
+        return default if array is None or array.size == 0 else bool(array.reshape(-1)[0])
+
+    streaming = flag("streaming")
+    return Wishes(
+        streaming=streaming,
+        prompt=not streaming and not flag("exclude_input_in_output", exclude_input_in_output),
+        log_probs=flag("return_log_probs"),
+        performance=flag("return_perf_metrics"),
+        num_input_tokens=flag("return_num_input_tokens"),
+        num_output_tokens=flag("return_num_output_tokens"),
+    )
+
+
+def read_requests(read: Read, limits: Limits, new_id: Callable[[], str]) -> list[engine.Request]:
+    """The requests of a batch.
+
+    Raises:
+        Refused: one of them cannot be honoured; the text names the input.
+    """
+    refuse(read)
+    lengths = read("input_lengths")
+    rows = 0 if lengths is None else lengths.size
+    try:
+        return [_Row(read, row, rows).request(limits, new_id()) for row in range(rows)]
+    except engine.Refused as error:
+        raise Refused(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    read: Read
+    row: int
+    rows: int
+
+    def request(self, limits: Limits, id: str) -> engine.Request:
+        prompt = self._prompt(limits)
+        max_new_tokens = int(self._scalar("request_output_len", 0))
+        if not 1 <= max_new_tokens <= limits.max_output_tokens:
+            right = f"1 to {limits.max_output_tokens} tokens here"
+            raise Refused(f"request_output_len = {max_new_tokens}: must be {right}")
+        end_id = self._scalar("end_id", -1)
+        return engine.Request(
+            id=id,
+            prompt=prompt,
+            max_new_tokens=max_new_tokens,
+            end_id=None if end_id < 0 else int(end_id),
+            min_new_tokens=int(self._scalar("min_tokens", 0)),
+            sampling=self._sampling(),
+            stop_words=self._words("stop_words_list"),
+            bad_words=self._words("bad_words_list"),
+            embedding_bias=self._bias(),
+            draft_tokens=self._drafts(limits),
+            log_probs=bool(self._scalar("return_log_probs", 0)),
+            speculate=self._vector("draft_input_ids") is None,
+        )
+
+    def _prompt(self, limits: Limits) -> tuple[int, ...]:
+        ids, length = self._vector("input_ids"), int(self._scalar("input_lengths", 0))
+        if ids is None or length < 1:
+            raise Refused("input_ids: the prompt has no tokens")
+        if length > len(ids):
+            raise Refused(f"input_lengths = {length}: input_ids has {len(ids)} tokens only")
+        if length > limits.max_input_tokens:
+            raise Refused(f"input_lengths = {length}: prompts may have {limits.max_input_tokens} tokens here")
+        return tuple(ids[:length].tolist())
+
+    def _sampling(self) -> engine.Sampling:
+        seed = self._array("seed")
+        top_p = self._scalar("runtime_top_p", 0)
+        return engine.Sampling(
+            temperature=self._scalar("temperature", 1),
+            top_k=int(self._scalar("runtime_top_k", 0)),
+            top_p=max(0.0, top_p),  # at or below 0 it is not set, as upstream has it
+            top_p_decay=self._scalar("runtime_top_p_decay", 1),
+            top_p_min=self._scalar("runtime_top_p_min", 1e-6),
+            top_p_reset_id=int(self._scalar("runtime_top_p_reset_ids", -1)),
+            repetition_penalty=self._scalar("repetition_penalty", 1),
+            presence_penalty=self._scalar("presence_penalty", 0),
+            frequency_penalty=self._scalar("frequency_penalty", 0),
+            seed=None if seed is None else int(seed[0]),  # 64 bits, more than a float holds
+        )
+
+    def _words(self, name: str) -> Words:
+        packed = self._array(name)
+        if packed is None:
+            return ()
+        try:
+            return unpack(packed)
+        except ValueError as error:
+            raise Refused(f"{name}: {error}") from None
+
+    def _bias(self) -> Any:
+        bias = self._vector("embedding_bias")
+        return None if bias is None or bias.size == 0 else bias.astype(np.float32)
+
+    def _drafts(self, limits: Limits) -> tuple[int, ...] | None:
+        drafts = self._vector("draft_input_ids")
+        if drafts is None or drafts.size == 0:
+            return None
+        if len(drafts) > limits.max_draft_tokens:
+            raise Refused(f"draft_input_ids: {len(drafts)} tokens; at most {limits.max_draft_tokens} here")
+        return tuple(drafts.tolist())
+
+    def _scalar(self, name: str, default: float) -> float:
+        array = self._array(name)
+        return default if array is None else float(array.reshape(-1)[0])
+
+    def _vector(self, name: str) -> Array | None:
+        array = self._array(name)
+        return None if array is None else array.reshape(-1)
+
+    def _array(self, name: str) -> Array | None:
+        """This row of an input."""
+        array = self.read(name)
+        if array is None or array.size == 0:
+            return None
+        row: Array = array.reshape(self.rows, *(array.shape[1:] or (1,)))[self.row]  # scalars come as [rows]
+        return row

@@ -1,0 +1,74 @@
+"""Triton model `tensorrt_llm` of the cpu runtime: token ids to token ids, by the paged engine in the folder beside.
+
+Tensors and behaviour are those of TensorRT-LLM's C++ backend, release 1.2, as far as the engine can honour them; the
+rest is refused by name (`refusals`). One engine serves all requests, and each joins while others run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import engine
+from desk import Desk
+from gauges import Gauges
+from intake import Limits
+from shared.parameters import Parameters
+
+
+class TritonPythonModel:
+    """See Triton's Python backend for when each method is called."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        parameters = Parameters(args)
+        settings = _settings(parameters)
+        draft = parameters.path("cpu_draft_model_path") if parameters.has("cpu_draft_model_path") else None
+        self._engine = engine.Engine(parameters.path("gpt_model_path"), draft, settings)
+        queue = _max_queue_size(args)
+        self._desk = Desk(
+            self._engine,
+            Limits(
+                max_input_tokens=parameters.number("cpu_max_input_tokens"),
+                max_output_tokens=parameters.number("cpu_max_output_tokens"),
+                max_draft_tokens=settings.max_draft_tokens,
+            ),
+            exclude_input_in_output=parameters.flag("exclude_input_in_output", False),
+            max_open=settings.max_concurrency + queue if queue else None,
+            cancellation_period_s=parameters.number("cancellation_check_period_ms", 100) / 1000,
+        )
+        stats_period_s = parameters.number("stats_check_period_ms", 100) / 1000
+        self._gauges = Gauges(self._engine.stats, settings.max_concurrency, stats_period_s)
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            self._desk.take(request)
+
+    def finalize(self) -> None:
+        self._gauges.close()
+        self._engine.close()
+        self._desk.close()
+
+
+def _settings(parameters: Parameters) -> engine.EngineSettings:
+    def optional(name: str) -> int | None:
+        return parameters.number(name) if parameters.has(name) else None
+
+    defaults = engine.EngineSettings()
+    input_tokens, output_tokens = (parameters.number(f"cpu_max_{way}_tokens") for way in ("input", "output"))
+    return engine.EngineSettings(
+        max_concurrency=parameters.number("cpu_max_concurrency"),
+        max_batch_tokens=parameters.number("cpu_max_batch_tokens", defaults.max_batch_tokens),
+        max_sequence_tokens=input_tokens + output_tokens,
+        max_draft_tokens=parameters.number("cpu_max_draft_tokens", defaults.max_draft_tokens),
+        kv_cache_mib=optional("cpu_kv_cache_mib"),
+        prefix_caching=parameters.flag("enable_kv_cache_reuse", True),
+        threads=optional("cpu_threads"),
+        precision="bf16" if parameters.text("cpu_precision", "f32") == "bf16" else "f32",
+    )
+
+
+def _max_queue_size(args: Mapping[str, str]) -> int:
+    """Upstream's backend hands Triton's queue limit to its executor, because requests leave Triton's queue at once."""
+    batching = json.loads(args["model_config"]).get("dynamic_batching", {})
+    return int(batching.get("default_queue_policy", {}).get("max_queue_size", 0))

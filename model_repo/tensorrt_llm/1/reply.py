@@ -1,0 +1,118 @@
+"""From what the engine puts out to responses of `tensorrt_llm`, as TensorRT-LLM's C++ backend shapes them.
+
+Streaming, each response carries the new tokens of one step, never the prompt; otherwise each row of the batch comes
+in one response. The last response of the last row carries Triton's final flag.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import engine
+import numpy as np
+from intake import Wishes
+from shared.tensors import FINAL, Array, failure, response
+
+
+class EngineFailed(RuntimeError):
+    """The engine could not finish a request."""
+
+
+class Reply:
+    """Everything that goes back for one Triton request. Safe to use from several threads."""
+
+    def __init__(self, id: str, sender: Any, requests: Sequence[engine.Request], wishes: Wishes) -> None:
+        self.id = id
+        self.sender = sender
+        self.requests = tuple(requests)
+        self.watch_key = 0  # of the cancellation watch
+        self._wishes = wishes
+        self._kept: list[list[engine.Output]] = [[] for _ in requests]  # when not streaming, what came so far
+        self._open_rows = len(requests)
+        self._lock = threading.Lock()
+
+    def is_done(self) -> bool:
+        """Whether nothing more will be sent."""
+        return self._open_rows == 0
+
+    def take(self, row: int, output: engine.Output) -> None:
+        """Pass on what the engine says about one row."""
+        with self._lock:
+            if self.is_done():
+                return
+            if output.finish is engine.FinishReason.ERROR:
+                self._fail(EngineFailed(output.error or "no reason was given"))
+                return
+            self._open_rows -= output.finish is not None
+            if self._wishes.streaming:
+                self._send(row, [output])
+            else:
+                self._kept[row].append(output)
+                if output.finish:
+                    self._send(row, self._kept[row])
+
+    def fail(self, error: Exception) -> None:
+        """End with an error."""
+        with self._lock:
+            if not self.is_done():
+                self._fail(error)
+
+    def abandon(self) -> None:
+        """Send no more; there is no way to the client."""
+        with self._lock:
+            self._open_rows = 0
+
+    def _fail(self, error: Exception) -> None:
+        self._open_rows = 0
+        self.sender.send(failure(error), flags=FINAL)
+
+    def _send(self, row: int, outputs: Sequence[engine.Output]) -> None:
+        tokens = [token for output in outputs for token in output.tokens]
+        last = outputs[-1]
+        if self._wishes.prompt:
+            tokens = [*self.requests[row].prompt, *tokens]
+        tensors: dict[str, Array] = {
+            "output_ids": np.array([[tokens]], np.int32),  # [1, beams, tokens]
+            "sequence_length": np.array([[len(tokens)]], np.int32),  # [1, beams]
+        }
+        if len(self.requests) > 1:
+            tensors["batch_index"] = np.array([[row]], np.int32)
+        if self._wishes.log_probs:
+            log_probs = [value for output in outputs for value in output.log_probs]
+            tensors["cum_log_probs"] = np.array([[last.cum_log_prob]], np.float32)
+            tensors["output_log_probs"] = np.array([[log_probs]], np.float32)
+        if last.metrics is not None:
+            tensors |= self._measured(last.metrics)
+        self.sender.send(response(**tensors), flags=FINAL if self.is_done() else 0)
+
+    def _measured(self, metrics: engine.Metrics) -> dict[str, Array]:
+        """What a request cost, as far as it asked; with its last tokens."""
+        counts: dict[str, int] = {}
+        if self._wishes.num_input_tokens:
+            counts["num_input_tokens"] = metrics.num_input_tokens
+        if self._wishes.num_output_tokens:
+            counts["num_output_tokens"] = metrics.num_output_tokens
+        times: dict[str, int] = {}
+        rates: dict[str, float] = {}
+        if self._wishes.performance:
+            counts |= {
+                "kv_cache_alloc_new_blocks": metrics.kv_blocks_new,
+                "kv_cache_reused_blocks": metrics.kv_blocks_reused,
+                "kv_cache_alloc_total_blocks": metrics.kv_blocks_total,
+                "total_accepted_draft_tokens": metrics.draft_tokens_accepted,
+                "total_draft_tokens": metrics.draft_tokens_total,
+            }
+            times = {
+                "arrival_time_ns": metrics.arrival_ns,
+                "first_scheduled_time_ns": metrics.first_scheduled_ns,
+                "first_token_time_ns": metrics.first_token_ns,
+                "last_token_time_ns": metrics.last_token_ns,
+            }
+            rates = {"acceptance_rate": metrics.draft_tokens_accepted / max(1, metrics.draft_tokens_total)}
+        return (
+            {name: np.array([[value]], np.int32) for name, value in counts.items()}
+            | {name: np.array([[value]], np.int64) for name, value in times.items()}
+            | {name: np.array([[value]], np.float32) for name, value in rates.items()}
+        )

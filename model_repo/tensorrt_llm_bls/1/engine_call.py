@@ -1,0 +1,142 @@
+"""One call of the engine model: the client's tensors under the engine's names, and the responses as they come.
+
+Speaks to `tensorrt_llm` through its tensors only, so that the C++ backend and the cpu engine can stand behind it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from shared.prompts import Prompts
+from shared.refusal import Refused
+from shared.tensors import Array, read, read_flag
+
+# Inputs that go to the engine as they are: our name -> its name.
+_PASSED = {
+    "max_tokens": "request_output_len",
+    "num_return_sequences": "num_return_sequences",
+    "top_k": "runtime_top_k",
+    "top_p": "runtime_top_p",
+    "temperature": "temperature",
+    "length_penalty": "len_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "min_tokens": "min_tokens",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "seed": "seed",
+    "return_log_probs": "return_log_probs",
+    "return_context_logits": "return_context_logits",
+    "return_generation_logits": "return_generation_logits",
+    "return_perf_metrics": "return_perf_metrics",
+    "return_num_input_tokens": "return_num_input_tokens",
+    "return_num_output_tokens": "return_num_output_tokens",
+    "exclude_input_in_output": "exclude_input_in_output",
+    "beam_width": "beam_width",
+    "stream": "streaming",
+    "prompt_embedding_table": "prompt_embedding_table",
+    "prompt_vocab_size": "prompt_vocab_size",
+    "lora_task_id": "lora_task_id",
+    "lora_weights": "lora_weights",
+    "lora_config": "lora_config",
+    "guided_decoding_guide_type": "guided_decoding_guide_type",
+    "guided_decoding_guide": "guided_decoding_guide",
+}
+_SCALARS = frozenset(_PASSED) - {"prompt_embedding_table", "lora_weights", "lora_config"}  # [b, 1]
+
+LOG_PROBS = ("cum_log_probs", "output_log_probs")
+PERFORMANCE = (
+    "kv_cache_alloc_new_blocks", "kv_cache_reused_blocks", "kv_cache_alloc_total_blocks",
+    "arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns",
+    "acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens",
+)  # fmt: skip
+# Outputs that the engine is asked for when the request sets a flag.
+_ASKED_FOR = {
+    "return_log_probs": LOG_PROBS,
+    "return_context_logits": ("context_logits",),
+    "return_generation_logits": ("generation_logits",),
+    "return_perf_metrics": PERFORMANCE,
+    "return_num_input_tokens": ("num_input_tokens",),
+    "return_num_output_tokens": ("num_output_tokens",),
+}
+
+
+class EngineCall:
+    """A request to the engine model that is under way."""
+
+    def __init__(self, model: str, request: Any, prompts: Prompts) -> None:
+        self._model = model
+        self._id = uuid.uuid4().hex  # by which it can be stopped
+        self.asked_for = tuple(
+            name for flag, names in _ASKED_FOR.items() if read_flag(request, flag) for name in names
+        )
+        self._inputs = _prompt_inputs(prompts) | _passed_inputs(request)
+        self._outputs = ["output_ids", "sequence_length", *self.asked_for, "batch_index", "sequence_index"]
+
+    def responses(self) -> Iterator[Any]:
+        """Each response of the engine that holds tensors.
+
+        Raises:
+            Refused: the engine refused the request, or failed; the text is the engine's.
+        """
+        refused = None
+        for response in self._request(self._inputs, self._outputs).exec(decoupled=True):
+            if response.has_error():
+                refused = Refused(
+                    response.error().message()
+                )  # read on: the engine has one more, empty, to send
+            elif response.output_tensors():
+                yield response
+        if refused is not None:
+            raise refused
+
+    def stop(self) -> None:
+        """End it early: the engine frees what it holds, and `responses` ends soon after."""
+        one = np.ones((1, 1), np.int32)
+        stop = np.ones((1, 1), np.bool_)
+        inputs = {
+            "input_ids": one,
+            "input_lengths": one,
+            "request_output_len": one,
+            "stop": stop,
+            "streaming": stop,
+        }
+        for _ in self._request(inputs, ["output_ids", "sequence_length"]).exec(decoupled=True):
+            pass
+
+    def _request(self, inputs: dict[str, Array], outputs: list[str]) -> Any:
+        return pb_utils.InferenceRequest(
+            model_name=self._model,
+            request_id=self._id,
+            inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
+            requested_output_names=outputs,
+        )
+
+
+def _prompt_inputs(prompts: Prompts) -> dict[str, Array]:
+    inputs: dict[str, Array] = {
+        "input_ids": prompts.input_ids,
+        "input_lengths": prompts.input_lengths,
+        "end_id": prompts.end_id,
+        "pad_id": prompts.pad_id,
+    }
+    optional = {
+        "stop_words_list": prompts.stop_words,
+        "bad_words_list": prompts.bad_words,
+        "embedding_bias": prompts.embedding_bias,
+    }
+    if prompts.table_ids is not None:
+        inputs["prompt_table_extra_ids"] = prompts.table_ids
+    return inputs | {name: array for name, array in optional.items() if array.shape[-1]}
+
+
+def _passed_inputs(request: Any) -> dict[str, Array]:
+    inputs = {}
+    for ours, theirs in _PASSED.items():
+        array = read(request, ours)
+        if array is not None:
+            inputs[theirs] = array.reshape(-1, 1) if ours in _SCALARS else array
+    return inputs

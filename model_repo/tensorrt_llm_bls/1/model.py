@@ -1,0 +1,72 @@
+"""Triton model `tensorrt_llm_bls`: text to text in one model, the entry point of a deployment.
+
+It holds the state of each request (tokens so far, text not certain yet, stop words across pieces), so that joined
+pieces are exactly the text of all tokens, and a client that leaves frees the engine. Tensors are those of
+TensorRT-LLM's model of the same name (versions 0.20 to 1.2); it runs in front of the C++ backend and of the cpu
+engine alike. It tokenizes by itself, which saves a call of `preprocessing`.
+
+Each request has a thread of its own: Triton's Python backend gives the responses of an inner call through an iterator
+that blocks, and sending one blocks, too. (Under asyncio both would need threads as well: 16 streams then made
+2,600 tokens a second instead of 3,400, on 2 cores.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from serving import Serving, Setup
+from shared.cancellation import CancellationWatch
+from shared.detokenizer import TextDecoder
+from shared.parameters import Parameters
+from shared.prompts import PromptEncoder
+from shared.tensors import FINAL, failure
+from shared.tokenizer import TextTokenizer
+
+_MAX_OPEN_REQUESTS = 1024  # more wait here; threads are made as they are needed
+
+
+class TritonPythonModel:
+    """See Triton's Python backend for when each method is called."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        parameters = Parameters(args)
+        tokenizer = TextTokenizer(
+            parameters.path("tokenizer_dir"), add_special_tokens=parameters.flag("add_special_tokens", True)
+        )
+        skip_special_tokens = parameters.flag("skip_special_tokens", True)
+        self._setup = Setup(
+            encoder=PromptEncoder(
+                tokenizer,
+                end_id=parameters.number("end_id"),
+                pad_id=parameters.number("pad_id"),
+                stop_token_ids=parameters.numbers("stop_token_ids"),
+                vocab_size=parameters.number("vocab_size"),
+            ),
+            decoder=TextDecoder(tokenizer.tokenizer, skip_special_tokens=skip_special_tokens),
+            engine_model=parameters.text("tensorrt_llm_model_name", "tensorrt_llm"),
+            accumulate_tokens=parameters.flag("accumulate_tokens", False),
+            exclude_input_in_output=parameters.flag("exclude_input_in_output", False),
+        )
+        self._watch = CancellationWatch(parameters.number("cancellation_check_period_ms", 100) / 1000)
+        self._threads = ThreadPoolExecutor(_MAX_OPEN_REQUESTS, thread_name_prefix="request")
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            self._threads.submit(self._serve, request, request.get_response_sender())
+
+    def finalize(self) -> None:
+        self._threads.shutdown()
+        self._watch.close()
+
+    def _serve(self, request: Any, sender: Any) -> None:
+        try:
+            serving = Serving(request, self._setup)
+            with self._watch.watching(sender, on_cancel=serving.stop):
+                for response in serving.responses():
+                    sender.send(response)
+        except Exception as error:
+            sender.send(failure(error), flags=FINAL)
+        else:
+            sender.send(flags=FINAL)

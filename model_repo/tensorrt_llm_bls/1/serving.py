@@ -1,0 +1,158 @@
+"""One request, from text to text: its prompt to the engine, the engine's tokens back as they come.
+
+With `stream`, each response has only new text (with `accumulate_tokens`, all text so far). Without, each answer comes
+in one response, which begins with the prompt unless `exclude_input_in_output`. A stop word ends the text before it,
+even if the engine's tokens do not line up with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from answer import Answer
+from engine_call import LOG_PROBS, EngineCall
+from shared.detokenizer import TextDecoder
+from shared.prompts import PromptEncoder
+from shared.refusal import Refused
+from shared.tensors import read, read_flag, read_texts, texts
+
+_TEXT_ONLY = ("image_input", "image_bytes_input", "image_url_input", "image_sizes_input", "video_bytes_input")
+_INDEXES = (
+    "batch_index",
+    "sequence_index",
+)  # of the row, and of its returned sequence; left out where all is 0
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What all requests share."""
+
+    encoder: PromptEncoder
+    decoder: TextDecoder
+    engine_model: str
+    accumulate_tokens: bool
+    exclude_input_in_output: bool  # unless a request says otherwise
+
+
+class Serving:
+    """The state of one request; `responses` runs in one thread, `stop` may be called from another."""
+
+    def __init__(self, request: Any, setup: Setup) -> None:
+        """Read the request.
+
+        Raises:
+            Refused: it asks for something that this model does not do.
+        """
+        _refuse(request)
+        rows = read_texts(request, "text_input") or []
+        stop_words = read_texts(request, "stop_words")
+        self._prompts = setup.encoder.encode(
+            [row[0] for row in rows],
+            stop_words=stop_words,
+            bad_words=read_texts(request, "bad_words"),
+            bias_words=read_texts(request, "embedding_bias_words"),
+            bias_weights=read(request, "embedding_bias_weights"),
+            end_id=read(request, "end_id"),
+            pad_id=read(request, "pad_id"),
+            table_id=read(request, "prompt_table_extra_id"),
+        )
+        self._decoder = setup.decoder
+        self._stop_words = stop_words or [[] for _ in rows]
+        self._stream = read_flag(request, "stream")
+        self._accumulate = self._stream and setup.accumulate_tokens
+        excludes = read_flag(request, "exclude_input_in_output", setup.exclude_input_in_output)
+        self._prompt_comes_back = not self._stream and not excludes
+        self._call = EngineCall(setup.engine_model, request, self._prompts)
+        self._answers: dict[
+            tuple[int, int], list[Answer]
+        ] = {}  # row, returned sequence -> answer of each beam
+
+    def stop(self) -> None:
+        """End it early, because the client has left: the engine frees what it holds."""
+        self._call.stop()
+
+    def responses(self) -> Iterator[Any]:
+        """What goes to the client; the last one is not marked.
+
+        Raises:
+            Refused: the engine refused the request, or failed.
+        """
+        stopping = False
+        for response in self._call.responses():
+            yield from self._respond({tensor.name(): tensor for tensor in response.output_tensors()})
+            if self._stream and not stopping and self._all_stopped():
+                stopping = True
+                self._call.stop()
+        for index, answers in self._answers.items():
+            if self._stream and any(rests := [answer.finish() for answer in answers]):
+                yield self._response(answers, rests, self._indexes(*index))
+
+    def _respond(self, tensors: dict[str, Any]) -> Iterator[Any]:
+        """The response to one of the engine's; none, if it has nothing that is certain yet."""
+        beams = tensors["output_ids"].as_numpy()[0].tolist()  # [beams][tokens], from [1, beams, tokens]
+        lengths = tensors["sequence_length"].as_numpy()[0].tolist()
+        answers = self._answers_of(tensors, len(beams))
+        stopped = all(answer.stopped for answer in answers)
+        pieces = [answer.push(ids[:n]) for answer, ids, n in zip(answers, beams, lengths, strict=True)]
+        if not self._stream:
+            pieces = [piece + answer.finish() for piece, answer in zip(pieces, answers, strict=True)]
+        asked_for = [name for name in self._call.asked_for if name in tensors]
+        if stopped:  # these tokens do not go out, and neither do their probabilities
+            asked_for = [name for name in asked_for if name not in LOG_PROBS]
+        if any(pieces) or asked_for or not self._stream:
+            passed = [tensors[name] for name in (*asked_for, *_INDEXES) if name in tensors]
+            yield self._response(answers, pieces, passed)
+
+    def _response(self, answers: Sequence[Answer], pieces: list[str], passed: list[Any]) -> Any:
+        text = [answer.text for answer in answers] if self._accumulate else pieces
+        return pb_utils.InferenceResponse([pb_utils.Tensor("text_output", texts([text])), *passed])
+
+    def _answers_of(self, tensors: dict[str, Any], beams: int) -> list[Answer]:
+        row, sequence = (int(tensors[name].as_numpy()[0, 0]) if name in tensors else 0 for name in _INDEXES)
+        if (row, sequence) not in self._answers:
+            length = int(self._prompts.input_lengths[row, 0]) if self._prompt_comes_back else 0
+            prompt = self._prompts.input_ids[row, :length].tolist()
+            self._answers[row, sequence] = [
+                Answer(self._decoder, self._stop_words[row], prompt) for _ in range(beams)
+            ]
+        return self._answers[row, sequence]
+
+    def _all_stopped(self) -> bool:
+        rows = {row for row, _ in self._answers}
+        answers = [answer for beams in self._answers.values() for answer in beams]
+        return len(rows) == len(self._prompts.input_ids) and all(answer.stopped for answer in answers)
+
+    def _indexes(self, row: int, sequence: int) -> list[Any]:
+        needed = {"batch_index": len(self._prompts.input_ids) > 1, "sequence_index": sequence > 0}
+        values = {"batch_index": row, "sequence_index": sequence}
+        return [pb_utils.Tensor(n, np.array([[values[n]]], np.int32)) for n in _INDEXES if needed[n]]
+
+
+def _refuse(request: Any) -> None:
+    for name in _TEXT_ONLY:
+        if read(request, name) is not None:
+            raise Refused(f"{name}: this model takes text only")
+    if read(request, "decoder_text_input") is not None:
+        raise Refused("decoder_text_input: encoder-decoder models are not served by this model")
+    drafts = read(request, "num_draft_tokens")
+    if drafts is not None and drafts.any():
+        raise Refused(
+            f"num_draft_tokens = {drafts.flat[0]}: there is no draft model beside this one; "
+            "where the engine has a draft of its own, it uses it without being asked"
+        )
+    if read_flag(request, "use_draft_logits"):
+        raise Refused("use_draft_logits = true: there is no draft model beside this one")
+    max_tokens = read(request, "max_tokens")
+    if max_tokens is None or max_tokens.size == 0 or (max_tokens < 1).any():
+        raise Refused(
+            f"max_tokens = {None if max_tokens is None else max_tokens.tolist()}: must be 1 or more"
+        )
+    beams = read(request, "beam_width")
+    if beams is not None and (beams > 1).any() and read_flag(request, "stream"):
+        raise Refused(
+            f"beam_width = {beams.flat[0]}: beams may change places until the end and cannot be streamed"
+        )

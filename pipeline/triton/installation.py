@@ -1,0 +1,140 @@
+"""The Triton server that the `nvidia-pytriton` wheel carries, and whether it can run here.
+
+The wheel (0.7.0: Triton 2.51, release 24.10) holds a complete server, the Python backend and a stub of it for each
+version of Python. What makes the stub hang or crash is looked for before anything is started. The wheel's own Python
+package is not imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from pipeline.errors import UserError
+
+WHEEL = "nvidia-pytriton"
+_INSTALL = "install it: pip install 'pipeline[server]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """Where the parts of the server are."""
+
+    root: Path  # …/pytriton/tritonserver
+    libraries: Path  # …/nvidia_pytriton.libs
+    python: str  # "3.11": version whose stub is used
+
+    @classmethod
+    def find(cls) -> Installation:
+        """The installation of this Python environment, proven able to run.
+
+        Raises:
+            UserError: it is missing or cannot run; the text says what to do.
+        """
+        spec = importlib.util.find_spec("pytriton")
+        if spec is None or not spec.submodule_search_locations:
+            raise UserError(f"Triton is not installed in {sys.prefix}: {_INSTALL}")
+        package = Path(spec.submodule_search_locations[0])
+        found = cls(
+            root=package / "tritonserver",
+            libraries=package.parent / "nvidia_pytriton.libs",
+            python=f"{sys.version_info.major}.{sys.version_info.minor}",
+        )
+        found.check()
+        return found
+
+    @property
+    def binary(self) -> Path:
+        """The server itself."""
+        return self.root / "bin" / "tritonserver"
+
+    @property
+    def backend(self) -> Path:
+        """The Python backend, without its stub."""
+        return self.root / "backends" / "python"
+
+    @property
+    def stub(self) -> Path:
+        """The process that each Python model runs in, for this version of Python."""
+        return self.root / "python_backend_stubs" / self.python / "triton_python_backend_stub"
+
+    @property
+    def caches(self) -> Path:
+        """Triton's response caches."""
+        return self.root / "caches"
+
+    def check(self) -> None:
+        """Look for what would make the server hang or crash.
+
+        Raises:
+            UserError: something would.
+        """
+        for part in (self.binary, self.backend, self.libraries):
+            if not part.exists():
+                raise UserError(f"{WHEEL} {_version(WHEEL)} has no {part}: {_INSTALL}")
+        if not self.stub.exists():
+            have = sorted(folder.name for folder in self.stub.parent.parent.iterdir())
+            raise UserError(
+                f"{WHEEL} {_version(WHEEL)} has no Python stub for {self.python}; it has {', '.join(have)}"
+            )
+        numpy = _version("numpy")
+        if int(numpy.partition(".")[0]) >= 2:
+            raise UserError(f"numpy {numpy} crashes Triton's Python stub: pip install 'numpy<2'")
+        missing = self.missing_libraries()
+        if missing:
+            fix = f"apt-get install libpython{self.python}, or use a Python built with --enable-shared"
+            raise UserError(
+                f"Triton's Python stub does not find {', '.join(missing)}"
+                + (f": {fix}" if _is_python(missing) else "")
+            )
+
+    def missing_libraries(self) -> list[str]:
+        """Shared libraries that the stub would not find; it would hang for ever instead of saying so."""
+        ldd = shutil.which("ldd")
+        if ldd is None:
+            return []
+        done = subprocess.run(
+            [ldd, str(self.stub)],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+            env=self.environment(),
+        )
+        return [line.split()[0] for line in done.stdout.splitlines() if "not found" in line]
+
+    def environment(self) -> dict[str, str]:
+        """What the server's process needs around it: this Python first, and the libraries of both.
+
+        Python writes no byte-code, so that a repository in the store stays as it was published.
+        """
+        libraries = [
+            str(self.libraries),
+            sysconfig.get_config_var("LIBDIR"),
+            os.environ.get("LD_LIBRARY_PATH"),
+        ]
+        return {
+            **os.environ,
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+            "LD_LIBRARY_PATH": os.pathsep.join(part for part in libraries if part),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+
+
+def _is_python(libraries: list[str]) -> bool:
+    return any(name.startswith("libpython") for name in libraries)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "0"

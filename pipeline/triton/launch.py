@@ -1,0 +1,115 @@
+"""The command that starts Triton, as a value: it can be looked at, compared and printed before anything runs."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import ServerError, UserError
+from pipeline.triton.installation import Installation
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where the server listens."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+    @classmethod
+    def free(cls) -> Ports:
+        """Three ports that nobody listens on now; another process may still take one before Triton does."""
+        with ExitStack() as stack:
+            sockets = [stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(3)]
+            return cls(*(sock.getsockname()[1] for sock in sockets))
+
+    def check(self, address: str = LOOPBACK) -> None:
+        """Raises ServerError if a port is taken, or two are the same."""
+        if len({self.http, self.grpc, self.metrics}) < 3:
+            raise ServerError(
+                f"HTTP {self.http}, gRPC {self.grpc} and metrics {self.metrics} must be three ports"
+            )
+        for kind, port in (("HTTP", self.http), ("gRPC", self.grpc), ("metrics", self.metrics)):
+            try:
+                socket.create_server((address, port)).close()
+            except OSError as error:
+                raise ServerError(f"{kind} port {address}:{port} cannot be used: {error.strerror}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One start of the server.
+
+    `stage` is a folder of our own, because the backend and the stub of the running Python have to lie side by side,
+    which they do not in the wheel.
+    """
+
+    installation: Installation
+    stage: Path
+    repository: Path
+    models: tuple[str, ...]
+    ports: Ports
+    shared_memory_prefix: str  # of the regions in /dev/shm, one or more for each model
+    address: str = LOOPBACK
+    start_deadline_s: float = 120.0
+    drain_s: int = 5  # requests in flight have this long to finish when the server is told to stop
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The program and its arguments."""
+        return (
+            str(self.installation.binary),
+            f"--model-repository={self._plain(self.repository, 'repository')}",
+            "--model-control-mode=explicit",
+            *(f"--load-model={model}" for model in self.models),
+            "--disable-auto-complete-config",
+            f"--backend-directory={self.stage / 'backends'}",
+            f"--cache-directory={self.installation.caches}",
+            f"--backend-config=python,shm-region-prefix-name={self.shared_memory_prefix}",
+            f"--backend-config=python,stub-timeout-seconds={round(self.start_deadline_s)}",
+            f"--http-address={self.address}",
+            f"--http-port={self.ports.http}",
+            f"--grpc-address={self.address}",
+            f"--grpc-port={self.ports.grpc}",
+            f"--metrics-address={self.address}",
+            f"--metrics-port={self.ports.metrics}",
+            "--metrics-interval-ms=500",
+            "--allow-gpu-metrics=false",
+            f"--exit-timeout-secs={self.drain_s}",
+        )
+
+    def prepare(self) -> None:
+        """Fill the stage: the Python backend, the stub of the running Python, a way to the repository.
+
+        Raises:
+            UserError: the stage's own path is one that Triton cannot use.
+        """
+        if not _is_plain(self.stage):
+            raise UserError(
+                f"{self.stage}: Triton needs a temporary folder without spaces in its name: set TMPDIR"
+            )
+        backend = self.stage / "backends" / "python"
+        backend.mkdir(parents=True)
+        _link_all([*self.installation.backend.iterdir(), self.installation.stub], backend)
+        if not _is_plain(self.repository):
+            (self.stage / "repository").symlink_to(self.repository.resolve())
+
+    def _plain(self, path: Path, name: str) -> Path:
+        """Triton hands paths to a shell unquoted; a path that would break there is reached through the stage."""
+        return path if _is_plain(path) else self.stage / name
+
+
+def _is_plain(path: Path) -> bool:
+    return shlex.quote(str(path)) == str(path)
+
+
+def _link_all(files: Iterable[Path], folder: Path) -> None:
+    for file in files:
+        (folder / file.name).symlink_to(file.resolve())

@@ -1,0 +1,64 @@
+"""Which token ends an answer, which fills a batch, and which others end an answer too, from a tokenizer's files.
+
+As upstream's preprocessing has it: the end token is the tokenizer's `eos_token`, the pad token its `pad_token` or else
+the end token. Further ends are in generation_config.json (Llama 3 has three). Reads JSON only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import StageError
+from pipeline.triton.cpu_models import TokenIds
+
+
+def token_ids(tokenizer: Path, vocab_size: int) -> TokenIds:
+    """The ids of a folder with tokenizer.json and the files beside it.
+
+    Raises:
+        StageError: there is no tokenizer.json, or no token that ends an answer.
+    """
+    if not (tokenizer / "tokenizer.json").is_file():
+        raise StageError(
+            f"{tokenizer}: no tokenizer.json; tokenizers that only have a .model file are not served"
+        )
+    by_name = dict(_tokens(_read(tokenizer / "tokenizer.json")))
+    settings = _read(tokenizer / "special_tokens_map.json") | _read(tokenizer / "tokenizer_config.json")
+    ends = [by_name[name] for name in _names(settings, "eos_token") if name in by_name]
+    for file in ("generation_config.json", "config.json"):
+        declared = _read(tokenizer / file).get("eos_token_id")
+        if declared is not None:
+            ends += declared if isinstance(declared, list) else [declared]
+            break
+    if not ends:
+        raise StageError(
+            f"{tokenizer}: no eos_token in tokenizer_config.json, no eos_token_id in generation_config.json"
+        )
+    pads = [by_name[name] for name in _names(settings, "pad_token") if name in by_name]
+    others = tuple(dict.fromkeys(id for id in ends if id != ends[0]))
+    return TokenIds(end=ends[0], pad=(pads or ends)[0], stop=others, vocab_size=vocab_size)
+
+
+def _tokens(tokenizer: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    vocabulary = tokenizer.get("model", {}).get("vocab", {})
+    if isinstance(vocabulary, dict):
+        yield from vocabulary.items()
+    else:  # Unigram: pairs of token and score
+        yield from ((token, id) for id, (token, _) in enumerate(vocabulary))
+    yield from ((token["content"], token["id"]) for token in tokenizer.get("added_tokens", ()))
+
+
+def _names(settings: dict[str, Any], key: str) -> Iterator[str]:
+    token = settings.get(key)
+    if token:
+        yield token["content"] if isinstance(token, dict) else token
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content

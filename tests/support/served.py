@@ -1,0 +1,41 @@
+"""Packages to serve in tests: the small pair of the repository, or random weights behind any tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.progress import Silent
+from pipeline.runtimes import cpu
+from pipeline.runtimes.cpu.ir import build_ir
+from pipeline.triton.cpu_models import CpuSettings
+from pipeline.triton.packaging import CpuSources, package_cpu
+from tests.support.models import make_checkpoint
+
+CHECKPOINTS = Path(__file__).resolve().parents[2] / "recipes" / "checkpoints"
+ENGINE = Path(cpu.__file__).parent / "engine"
+SETTINGS = CpuSettings(max_input_tokens=256, max_output_tokens=256, max_concurrency=8, threads=1)
+
+
+def package_support_pair(into: Path, *, draft: bool = False, settings: CpuSettings = SETTINGS) -> Path:
+    """The support target, unquantized; a folder with deployment.json and model_repository/."""
+    build_ir(CHECKPOINTS / "support-target", into / "target", progress=Silent())
+    if draft:
+        build_ir(CHECKPOINTS / "support-draft", into / "draft", progress=Silent())
+    sources = CpuSources(
+        into / "target", into / "draft" if draft else None, CHECKPOINTS / "support-target", ENGINE
+    )
+    package_cpu("support", settings, sources, into / "package", Silent())
+    return into / "package"
+
+
+def package_random(into: Path, tokenizer_json: str, vocab: int, *, settings: CpuSettings = SETTINGS) -> Path:
+    """Random weights with a tokenizer of one's own, whose tokens 0 and 1 begin and end a text."""
+    checkpoint = make_checkpoint(
+        into / "checkpoint", vocab=vocab, hidden=64, heads=2, kv_heads=1, head_dim=32
+    )
+    (checkpoint / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
+    (checkpoint / "tokenizer_config.json").write_text("{}")
+    build_ir(checkpoint, into / "target", progress=Silent())
+    sources = CpuSources(into / "target", None, checkpoint, ENGINE)
+    package_cpu("random", settings, sources, into / "package", Silent())
+    return into / "package"
