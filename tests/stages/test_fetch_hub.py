@@ -208,23 +208,21 @@ def test_a_broken_transfer_from_another_host_goes_on_too(hub: LoopbackHub, into:
 
 
 def test_the_next_process_asks_only_for_the_rest(hub: LoopbackHub, into: Path) -> None:
-    hub.add(REPO, sharded())
-    hub.faults.break_always = {SHARDS[1]: 0}
-    hub.faults.break_once = {SHARDS[1]: 3000}
+    hub.add(REPO, whole())
+    hub.faults.break_always = {"model.safetensors": 0}
+    hub.faults.break_once = {"model.safetensors": 3000}
     assert "cannot be reached" in refused(into)
-    part = (into / ".partial" / SHARDS[1]).stat().st_size
-    assert part == 3000
-    assert (into / SHARDS[0]).read_bytes() == sharded()[SHARDS[0]]
+    assert (into / ".partial" / "model.safetensors").stat().st_size == 3000
     hub.faults.break_always = {}
     hub.requests.clear()
     progress = Recorder()
     get(into, progress=progress)
-    assert hub.fetched() == {SHARDS[1]}
-    assert hub.ranges(SHARDS[1]) == [f"bytes={part}-"]
-    assert held(into) == sharded()
-    assert progress.lines[-1].endswith("KiB are here from an earlier try")
+    assert hub.fetched() == {"model.safetensors"}, "the small files were there"
+    assert hub.ranges("model.safetensors") == ["bytes=3000-"]
+    assert held(into) == whole()
+    assert progress.lines[-1] == "hf:org/name: 2.9 KiB of 8.1 KiB are here from an earlier try"
     task = progress.tasks[-1]
-    assert task.total == task.done == len(sharded()[SHARDS[1]]) - part
+    assert task.total == task.done == len(whole()["model.safetensors"]) - 3000
 
 
 def test_progress_made_earns_patience(hub: LoopbackHub, into: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,7 +421,10 @@ def test_no_network(into: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_no_hub(hub: LoopbackHub, into: Path) -> None:
     hub.faults.html = True
-    assert "does not answer like a Hugging Face Hub (JSONDecodeError); check HF_ENDPOINT" in refused(into)
+    message = refused(into)
+    assert f"{hub.url} does not answer like a Hugging Face Hub (JSONDecodeError: Expecting value" in message
+    assert message.endswith("check HF_ENDPOINT")
+    assert "does not answer like a Hugging Face Hub" in refused(into, Asked(revision="a" * 40))
 
 
 def test_a_password_in_the_endpoint_is_not_shown(

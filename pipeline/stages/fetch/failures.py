@@ -25,6 +25,10 @@ class BrokenTransfer(Exception):
     """The server ended a file early, or sent another part of it."""
 
 
+class NotAHub(Exception):
+    """An answer that no hub gives."""
+
+
 class Stopped(Exception):
     """Another file failed, or the user interrupted."""
 
@@ -91,7 +95,7 @@ def explain(error: Exception, subject: Subject) -> SourceError:
             "proxies; what the store has already can be built with --offline"
         )
     return SourceError(
-        f"{subject.label}: {subject.site} does not answer like a Hugging Face Hub ({type(error).__name__}); "
+        f"{subject.label}: {subject.site} does not answer like a Hugging Face Hub ({error}); "
         "check HF_ENDPOINT"
     )
 

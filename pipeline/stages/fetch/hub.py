@@ -1,8 +1,8 @@
 """The Hugging Face Hub: which commit a revision is, which files it has, and the bytes of one file.
 
-Sessions, tokens, pages and errors are huggingface_hub's. Its downloads are not used: version 1.33 throws away a broken
-transfer (each try writes a file of another name and removes it), and these are gigabytes; see `transfer`.
-`HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE` are read when a `Hub` is made.
+Sessions, tokens, addresses and errors are huggingface_hub's. Its downloads are not used: version 1.33
+throws away a broken transfer (each try writes a file of another name and removes it), and these are
+gigabytes; see `transfer`. `HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE` are read when a `Hub` is made.
 """
 
 from __future__ import annotations
@@ -11,22 +11,19 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
 import huggingface_hub
 from huggingface_hub import constants, get_token, hf_hub_url
-from huggingface_hub.utils import get_session, hf_raise_for_status, paginate
+from huggingface_hub.utils import get_session, hf_raise_for_status
 
 from pipeline import __version__
 from pipeline.errors import SourceError
-from pipeline.stages.fetch.failures import Patience, Subject
+from pipeline.stages.fetch.failures import NotAHub, Patience, Subject
 
 Result = TypeVar("Result")
-
-# Besides the network's: what comes of an answer that is not a hub's.
-_FAILURES = (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +61,8 @@ class Hub:
 
         def ask() -> str:
             at = f"/revision/{quote(revision, safe='')}" if revision else ""
-            response = get_session().get(
-                f"{self.endpoint}/api/models/{repo}{at}",
-                headers=self._headers(),
-                timeout=constants.HF_HUB_ETAG_TIMEOUT,
-            )
-            hf_raise_for_status(response)
-            return str(response.json()["sha"])
+            with _understanding():
+                return str(self._get(f"{self.endpoint}/api/models/{repo}{at}").json()["sha"])
 
         return self._patiently(ask, repo, revision, say)
 
@@ -78,13 +70,15 @@ class Hub:
         """Name -> file, of the top folder of a commit."""
 
         def ask() -> dict[str, RemoteFile]:
-            entries = paginate(
-                f"{self.endpoint}/api/models/{repo}/tree/{commit}",
-                params={},
-                headers=self._headers(),
-                timeout=constants.HF_HUB_ETAG_TIMEOUT,
-            )
-            return {entry["path"]: _remote_file(entry) for entry in entries if entry["type"] == "file"}
+            page: str | None = f"{self.endpoint}/api/models/{repo}/tree/{commit}"
+            found: dict[str, RemoteFile] = {}
+            while page is not None:
+                response = self._get(page)
+                with _understanding():
+                    files = [_remote_file(entry) for entry in response.json() if entry["type"] == "file"]
+                found |= {file.name: file for file in files}
+                page = response.links.get("next", {}).get("url")
+            return found
 
         return self._patiently(ask, repo, commit, say)
 
@@ -107,6 +101,12 @@ class Hub:
             hf_raise_for_status(response)
             yield response
 
+    def _get(self, url: str) -> httpx.Response:
+        headers = self._headers() if url.startswith(self.endpoint + "/") else {}
+        response = get_session().get(url, headers=headers, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        hf_raise_for_status(response)
+        return response
+
     def _headers(self) -> dict[str, str]:
         """Ours, and not huggingface_hub's: to make its own it asks the public Hub which agents there are."""
         agent = f"pipeline/{__version__}; hf_hub/{huggingface_hub.__version__}"
@@ -119,12 +119,21 @@ class Hub:
         while True:
             try:
                 return ask()
-            except _FAILURES as error:
+            except (httpx.HTTPError, httpx.InvalidURL, NotAHub) as error:
                 patience.after(error)
 
 
-def _remote_file(entry: Mapping[str, object]) -> RemoteFile:
+@contextmanager
+def _understanding() -> Iterator[None]:
+    """Around the reading of an answer, which may be that of a captive portal or of another kind of server."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise NotAHub(f"{type(error).__name__}: {error}") from error
+
+
+def _remote_file(entry: Mapping[str, Any]) -> RemoteFile:
     large = entry.get("lfs")
-    if isinstance(large, Mapping):
-        return RemoteFile(str(entry["path"]), int(large["size"]), str(large["oid"]), is_sha256=True)
-    return RemoteFile(str(entry["path"]), int(str(entry["size"])), str(entry["oid"]), is_sha256=False)
+    if large:
+        return RemoteFile(entry["path"], int(large["size"]), large["oid"], is_sha256=True)
+    return RemoteFile(entry["path"], int(entry["size"]), entry["oid"], is_sha256=False)
