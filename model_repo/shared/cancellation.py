@@ -3,14 +3,16 @@
 Triton does not call back on a cancellation; it has to be asked, and each question is a trip to the server process.
 The thread asks in rounds, and rests at least 20 times as long as a round took, so that asking stays under 5 % of a
 core however many requests are open.
+
+A request may not be asked about once its final flag is sent: Triton (2.51) has freed what the question needs, and the
+whole server crashes. So `release` comes first; it waits for a question that is under way.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Protocol
 
 _REST = 20  # times the length of a round
@@ -23,39 +25,47 @@ class Sender(Protocol):
         """Whether the client has left."""
 
 
+class Watched:
+    """One request that is being watched."""
+
+    def __init__(self, sender: Sender, on_cancel: Callable[[], None]) -> None:
+        self._sender = sender
+        self._on_cancel = on_cancel
+        self._lock = threading.Lock()
+        self.released = False
+
+    def release(self) -> None:
+        """Ask no more about this request. Must be called before its final flag is sent."""
+        with self._lock:
+            self.released = True
+
+    def ask(self) -> None:
+        """Call `on_cancel`, once, if the client has left."""
+        with self._lock:
+            if self.released or not self._sender.is_cancelled():
+                return
+            self.released = True
+        self._on_cancel()
+
+
 class CancellationWatch:
-    """Calls `on_cancel` once, from its own thread, when the client of a watched request has left."""
+    """Calls `on_cancel` of a request from a thread of its own when the client has left."""
 
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
-        self._watched: dict[int, tuple[Sender, Callable[[], None]]] = {}
+        self._watched: list[Watched] = []
         self._changed = threading.Condition()
-        self._next_key = 0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="cancellations", daemon=True)
         self._thread.start()
 
-    def add(self, sender: Sender, on_cancel: Callable[[], None]) -> int:
-        """Watch a request; the key that `remove` takes."""
+    def watch(self, sender: Sender, on_cancel: Callable[[], None]) -> Watched:
+        """Watch a request until it is released."""
+        watched = Watched(sender, on_cancel)
         with self._changed:
-            self._next_key += 1
-            self._watched[self._next_key] = (sender, on_cancel)
+            self._watched.append(watched)
             self._changed.notify()
-            return self._next_key
-
-    def remove(self, key: int) -> None:
-        """Watch it no longer."""
-        with self._changed:
-            self._watched.pop(key, None)
-
-    @contextmanager
-    def watching(self, sender: Sender, on_cancel: Callable[[], None]) -> Iterator[None]:
-        """Watch a request for the length of the `with` block."""
-        key = self.add(sender, on_cancel)
-        try:
-            yield
-        finally:
-            self.remove(key)
+        return watched
 
     def close(self) -> None:
         """End the thread."""
@@ -70,10 +80,9 @@ class CancellationWatch:
                 self._changed.wait_for(lambda: self._watched or self._closed)
                 if self._closed:
                     return
-                watched = list(self._watched.items())
+                self._watched = [watched for watched in self._watched if not watched.released]
+                round = list(self._watched)
             start = time.monotonic()
-            for key, (sender, on_cancel) in watched:
-                if sender.is_cancelled():
-                    self.remove(key)
-                    on_cancel()
+            for watched in round:
+                watched.ask()
             time.sleep(max(self._period_s, _REST * (time.monotonic() - start)))

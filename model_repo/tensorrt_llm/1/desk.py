@@ -18,7 +18,7 @@ import engine
 import triton_python_backend_utils as pb_utils
 from intake import Limits, read_requests, read_wishes
 from reply import Reply
-from shared.cancellation import CancellationWatch
+from shared.cancellation import CancellationWatch, WatchedSender
 from shared.refusal import Refused
 from shared.tensors import FINAL, failure, read, read_flag
 
@@ -50,7 +50,7 @@ class Desk:
 
     def take(self, request: Any) -> None:
         """Answer a request of Triton, now or later."""
-        sender = request.get_response_sender()
+        sender = WatchedSender(request.get_response_sender())
         try:
             if read_flag(request, "stop"):
                 self._stop(request.request_id())
@@ -79,7 +79,7 @@ class Desk:
         return reply
 
     def _start(self, reply: Reply) -> None:
-        reply.watch_key = self._watch.add(reply.sender, partial(self._cancel, reply))
+        reply.watch(self._watch, on_cancel=partial(self._cancel, reply))
         try:
             for row, request in enumerate(reply.requests):
                 self._engine.submit(request, partial(self._put, reply, row))
@@ -101,7 +101,6 @@ class Desk:
             self._engine.cancel(request.id)
 
     def _leave(self, reply: Reply) -> None:
-        self._watch.remove(reply.watch_key)
         with self._lock:
             others = [other for other in self._open.pop(reply.id, ()) if other is not reply]
             if others:
@@ -121,11 +120,16 @@ class Desk:
         try:
             reply.take(row, output)
         except Exception as error:
-            pb_utils.Logger.log_error(f"request {reply.id!r}: its response could not be sent: {error}")
-            reply.abandon()
             self._cancel(reply)
+            self._break_off(reply, error)
         if reply.is_done():
             self._leave(reply)
+
+    def _break_off(self, reply: Reply, error: Exception) -> None:
+        try:
+            reply.break_off(error)
+        except Exception as second:  # Triton takes no more for this request
+            pb_utils.Logger.log_error(f"request {reply.id!r}: {error}; then: {second}")
 
     def _send_all(self) -> None:
         while (send := self._outbox.get()) is not None:

@@ -70,6 +70,7 @@ class EngineCall:
     def __init__(self, model: str, request: Any, prompts: Prompts) -> None:
         self._model = model
         self._id = uuid.uuid4().hex  # by which it can be stopped
+        self._over = False
         self.asked_for = tuple(
             name for flag, names in _ASKED_FOR.items() if read_flag(request, flag) for name in names
         )
@@ -90,11 +91,14 @@ class EngineCall:
                 )  # read on: the engine has one more, empty, to send
             elif response.output_tensors():
                 yield response
+        self._over = True
         if refused is not None:
             raise refused
 
     def stop(self) -> None:
         """End it early: the engine frees what it holds, and `responses` ends soon after."""
+        if self._over:
+            return
         one = np.ones((1, 1), np.int32)
         stop = np.ones((1, 1), np.bool_)
         inputs = {

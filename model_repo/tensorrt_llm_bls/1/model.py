@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from serving import Serving, Setup
-from shared.cancellation import CancellationWatch
+from shared.cancellation import CancellationWatch, WatchedSender
 from shared.detokenizer import TextDecoder
 from shared.parameters import Parameters
 from shared.prompts import PromptEncoder
@@ -54,19 +54,24 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            self._threads.submit(self._serve, request, request.get_response_sender())
+            sender = WatchedSender(request.get_response_sender())
+            self._threads.submit(self._serve, request, sender)
 
     def finalize(self) -> None:
         self._threads.shutdown()
         self._watch.close()
 
     def _serve(self, request: Any, sender: Any) -> None:
+        last = None
         try:
             serving = Serving(request, self._setup)
-            with self._watch.watching(sender, on_cancel=serving.stop):
+            watched = self._watch.watch(sender, on_cancel=serving.stop)
+            try:
                 for response in serving.responses():
                     sender.send(response)
+            finally:
+                watched.release()
+                serving.stop()  # does nothing unless something went wrong
         except Exception as error:
-            sender.send(failure(error), flags=FINAL)
-        else:
-            sender.send(flags=FINAL)
+            last = failure(error)
+        sender.send(last, flags=FINAL)

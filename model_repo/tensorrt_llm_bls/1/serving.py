@@ -72,7 +72,7 @@ class Serving:
         ] = {}  # row, returned sequence -> answer of each beam
 
     def stop(self) -> None:
-        """End it early, because the client has left: the engine frees what it holds."""
+        """End it early, if it has not ended: the engine frees what it holds."""
         self._call.stop()
 
     def responses(self) -> Iterator[Any]:
