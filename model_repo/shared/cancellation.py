@@ -4,8 +4,8 @@ Triton does not call back on a cancellation; it has to be asked, and each questi
 The thread asks in rounds, and rests at least 20 times as long as a round took, so that asking stays under 5 % of a
 core however many requests are open.
 
-A request may not be asked about once its final flag is sent: Triton (2.51) has freed what the question needs, and the
-whole server crashes. So `release` comes first; it waits for a question that is under way.
+A request may not be asked about once its final flag is sent: Triton (2.51) has freed by then what the question needs,
+and the whole server crashes. `WatchedSender` sees to that, and all responses go through it.
 """
 
 from __future__ import annotations
@@ -13,39 +13,30 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 _REST = 20  # times the length of a round
 
 
-class Sender(Protocol):
-    """What of Triton's response sender is used here."""
+class WatchedSender:
+    """Triton's response sender, made safe to ask for a cancellation from another thread than the one that sends."""
+
+    def __init__(self, sender: Any) -> None:
+        self._sender = sender
+        self._lock = threading.Lock()
+        self.closed = False  # the final flag was sent, or is being sent
+
+    def send(self, response: Any = None, *, flags: int = 0) -> None:
+        """Send a response, or flags alone. Any flag is the final one."""
+        if flags:
+            with self._lock:  # waits for a question that is under way
+                self.closed = True
+        self._sender.send(response, flags=flags)
 
     def is_cancelled(self) -> bool:
-        """Whether the client has left."""
-
-
-class Watched:
-    """One request that is being watched."""
-
-    def __init__(self, sender: Sender, on_cancel: Callable[[], None]) -> None:
-        self._sender = sender
-        self._on_cancel = on_cancel
-        self._lock = threading.Lock()
-        self.released = False
-
-    def release(self) -> None:
-        """Ask no more about this request. Must be called before its final flag is sent."""
+        """Whether the client has left before its last response."""
         with self._lock:
-            self.released = True
-
-    def ask(self) -> None:
-        """Call `on_cancel`, once, if the client has left."""
-        with self._lock:
-            if self.released or not self._sender.is_cancelled():
-                return
-            self.released = True
-        self._on_cancel()
+            return not self.closed and self._sender.is_cancelled()
 
 
 class CancellationWatch:
@@ -53,19 +44,17 @@ class CancellationWatch:
 
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
-        self._watched: list[Watched] = []
+        self._watched: list[tuple[WatchedSender, Callable[[], None]]] = []
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="cancellations", daemon=True)
         self._thread.start()
 
-    def watch(self, sender: Sender, on_cancel: Callable[[], None]) -> Watched:
-        """Watch a request until it is released."""
-        watched = Watched(sender, on_cancel)
+    def watch(self, sender: WatchedSender, on_cancel: Callable[[], None]) -> None:
+        """Watch a request until its last response."""
         with self._changed:
-            self._watched.append(watched)
+            self._watched.append((sender, on_cancel))
             self._changed.notify()
-        return watched
 
     def close(self) -> None:
         """End the thread."""
@@ -80,9 +69,10 @@ class CancellationWatch:
                 self._changed.wait_for(lambda: self._watched or self._closed)
                 if self._closed:
                     return
-                self._watched = [watched for watched in self._watched if not watched.released]
-                round = list(self._watched)
+                self._watched = [(sender, call) for sender, call in self._watched if not sender.closed]
+                asked = list(self._watched)
             start = time.monotonic()
-            for watched in round:
-                watched.ask()
+            for sender, on_cancel in asked:
+                if sender.is_cancelled():
+                    on_cancel()
             time.sleep(max(self._period_s, _REST * (time.monotonic() - start)))

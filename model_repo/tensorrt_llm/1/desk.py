@@ -66,7 +66,7 @@ class Desk:
         self._thread.join()
         self._watch.close()
 
-    def _enter(self, request: Any, sender: Any) -> Reply:
+    def _enter(self, request: Any, sender: WatchedSender) -> Reply:
         tensor = partial(read, request)
         wishes = read_wishes(tensor, exclude_input_in_output=self._exclude_input_in_output)
         requests = read_requests(tensor, self._limits, new_id=lambda: str(next(self._numbers)))
@@ -79,7 +79,7 @@ class Desk:
         return reply
 
     def _start(self, reply: Reply) -> None:
-        reply.watch(self._watch, on_cancel=partial(self._cancel, reply))
+        self._watch.watch(reply.sender, on_cancel=partial(self._cancel, reply))
         try:
             for row, request in enumerate(reply.requests):
                 self._engine.submit(request, partial(self._put, reply, row))
@@ -109,9 +109,7 @@ class Desk:
     def _put(self, reply: Reply, row: int, output: engine.Output) -> None:
         """Called by the engine's thread."""
         if reply.requests[row].draft_tokens is not None and output.tokens and not output.finish:
-            self._engine.cancel(
-                output.request_id
-            )  # drafts were verified: what was accepted and one token more
+            self._engine.cancel(output.request_id)  # verified: what was accepted, and one token more
         self._outbox.put(partial(self._pass_on, reply, row, output))
 
     def _pass_on(self, reply: Reply, row: int, output: engine.Output) -> None:

@@ -7,13 +7,12 @@ in one response. The last response of the last row carries Triton's final flag.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import engine
 import numpy as np
 from intake import Wishes
-from shared.cancellation import CancellationWatch, Watched
+from shared.cancellation import WatchedSender
 from shared.tensors import FINAL, Array, failure, response
 
 
@@ -24,19 +23,16 @@ class EngineFailed(RuntimeError):
 class Reply:
     """Everything that goes back for one Triton request. Safe to use from several threads."""
 
-    def __init__(self, id: str, sender: Any, requests: Sequence[engine.Request], wishes: Wishes) -> None:
+    def __init__(
+        self, id: str, sender: WatchedSender, requests: Sequence[engine.Request], wishes: Wishes
+    ) -> None:
         self.id = id
-        self._sender = sender
+        self.sender = sender
         self.requests = tuple(requests)
-        self._watched: Watched | None = None
         self._wishes = wishes
         self._kept: list[list[engine.Output]] = [[] for _ in requests]  # when not streaming, what came so far
         self._open_rows = len(requests)
         self._lock = threading.Lock()
-
-    def watch(self, watch: CancellationWatch, on_cancel: Callable[[], None]) -> None:
-        """From now on, have `on_cancel` called when the client leaves."""
-        self._watched = watch.watch(self._sender, on_cancel)
 
     def is_done(self) -> bool:
         """Whether nothing more will be sent."""
@@ -69,15 +65,9 @@ class Reply:
         with self._lock:
             self._fail(error)
 
-    def _end(self) -> None:
-        """What comes next is the last response."""
-        self._open_rows = 0
-        if self._watched is not None:
-            self._watched.release()
-
     def _fail(self, error: Exception) -> None:
-        self._end()
-        self._sender.send(failure(error), flags=FINAL)
+        self._open_rows = 0
+        self.sender.send(failure(error), flags=FINAL)
 
     def _send(self, row: int, outputs: Sequence[engine.Output]) -> None:
         tokens = [token for output in outputs for token in output.tokens]
@@ -96,9 +86,7 @@ class Reply:
             tensors["output_log_probs"] = np.array([[log_probs]], np.float32)
         if last.metrics is not None:
             tensors |= self._measured(last.metrics)
-        if self.is_done():
-            self._end()
-        self._sender.send(response(**tensors), flags=FINAL if self.is_done() else 0)
+        self.sender.send(response(**tensors), flags=FINAL if self.is_done() else 0)
 
     def _measured(self, metrics: engine.Metrics) -> dict[str, Array]:
         """What a request cost, as far as it asked; with its last tokens."""

@@ -54,23 +54,21 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            sender = WatchedSender(request.get_response_sender())
-            self._threads.submit(self._serve, request, sender)
+            self._threads.submit(self._serve, request, WatchedSender(request.get_response_sender()))
 
     def finalize(self) -> None:
         self._threads.shutdown()
         self._watch.close()
 
-    def _serve(self, request: Any, sender: Any) -> None:
+    def _serve(self, request: Any, sender: WatchedSender) -> None:
         last = None
         try:
             serving = Serving(request, self._setup)
-            watched = self._watch.watch(sender, on_cancel=serving.stop)
+            self._watch.watch(sender, on_cancel=serving.stop)
             try:
                 for response in serving.responses():
                     sender.send(response)
             finally:
-                watched.release()
                 serving.stop()  # does nothing unless something went wrong
         except Exception as error:
             last = failure(error)
