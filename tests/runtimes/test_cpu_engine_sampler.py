@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from pipeline.runtimes.cpu.engine import Refused, Request, Sampling
 from pipeline.runtimes.cpu.engine.noise import gumbel
-from pipeline.runtimes.cpu.engine.sampler import Row, choose, sample
+from pipeline.runtimes.cpu.engine.sampler import Draw, Row, choose, sample
 from pipeline.runtimes.cpu.engine.sequence import Sequence
 
 VOCAB = 50
-SEEDS = np.arange(20_000, dtype=np.uint64)
+DRAWS = 20_000
 Floats = npt.NDArray[np.float32]
 
 
@@ -29,17 +29,8 @@ def softmax(row: Floats) -> npt.NDArray[np.float64]:
     return weights / weights.sum()
 
 
-def draws(
-    row: Floats, top_k: int, top_p: float, seeds: npt.NDArray[np.uint64] = SEEDS
-) -> npt.NDArray[np.int64]:
-    count = len(seeds)
-    return sample(
-        np.repeat(row, count, axis=0),
-        top_k=np.full(count, top_k),
-        top_p=np.full(count, top_p),
-        seeds=seeds,
-        positions=np.zeros(count, np.uint64),
-    )
+def draws(row: Floats, top_k: int, top_p: float, count: int) -> list[int]:
+    return sample([Draw(row[0], top_k, top_p, seed, 0) for seed in range(count)])
 
 
 def sequence(prompt: tuple[int, ...] = (1, 2, 3), generated: tuple[int, ...] = (), **more: Any) -> Sequence:
@@ -61,10 +52,10 @@ def test_frequencies_are_those_of_the_filtered_distribution(top_k: int, top_p: f
         before = np.cumsum(expected[order]) - expected[order]
         expected[order[before >= top_p]] = 0
         expected /= expected.sum()
-    counts = np.bincount(draws(row, top_k, top_p), minlength=VOCAB)
+    counts = np.bincount(draws(row, top_k, top_p, DRAWS), minlength=VOCAB)
     assert not counts[expected == 0].any()
-    likely = expected * len(SEEDS) >= 5
-    chi2 = ((counts - expected * len(SEEDS)) ** 2)[likely] / (expected * len(SEEDS))[likely]
+    likely = expected * DRAWS >= 5
+    chi2 = ((counts - expected * DRAWS) ** 2)[likely] / (expected * DRAWS)[likely]
     assert chi2.sum() < likely.sum() + 5 * np.sqrt(2 * likely.sum())
 
 
@@ -72,7 +63,7 @@ def test_frequencies_are_those_of_the_filtered_distribution(top_k: int, top_p: f
 def test_what_is_chosen_is_within_top_k_and_top_p(seed: int, top_k: int, top_p: float) -> None:
     row = logits(seed=seed)
     shares = softmax(row[0])
-    for token in draws(row, top_k, top_p, SEEDS[:20]).tolist():
+    for token in draws(row, top_k, top_p, 20):
         better = np.sort(shares[shares > shares[token]])
         assert len(better) < (top_k or VOCAB)
         kept = np.sort(shares)[::-1][: top_k or VOCAB].sum()
@@ -83,23 +74,18 @@ def test_what_is_chosen_is_within_top_k_and_top_p(seed: int, top_k: int, top_p: 
 def test_neighbours_do_not_matter(data: st.DataObject) -> None:
     count = data.draw(st.integers(2, 6))
     block = logits(count, seed=data.draw(st.integers(0, 1000)))
-    top_k = np.array(data.draw(st.lists(st.integers(0, 60), min_size=count, max_size=count)))
-    top_p = np.array(data.draw(st.lists(st.floats(0, 1), min_size=count, max_size=count)))
-    seeds, positions = SEEDS[:count] * 7, SEEDS[:count] + 3
-    together = sample(block, top_k=top_k, top_p=top_p, seeds=seeds, positions=positions)
-    for at in range(count):
-        one = slice(at, at + 1)
-        alone = sample(
-            block[one], top_k=top_k[one], top_p=top_p[one], seeds=seeds[one], positions=positions[one]
-        )
-        assert alone[0] == together[at]
+    separate = [
+        Draw(row, data.draw(st.integers(0, 60)), data.draw(st.floats(0, 1)), seed=7 * at, position=at)
+        for at, row in enumerate(block)
+    ]
+    assert sample(separate) == [sample([one])[0] for one in separate]
 
 
 def test_noise_is_gumbel_and_differs_in_every_part_of_its_key() -> None:
-    zero = np.zeros(1, np.uint64)
-    for key in ((SEEDS, zero, zero), (zero, SEEDS, zero), (zero, zero, SEEDS)):
+    zero, many = np.zeros(1, np.uint64), np.arange(DRAWS, dtype=np.uint64)
+    for key in ((many, zero, zero), (zero, many, zero), (zero, zero, many)):
         noise = gumbel(*key)
-        assert len(np.unique(noise)) == len(SEEDS)
+        assert len(np.unique(noise)) == DRAWS
         assert noise.mean() == pytest.approx(np.euler_gamma, abs=0.05)
         assert noise.var() == pytest.approx(np.pi**2 / 6, abs=0.1)
         assert abs(np.corrcoef(noise[:-1], noise[1:])[0, 1]) < 0.03

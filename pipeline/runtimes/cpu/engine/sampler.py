@@ -15,6 +15,7 @@ from .noise import gumbel
 from .sequence import Sequence
 
 Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.intp]
 
 
 class Row(NamedTuple):
@@ -43,15 +44,7 @@ def choose(logits: Floats, rows: list[Row]) -> Choice:
     chosen = processed.argmax(axis=-1)
     sampled = [at for at, (sequence, _) in enumerate(picked) if not sequence.request.sampling.greedy]
     if sampled:
-        chosen[sampled] = sample(
-            processed[sampled],
-            top_k=np.array([picked[at].sequence.request.sampling.top_k for at in sampled]),
-            top_p=np.array([_top_p(*picked[at]) for at in sampled]),
-            seeds=np.array([picked[at].sequence.seed for at in sampled], np.uint64),
-            positions=np.array(
-                [picked[at].sequence.generated + picked[at].ahead for at in sampled], np.uint64
-            ),
-        )
+        chosen[sampled] = sample([Draw.of(picked[at], processed[at]) for at in sampled])
     for at, row, token, (sequence, _) in zip(special, processed, chosen.tolist(), picked, strict=True):
         tokens[at] = token
         if sequence.request.log_probs:
@@ -59,41 +52,59 @@ def choose(logits: Floats, rows: list[Row]) -> Choice:
     return Choice(tokens, log_probs)
 
 
-def sample(
-    logits: Floats,
-    *,
-    top_k: npt.NDArray[np.int64],
-    top_p: npt.NDArray[np.float64],
-    seeds: npt.NDArray[np.uint64],
-    positions: npt.NDArray[np.uint64],
-) -> npt.NDArray[np.int64]:
-    """One token a row of `logits` [rows, vocab_size]; 0 for `top_k` or `top_p` keeps all tokens."""
-    vocab = logits.shape[-1]
-    top_k = np.where(top_k > 0, np.minimum(top_k, vocab), vocab)
-    top_p = np.where(top_p > 0, top_p, 1.0)
-    if (top_k == vocab).all() and (top_p == 1).all():
-        ids = np.broadcast_to(np.arange(vocab), logits.shape)
-        scores = logits.astype(np.float64)
-    else:
-        ids, values = _largest(logits, int(top_k.max()))
-        weights = np.exp(values.astype(np.float64) - values[:, :1])
-        weights[np.arange(ids.shape[-1]) >= top_k[:, None]] = 0
-        before = np.cumsum(weights, axis=-1) - weights
-        kept = (before < top_p[:, None] * weights.sum(axis=-1, keepdims=True)) & (weights > 0)
-        scores = np.where(kept, values, -np.inf)
-    scores = scores + gumbel(seeds[:, None], positions[:, None], ids.astype(np.uint64))
-    best = scores.argmax(axis=-1)
-    tokens: npt.NDArray[np.int64] = np.take_along_axis(ids, best[:, None], axis=-1)[:, 0]
+class Draw(NamedTuple):
+    """A token to be drawn at random; 0 for `top_k` or `top_p` keeps all tokens."""
+
+    logits: Floats  # [vocab_size]
+    top_k: int
+    top_p: float
+    seed: int
+    position: int  # of the token in the answer
+
+    @classmethod
+    def of(cls, row: Row, logits: Floats) -> Draw:
+        sequence, ahead = row
+        sampling, top_p = sequence.request.sampling, sequence.top_p
+        for token in sequence.drafts[:ahead]:
+            top_p = sampling.next_top_p(top_p, token)
+        return cls(logits, sampling.top_k, top_p, sequence.seed, sequence.generated + ahead)
+
+
+def sample(draws: list[Draw]) -> list[int]:
+    candidates = [_candidates(draw.logits, draw.top_k, draw.top_p) for draw in draws]
+    sizes = [len(ids) for ids in candidates]
+    noise = gumbel(
+        np.repeat(np.array([draw.seed for draw in draws], np.uint64), sizes),
+        np.repeat(np.array([draw.position for draw in draws], np.uint64), sizes),
+        np.concatenate(candidates).astype(np.uint64),
+    )
+    tokens, at = [], 0
+    for draw, ids in zip(draws, candidates, strict=True):
+        scores = draw.logits[ids] + noise[at : at + len(ids)]
+        tokens.append(int(ids[scores.argmax()]))
+        at += len(ids)
     return tokens
 
 
-def _largest(logits: Floats, width: int) -> tuple[npt.NDArray[np.int64], Floats]:
-    """Ids and logits of the `width` largest of each row, in falling order."""
-    ids = np.argpartition(-logits, width - 1, axis=-1)[:, :width] if width < logits.shape[-1] else None
-    values = logits if ids is None else np.take_along_axis(logits, ids, axis=-1)
-    order = np.argsort(-values, axis=-1, kind="stable")
-    sorted_ids = order if ids is None else np.take_along_axis(ids, order, axis=-1)
-    return sorted_ids, np.take_along_axis(values, order, axis=-1)
+def _candidates(logits: Floats, top_k: int, top_p: float) -> Ids:
+    """The tokens that top-k and then top-p leave, in no particular order."""
+    vocab = len(logits)
+    if 0 < top_k < vocab:
+        ids: Ids = np.argpartition(logits, vocab - top_k)[vocab - top_k :]
+    else:
+        ids = np.arange(vocab)
+    if not 0 < top_p < 1:
+        return ids
+    values = logits[ids]
+    weights = np.exp(values - values.max())
+    total = float(weights.sum())
+    # Tokens below this weight have together less than 1 - top_p, so they are out; few are left to be sorted.
+    likely = np.flatnonzero(weights >= (1 - top_p) * total / len(ids))
+    likely = likely[np.argsort(-weights[likely], kind="stable")]
+    weights = weights[likely].astype(np.float64)
+    before = np.cumsum(weights) - weights
+    kept: Ids = ids[likely[: max(1, np.count_nonzero(before < top_p * total))]]
+    return kept
 
 
 def _plain(sequence: Sequence, ahead: int) -> bool:
@@ -132,13 +143,6 @@ def _banned(sequence: Sequence, drafts: list[int], too_short: bool) -> list[int]
         if sequence.request.end_id is not None:
             banned.append(sequence.request.end_id)
     return banned
-
-
-def _top_p(sequence: Sequence, ahead: int) -> float:
-    top_p = sequence.top_p
-    for token in sequence.drafts[:ahead]:
-        top_p = sequence.request.sampling.next_top_p(top_p, token)
-    return top_p
 
 
 def _log_sum_exp(row: Floats) -> np.float64:

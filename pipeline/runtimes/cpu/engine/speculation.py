@@ -48,17 +48,21 @@ class Drafter:
     def propose(self, scheduler: Scheduler) -> None:
         """Set `drafts` of the sequences that decode, if that pays.
 
-        One step of the draft model reads what it has not seen yet, prompts included, at most `step_tokens`; then one
-        short step for each further token.
+        One step of the draft model reads what it has not seen yet (after the first token, that is the prompt: it does
+        not delay it), at most `step_tokens`; then one short step for each further token.
         """
         self._read = 0
-        sequences = [sequence for sequence in scheduler.running if sequence.draft and not sequence.drafts]
+        sequences = [
+            sequence
+            for sequence in scheduler.running
+            if sequence.draft and sequence.decodes and self._wanted(sequence) and not sequence.drafts
+        ]
         if not sequences or not self._pays(scheduler, sequences):
             return
         try:
             proposing = self._read_up(sequences)
             while proposing:
-                proposing = self._continue(proposing)
+                proposing = self._step([self._slice(sequence, 1, True) for sequence in proposing], proposing)
         except StepFailed:
             _log.exception("draft model failed; %d requests go on without it", len(sequences))
             for sequence in sequences:
@@ -87,29 +91,28 @@ class Drafter:
         slices: list[Slice] = []
         proposing: list[Sequence] = []
         for sequence in sorted(sequences, key=_unread):
-            unread, wanted = _unread(sequence), self._wanted(sequence)
+            unread = _unread(sequence)
             count = min(unread, self._step_tokens - self._read)
-            if not count or (sequence.decodes and not wanted):
-                continue
-            complete = count == unread and wanted > 0
-            slices.append(self._slice(sequence, count, complete))
-            self._read += count
-            if complete:
+            if count:
+                slices.append(self._slice(sequence, count, count == unread))
+                self._read += count
+            if count == unread:
                 proposing.append(sequence)
-        return self._step(slices, proposing) if slices else []
-
-    def _continue(self, proposing: list[Sequence]) -> list[Sequence]:
-        return self._step([self._slice(sequence, 1, True) for sequence in proposing], proposing)
+        return self._step(slices, proposing)
 
     def _slice(self, sequence: Sequence, count: int, complete: bool) -> Slice:
+        """The next `count` tokens; with the one before if there is but one.
+
+        After a round in which all drafts were accepted two tokens are new, else one, and so in the steps that follow.
+        OpenVINO takes longer to change the shape of a step (90 us on a tiny model) than to read a token again.
+        """
         pages = sequence.draft
         assert pages is not None
-        past = pages.filled
-        self._blocks.extend(pages, past + count)
-        pages.filled += count
-        ahead = past - len(sequence.tokens)
-        tokens = sequence.drafts[ahead:] if ahead >= 0 else sequence.tokens[past : past + count]
-        return Slice(tokens, past, pages.table, int(complete))
+        end = pages.filled + count
+        past = max(0, min(pages.filled, end - 2))
+        self._blocks.extend(pages, end)
+        pages.filled = end
+        return Slice(_between(sequence, past, end), past, pages.table, int(complete))
 
     def _step(self, slices: list[Slice], proposing: list[Sequence]) -> list[Sequence]:
         logits = self._model.forward(slices)
@@ -124,9 +127,15 @@ class Drafter:
         return more
 
     def _wanted(self, sequence: Sequence) -> int:
-        return min(self._max_draft_tokens, sequence.remaining - 1) if sequence.decodes else 0
+        return min(self._max_draft_tokens, sequence.remaining - 1)
 
 
 def _unread(sequence: Sequence) -> int:
     assert sequence.draft is not None
     return len(sequence.tokens) - sequence.draft.filled
+
+
+def _between(sequence: Sequence, begin: int, end: int) -> list[int]:
+    """Tokens `begin` to `end` of the sequence and its drafts."""
+    known = len(sequence.tokens)
+    return sequence.tokens[begin:end] + sequence.drafts[max(0, begin - known) : max(0, end - known)]
