@@ -33,33 +33,29 @@ def core(make_core: MakeCore) -> EngineCore:
 
 
 @pytest.fixture(scope="module")
-def expected() -> list[list[int]]:
-    """Greedy answers of transformers, f32."""
-    import torch
-    from transformers import LlamaForCausalLM
-
-    model = LlamaForCausalLM.from_pretrained(CHECKPOINTS / "support-target", dtype=torch.float32)
-    model.generation_config.eos_token_id = None
-    answers = []
-    for prompt in PROMPTS:
-        ids = torch.tensor([prompt])
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=LENGTH, do_sample=False, pad_token_id=0
-        )
-        answers.append(out[0, len(prompt) :].tolist())
-    return answers
+def expected(make_core: MakeCore) -> list[list[int]]:
+    """Greedy answers, one request at a time; that they are those of transformers is the first test."""
+    core = make_core()
+    return [answer(core, greedy(name))[0].tokens for name in range(16)]
 
 
 def greedy(name: int, tokens: int = LENGTH) -> Request:
     return request(name, PROMPTS[name], tokens)
 
 
-def test_one_by_one_equals_transformers(make_core: MakeCore, expected: list[list[int]]) -> None:
-    core = make_core()
-    for name in range(16):
-        (one,) = answer(core, greedy(name))
-        assert one.tokens == expected[name]
-        assert one.finish is FinishReason.LENGTH
+def test_one_by_one_equals_transformers(expected: list[list[int]]) -> None:
+    """Given prompt and answer, transformers (f32) would choose each token of the answer after those before it."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(CHECKPOINTS / "support-target", dtype=torch.float32)
+    whole = [prompt + tokens for prompt, tokens in zip(PROMPTS, expected, strict=True)]
+    padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in whole], batch_first=True)
+    with torch.no_grad():
+        chosen = model(padded).logits.argmax(dim=-1)
+    for prompt, tokens, row in zip(PROMPTS, expected, chosen.tolist(), strict=True):
+        assert len(tokens) == LENGTH
+        assert tokens == row[len(prompt) - 1 : len(prompt) - 1 + LENGTH]
 
 
 @pytest.mark.parametrize(
