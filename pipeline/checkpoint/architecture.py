@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pipeline.errors import Fault, InvalidInput, SourceError
 
 FAMILIES: Mapping[str, str] = {
@@ -35,6 +38,19 @@ class Rope:
     theta: float
     kind: str = "default"
     scaling: Mapping[str, float] | None = None
+
+    def inverse_frequencies(self, head_dim: int) -> NDArray[np.float32]:
+        """[head_dim / 2]: radians that one position turns each pair of channels (transformers 5.14's
+        formulas).
+        """
+        exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+        inverse = (1.0 / np.float32(self.theta) ** exponents).astype(np.float32)
+        scaling = self.scaling or {}
+        if self.kind == "linear":
+            return (inverse / np.float32(scaling["factor"])).astype(np.float32)
+        if self.kind == "llama3":
+            return _llama3(inverse, scaling)
+        return inverse
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +171,15 @@ class Architecture:
     @property
     def embedding(self) -> str:
         return "model.embed_tokens.weight"
+
+
+def _llama3(inverse: NDArray[np.float32], scaling: Mapping[str, float]) -> NDArray[np.float32]:
+    """Long wavelengths are stretched by `factor`, short ones kept, those between interpolated."""
+    low, high, factor = scaling["low_freq_factor"], scaling["high_freq_factor"], scaling["factor"]
+    context = scaling["original_max_position_embeddings"]
+    wavelength = 2 * np.pi / inverse
+    share = np.clip((context / wavelength - low) / (high - low), 0.0, 1.0)
+    return ((1 - share) * inverse / factor + share * inverse).astype(np.float32)
 
 
 def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:

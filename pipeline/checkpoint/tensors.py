@@ -50,14 +50,14 @@ class TensorHeader:
 
 
 class TensorFiles(Mapping[str, Array]):
-    """Name -> array (read-only, mapped) over all `*.safetensors` of a folder."""
+    """Name -> array (read-only, mapped) over all files of a folder that match `pattern`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, pattern: str = "*.safetensors") -> None:
         self.directory = directory
         self.headers: dict[str, TensorHeader] = {}
-        files = sorted(directory.glob("*.safetensors"))
+        files = sorted(directory.glob(pattern))
         if not files:
-            raise CheckpointError(f"{directory} holds no .safetensors file")
+            raise CheckpointError(f"{directory} holds no {pattern} file")
         for file in files:
             for header in read_headers(file):
                 if header.name in self.headers:

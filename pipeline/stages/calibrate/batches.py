@@ -1,0 +1,92 @@
+"""The samples in batches: neighbours in length, one after the other in a row, never padded.
+
+A batch is one row of tokens whose positions begin at 0 with each sample; transformers' attention then keeps
+the samples apart (`check_packing` proves it for the model at hand). Every token that a layer sees is a real
+one, so statistics need no mask, and batches are of nearly equal size: AWQ averages over batches, whatever
+their size.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import StageError
+
+_MOST_TOKENS = 8192  # attention of a row grows with its square
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Samples that go through the model together."""
+
+    tokens: tuple[int, ...]
+    positions: tuple[int, ...]
+    samples: int
+
+
+def read_samples(path: Path, vocab: int) -> list[list[int]]:
+    """The frozen samples, checked against the vocabulary of the model that will read them."""
+    samples: list[list[int]] = [json.loads(line)["tokens"] for line in path.read_text("utf-8").splitlines()]
+    largest = max((max(sample) for sample in samples), default=0)
+    if not samples or largest >= vocab:
+        raise StageError(
+            f"{path}: token {largest} of {len(samples)} samples is not in a vocabulary of {vocab}"
+        )
+    return samples
+
+
+def make_batches(samples: Sequence[Sequence[int]], budget_tokens: int) -> list[Batch]:
+    """Batches of nearly equal size, none beyond the budget unless one sample is; shortest samples first."""
+    ordered = sorted(samples, key=lambda sample: (len(sample), tuple(sample)))
+    total = sum(len(sample) for sample in ordered)
+    count = max(1, math.ceil(total / max(1, min(budget_tokens, _MOST_TOKENS))))
+    batches: list[Batch] = []
+    pending: list[Sequence[int]] = []
+    done = 0
+    for sample in ordered:
+        pending.append(sample)
+        done += len(sample)
+        if done * count >= total * (len(batches) + 1):
+            batches.append(_pack(pending))
+            pending = []
+    return batches if not pending else [*batches, _pack(pending)]
+
+
+def check_packing(model: Any, samples: Sequence[Sequence[int]]) -> None:
+    """Run two short samples together and alone; StageError unless the model gives the same."""
+    import torch
+
+    pair = [list(sample[:12]) for sample in samples[:2]]
+    with torch.inference_mode():
+        alone = torch.cat([forward(model, _pack([sample])) for sample in pair], dim=1).float()
+        together = forward(model, _pack(pair)).float()
+    apart = (alone - together).abs().max() / alone.abs().max()
+    if not apart < 0.02:  # also where it is not a number
+        raise StageError(
+            f"samples in one row influence each other in {type(model).__name__} (by {apart:.3g})"
+        )
+
+
+def forward(model: Any, batch: Batch) -> Any:
+    """The decoder without its output projection: nobody reads the logits. -> [1, tokens, hidden]"""
+    import torch
+
+    device = model.device
+    return model.model(
+        input_ids=torch.tensor([batch.tokens], device=device),
+        position_ids=torch.tensor([batch.positions], device=device),
+        use_cache=False,
+    ).last_hidden_state
+
+
+def _pack(samples: Sequence[Sequence[int]]) -> Batch:
+    return Batch(
+        tokens=tuple(token for sample in samples for token in sample),
+        positions=tuple(position for sample in samples for position in range(len(sample))),
+        samples=len(samples),
+    )

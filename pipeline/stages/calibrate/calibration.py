@@ -1,0 +1,185 @@
+"""The stage from beginning to end: refuse, load, measure, check, answer, export, judge."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoint import Architecture, Format
+from pipeline.errors import UserError
+from pipeline.progress import Progress
+from pipeline.recipe import Quantization
+from pipeline.stages.calibrate import preflight
+from pipeline.stages.calibrate.third_party import Notes, quietly
+from pipeline.store import Json
+
+_TOOLS = ("nvidia-modelopt", "torch", "transformers")
+_BATCH_SAMPLES = 8  # where the recipe does not say
+
+
+def run(
+    checkpoint_dir: Path,
+    dataset_dir: Path | None,
+    quantization: Quantization,
+    *,
+    export_tensor_parallel: Sequence[int],
+    into: Path,
+    progress: Progress,
+    device: str | None,
+) -> dict[str, Json]:
+    """See `pipeline.stages.calibrate.calibrate`."""
+    began, notes = time.monotonic(), Notes()
+    architecture = Architecture.read(checkpoint_dir)
+    device = device or _device()
+    ranks = sorted(set(export_tensor_parallel))
+    form = preflight.check(architecture, quantization, ranks, has_cuda=device == "cuda")
+    work = _Calibration(checkpoint_dir, architecture, form, quantization, device, into, progress, notes)
+    facts: dict[str, Json] = {
+        "format": str(form),
+        "kv_cache": quantization.kv_cache,
+        "group_size": work.group_size,
+        "device": device,
+        "tools": {name: metadata.version(name) for name in _TOOLS},
+    }
+    model = work.load() if form is not Format.NONE or ranks else None
+    if form is not Format.NONE:
+        if dataset_dir is None:
+            raise UserError(f"format {form} is calibrated on samples, and no data set was given")
+        facts |= work.measure(model, dataset_dir)
+    facts["exports"] = work.export(model, ranks)
+    facts["warnings"] = list(dict.fromkeys(notes.warnings))
+    for warning in dict.fromkeys(notes.warnings):
+        progress.say(f"    note: {warning}")
+    facts["seconds"] = round(time.monotonic() - began, 1)
+    from pipeline.stages.calibrate.unified import write_json
+
+    write_json(into / "calibration.json", facts)
+    return {key: value for key, value in facts.items() if key != "scales"}
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class _Calibration:
+    """The steps, and what they share."""
+
+    def __init__(
+        self,
+        source: Path,
+        architecture: Architecture,
+        form: Format,
+        quantization: Quantization,
+        device: str,
+        into: Path,
+        progress: Progress,
+        notes: Notes,
+    ) -> None:
+        self._source, self._architecture, self._form = source, architecture, form
+        self._quantization, self._device, self._into = quantization, device, into
+        self._progress, self._notes = progress, notes
+        self.group_size = preflight.group_size(form, quantization)
+
+    def load(self) -> Any:
+        """The model; known to ModelOpt, or refused in seconds."""
+        with quietly("importing ModelOpt", self._notes):
+            import modelopt.torch.export  # noqa: F401
+
+        from pipeline.stages.calibrate.model import check_known, load
+
+        with quietly("looking at the model", self._notes):
+            check_known(self._source, self._architecture)
+        with quietly("loading the model", self._notes):
+            return load(self._source, self._architecture, self._device)
+
+    def measure(self, model: Any, dataset_dir: Path) -> dict[str, Json]:
+        """Scales, checked; and a sample answer."""
+        from pipeline.stages.calibrate.answer import answer
+        from pipeline.stages.calibrate.batches import check_packing, make_batches, read_samples
+        from pipeline.stages.calibrate.measurement import measure
+        from pipeline.stages.calibrate.scales import check_scales
+
+        samples = read_samples(dataset_dir / "calibration.jsonl", self._architecture.vocab)
+        calibration = self._quantization.calibration
+        at_once = calibration.batch_size if calibration else _BATCH_SAMPLES
+        longest = calibration.max_tokens if calibration else max(map(len, samples))
+        batches = make_batches(samples, at_once * longest)
+        with quietly("comparing samples alone and in one row", self._notes):
+            check_packing(model, samples)
+        kv_cache = self._quantization.kv_cache
+        with quietly("calibration", self._notes):
+            seconds = measure(
+                model,
+                self._form,
+                awq_block_size=self._quantization.awq_block_size,
+                kv_cache=kv_cache,
+                batches=batches,
+                progress=self._progress,
+            )
+            scales = check_scales(model, self._architecture, self._form, kv_cache)
+        with quietly("the sample answer", self._notes):
+            shown = answer(model, dataset_dir, self._source / "tokenizer.json")
+        tokens = sum(len(sample) for sample in samples)
+        self._progress.say(
+            f"    {len(scales)} scales from {len(samples)} samples, {tokens} tokens: finite, positive"
+        )
+        self._progress.say(f"    asked:    {_line(shown['prompt'])}")
+        self._progress.say(f"    answered: {_line(shown['answer'])}")
+        return {
+            "samples": len(samples),
+            "tokens": tokens,
+            "batches": len(batches),
+            "pass_seconds": list(seconds),
+            "answer": shown,
+            "scales": scales,
+        }
+
+    def export(self, model: Any, ranks: Sequence[int]) -> dict[str, Json]:
+        """Both kinds of checkpoint, read again and judged."""
+        exports: dict[str, Json] = {}
+        for count in ranks:
+            exports[f"trtllm-tp{count}"] = self._export_ranks(model, count)
+        from pipeline.stages.calibrate import unified
+
+        directory = self._into / "hf"
+        if self._form is Format.NONE:
+            unified.link(self._source, directory)
+        else:
+            with quietly("the Hugging Face export", self._notes):
+                unified.export(model, self._source, directory)
+        unified.judge(directory, self._form, self.group_size, self._quantization.kv_cache)
+        exports["hf"] = _size(directory)
+        self._progress.say(f"    {', '.join(f'{name}/' for name in exports)}: read again, complete")
+        return exports
+
+    def _export_ranks(self, model: Any, count: int) -> Json:
+        from pipeline.stages.calibrate import tensorrt_llm, tensorrt_llm_files
+
+        directory = self._into / f"trtllm-tp{count}"
+        with quietly(f"the TensorRT-LLM export for {count} ranks", self._notes):
+            tensorrt_llm.export(model, self._architecture, count, directory)
+        layout = tensorrt_llm_files.Layout(
+            self._architecture,
+            self._form,
+            self.group_size,
+            self._quantization.kv_cache,
+            count,
+            "BF16" if self._architecture.dtype == "bfloat16" else "F16",
+        )
+        tensorrt_llm_files.judge(directory, layout)
+        return _size(directory)
+
+
+def _size(directory: Path) -> dict[str, Json]:
+    files = sorted(path for path in directory.iterdir() if path.is_file())
+    return {"files": len(files), "bytes": sum(path.stat().st_size for path in files)}
+
+
+def _line(text: Json, most: int = 160) -> str:
+    flat = " ".join(str(text).split())
+    return flat if len(flat) <= most else flat[: most - 1] + "…"

@@ -1,0 +1,84 @@
+"""The model in memory: float32 on a CPU, in its own type on a GPU; and whether ModelOpt knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.checkpoint import Architecture, TensorFiles
+from pipeline.errors import StageError, UserError
+
+# What ModelOpt's TensorRT-LLM export calls the families.
+DECODER_TYPES: Mapping[str, str] = {"llama": "llama", "mistral": "llama", "qwen2": "qwen", "qwen3": "qwen"}
+_MEMINFO = Path("/proc/meminfo")
+
+
+def check_known(directory: Path, architecture: Architecture) -> None:
+    """Build the model without its weights and ask ModelOpt's exporter whether it finds its way in it.
+
+    Seconds, and no memory: better than to find out after hours of calibration.
+    """
+    from modelopt.torch.export.layer_utils import check_model_compatibility, get_transformer_layers
+    from modelopt.torch.export.model_utils import get_model_type
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    with torch.device("meta"):
+        model = auto.from_config(config)
+    kind = get_model_type(model)
+    compatible, _, _ = check_model_compatibility(get_transformer_layers(model))
+    if kind != DECODER_TYPES[architecture.family] or not compatible:
+        raise UserError(
+            f"ModelOpt does not know {architecture.class_name} (takes it for {kind!r}): it cannot be exported"
+        )
+
+
+def load(directory: Path, architecture: Architecture, device: str) -> Any:
+    """The model, ready to be calibrated; StageError if a weight is missing or left over."""
+    from transformers import AutoModelForCausalLM
+
+    dtype = torch.float32 if device == "cpu" else getattr(torch, architecture.dtype)
+    _check_memory(directory, device)
+    auto: Any = AutoModelForCausalLM
+    model, loading = auto.from_pretrained(
+        directory,
+        dtype=dtype,
+        attn_implementation="sdpa",
+        device_map=None if device == "cpu" else "auto",
+        local_files_only=True,
+        output_loading_info=True,
+    )
+    wrong = [
+        f"{kind.replace('_', ' ')}: {name}"
+        for kind in loading
+        for name in sorted(map(str, loading[kind] or ()))
+    ]
+    if wrong:
+        raise StageError("\n  ".join([f"{directory} does not fit {architecture.class_name}:", *wrong]))
+    return model.eval().requires_grad_(False)
+
+
+def _check_memory(directory: Path, device: str) -> None:
+    """A process that is killed for its memory says nothing; this does."""
+    if device != "cpu" or not _MEMINFO.exists():
+        return
+    headers = TensorFiles(directory).headers.values()
+    needed = 4 * sum(_elements(header.shape) for header in headers)
+    line = next(line for line in _MEMINFO.read_text().splitlines() if line.startswith("MemAvailable"))
+    available = int(line.split()[1]) * 1024
+    if needed > available:
+        raise UserError(
+            f"calibrating {directory} on a CPU needs {needed / 2**30:.1f} GiB for its weights in float32, "
+            f"and {available / 2**30:.1f} GiB are free; calibrate on a GPU, or on a larger machine"
+        )
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

@@ -1,0 +1,127 @@
+"""The unified Hugging Face checkpoint: what ModelOpt writes, repaired, and judged by its files.
+
+Repaired: `quantization_config` lacks the group size (AWQ) and the name of the cache's format; the
+configuration lacks `rope_theta` and `rope_scaling`, which engines that are older than transformers 5 read;
+the tokenizer is not written. ModelOpt is told to export in float32, and what is not quantized is stored in
+the type of the source afterwards: exporting in bfloat16 rounds weights to it before rounding them to FP8,
+which moves 3 to 5 % of them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.checkpoint import Architecture, Checkpoint, Format
+from pipeline.checkpoint.architecture import rope_settings
+from pipeline.checkpoint.tensors import read_headers
+from pipeline.errors import StageError
+
+# Everything of a checkpoint that is neither weights nor their index.
+COMPANIONS = ("*.json", "*.jinja", "*.model", "*.txt")
+_NOT_COMPANIONS = ("config.json", "model.safetensors.index.json", "hf_quant_config.json")
+_ADDED_TO_CONFIG = ("group_size", "has_zero_point", "pre_quant_scale", "kv_cache_quant_algo")
+
+
+def export(model: Any, source: Path, into: Path) -> None:
+    """Write the checkpoint. It is the last export: ModelOpt packs the weights in place."""
+    from modelopt.torch.export import export_hf_checkpoint
+
+    with torch.inference_mode():
+        export_hf_checkpoint(model, dtype=torch.float32, export_dir=into)
+    dtype = getattr(torch, Architecture.read(source).dtype)
+    for file in sorted(into.glob("*.safetensors")):
+        _store_as(file, dtype)
+    _repair_config(source, into)
+    copy_companions(source, into)
+
+
+def link(source: Path, into: Path) -> None:
+    """Format `none`: the files of the source themselves, hard-linked (copied between file systems)."""
+    into.mkdir(parents=True)
+    for file in sorted(source.iterdir()):
+        if file.is_file() and file.name not in ("manifest.json", "manifest.txt"):
+            try:
+                (into / file.name).hardlink_to(file)
+            except OSError:
+                shutil.copyfile(file, into / file.name)
+
+
+def judge(directory: Path, form: Format, group_size: int | None, kv_cache: str) -> None:
+    """Read every file again; StageError if the checkpoint is not what was asked for."""
+    checkpoint = Checkpoint(directory)
+    checkpoint.check()
+    found = checkpoint.quantization
+    asked = (form, group_size, "FP8" if kv_cache == "fp8" else None)
+    if (found.format, found.group_size, found.kv_cache) != asked:
+        raise StageError(f"{directory} is {found}, not {asked}")
+    missing = [name for name in ("tokenizer.json",) if not (directory / name).exists()]
+    if missing:
+        raise StageError(f"{directory} lacks {', '.join(missing)}")
+
+
+def copy_companions(source: Path, into: Path) -> None:
+    """Tokenizer, chat template and generation settings, as the source has them."""
+    for pattern in COMPANIONS:
+        for file in sorted(source.glob(pattern)):
+            if file.name not in _NOT_COMPANIONS and not file.name.startswith("manifest."):
+                shutil.copyfile(file, into / file.name)
+
+
+def _store_as(file: Path, dtype: torch.dtype) -> None:
+    """Cast what is not quantized and is no scale; names in order, so that equal tensors make equal files."""
+    from safetensors.torch import load_file, save_file
+
+    scales = ("weight_scale", "weight_scale_2", "input_scale", "k_scale", "v_scale")
+    plain = {header.name for header in read_headers(file) if header.dtype in ("F32", "F16", "BF16")}
+    plain = {name for name in plain if not name.endswith(scales)}
+    tensors = load_file(file)
+    kept = {name: value.to(dtype) if name in plain else value for name, value in sorted(tensors.items())}
+    save_file(kept, file, metadata={"format": "pt"})
+    index = file.parent / "model.safetensors.index.json"
+    if index.exists():
+        content = json.loads(index.read_text(encoding="utf-8"))
+        sizes = [
+            header.end - header.begin
+            for part in file.parent.glob("*.safetensors")
+            for header in read_headers(part)
+        ]
+        content["metadata"] = {**content.get("metadata", {}), "total_size": sum(sizes)}
+        write_json(index, content)
+
+
+def _repair_config(source: Path, into: Path) -> None:
+    """The source's own configuration, with the quantization and both spellings of the rotary settings."""
+    exported = json.loads((into / "config.json").read_text(encoding="utf-8"))
+    details = json.loads((into / "hf_quant_config.json").read_text(encoding="utf-8"))["quantization"]
+    quantization = dict(exported["quantization_config"])
+    for key in _ADDED_TO_CONFIG:
+        if details.get(key) is not None:
+            quantization.setdefault(key, details[key])
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    write_json(into / "config.json", {**with_both_ropes(config), "quantization_config": quantization})
+
+
+def with_both_ropes(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with `rope_parameters` (transformers 5) and `rope_theta`, `rope_scaling` (all
+    before).
+    """
+    settings = rope_settings(config)
+    if "rope_theta" not in settings:
+        return config
+    scaling = {key: value for key, value in settings.items() if key != "rope_theta"}
+    scaled = scaling if settings["rope_type"] != "default" else None
+    return {
+        **config,
+        "rope_parameters": settings,
+        "rope_theta": settings["rope_theta"],
+        "rope_scaling": scaled,
+    }
+
+
+def write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

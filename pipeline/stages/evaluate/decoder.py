@@ -1,0 +1,127 @@
+"""The hidden states that a checkpoint computes, layer by layer, from its files.
+
+One layer is in memory at a time, so a model larger than memory can be judged. All tokens of all samples go
+through a layer together (only attention looks at samples), so nothing is padded. Everything is float32; what
+quantization does to weights, inputs, keys and values is simulated with the scales that the files hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pipeline.checkpoint import Architecture, Checkpoint
+from pipeline.errors import StageError
+from pipeline.stages.evaluate.rounding import round_e4m3, round_input
+
+_ROWS = 4096  # tokens that go through a linear layer together
+
+
+class Decoder:
+    """The layers of one checkpoint, applied to fixed samples."""
+
+    def __init__(self, checkpoint: Checkpoint, samples: Sequence[Sequence[int]], device: str) -> None:
+        self._checkpoint, self._device = checkpoint, device
+        self._architecture: Architecture = checkpoint.architecture
+        self._lengths = [len(sample) for sample in samples]
+        self._tokens = torch.tensor([token for sample in samples for token in sample], device=device)
+        self._cosine, self._sine = self._rotations()
+
+    @torch.inference_mode()
+    def hidden_states(self, after_layer: Callable[[], None]) -> Tensor:
+        """[tokens, hidden] after the last norm, samples one after the other; float32."""
+        model = self._architecture
+        table = self._array(model.embedding)
+        x = table[self._tokens]
+        del table
+        for layer in range(model.layers):
+            block = f"model.layers.{layer}."
+            x = x + self._attention(layer, self._norm(x, block + "input_layernorm"))
+            x = x + self._feed_forward(block, self._norm(x, block + "post_attention_layernorm"))
+            if not torch.isfinite(x).all():
+                raise StageError(
+                    f"{self._checkpoint.directory}: layer {layer} computes values that are not finite"
+                )
+            after_layer()
+        return self._norm(x, "model.norm")
+
+    @torch.inference_mode()
+    def head(self) -> Tensor:
+        """[vocab, hidden]: the output projection, dequantized if it is quantized."""
+        return self._weight(self._checkpoint.linear("lm_head").dequantize())
+
+    def _attention(self, layer: int, x: Tensor) -> Tensor:
+        model, block = self._architecture, f"model.layers.{layer}.self_attn."
+        query = self._linear(block + "q_proj", x).view(-1, model.heads, model.head_dim)
+        key = self._linear(block + "k_proj", x).view(-1, model.kv_heads, model.head_dim)
+        value = self._linear(block + "v_proj", x).view(-1, model.kv_heads, model.head_dim)
+        if model.qk_norm:
+            query, key = self._norm(query, block + "q_norm"), self._norm(key, block + "k_norm")
+        query, key = self._rotate(query), self._rotate(key)
+        scales = self._checkpoint.kv_scales(layer)
+        if scales is not None:  # the cache holds keys after the rotation
+            key, value = round_e4m3(key, scales[0]), round_e4m3(value, scales[1])
+        samples = (torch.split(part, self._lengths) for part in (query, key, value))
+        outputs = [self._attend(q, k, v, model.windows[layer]) for q, k, v in zip(*samples, strict=True)]
+        return self._linear(block + "o_proj", torch.cat(outputs))
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
+        """[tokens, heads, head_dim] of one sample -> [tokens, heads * head_dim]."""
+        tokens, mask = len(query), None
+        if window is not None and window < tokens:
+            ahead = torch.arange(tokens, device=self._device)
+            distance = ahead[:, None] - ahead[None, :]
+            mask = (distance >= 0) & (distance < window)
+        attended = functional.scaled_dot_product_attention(
+            query.transpose(0, 1)[None],
+            key.transpose(0, 1)[None],
+            value.transpose(0, 1)[None],
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=True,
+        )
+        return attended[0].transpose(0, 1).flatten(1)
+
+    def _feed_forward(self, block: str, x: Tensor) -> Tensor:
+        gate = functional.silu(self._linear(block + "mlp.gate_proj", x))
+        return self._linear(block + "mlp.down_proj", gate * self._linear(block + "mlp.up_proj", x))
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        layer = self._checkpoint.linear(name)
+        weight = self._weight(layer.dequantize())
+        bias = None if layer.bias is None else self._weight(layer.bias)
+        smooth = None if layer.pre_quant_scale is None else self._weight(layer.pre_quant_scale)
+        scale = None if layer.input_scale is None else float(layer.input_scale.reshape(()))
+        outputs = []
+        for rows in torch.split(x, _ROWS):
+            rows = rows if smooth is None else rows * smooth
+            rows = rows if scale is None else round_input(rows, layer.format, scale)
+            outputs.append(functional.linear(rows, weight, bias))
+        return torch.cat(outputs)
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        weight = self._array(name + ".weight")
+        return functional.rms_norm(x, weight.shape, weight, self._architecture.norm_epsilon)
+
+    def _rotations(self) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of each token's position, [tokens, 1, head_dim]."""
+        model = self._architecture
+        inverse = model.rope.inverse_frequencies(model.head_dim)
+        positions = np.concatenate([np.arange(length, dtype=np.float32) for length in self._lengths])
+        angles = torch.from_numpy(positions[:, None] * inverse[None, :]).to(self._device)
+        both = torch.cat([angles, angles], dim=-1)[:, None, :]
+        return both.cos(), both.sin()
+
+    def _rotate(self, x: Tensor) -> Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return x * self._cosine + torch.cat([-second, first], dim=-1) * self._sine
+
+    def _array(self, name: str) -> Tensor:
+        return self._weight(self._checkpoint.array(name))
+
+    def _weight(self, values: np.ndarray) -> Tensor:  # type: ignore[type-arg]
+        return torch.from_numpy(values.astype(np.float32)).to(self._device)
