@@ -15,6 +15,7 @@ from __future__ import annotations
 from pipeline.client.aio import AsyncClient, AsyncStream
 from pipeline.client.channel import KeepAlive
 from pipeline.client.chunk import Answer, Chunk, FinishReason
+from pipeline.client.conversation import Conversation
 from pipeline.client.errors import (
     BetweenTokensDeadline,
     Cancelled,
@@ -43,6 +44,7 @@ __all__ = [
     "Client",
     "ClientError",
     "ConnectFailed",
+    "Conversation",
     "DeadlineExceeded",
     "FinishReason",
     "FirstTokenDeadline",

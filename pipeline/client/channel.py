@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import grpc
 import grpc.experimental
 
+from pipeline.client.errors import Refused
+
 METHODS = "/inference.GRPCInferenceService/"
 # Since 24.08 Triton then ends a stream with the status of an error, instead of a message without one.
 STATUS_HEADER = ("triton_grpc_error", "true")
@@ -37,7 +39,7 @@ def target(url: str) -> str:
     """
     scheme, _, rest = url.rpartition("://")
     if scheme not in ("", "grpc"):
-        raise ValueError(f"{url!r}: give host:port of the server's gRPC service (usually port 8001)")
+        raise Refused(f"{url!r}: give host:port of the server's gRPC service (usually port 8001)")
     return rest.rstrip("/")
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import grpc
 
 from pipeline.client.errors import Cancelled, ClientError, ConnectFailed, ModelNotFound, Refused, ServerFailed
 
 Code = grpc.StatusCode
 _BUSY = "queue size"  # Triton: "Exceeds maximum queue size"
+# TensorRT-LLM reports it as a failure of its own: "Prompt length (9) exceeds maximum input length (8)."
+_TOO_LONG = re.compile(r"\b(prompt|input)\b.{0,60}\b(exceeds?|too long|longer than)\b", re.IGNORECASE)
 
 
 def from_status(error: grpc.RpcError, *, url: str, started: bool = False) -> ClientError:
@@ -15,6 +19,8 @@ def from_status(error: grpc.RpcError, *, url: str, started: bool = False) -> Cli
     code, text = error.code(), one_line(error.details() or str(error.code()))
     if "unknown model" in text.lower() or code is Code.NOT_FOUND:
         return ModelNotFound(text)
+    if _TOO_LONG.search(text):
+        return Refused(text)
     match code:
         case Code.UNAVAILABLE if started:
             return ServerFailed(f"the server was lost in the middle of the answer: {text}")
@@ -37,6 +43,8 @@ def from_message(message: str, *, at_admission: bool) -> ClientError:
     text = one_line(message)
     if "unknown model" in text.lower():
         return ModelNotFound(text)
+    if _TOO_LONG.search(text):
+        return Refused(text)
     return Refused(text) if at_admission and _BUSY not in text else ServerFailed(text)
 
 

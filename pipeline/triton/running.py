@@ -18,7 +18,7 @@ from typing import Protocol, Self
 from pipeline.errors import ServerError
 
 # A process that began so much later than its record is another one that got the same number.
-_CLOCK_SLACK_S = 2.0
+_CLOCK_SLACK_S = 60.0  # the clock may have been set since
 
 
 class Addresses(Protocol):

@@ -268,7 +268,7 @@ def test_mistakes_in_the_use_of_the_library() -> None:
         client.close()
         with pytest.raises(RuntimeError, match="closed"):
             client.generate("Hi", max_tokens=8)
-    with pytest.raises(ValueError, match="gRPC service"):
+    with pytest.raises(Refused, match="gRPC service"):
         Client("http://localhost:8000")
     with pytest.raises(ValueError, match="between_tokens_s = 0"):
         Timeouts(between_tokens_s=0)

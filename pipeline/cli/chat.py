@@ -1,0 +1,149 @@
+"""`pipeline chat`: a conversation with a deployment, in the terminal or from a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.cli.asking import as_pipeline_error, asking_options, connected, describe, find
+from pipeline.cli.options import set_option, store_option
+
+if TYPE_CHECKING:
+    from pipeline.client import Client, Conversation
+
+_HELP = """/reset          forget what was said
+/system TEXT    set the system prompt, and forget what was said; without TEXT, show it
+/stats          figures of the last answer
+/quit           leave (or Ctrl-D)
+Ctrl-C stops an answer."""
+
+
+@click.command(name="chat", epilog="In the conversation: /reset, /system TEXT, /stats, /help, /quit.")
+@click.argument("recipe", required=False)
+@set_option
+@store_option
+@asking_options
+def command(recipe: str | None, overrides: tuple[str, ...], store: Path | None, **options: Any) -> None:
+    """Talk to the running server of RECIPE; each line is a turn.
+
+    With --url there is no RECIPE. Standard input may be a pipe. When the conversation gets too long for the model,
+    its oldest turns are dropped, and a notice says so. Ctrl-C stops the answer, not the program.
+
+    \b
+    pipeline chat tiny-cpu
+    pipeline chat --url gpu-host:8001 --tokenizer ./tokenizer
+    """
+    if (recipe is None) == (options["url"] is None):
+        raise click.UsageError("give a RECIPE, or the --url of a server")
+    destination = find(recipe, overrides, store, options)
+    with connected(destination, options, raw=False) as client:
+        code = _Chat(client, options["system"]).run()
+    if code:
+        raise click.exceptions.Exit(code)
+
+
+class _Chat:
+    def __init__(self, client: Client, system: str) -> None:
+        from pipeline.client import Conversation
+
+        self._client = client
+        self._talk: Conversation = Conversation(system)
+        self._figures = "no answer yet"
+        self._failed = False
+
+    def run(self) -> int:
+        """Until /quit or the end of the input; the exit code."""
+        interactive = sys.stdin.isatty()
+        if interactive:
+            self._client.model()  # says now if there is nobody
+            click.echo(
+                f"{self._client.model_name} on {self._client.url}; /help tells what there is", err=True
+            )
+        for line in _typed() if interactive else sys.stdin:
+            text = line.strip()
+            if text == "/quit":
+                break
+            if text.startswith("/"):
+                self._obey(text)
+            elif text:
+                self._turn(text)
+        return 1 if self._failed and not interactive else 0
+
+    def _obey(self, text: str) -> None:
+        name, _, rest = text.partition(" ")
+        match name:
+            case "/reset":
+                self._talk.reset()
+                note = "forgotten"
+            case "/system" if rest:
+                self._talk.reset()
+                self._talk.system = rest.strip()
+                note = "forgotten; the system prompt is set"
+            case "/system":
+                note = self._talk.system or "no system prompt"
+            case "/stats":
+                note = self._figures
+            case "/help":
+                note = _HELP
+            case _:
+                note = f"no command {name}\n{_HELP}"
+        click.echo(note, err=True)
+
+    def _turn(self, question: str) -> None:
+        """One answer. A conversation that got too long for the model loses its oldest turns."""
+        from pipeline.client import ClientError, Refused
+
+        kept = list(self._talk.turns)
+        try:
+            while True:
+                try:
+                    self._answer(question)
+                    break
+                except Refused:
+                    if not self._talk.forget_oldest():
+                        raise
+            if dropped := len(kept) + 1 - len(self._talk.turns):
+                turns = "turn" if dropped == 1 else f"{dropped} turns"
+                click.echo(f"[too long for the model: forgot the oldest {turns}]", err=True)
+        except ClientError as error:
+            self._talk.turns = kept
+            self._failed = True
+            click.echo(f"pipeline: {as_pipeline_error(error)}", err=True)
+        except KeyboardInterrupt:  # before there was anything to stop
+            self._talk.turns = kept
+            click.echo("[stopped]", err=True)
+
+    def _answer(self, question: str) -> None:
+        """Print an answer, and keep it; what was said of an answer that was stopped, too."""
+        with self._client.stream(self._talk.messages(question)) as stream:
+            try:
+                for chunk in stream:
+                    click.echo(chunk.text, nl=False)
+            except KeyboardInterrupt:
+                stream.cancel()
+                click.echo(" [stopped]", nl=False, err=True)
+            finally:
+                if stream.text or stream.finish_reason:
+                    click.echo()
+                self._figures = describe(stream.stats, stream.finish_reason)
+            self._talk.add(question, stream.text)
+
+
+def _typed() -> Iterator[str]:
+    """Lines from the keyboard, with a history; Ctrl-C drops a line, Ctrl-D ends."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("readline")  # `input` then edits lines
+    while True:
+        try:
+            yield input("> ")
+        except KeyboardInterrupt:
+            click.echo("\n/quit or Ctrl-D leaves", err=True)
+        except EOFError:
+            click.echo(err=True)
+            return

@@ -1,0 +1,106 @@
+"""`pipeline stream`: one question, its answer as it is generated."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.cli.asking import asking_options, connected, describe, find
+from pipeline.cli.options import set_option, store_option
+
+if TYPE_CHECKING:
+    from pipeline.client import Message, Stream
+
+
+@click.command(name="stream")
+@click.argument("words", nargs=-1, metavar="[RECIPE] QUESTION")
+@set_option
+@store_option
+@asking_options
+@click.option("--raw", is_flag=True, help="Send the question as it is, without a chat template.")
+@click.option("--no-stats", is_flag=True, help="Do not print TTFT, ITL and tokens on standard error.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object a chunk, then one with the figures."
+)
+def command(
+    words: tuple[str, ...],
+    overrides: tuple[str, ...],
+    store: Path | None,
+    raw: bool,
+    no_stats: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Ask the running server of RECIPE, and print the answer as it comes.
+
+    With --url there is no RECIPE. QUESTION - reads standard input. Ctrl-C stops the answer, on the server too.
+
+    \b
+    pipeline stream tiny-cpu "How do I reset my password?"
+    pipeline stream --url gpu-host:8001 --tokenizer ./tokenizer "How do I reset my password?"
+    """
+    recipe, question = _read(words, with_url=options["url"] is not None)
+    destination = find(recipe, overrides, store, options)
+    prompt = _prompt(question, options["system"], raw=raw)
+    with connected(destination, options, raw=raw) as client, client.stream(prompt) as stream:
+        code = _print(stream, as_json=as_json)
+        if as_json:
+            click.echo(json.dumps({"stats": stream.stats.as_dict(), "request_id": stream.request_id}))
+        elif not no_stats:
+            click.echo(describe(stream.stats, stream.finish_reason), err=True)
+    if code:
+        raise click.exceptions.Exit(code)
+
+
+def _read(words: tuple[str, ...], *, with_url: bool) -> tuple[str | None, str]:
+    """Recipe and question."""
+    if with_url and len(words) == 1:
+        recipe, question = None, words[0]
+    elif not with_url and len(words) == 2:
+        recipe, question = words
+    else:
+        wanted = "one QUESTION" if with_url else "a RECIPE and one QUESTION"
+        raise click.UsageError(f"give {wanted}; put quotation marks around a question of several words")
+    return recipe, sys.stdin.read() if question == "-" else question
+
+
+def _prompt(question: str, system: str, *, raw: bool) -> str | list[Message]:
+    if raw and system:
+        raise click.UsageError("--system needs the chat template that --raw leaves out")
+    from pipeline.client import Conversation
+
+    return question if raw else Conversation(system).messages(question)
+
+
+def _print(stream: Stream, *, as_json: bool) -> int:
+    """Every chunk when it comes; the exit code."""
+    from pipeline.client import ClientError
+
+    try:
+        for chunk in stream:
+            click.echo(json.dumps(asdict(chunk), ensure_ascii=False) if as_json else chunk.text, nl=as_json)
+    except KeyboardInterrupt:
+        stream.cancel()
+        _end_line(stream, as_json=as_json)
+        click.echo("stopped", err=True)
+        return 130
+    except BrokenPipeError:  # whoever reads has enough, like `| head`
+        stream.cancel()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except ClientError:
+        _end_line(stream, as_json=as_json)
+        raise
+    _end_line(stream, as_json=as_json)
+    return 0
+
+
+def _end_line(stream: Stream, *, as_json: bool) -> None:
+    if stream.text and not as_json and not stream.text.endswith("\n"):
+        click.echo()
