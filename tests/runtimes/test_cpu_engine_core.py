@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.runtimes.cpu.engine import EngineSettings, FinishReason, Refused, Request, Sampling
+from pipeline.runtimes.cpu.engine import FinishReason, Refused, Request, Sampling
 from pipeline.runtimes.cpu.engine.core import EngineCore
 from tests.runtimes.conftest import CHECKPOINTS, Pair
-from tests.support.engine import Answer, answer, finish_all, prompts, request
+from tests.support.engine import Answer, answer, finish_all, load, prompts, request
 
 PROMPTS = prompts(16)
 LENGTH = 24
@@ -22,7 +22,7 @@ MakeCore = Callable[..., EngineCore]
 @pytest.fixture(scope="module")
 def make_core(cpu_pair: Pair) -> MakeCore:
     def make(**settings: Any) -> EngineCore:
-        return EngineCore(cpu_pair.target, None, EngineSettings(**settings))
+        return load(cpu_pair.target, **settings)
 
     return make
 

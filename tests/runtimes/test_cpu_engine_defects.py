@@ -13,15 +13,13 @@ from pipeline.runtimes.cpu.engine import Engine, EngineSettings, Refused, Sampli
 from pipeline.runtimes.cpu.engine.core import EngineCore
 from pipeline.runtimes.cpu.engine.paged_model import PagedModel, Slice
 from tests.runtimes.conftest import Pair
-from tests.support.engine import answer, prompts, questions, request
+from tests.support.engine import answer, load, prompts, questions, request
 
 ASKED = [request(name, prompt, 40) for name, prompt in enumerate(prompts(8, longest=100))]
 
 
 def make(pair: Pair, draft: bool, **settings: int) -> EngineCore:
-    return EngineCore(
-        pair.target, pair.draft if draft else None, EngineSettings(**settings, adapt_speculation=False)
-    )
+    return load(pair.target, pair.draft if draft else None, **settings, adapt_speculation=False)
 
 
 @pytest.mark.parametrize("kv_blocks", [6, 7, 8, 12, 16, 24])
@@ -34,7 +32,7 @@ def test_1_a_draft_beside_scarce_kv_blocks_stays_exact(cpu_pair: Pair, kv_blocks
 
 def test_2_a_draft_keeps_the_distribution_of_sampled_tokens(cpu_pair: Pair) -> None:
     """Answers drawn with a draft differ from those drawn without no more than two samples without one do."""
-    prompt, count = questions()[0], 600
+    prompt, count = questions()[0], 250
 
     def drawn(core: EngineCore, first_seed: int) -> Counter[tuple[int, ...]]:
         asked = [

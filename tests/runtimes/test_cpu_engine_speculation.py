@@ -7,19 +7,17 @@ from typing import Any
 
 import pytest
 
-from pipeline.runtimes.cpu.engine import EngineSettings, FinishReason, Request, Sampling
+from pipeline.runtimes.cpu.engine import FinishReason, Request, Sampling
 from pipeline.runtimes.cpu.engine.core import EngineCore
 from pipeline.runtimes.cpu.engine.pace import Mode, Pace
 from tests.runtimes.conftest import Pair
-from tests.support.engine import Answer, Broken, answer, finish_all, prompts, questions, request
+from tests.support.engine import Answer, Broken, answer, finish_all, load, prompts, questions, request
 
 END_ID = 5
 
 
 def make(target: Path, draft: Path | None, **settings: Any) -> EngineCore:
-    return EngineCore(
-        target, draft, EngineSettings(**{"max_concurrency": 16, "adapt_speculation": False} | settings)
-    )
+    return load(target, draft, **{"max_concurrency": 16, "adapt_speculation": False} | settings)
 
 
 @pytest.fixture(scope="module")
@@ -145,12 +143,9 @@ def test_a_failing_draft_model_is_given_up(cpu_pair: Pair, alone: EngineCore) ->
 
 
 def test_models_of_different_vocabularies_are_refused(cpu_pair: Pair, tmp_path: Path) -> None:
-    facts = (cpu_pair.draft / "engine.json").read_text().replace('"vocab_size": 2048', '"vocab_size": 4096')
-    (tmp_path / "engine.json").write_text(facts)
-    for name in ("openvino_model.xml", "openvino_model.bin"):
-        (tmp_path / name).symlink_to(cpu_pair.draft / name)
+    draft = copy_with(cpu_pair.draft, tmp_path, '"vocab_size": 2048', '"vocab_size": 4096')
     with pytest.raises(ValueError, match="vocabulary of 4096, the target of 2048"):
-        make(cpu_pair.target, tmp_path)
+        make(cpu_pair.target, draft)
 
 
 def drive(pace: Pace, steps: int, gain: float, batch: int = 1) -> list[Mode]:
@@ -176,3 +171,26 @@ def test_pace_notices_a_change_and_knows_batch_sizes_apart() -> None:
     assert drive(pace, 300, 1.5, batch=8)[-1] is Mode.DRAFT
     assert pace.mode(1) is Mode.PLAIN
     assert pace.mode(9) is Mode.DRAFT
+
+
+def test_a_draft_of_fewer_positions_helps_as_far_as_it_goes(
+    cpu_pair: Pair, alone: EngineCore, tmp_path: Path
+) -> None:
+    draft = copy_with(
+        cpu_pair.draft, tmp_path, '"max_position_embeddings": 1024', '"max_position_embeddings": 64'
+    )
+    core = make(cpu_pair.target, draft)
+    short, long = request("short", questions()[0], 30), request("long", questions()[0] * 3, 30)
+    answers = answer(core, short, long)
+    assert [one.tokens for one in answers] == [one.tokens for one in answer(alone, short, long)]
+    assert answers[0].metrics.draft_tokens_total > 0
+    assert answers[1].metrics.draft_tokens_total == 0
+
+
+def copy_with(folder: Path, into: Path, old: str, new: str) -> Path:
+    facts = (folder / "engine.json").read_text()
+    assert old in facts
+    (into / "engine.json").write_text(facts.replace(old, new))
+    for name in ("openvino_model.xml", "openvino_model.bin"):
+        (into / name).symlink_to(folder / name)
+    return into

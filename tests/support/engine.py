@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from pipeline.runtimes.cpu.engine import FinishReason, Metrics, Output, Request
+from pipeline.runtimes.cpu.engine import EngineSettings, FinishReason, Metrics, Output, Request
 from pipeline.runtimes.cpu.engine.core import EngineCore
 from pipeline.runtimes.cpu.engine.paged_model import PagedModel, Slice, StepFailed
 
@@ -51,6 +51,11 @@ class Answer:
         metrics = self.outputs[-1].metrics
         assert metrics is not None
         return metrics
+
+
+def load(target: Path, draft: Path | None = None, **settings: Any) -> EngineCore:
+    sizes = EngineSettings(**settings)
+    return EngineCore(PagedModel(target, sizes), PagedModel(draft, sizes) if draft else None, sizes)
 
 
 def answer(core: EngineCore, *requests: Request) -> list[Answer]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence as Tokens
-from pathlib import Path
 
 from .block_manager import BlockManager
 from .paged_model import PagedModel, Slice, StepFailed
@@ -27,18 +26,16 @@ _DEFAULT_CACHE_BYTES = 2**30
 
 
 class EngineCore:
-    def __init__(self, target: Path, draft: Path | None, settings: EngineSettings) -> None:
-        self._target = PagedModel(target, settings)
-        self._draft = PagedModel(draft, settings) if draft and settings.max_draft_tokens else None
-        if self._draft and self._draft.vocab_size != self._target.vocab_size:
+    def __init__(self, target: PagedModel, draft: PagedModel | None, settings: EngineSettings) -> None:
+        if draft and draft.vocab_size != target.vocab_size:
             raise ValueError(
-                f"the draft model has a vocabulary of {self._draft.vocab_size}, the target of {self._target.vocab_size}"
+                f"the draft model has a vocabulary of {draft.vocab_size}, the target of {target.vocab_size}"
             )
+        self._target = target
+        self._draft = draft if settings.max_draft_tokens else None
         self._settings = settings
         self.max_sequence_tokens = min(
-            self._target.max_positions,
-            self._draft.max_positions if self._draft else self._target.max_positions,
-            settings.max_sequence_tokens or self._target.max_positions,
+            target.max_positions, settings.max_sequence_tokens or target.max_positions
         )
         num_blocks = self._num_blocks()
         self._blocks = _allocate(self._target, num_blocks, settings)
@@ -91,6 +88,8 @@ class EngineCore:
 
     def add(self, request: Request, sink: Sink) -> None:
         sequence = Sequence(request, sink, self._target.vocab_size)
+        if self._draft is None or sequence.max_tokens > self._draft.max_positions:
+            sequence.speculates = False
         self._sequences[request.id] = sequence
         self._scheduler.add(sequence)
 

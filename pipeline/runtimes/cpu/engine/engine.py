@@ -14,6 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from .core import EngineCore
+from .paged_model import PagedModel
 from .request import EngineStopped, FinishReason, Output, Refused, Request
 from .settings import EngineSettings
 from .stats import EngineStats
@@ -28,7 +29,9 @@ class Engine:
     """
 
     def __init__(self, target: Path, draft: Path | None, settings: EngineSettings) -> None:
-        self._core = EngineCore(target, draft, settings)
+        self._core = EngineCore(
+            PagedModel(target, settings), PagedModel(draft, settings) if draft else None, settings
+        )
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()  # guards the two below
         self._in_flight: set[str] = set()

@@ -94,7 +94,7 @@ class Scheduler:
         pages = self._target.admit(sequence.tokens, sequence.max_tokens)
         if pages is None:
             return False
-        if self._draft is not None and sequence.request.speculate:
+        if self._draft is not None and sequence.speculates:
             sequence.draft = self._draft.admit(sequence.tokens, sequence.max_tokens)
             if sequence.draft is None:
                 self._target.release(pages)

@@ -35,6 +35,7 @@ class Sequence:
         "request",
         "seed",
         "sink",
+        "speculates",
         "stop_words",
         "target",
         "tokens",
@@ -66,6 +67,7 @@ class Sequence:
             and request.embedding_bias is None
             and not self.bad_words
         )
+        self.speculates = request.speculate  # with the draft model
         self.cum_log_prob = 0.0
         self.draft_tokens_total = self.draft_tokens_accepted = 0
         self.arrival_ns = time.monotonic_ns()

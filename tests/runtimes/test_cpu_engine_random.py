@@ -1,0 +1,118 @@
+"""Whatever comes, in whatever order, with whatever settings: each answer is the one that a loop of four lines gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.runtimes.cpu.engine import EngineSettings, FinishReason, Request, Sampling
+from pipeline.runtimes.cpu.engine.core import EngineCore
+from pipeline.runtimes.cpu.engine.sampler import Row, choose
+from pipeline.runtimes.cpu.engine.sequence import Sequence
+from tests.support.engine import Answer, finish_all
+from tests.support.fake_model import VOCAB, FakeModel, next_logits
+
+IDS = st.integers(0, VOCAB - 1)
+WORDS = st.lists(st.lists(IDS, min_size=1, max_size=3).map(tuple), max_size=2).map(tuple)
+SAMPLING = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.7, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 3]),
+    top_p=st.sampled_from([0.0, 0.6, 1.0]),
+    top_p_decay=st.sampled_from([1.0, 0.9]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    frequency_penalty=st.sampled_from([0.0, 0.3]),
+    seed=st.integers(0, 3),
+)
+REQUEST = st.fixed_dictionaries(
+    {
+        "prompt": st.tuples(st.sampled_from([1, 6, 9, 30]), st.lists(st.integers(0, 1), max_size=12)).map(
+            lambda parts: (*[7] * parts[0], *parts[1])  # beginnings that coincide
+        ),
+        "max_new_tokens": st.integers(1, 25),
+        "end_id": st.sampled_from([None, 0, 1]),
+        "min_new_tokens": st.integers(0, 6),
+        "sampling": SAMPLING,
+        "stop_words": WORDS,
+        "bad_words": WORDS,
+        "draft_tokens": st.sampled_from([None, (), (1,), (3, 3, 3)]),
+        "log_probs": st.booleans(),
+        "speculate": st.booleans(),
+    }
+)
+SETTINGS = st.fixed_dictionaries(
+    {
+        "max_concurrency": st.integers(1, 5),
+        "max_batch_tokens": st.sampled_from([1, 7, 40]),
+        "kv_blocks": st.sampled_from([18, 25, 60]),  # the largest request needs 17
+        "max_draft_tokens": st.integers(3, 5),
+        "prefix_caching": st.booleans(),
+        "adapt_speculation": st.booleans(),
+    }
+)
+
+
+@dataclass
+class Joining:
+    """A request, and how many steps after the one before it comes, and after how many it is cancelled."""
+
+    fields: dict[str, Any]
+    after: int
+    cancelled_after: int | None
+
+
+JOINING = st.builds(Joining, REQUEST, st.integers(0, 4), st.one_of(st.none(), st.none(), st.integers(0, 10)))
+
+
+def by_hand(request: Request) -> tuple[list[int], FinishReason]:
+    sequence = Sequence(request, print, VOCAB)
+    sequence.drafts = []
+    while True:
+        (token,) = choose(next_logits(sequence.tokens)[None], [Row(sequence, 0)]).tokens
+        if finish := sequence.append(token):
+            return sequence.tokens[sequence.num_prompt_tokens :], finish
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.lists(JOINING, min_size=1, max_size=8), SETTINGS, st.sampled_from([None, 0.0, 1.0, 30.0]))
+def test_every_answer_is_the_one_made_by_hand(
+    joining: list[Joining], chosen: dict[str, Any], noise: float | None
+) -> None:
+    target, draft = cast(Any, FakeModel()), None if noise is None else cast(Any, FakeModel(noise, 100))
+    core = EngineCore(target, draft, EngineSettings(**chosen))
+    requests = [Request(id=str(at), **one.fields) for at, one in enumerate(joining)]
+    answers = [Answer() for _ in requests]
+    leaving: dict[str, int] = {}
+    for one, request, sink in zip(joining, requests, answers, strict=True):
+        for _ in range(one.after):
+            step(core, leaving)
+        core.check(request)
+        core.add(request, sink)
+        if one.cancelled_after is not None:
+            leaving[request.id] = one.cancelled_after
+    while leaving:
+        step(core, leaving)
+    finish_all(core)
+    for request, got in zip(requests, answers, strict=True):
+        tokens, finish = by_hand(request)
+        if got.finish is FinishReason.CANCELLED:
+            assert got.tokens == tokens[: len(got.tokens)]
+        else:
+            assert (got.tokens, got.finish) == (tokens, finish)
+    stats = core.stats()
+    assert (stats.kv_blocks_used, stats.running, stats.waiting) == (0, 0, 0)
+    for blocks in (core._blocks, core._scheduler._draft):
+        assert blocks is None or blocks.available == blocks.num_blocks
+
+
+def step(core: EngineCore, leaving: dict[str, int]) -> None:
+    for name in list(leaving):
+        leaving[name] -= 1
+        if leaving[name] < 0:
+            core.cancel(name)
+            del leaving[name]
+    if not core.idle:
+        core.step()
