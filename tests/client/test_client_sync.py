@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -223,6 +225,24 @@ def test_a_server_that_goes_away_in_the_middle() -> None:
                 list(stream)
         with pytest.raises(ConnectFailed):
             client.generate("Hi", max_tokens=8)
+
+
+def test_a_server_process_that_is_killed_in_the_middle() -> None:
+    script = (
+        "import time\n"
+        "from pipeline.client.testing import FakeServer, Reply\n"
+        "with FakeServer(Reply(['a'] * 1000, delay_s=0.01)) as server:\n"
+        "    print(server.url, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        with Client(url) as client, client.stream("Hi", max_tokens=1000) as stream:
+            next(stream)
+            process.kill()
+            with pytest.raises(ServerFailed, match="lost in the middle of the answer"):
+                list(stream)
 
 
 def test_a_server_that_comes_back() -> None:
