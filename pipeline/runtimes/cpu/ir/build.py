@@ -40,8 +40,8 @@ def build_ir(
     if precision not in PRECISIONS:
         raise UserError(f"precision {precision!r} is not known; {' and '.join(PRECISIONS)} are")
     checkpoint = Checkpoint(checkpoint_dir)
-    checkpoint.check()
     weights = Weights(checkpoint, simulate=simulate_activations)
+    checkpoint.check()
     with progress.task("Graph", total=checkpoint.architecture.layers, unit="layers") as task:
         model = decoder(checkpoint.architecture, weights, task)
     unread = weights.unread()

@@ -1,0 +1,119 @@
+"""Unquantized models, each architecture with its variants: OpenVINO computes what transformers does in float32."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from pipeline.progress import Silent
+from pipeline.runtimes.cpu.ir import build_ir
+from tests.support.decoding import (
+    Stateful,
+    paged_logits,
+    prompt,
+    reference,
+    reference_logits,
+)
+from tests.support.models import LLAMA3_SCALING, make_checkpoint
+
+LENGTH = 150  # several times the window, and more than four blocks of the paged cache
+WINDOW = 24
+
+
+def _configure(folder: Path, **settings: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+
+
+def _with_biases(folder: Path) -> None:
+    _configure(folder, attention_bias=True, mlp_bias=True)
+    tensors = load_file(folder / "model.safetensors")
+    random = np.random.default_rng(1)
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        bias = 0.1 * random.standard_normal(tensors[name].shape[0])
+        tensors[name.replace(".weight", ".bias")] = bias.astype(tensors[name].dtype)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _mistral_windowed(folder: Path) -> None:
+    _configure(folder, sliding_window=WINDOW)
+
+
+def _qwen2_upper_layers_windowed(folder: Path) -> None:
+    _configure(folder, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)
+
+
+class Variant(NamedTuple):
+    architecture: Any
+    options: dict[str, Any] = {}  # noqa: RUF012 - never written
+    alter: Callable[[Path], None] | None = None
+
+
+LINEAR_SCALING = {"rope_type": "linear", "factor": 2.5}
+VARIANTS = {
+    "llama": Variant("llama"),
+    "llama-tied": Variant("llama", {"tied": True, "rope_key": "rope_theta"}),
+    "llama-float16": Variant("llama", {"dtype": "float16"}),
+    "llama-every-head-its-own-keys": Variant("llama", {"kv_heads": 4}),
+    "llama-llama3-scaling": Variant("llama", {"rope_scaling": LLAMA3_SCALING}),
+    "llama-linear-scaling": Variant("llama", {"rope_scaling": LINEAR_SCALING}),
+    "llama-biases": Variant("llama", {}, _with_biases),
+    "qwen2": Variant("qwen2"),
+    "qwen2-window-in-some-layers": Variant("qwen2", {}, _qwen2_upper_layers_windowed),
+    "qwen3": Variant("qwen3", {"tied": True, "head_dim": 32}),
+    "mistral": Variant("mistral"),
+    "mistral-window": Variant("mistral", {}, _mistral_windowed),
+}
+
+
+class Built(NamedTuple):
+    folder: Path
+    facts: dict[str, Any]
+    model: Any  # transformers
+    tokens: list[int]
+    logits: np.ndarray  # of transformers
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    variant, folder = VARIANTS[request.param], tmp_path_factory.mktemp(request.param)
+    checkpoint = make_checkpoint(folder / "checkpoint", variant.architecture, seed=3, **variant.options)
+    if variant.alter:
+        variant.alter(checkpoint)
+    facts = build_ir(checkpoint, folder / "ir", progress=Silent())
+    model, tokens = reference(checkpoint), prompt(LENGTH)
+    return Built(folder / "ir", facts, model, tokens, reference_logits(model, tokens))
+
+
+def _close(logits: np.ndarray, expected: np.ndarray) -> None:
+    assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_logits_equal_transformers(built: Built) -> None:
+    stateful = Stateful(built.folder)
+    _close(stateful.logits(built.tokens), built.logits)
+    first = stateful.logits(built.tokens[:100])
+    _close(np.concatenate([first, stateful.logits(built.tokens[100:], past=100)]), built.logits)
+
+
+def test_64_greedy_tokens_equal_transformers(built: Built) -> None:
+    answer = Stateful(built.folder).greedy(built.tokens, 64)
+    # Greedy decoding gives these tokens if each is the likeliest after those before it.
+    logits = reference_logits(built.model, built.tokens + answer[:-1])
+    assert logits[LENGTH - 1 :].argmax(-1).tolist() == answer
+
+
+@pytest.mark.parametrize("chunks", [[LENGTH], [37, 64, 9, *[1] * 40]], ids=["whole", "chunks"])
+def test_paged_attention_gives_the_same_logits(built: Built, chunks: list[int]) -> None:
+    _close(paged_logits(built.folder, built.tokens, chunks), built.logits)
+
+
+def test_facts_name_the_window(built: Built, request: pytest.FixtureRequest) -> None:
+    windowed = "window" in request.node.callspec.params["built"]
+    assert built.facts["sliding_window"] == (WINDOW if windowed else None)

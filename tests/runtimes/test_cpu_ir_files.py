@@ -1,0 +1,253 @@
+"""What `build_ir` writes, reads and refuses: the same bytes each time, weights packed, no tensor left out."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from pipeline.checkpoint import Checkpoint, Format, TensorFiles
+from pipeline.errors import CheckpointError, InvalidInput, UserError
+from pipeline.progress import Silent
+from pipeline.runtimes.cpu.ir import build_ir
+from pipeline.runtimes.cpu.ir.weights import Weights
+from tests.support.decoding import Stateful, paged_logits, prompt, reference, reference_logits
+from tests.support.models import make_checkpoint
+from tests.support.quantized import quantize_checkpoint
+
+FORMATS = ("fp8", "int4_awq", "w4a8_awq", "int8_sq")
+PACKED = {"fp8": "f8e4m3", "int4_awq": "i4", "w4a8_awq": "i4", "int8_sq": "i8"}
+FILES = ("openvino_model.xml", "openvino_model.bin", "engine.json")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def quantized(request: pytest.FixtureRequest, plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return quantize_checkpoint(plain, tmp_path_factory.mktemp("quantized"), request.param, kv_cache=True)
+
+
+def _build(checkpoint: Path, into: Path, **options: Any) -> dict[str, Any]:
+    return build_ir(checkpoint, into, progress=Silent(), **options)
+
+
+@pytest.mark.parametrize("simulate", [False, True])
+def test_the_same_checkpoint_gives_the_same_bytes(quantized: Path, tmp_path: Path, simulate: bool) -> None:
+    for name in ("first", "second"):
+        _build(quantized, tmp_path / name, simulate_activations=simulate)
+    for name in FILES:
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name
+
+
+def test_weights_stay_packed_in_the_file(quantized: Path, tmp_path: Path) -> None:
+    facts = _build(quantized, tmp_path)
+    arch = Checkpoint(quantized).architecture
+    form = facts["quantization"]["format"]
+    kind, bits = PACKED[form], 4 if PACKED[form] == "i4" else 8
+    for name in ("q_proj", "o_proj", "up_proj", "down_proj"):
+        sizes = [shape.rows * shape.columns for shape in arch.linears() if shape.name.endswith(name)]
+        assert facts["weights"][name] == {"precision": kind, "bytes": sum(sizes) * bits // 8}
+    assert facts["weights"]["embed_tokens"]["precision"] == "bf16"
+    assert sum(entry["bytes"] for entry in facts["weights"].values()) < facts["bytes"]["openvino_model.bin"]
+
+
+def test_engine_json_holds_the_facts(quantized: Path, tmp_path: Path) -> None:
+    facts = _build(quantized, tmp_path, simulate_activations=True)
+    assert json.loads((tmp_path / "engine.json").read_text()) == facts
+    expected = {"architecture": "LlamaForCausalLM", "layers": 2, "hidden": 256, "heads": 4, "kv_heads": 2}
+    expected |= {"head_dim": 64, "vocab_size": 512, "max_position_embeddings": 2048, "sliding_window": None}
+    expected |= {"tied": False, "precision": "f32", "simulate_activations": True}
+    assert {key: facts[key] for key in expected} == expected
+    assert facts["quantization"]["kv_cache"] == "FP8"
+    assert facts["quantization"]["producer"] == "modelopt 0.47.0"
+
+
+@pytest.mark.parametrize("form", ["int4_awq", "int8_sq"])
+def test_packed_weights_are_multiplied_packed(plain: Path, tmp_path: Path, form: str) -> None:
+    """After compilation, too: OpenVINO neither widens them nor rounds the inputs by scales of its own."""
+    _build(quantize_checkpoint(plain, tmp_path / "checkpoint", form), tmp_path / "ir")
+    used: Counter[str] = Counter()
+    for node in Stateful(tmp_path / "ir").compiled.get_runtime_model().get_ops():
+        if node.get_rt_info()["layerType"].astype(str) == "FullyConnected":
+            weight = node.input_value(1).get_node()
+            used[str(weight.get_element_type().get_type_name())] += 1
+            assert node.input_value(0).get_element_type().get_type_name() == "f32"
+    assert used == {PACKED[form]: 14, "bf16": 1}  # seven a layer, and the output projection
+
+
+def test_rounded_int8_layers_are_integer_products(plain: Path, tmp_path: Path) -> None:
+    checkpoint = quantize_checkpoint(plain, tmp_path / "checkpoint", "int8_sq")
+    _build(checkpoint, tmp_path / "ir", simulate_activations=True)
+    nodes = [node.get_rt_info() for node in Stateful(tmp_path / "ir").compiled.get_runtime_model().get_ops()]
+    products = Counter(
+        info["runtimePrecision"].astype(str)
+        for info in nodes
+        if info["layerType"].astype(str) == "FullyConnected"
+    )
+    assert products == {"i8": 14, "bf16": 1}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("head", [False, True])
+def test_quantized_layers_and_head_equal_the_weights_that_they_stand_for(
+    plain: Path, tmp_path: Path, form: str, head: bool
+) -> None:
+    folder = quantize_checkpoint(plain, tmp_path / "checkpoint", form, head=head)
+    _build(folder, tmp_path / "ir")
+    model, checkpoint = reference(plain), Checkpoint(folder)
+    _set_weights(model, checkpoint, head)
+    tokens = prompt(40)
+    expected = reference_logits(model, tokens)
+    for logits in (Stateful(tmp_path / "ir").logits(tokens), paged_logits(tmp_path / "ir", tokens, [33, 7])):
+        assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def _set_weights(model: Any, checkpoint: Checkpoint, head: bool) -> None:
+    import torch
+
+    names = [shape.name for shape in checkpoint.architecture.linears()] + ["lm_head"] * head
+    with torch.no_grad():
+        for name in names:
+            layer = checkpoint.linear(name)
+            assert layer.weight_scale is not None
+            rows, columns = layer.shape
+            groups = layer.scales().shape[1]
+            # Without the second step of w4a8_awq, which `simulate_activations` adds.
+            codes = layer.codes().astype(np.float32).reshape(rows, groups, columns // groups)
+            weight = (codes * layer.scales()[:, :, None]).reshape(rows, columns)
+            if layer.pre_quant_scale is not None:
+                weight = weight * layer.pre_quant_scale.astype(np.float32)
+            model.get_submodule(name).weight.copy_(torch.from_numpy(weight))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_rounding_survives_paging(plain: Path, tmp_path: Path, form: str) -> None:
+    checkpoint = quantize_checkpoint(plain, tmp_path / "checkpoint", form, kv_cache=True)
+    _build(checkpoint, tmp_path / "ir", simulate_activations=True)
+    stateful = Stateful(tmp_path / "ir")
+    errors = []
+    for seed in range(8):
+        tokens = prompt(8, seed=seed)
+        expected = stateful.logits(tokens)
+        errors.append(np.abs(paged_logits(tmp_path / "ir", tokens, [5, 3]) - expected).max())
+    assert np.median(errors) < 1e-3  # a number at the edge of a step may fall to its other side
+
+
+def test_rounding_is_felt(quantized: Path, tmp_path: Path) -> None:
+    tokens, logits = prompt(16), []
+    for simulate in (False, True):
+        _build(quantized, tmp_path / str(simulate), simulate_activations=simulate)
+        logits.append(Stateful(tmp_path / str(simulate)).logits(tokens))
+    assert np.abs(logits[0] - logits[1]).max() > 0.01
+
+
+def test_bf16_is_kept_and_float32_is_too(tmp_path: Path) -> None:
+    for dtype, kind, size in (("bfloat16", "bf16", 2), ("float16", "f16", 2), ("float32", "f32", 4)):
+        checkpoint = make_checkpoint(tmp_path / dtype, dtype=dtype, tied=True)
+        facts = _build(checkpoint, tmp_path / f"{dtype}-ir")
+        assert facts["weights"]["embed_tokens"] == {"precision": kind, "bytes": 512 * 256 * size}
+        assert "lm_head" not in facts["weights"]  # tied: stored once
+
+
+def _edit(folder: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
+    tensors = {name: np.array(values) for name, values in TensorFiles(folder).items()}
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_everything_wrong_with_the_tensors_is_said_at_once(plain: Path, tmp_path: Path) -> None:
+    folder = quantize_checkpoint(plain, tmp_path / "checkpoint", "fp8", kv_cache=True)
+
+    def damage(tensors: dict[str, np.ndarray]) -> None:
+        del tensors["model.norm.weight"]
+        del tensors["model.layers.0.mlp.up_proj.weight_scale"]
+        del tensors["model.layers.1.self_attn.v_proj.v_scale"]
+        tensors["model.layers.1.mlp.down_proj.pre_quant_scale"] = np.ones(512, np.float32)
+        tensors["model.layers.0.self_attn.q_proj.weight"] = np.zeros((8, 8), ml_dtypes.float8_e4m3fn)
+        tensors["model.layers.7.mlp.up_proj.weight"] = np.zeros((2, 2), np.float32)
+
+    _edit(folder, damage)
+    with pytest.raises(CheckpointError) as caught:
+        _build(folder, tmp_path / "ir")
+    message = str(caught.value)
+    for name in (
+        "model.norm.weight is missing",
+        "model.layers.0.mlp.up_proj.weight_scale is missing",
+        "model.layers.1.self_attn.v_proj.v_scale is missing",
+        "model.layers.1.mlp.down_proj.pre_quant_scale is not expected",
+        "model.layers.0.self_attn.q_proj.weight has shape [8, 8]",
+        "model.layers.7.mlp.up_proj.weight is not expected",
+    ):
+        assert name in message
+    assert not (tmp_path / "ir").exists()
+
+
+def test_tensors_that_nothing_asks_for_are_known(quantized: Path) -> None:
+    weights = Weights(Checkpoint(quantized), simulate=False)
+    assert weights.unread() == sorted(Checkpoint(quantized).tensors)
+    weights.norm("model.norm")
+    assert "model.norm.weight" not in weights.unread()
+
+
+def _configure(folder: Path, file: str, **settings: Any) -> None:
+    path = folder / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "longrope"}}, "longrope"),
+    ],
+)
+def test_models_that_cannot_be_built_are_refused_by_name(
+    tmp_path: Path, settings: dict[str, Any], named: str
+) -> None:
+    folder = make_checkpoint(tmp_path / "checkpoint")
+    _configure(folder, "config.json", **settings)
+    with pytest.raises(InvalidInput, match=named):
+        _build(folder, tmp_path / "ir")
+
+
+def test_a_cache_of_another_kind_is_refused(plain: Path, tmp_path: Path) -> None:
+    folder = quantize_checkpoint(plain, tmp_path / "checkpoint", "fp8", kv_cache=True)
+    settings = json.loads((folder / "hf_quant_config.json").read_text())["quantization"]
+    _configure(folder, "hf_quant_config.json", quantization={**settings, "kv_cache_quant_algo": "NVFP4"})
+    with pytest.raises(UserError, match="NVFP4"):
+        _build(folder, tmp_path / "ir")
+
+
+def test_a_format_of_other_runtimes_is_refused(plain: Path) -> None:
+    checkpoint = Checkpoint(plain)
+    checkpoint.quantization = replace(checkpoint.quantization, format=Format.NVFP4)
+    with pytest.raises(UserError, match="nvfp4"):
+        Weights(checkpoint, simulate=False)
+
+
+def test_bf16_is_computed_in_where_asked(plain: Path, tmp_path: Path) -> None:
+    tokens = prompt(40)
+    logits = []
+    for precision in ("f32", "bf16"):
+        facts = _build(plain, tmp_path / precision, precision=precision)
+        assert facts["compile_options"]["INFERENCE_PRECISION_HINT"] == precision
+        logits.append(Stateful(tmp_path / precision).logits(tokens))
+    assert np.abs(logits[1] - logits[0]).max() < 0.05 * np.abs(logits[0]).max()
+
+
+def test_an_unknown_precision_is_refused(plain: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="f16"):
+        _build(plain, tmp_path, precision="f16")

@@ -1,0 +1,79 @@
+"""Logits and greedy tokens of one model in its three forms: transformers, stateful OpenVINO, paged OpenVINO."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+
+
+def prompt(length: int, vocab: int = 512, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(3, vocab, length).tolist()
+
+
+class Stateful:
+    """The model as `build_ir` wrote it, one sequence at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        options = json.loads((folder / "engine.json").read_text())["compile_options"]
+        core = ov.Core()
+        model = core.read_model(folder / "openvino_model.xml")
+        self.compiled = core.compile_model(model, "CPU", {**options, "INFERENCE_NUM_THREADS": 2})
+        self._request = self.compiled.create_infer_request()
+
+    def logits(self, tokens: Sequence[int], past: int = 0) -> np.ndarray:
+        """[len(tokens), vocab]; `past` tokens went before, and 0 begins anew."""
+        if past == 0:
+            self._request.reset_state()
+        ids = np.array([tokens], np.int64)
+        inputs = {
+            "input_ids": ids,
+            "attention_mask": np.ones((1, past + len(tokens)), np.int64),
+            "position_ids": np.arange(past, past + len(tokens), dtype=np.int64)[None],
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        return self._request.infer(inputs)["logits"][0].copy()
+
+    def greedy(self, tokens: list[int], count: int) -> list[int]:
+        answer: list[int] = []
+        logits, past = self.logits(tokens), len(tokens)
+        for _ in range(count):
+            answer.append(int(logits[-1].argmax()))
+            logits, past = self.logits(answer[-1:], past), past + 1
+        return answer
+
+
+def paged_logits(folder: Path, tokens: list[int], chunks: Sequence[int]) -> np.ndarray:
+    """[len(tokens), vocab] from the engine's form of the model, computed a chunk at a time."""
+    from pipeline.runtimes.cpu.engine import EngineSettings
+    from pipeline.runtimes.cpu.engine.paged_model import PagedModel, Slice
+
+    model = PagedModel(folder, EngineSettings(threads=2))
+    model.allocate(16)
+    table = np.array([7, 2, 11, 3, 5, 13, 1, 8], np.int32)  # blocks in no order
+    rows, past = [], 0
+    for count in chunks:
+        piece = Slice(tokens[past : past + count], past, table, count)
+        rows.append(model.forward([piece]).copy())
+        past += count
+    assert past == len(tokens)
+    return np.concatenate(rows)
+
+
+def reference(checkpoint: Path) -> Any:
+    """transformers' own model in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+
+
+def reference_logits(model: Any, tokens: list[int]) -> np.ndarray:
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0].numpy()
