@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from pipeline.client.channel import STATUS_HEADER, KeepAlive, options, target
+from pipeline.client.channel import KeepAlive, options, target
 from pipeline.client.chunk import Answer, FinishReason
 from pipeline.client.errors import BetweenTokensDeadline, Cancelled, ClientError, FirstTokenDeadline
 from pipeline.client.exchange import Exchange
@@ -49,7 +49,7 @@ class ClientBase:
         self.template = template
         self.timeouts = timeouts or Timeouts()
         self._defaults: Mapping[str, Any] = {**(defaults or {})}
-        self._metadata = (*(headers or {}).items(), STATUS_HEADER)
+        self._metadata = tuple((headers or {}).items())
         self._options = options(keep_alive or KeepAlive())
         self._credentials = credentials
         self._model: Model | None = None

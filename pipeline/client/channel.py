@@ -14,8 +14,6 @@ import grpc.experimental
 from pipeline.client.errors import Refused
 
 METHODS = "/inference.GRPCInferenceService/"
-# Since 24.08 Triton then ends a stream with the status of an error, instead of a message without one.
-STATUS_HEADER = ("triton_grpc_error", "true")
 
 
 @dataclass(frozen=True, slots=True)

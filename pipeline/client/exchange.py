@@ -69,10 +69,11 @@ class Exchange:
         """The chunk in a message, None if it brings nothing new. ClientError if the server reports one."""
         response = message.infer_response
         if message.error_message:
-            # Since 24.08 an error of the model ends the call with a status; in a message it is one of admission,
-            # and has no mark of the end.
+            # what comes from a model has a mark, set or not; what Triton says at admission has none
+            at_admission = _FINAL not in response.parameters
+            inputs = self._model.inputs
             raise self.over(
-                failures.from_message(message.error_message, at_admission=_FINAL not in response.parameters)
+                failures.from_message(message.error_message, at_admission=at_admission, inputs=inputs)
             )
         now = time.perf_counter()
         text, token_ids, log_probs = "", None, None

@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from pipeline.client import Chunk, ClientError, ModelNotFound, Refused, ServerFailed, Stats, percentile, wire
+from pipeline.client import (
+    Cancelled,
+    Chunk,
+    ClientError,
+    ModelNotFound,
+    Refused,
+    ServerFailed,
+    Stats,
+    percentile,
+    wire,
+)
 from pipeline.client.exchange import Exchange
 from pipeline.client.model import read_model
 from pipeline.client.testing import bls, llmapi
@@ -137,7 +147,13 @@ def test_an_empty_answer_still_has_its_time() -> None:
         ("Request for unknown model: 'x' is not found", False, ModelNotFound),
         ("unexpected inference input 'y' for model 'x'", False, Refused),
         ("in ensemble 'x', Exceeds maximum queue size", False, ServerFailed),
-        ("Traceback (most recent call last):\n  File x\nValueError: too long", True, ServerFailed),
+        ("Traceback (most recent call last):\n  File x\nValueError: top_p: what", True, ServerFailed),
+        ("KeyError: 'text'", True, ServerFailed),
+        ("out of memory: 5 = 5", True, ServerFailed),
+        ("max_tokens = [[0]]: must be 1 or more", True, Refused),
+        ("text_input: is not UTF-8", True, Refused),
+        ("Prompt length (9) exceeds maximum input length (8). Set log level to info", True, Refused),
+        ("Request cancelled", True, Cancelled),
     ],
 )
 def test_errors_in_messages(text: str, marked: bool, kind: type[ClientError]) -> None:

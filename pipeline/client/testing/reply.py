@@ -16,7 +16,7 @@ class Ending(Enum):
 
     EMPTY = "a response without content marks the end, as the models of this project do"
     MARKED = "the last chunk carries the mark of the end"
-    ERROR = "the model raises: `error` and `code`"
+    ERROR = "the model raises `error`"
     HANG = "nothing more comes, until the client leaves"
     LOST = "the server goes away: status UNAVAILABLE"
     UNMARKED = "the server closes the stream without a mark of the end"
@@ -34,7 +34,7 @@ class Reply:
     delay_s: float = 0.0  # before each further chunk
     ending: Ending = Ending.EMPTY
     error: str = "the model failed"
-    code: grpc.StatusCode = grpc.StatusCode.INTERNAL
+    code: grpc.StatusCode = grpc.StatusCode.INTERNAL  # for clients that ask for it (`triton_grpc_error`)
     tokens_per_chunk: int = 1
     log_probs: Sequence[float] | None = None  # one a token; sent if the request asks for them
     token_ids: Sequence[int] | None = None  # one a token; sent if the model has that output
