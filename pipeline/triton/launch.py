@@ -30,6 +30,23 @@ class Ports:
             sockets = [stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(3)]
             return cls(*(sock.getsockname()[1] for sock in sockets))
 
+    @classmethod
+    def choose(
+        cls,
+        address: str = LOOPBACK,
+        *,
+        http: int | None = None,
+        grpc: int | None = None,
+        metrics: int | None = None,
+    ) -> Ports:
+        """The ports that are given; for the others Triton's usual ones, or free ones where those are taken."""
+        free = cls.free()
+        return cls(
+            http=http or (8000 if _is_free(address, 8000) else free.http),
+            grpc=grpc or (8001 if _is_free(address, 8001) else free.grpc),
+            metrics=metrics or (8002 if _is_free(address, 8002) else free.metrics),
+        )
+
     def check(self, address: str = LOOPBACK) -> None:
         """Raises ServerError if a port is taken, or two are the same."""
         if len({self.http, self.grpc, self.metrics}) < 3:
@@ -104,6 +121,14 @@ class Launch:
     def _plain(self, path: Path, name: str) -> Path:
         """Triton hands paths to a shell unquoted; a path that would break there is reached through the stage."""
         return path if _is_plain(path) else self.stage / name
+
+
+def _is_free(address: str, port: int) -> bool:
+    try:
+        socket.create_server((address, port)).close()
+    except OSError:
+        return False
+    return True
 
 
 def _is_plain(path: Path) -> bool:

@@ -89,17 +89,22 @@ class TritonServer:
     @property
     def grpc_url(self) -> str:
         """Where gRPC clients connect; no scheme, as tritonclient wants it."""
-        return f"{self.address}:{self.ports.grpc}"
+        return f"{self._reachable}:{self.ports.grpc}"
 
     @property
     def http_url(self) -> str:
         """Where HTTP clients connect."""
-        return f"http://{self.address}:{self.ports.http}"
+        return f"http://{self._reachable}:{self.ports.http}"
 
     @property
     def metrics_url(self) -> str:
         """The page that Prometheus reads."""
-        return f"http://{self.address}:{self.ports.metrics}/metrics"
+        return f"http://{self._reachable}:{self.ports.metrics}/metrics"
+
+    @property
+    def _reachable(self) -> str:
+        """The address to connect to from this machine."""
+        return LOOPBACK if self.address == "0.0.0.0" else self.address
 
     @property
     def running(self) -> bool:
@@ -217,7 +222,7 @@ class TritonServer:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=installation.environment(),
+                env=installation.environment() | {"PIPELINE_TRITON_GRPC": self.grpc_url},
                 start_new_session=True,
             )
 

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import triton_python_backend_utils as pb_utils
+from engine_model import EngineModel
 from shared.prompts import Prompts
-from shared.refusal import Refused
 from shared.tensors import Array, read, read_flag
 
 # Inputs that go to the engine as they are: our name -> its name.
@@ -67,7 +66,7 @@ _ASKED_FOR = {
 class EngineCall:
     """A request to the engine model that is under way."""
 
-    def __init__(self, model: str, request: Any, prompts: Prompts) -> None:
+    def __init__(self, model: EngineModel, request: Any, prompts: Prompts) -> None:
         self._model = model
         self._id = uuid.uuid4().hex  # by which it can be stopped
         self._over = False
@@ -77,23 +76,14 @@ class EngineCall:
         self._inputs = _prompt_inputs(prompts) | _passed_inputs(request)
         self._outputs = ["output_ids", "sequence_length", *self.asked_for, "batch_index", "sequence_index"]
 
-    def responses(self) -> Iterator[Any]:
-        """Each response of the engine that holds tensors.
+    def responses(self) -> Iterator[dict[str, Array]]:
+        """Each response of the engine that holds tensors, as name -> array.
 
         Raises:
             Refused: the engine refused the request, or failed; the text is the engine's.
         """
-        refused = None
-        for response in self._request(self._inputs, self._outputs).exec(decoupled=True):
-            if response.has_error():
-                refused = Refused(
-                    response.error().message()
-                )  # read on: the engine has one more, empty, to send
-            elif response.output_tensors():
-                yield response
+        yield from self._model.responses(self._id, self._inputs, self._outputs)
         self._over = True
-        if refused is not None:
-            raise refused
 
     def stop(self) -> None:
         """End it early: the engine frees what it holds, and `responses` ends soon after."""
@@ -108,16 +98,8 @@ class EngineCall:
             "stop": stop,
             "streaming": stop,
         }
-        for _ in self._request(inputs, ["output_ids", "sequence_length"]).exec(decoupled=True):
+        for _ in self._model.responses(self._id, inputs, ["output_ids", "sequence_length"]):
             pass
-
-    def _request(self, inputs: dict[str, Array], outputs: list[str]) -> Any:
-        return pb_utils.InferenceRequest(
-            model_name=self._model,
-            request_id=self._id,
-            inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
-            requested_output_names=outputs,
-        )
 
 
 def _prompt_inputs(prompts: Prompts) -> dict[str, Array]:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import triton_python_backend_utils as pb_utils
 from answer import Answer
 from engine_call import LOG_PROBS, EngineCall
+from engine_model import EngineModel
 from shared.detokenizer import TextDecoder
 from shared.prompts import PromptEncoder
 from shared.refusal import Refused
-from shared.tensors import read, read_flag, read_texts, texts
+from shared.tensors import Array, read, read_flag, read_texts, response, texts
 
 _TEXT_ONLY = ("image_input", "image_bytes_input", "image_url_input", "image_sizes_input", "video_bytes_input")
 _INDEXES = (
@@ -33,7 +33,7 @@ class Setup:
 
     encoder: PromptEncoder
     decoder: TextDecoder
-    engine_model: str
+    engine: EngineModel
     accumulate_tokens: bool
     exclude_input_in_output: bool  # unless a request says otherwise
 
@@ -66,7 +66,7 @@ class Serving:
         self._accumulate = self._stream and setup.accumulate_tokens
         excludes = read_flag(request, "exclude_input_in_output", setup.exclude_input_in_output)
         self._prompt_comes_back = not self._stream and not excludes
-        self._call = EngineCall(setup.engine_model, request, self._prompts)
+        self._call = EngineCall(setup.engine, request, self._prompts)
         self._answers: dict[
             tuple[int, int], list[Answer]
         ] = {}  # row, returned sequence -> answer of each beam
@@ -82,8 +82,8 @@ class Serving:
             Refused: the engine refused the request, or failed.
         """
         stopping = False
-        for response in self._call.responses():
-            yield from self._respond({tensor.name(): tensor for tensor in response.output_tensors()})
+        for tensors in self._call.responses():
+            yield from self._respond(tensors)
             if self._stream and not stopping and self._all_stopped():
                 stopping = True
                 self._call.stop()
@@ -91,10 +91,10 @@ class Serving:
             if self._stream and any(rests := [answer.finish() for answer in answers]):
                 yield self._response(answers, rests, self._indexes(*index))
 
-    def _respond(self, tensors: dict[str, Any]) -> Iterator[Any]:
+    def _respond(self, tensors: dict[str, Array]) -> Iterator[Any]:
         """The response to one of the engine's; none, if it has nothing that is certain yet."""
-        beams = tensors["output_ids"].as_numpy()[0].tolist()  # [beams][tokens], from [1, beams, tokens]
-        lengths = tensors["sequence_length"].as_numpy()[0].tolist()
+        beams = tensors["output_ids"][0].tolist()  # [beams][tokens], from [1, beams, tokens]
+        lengths = tensors["sequence_length"][0].tolist()
         answers = self._answers_of(tensors, len(beams))
         stopped = all(answer.stopped for answer in answers)
         pieces = [answer.push(ids[:n]) for answer, ids, n in zip(answers, beams, lengths, strict=True)]
@@ -104,15 +104,15 @@ class Serving:
         if stopped:  # these tokens do not go out, and neither do their probabilities
             asked_for = [name for name in asked_for if name not in LOG_PROBS]
         if any(pieces) or asked_for or not self._stream:
-            passed = [tensors[name] for name in (*asked_for, *_INDEXES) if name in tensors]
+            passed = {name: tensors[name] for name in (*asked_for, *_INDEXES) if name in tensors}
             yield self._response(answers, pieces, passed)
 
-    def _response(self, answers: Sequence[Answer], pieces: list[str], passed: list[Any]) -> Any:
+    def _response(self, answers: Sequence[Answer], pieces: list[str], passed: dict[str, Array]) -> Any:
         text = [answer.text for answer in answers] if self._accumulate else pieces
-        return pb_utils.InferenceResponse([pb_utils.Tensor("text_output", texts([text])), *passed])
+        return response(text_output=texts([text]), **passed)
 
-    def _answers_of(self, tensors: dict[str, Any], beams: int) -> list[Answer]:
-        row, sequence = (int(tensors[name].as_numpy()[0, 0]) if name in tensors else 0 for name in _INDEXES)
+    def _answers_of(self, tensors: dict[str, Array], beams: int) -> list[Answer]:
+        row, sequence = (int(tensors[name][0, 0]) if name in tensors else 0 for name in _INDEXES)
         if (row, sequence) not in self._answers:
             length = int(self._prompts.input_lengths[row, 0]) if self._prompt_comes_back else 0
             prompt = self._prompts.input_ids[row, :length].tolist()
@@ -126,10 +126,10 @@ class Serving:
         answers = [answer for beams in self._answers.values() for answer in beams]
         return len(rows) == len(self._prompts.input_ids) and all(answer.stopped for answer in answers)
 
-    def _indexes(self, row: int, sequence: int) -> list[Any]:
+    def _indexes(self, row: int, sequence: int) -> dict[str, Array]:
         needed = {"batch_index": len(self._prompts.input_ids) > 1, "sequence_index": sequence > 0}
         values = {"batch_index": row, "sequence_index": sequence}
-        return [pb_utils.Tensor(n, np.array([[values[n]]], np.int32)) for n in _INDEXES if needed[n]]
+        return {name: np.array([[values[name]]], np.int32) for name in _INDEXES if needed[name]}
 
 
 def _refuse(request: Any) -> None:
