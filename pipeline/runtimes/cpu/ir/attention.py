@@ -80,7 +80,7 @@ class Attention:
 
     def __init__(self, inputs: Inputs, architecture: Architecture) -> None:
         self._inputs, self._arch = inputs, architecture
-        self._masks = {window: causal_mask(inputs, window) for window in set(architecture.windows)}
+        self._masks = {window: causal_mask(inputs, window) for window in dict.fromkeys(architecture.windows)}
         self.assignments: list[Node] = []  # they write the state back
 
     def attend(self, layer: int, query: Node, key: Node, value: Node) -> Node:

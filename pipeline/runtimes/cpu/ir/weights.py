@@ -9,6 +9,7 @@ import openvino.opset15 as ops
 from openvino import Type
 
 from pipeline.checkpoint import Checkpoint, Format
+from pipeline.checkpoint.inspection import PARTS
 from pipeline.errors import UserError
 from pipeline.runtimes.cpu.ir.constants import Constants, widen
 from pipeline.runtimes.cpu.ir.linear import Linears
@@ -17,7 +18,6 @@ from pipeline.runtimes.cpu.ir.numerics import round_e4m3, round_int8
 
 FORMATS = (Format.NONE, Format.FP8, Format.INT4_AWQ, Format.W4A8_AWQ, Format.INT8_SQ)
 CACHES = {"FP8": round_e4m3, "INT8": round_int8}
-_PARTS = ("weight", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale", "bias")
 _FOLLOWS_FROM_CONFIG = "rotary_emb.inv_freq"  # old checkpoints carry it
 
 
@@ -74,7 +74,7 @@ class Weights:
 
     def _apply(self, x: Node, name: str, stored: str) -> Node:
         layer = self._checkpoint.linear(name)
-        self._read |= {f"{stored}.{part}" for part in _PARTS if getattr(layer, part) is not None}
+        self._read |= {f"{stored}.{part}" for part in PARTS if getattr(layer, part) is not None}
         product = self._linears.product(x, layer, f"{stored}.weight")
         return product if layer.bias is None else ops.add(product, widen(self._plain(f"{name}.bias")))
 
