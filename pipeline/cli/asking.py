@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ _OPTIONS = (
         "--tokenizer", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="FOLDER",
         help="Tokenizer files whose chat template to use; by default the deployment's.",
     ),
+    click.option("--wait-s", type=float, default=0.0, metavar="S", help="Wait so long for the server to be ready."),
     click.option("--model", metavar="NAME", help="Triton model to ask; by default the deployment's entry model."),
     click.option("--system", default="", metavar="TEXT", help="System prompt."),
     click.option("--max-tokens", type=int, metavar="N", help="At most so many new tokens; by default all allowed."),
@@ -37,11 +39,12 @@ _OPTIONS = (
     click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. May be repeated."),
 )  # fmt: skip
 
+_POLL_S = 0.1
 _WITHOUT_LIMITS = 256  # tokens, when no deployment says how many it allows
 
 
 def asking_options(command: Command) -> Command:
-    """--url, --tokenizer, --model, --system and the sampling options."""
+    """--url, --tokenizer, --wait-s, --model, --system and the sampling options."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -77,6 +80,10 @@ def find(
     name = load_recipe(recipe, overrides).name
     folder = Store.at(store).running
     server = RunningServer.find(folder, name)
+    deadline = time.monotonic() + options["wait_s"]
+    while server is None and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        server = RunningServer.find(folder, name)
     if server is None:
         raise ServerError(_not_running(recipe, name, store, RunningServer.read(folder, name) is not None))
     deployment = Deployment.load(server.deployment.parent)

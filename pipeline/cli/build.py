@@ -57,8 +57,8 @@ def command(
 
     loaded = load_recipe(recipe, overrides)
     report = progress_to.Silent() if as_json else progress_to.for_stream()
-    shelf = Store(store) if store else Store.default()
-    prepared = prepare(loaded, shelf, offline=offline)
+    shelf = Store.at(store)
+    prepared = prepare(loaded, shelf, offline=offline, progress=report)
     if dry_run:
         click.echo((plan_json if as_json else plan_table)(prepared.plan, shelf, until))
         return

@@ -29,6 +29,6 @@ def command(
     from pipeline.stages import prepare
     from pipeline.store import Store
 
-    shelf = Store(store) if store else Store.default()
+    shelf = Store.at(store)
     prepared = prepare(load_recipe(recipe, overrides), shelf, offline=offline)
     click.echo((plan_json if as_json else plan_table)(prepared.plan, shelf, until))

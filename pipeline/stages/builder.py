@@ -53,13 +53,31 @@ class Builder:
             self._realize("evaluate")  # a package from the store is held to today's budgets, too
         return self._realize(until)
 
+    def finished(self) -> Artifact:
+        """The package, if the store has it.
+
+        Raises:
+            UserError: it is not built. GateFailed: its figures are over today's budgets.
+        """
+        package = self.store.find(self.plan["package"].key)
+        if package is None or not self.store.use(package):
+            raise UserError(
+                f"{self.plan.recipe.name} is not built as its recipe says now; run pipeline build, or serve --build"
+            )
+        evaluation = self.plan["evaluate"].key if "evaluate" in self.plan else None
+        if evaluation is not None and (found := self.store.find(evaluation)) is not None:
+            hold_to_gate(self.plan.recipe, found, self.store, self.progress)
+        return package
+
     def _realize(self, name: str) -> Artifact:
         if name not in self._have:
             step = self.plan[name]
             found = self.store.find(step.key)
-            self._have[name] = found if found is not None else self._make(step)
-            if found is not None:
+            if found is not None and self.store.use(found):
+                self._have[name] = found
                 self.on_outcome(Outcome(step, found, made=False, seconds=0.0))
+            else:
+                self._have[name] = self._make(step)
             if step.stage == "evaluate":
                 hold_to_gate(self.plan.recipe, self._have[name], self.store, self.progress)
         return self._have[name]

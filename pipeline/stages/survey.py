@@ -44,7 +44,9 @@ class Prepared:
         return work
 
 
-def prepare(recipe: Recipe, store: Store, *, offline: bool = False) -> Prepared:
+def prepare(
+    recipe: Recipe, store: Store, *, offline: bool = False, progress: Progress | None = None
+) -> Prepared:
     """Resolve what the recipe names and plan its build.
 
     Raises:
@@ -53,7 +55,8 @@ def prepare(recipe: Recipe, store: Store, *, offline: bool = False) -> Prepared:
     runtime = runtime_of(recipe)
     checkpoints = {TARGET: recipe.model} | ({DRAFT: recipe.draft} if recipe.draft is not None else {})
     sources = {
-        role: resolve(checkpoint, store=store, offline=offline) for role, checkpoint in checkpoints.items()
+        role: resolve(checkpoint, store=store, offline=offline, progress=progress)
+        for role, checkpoint in checkpoints.items()
     }
     around = Surroundings(
         sources={role: source.identity for role, source in sources.items()},
