@@ -39,8 +39,8 @@ def test_killed_in(stage: str, reference: dict[str, Path], tmp_path: Path) -> No
     assert not (store.artifacts / reference[stage].name).exists()
     done = pipeline("build", *RECIPE, "--json", store=tmp_path)
     assert done.returncode == 0, done.stderr
-    made = {step["step"]: step["made"] for step in json.loads(done.stdout)["steps"]}
-    assert made == {step: ORDER.index(step) >= ORDER.index(stage) for step in ORDER}
+    made = {step["step"] for step in json.loads(done.stdout)["steps"] if step["made"]}
+    assert made == set(ORDER[ORDER.index(stage) :]), "what was finished is not made again"
     for step in ORDER:
         assert contents(store.artifacts / reference[step].name) == contents(reference[step]), step
     assert list(store.work.iterdir()) == []
