@@ -40,7 +40,7 @@ class WatchedSender:
 
 
 class CancellationWatch:
-    """Calls `on_cancel` of a request from a thread of its own when the client has left."""
+    """Calls `on_cancel` of a request, once, from a thread of its own, when the client has left."""
 
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
@@ -69,10 +69,12 @@ class CancellationWatch:
                 self._changed.wait_for(lambda: self._watched or self._closed)
                 if self._closed:
                     return
-                self._watched = [(sender, call) for sender, call in self._watched if not sender.closed]
-                asked = list(self._watched)
+                asked = [(sender, call) for sender, call in self._watched if not sender.closed]
+                self._watched = []
             start = time.monotonic()
             for sender, on_cancel in asked:
                 if sender.is_cancelled():
                     on_cancel()
+                else:
+                    self.watch(sender, on_cancel)
             time.sleep(max(self._period_s, _REST * (time.monotonic() - start)))

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 from tritonclient import grpc
-
-_TYPES = {"bool": "BOOL", "int32": "INT32", "uint64": "UINT64", "float32": "FP32", "object": "BYTES"}
+from tritonclient.utils import np_to_triton_dtype
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def tensor(name: str, value: Any) -> grpc.InferInput:
         array = np.array([[value]], np.float32)
     else:
         array = np.array([[value]], np.uint64 if name == "seed" else np.int32)
-    made = grpc.InferInput(name, list(array.shape), _TYPES[array.dtype.name])
+    made = grpc.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
     made.set_data_from_numpy(array)
     return made
 

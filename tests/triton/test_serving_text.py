@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import queue
 import re
 import threading
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -241,6 +244,20 @@ def test_eight_streams_at_once_are_right_and_not_one_after_the_other(server: Tri
     for thread in threads:
         thread.join()
     assert [text for _, text in sorted(together.get() for _ in threads)] == alone
+
+
+def test_http_answers_whole_and_streams_events(server: TritonServer) -> None:
+    """The HTTP endpoints that need no client: /generate, and /generate_stream with server-sent events."""
+    body = {"text_input": PROMPT, "max_tokens": 24, "exclude_input_in_output": True}
+    text = joined(server.grpc_url, "tensorrt_llm_bls", text_input=PROMPT, max_tokens=24, stream=True)
+    model = f"{server.http_url}/v2/models/tensorrt_llm_bls"
+    with urllib.request.urlopen(f"{model}/generate", json.dumps(body).encode(), timeout=20) as answer:
+        assert json.loads(answer.read())["text_output"] == text
+    body["stream"] = True
+    with urllib.request.urlopen(f"{model}/generate_stream", json.dumps(body).encode(), timeout=20) as answer:
+        events = [json.loads(line.removeprefix(b"data: ")) for line in answer if line.startswith(b"data: ")]
+    assert len(events) > 1
+    assert "".join(event["text_output"] for event in events) == text
 
 
 def test_byte_fallback_and_accumulated_text(tmp_path: Path) -> None:

@@ -65,7 +65,9 @@ class EngineModel:
         try:
             for message in call:
                 if message.error_message:
-                    refused = Refused(message.error_message)  # read on: the model has one more, empty, to send
+                    refused = Refused(
+                        message.error_message
+                    )  # read on: the model has one more, empty, to send
                 elif message.infer_response.outputs:
                     yield _arrays(message.infer_response)
         except grpc.RpcError as error:
