@@ -8,6 +8,7 @@ https://github.com/huggingface/safetensors, version 0.x.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,11 @@ class TensorFiles(Mapping[str, Array]):
     def __len__(self) -> int:
         return len(self.headers)
 
+    @property
+    def elements(self) -> int:
+        """Numbers in all tensors together, as they are stored."""
+        return sum(math.prod(header.shape) for header in self.headers.values())
+
     def _check_index(self) -> None:
         index = self.directory / "model.safetensors.index.json"
         if not index.exists():
@@ -116,7 +122,7 @@ def read_headers(file: Path) -> Iterator[TensorHeader]:
         dtype, shape = entry["dtype"], tuple(entry["shape"])
         if dtype not in DTYPES:
             raise CheckpointError(f"{file}: {name} has the unknown type {dtype}")
-        expected = int(np.prod(shape, dtype=np.int64)) * DTYPES[dtype].itemsize
+        expected = math.prod(shape) * DTYPES[dtype].itemsize
         if begin != covered or end - begin != expected:
             raise CheckpointError(f"{file}: the bytes of {name} do not match its shape {list(shape)}")
         covered = end

@@ -8,12 +8,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint import Architecture, Format
+from pipeline.checkpoint import Architecture, Format, TensorFiles
 from pipeline.errors import UserError
 from pipeline.progress import Progress
 from pipeline.recipe import Quantization
 from pipeline.stages.calibrate import preflight
 from pipeline.stages.calibrate.third_party import Notes, quietly
+from pipeline.stages.threads import suited_to
 from pipeline.store import Json
 
 _TOOLS = ("nvidia-modelopt", "torch", "transformers")
@@ -36,6 +37,8 @@ def run(
     device = device or _device()
     ranks = sorted(set(export_tensor_parallel))
     form = preflight.check(architecture, quantization, ranks, has_cuda=device == "cuda")
+    if form is not Format.NONE and dataset_dir is None:
+        raise UserError(f"format {form} is calibrated on samples, and no data set was given")
     work = _Calibration(checkpoint_dir, architecture, form, quantization, device, into, progress, notes)
     facts: dict[str, Json] = {
         "format": str(form),
@@ -44,12 +47,11 @@ def run(
         "device": device,
         "tools": {name: metadata.version(name) for name in _TOOLS},
     }
-    model = work.load() if form is not Format.NONE or ranks else None
-    if form is not Format.NONE:
-        if dataset_dir is None:
-            raise UserError(f"format {form} is calibrated on samples, and no data set was given")
-        facts |= work.measure(model, dataset_dir)
-    facts["exports"] = work.export(model, ranks)
+    with suited_to(TensorFiles(checkpoint_dir).elements):
+        model = work.load() if form is not Format.NONE or ranks else None
+        if form is not Format.NONE and dataset_dir is not None:
+            facts |= work.measure(model, dataset_dir)
+        facts["exports"] = work.export(model, ranks)
     facts["warnings"] = list(dict.fromkeys(notes.warnings))
     for warning in dict.fromkeys(notes.warnings):
         progress.say(f"    note: {warning}")

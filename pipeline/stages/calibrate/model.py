@@ -66,8 +66,7 @@ def _check_memory(directory: Path, device: str) -> None:
     """A process that is killed for its memory says nothing; this does."""
     if device != "cpu" or not _MEMINFO.exists():
         return
-    headers = TensorFiles(directory).headers.values()
-    needed = 4 * sum(_elements(header.shape) for header in headers)
+    needed = 4 * TensorFiles(directory).elements
     line = next(line for line in _MEMINFO.read_text().splitlines() if line.startswith("MemAvailable"))
     available = int(line.split()[1]) * 1024
     if needed > available:
@@ -75,10 +74,3 @@ def _check_memory(directory: Path, device: str) -> None:
             f"calibrating {directory} on a CPU needs {needed / 2**30:.1f} GiB for its weights in float32, "
             f"and {available / 2**30:.1f} GiB are free; calibrate on a GPU, or on a larger machine"
         )
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

@@ -1,4 +1,4 @@
-"""What libraries print and warn about, kept out of our output and not lost.
+"""What libraries print, log and warn about, kept out of our output and not lost.
 
 Warnings that are known, and of which we know why they do not matter, are dropped; every other one becomes a
 note that is said and kept in calibration.json. What is printed is kept for the message of a failure.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import re
 import warnings
 from collections.abc import Iterator
@@ -16,20 +17,15 @@ from typing import Any
 
 from pipeline.errors import PipelineError, StageError
 
-# (beginning of the message, why it does not matter)
+# Beginning of a message, and why it does not matter.
 _KNOWN = (
     (r"lm_head is not calibrated", "the output projection is left alone on purpose"),
     (r"Enable lm_head quantization", "said of an output projection that is not quantized, too"),
-    (
-        r"Cannot export tensorrt_llm checkpoint config.*No module named 'tensorrt_llm'",
-        "it is not installed here",
-    ),
+    (r"Cannot export tensorrt_llm checkpoint config.*No module named 'tensorrt_llm'", "it is not needed"),
     (r"To copy construct from a tensor", "ModelOpt's way to copy a scale"),
-    (
-        r"Model's original dtype .* differs from target dtype",
-        "exported in float32, then stored as the source was",
-    ),
-    (r"dtype torch\.float32 not fully compatible", "said in calibration.json: stored as float16"),
+    (r"Model's original dtype .* differs from target dtype", "exported in float32, stored as the source was"),
+    (r"dtype torch\.float32 not fully compatible", "stored as float16, which the documentation says"),
+    (r"Tied weight \(declared\)", "a tied output projection is stored once"),
 )
 _LAST_LINES = 15
 
@@ -39,6 +35,11 @@ class Notes:
     """Warnings that nobody foresaw."""
 
     warnings: list[str] = field(default_factory=list)
+
+    def add(self, doing: str, message: str) -> None:
+        text = " ".join(message.split())
+        if not any(re.match(pattern, text) for pattern, _ in _KNOWN):
+            self.warnings.append(f"{doing}: {text}")
 
 
 @contextlib.contextmanager
@@ -50,7 +51,7 @@ def quietly(doing: str, notes: Notes) -> Iterator[None]:
     try:
         with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(printed):
             warnings.simplefilter("always")
-            with _quiet_transformers():
+            with _quiet_transformers(), _listening(doing, notes):
                 yield
     except PipelineError:
         raise
@@ -59,26 +60,49 @@ def quietly(doing: str, notes: Notes) -> Iterator[None]:
         raise StageError(f"{doing} failed: {type(error).__name__}: {error}{last}") from error
     finally:
         for warning in caught:
-            text = " ".join(str(warning.message).split())
             # A deprecation is the libraries' own affair: their versions are pinned.
-            known = issubclass(
+            if not issubclass(
                 warning.category, DeprecationWarning | FutureWarning | PendingDeprecationWarning
-            )
-            if not known and not any(re.match(pattern, text) for pattern, _ in _KNOWN):
-                notes.warnings.append(f"{doing}: {text}")
+            ):
+                notes.add(doing, str(warning.message))
+
+
+class _Handler(logging.Handler):
+    """Takes the warnings of a logger as notes."""
+
+    def __init__(self, doing: str, notes: Notes) -> None:
+        super().__init__(logging.WARNING)
+        self._doing, self._notes = doing, notes
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._notes.add(self._doing, record.getMessage())
+
+
+@contextlib.contextmanager
+def _listening(doing: str, notes: Notes) -> Iterator[None]:
+    """ModelOpt warns through `logging` as well, and has no handler of its own."""
+    logger, handler = logging.getLogger("modelopt"), _Handler(doing, notes)
+    passed_on = logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = passed_on
 
 
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
     from transformers.utils import logging as untyped
 
-    logging: Any = untyped
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    transformers_logging: Any = untyped
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(level)
+        transformers_logging.set_verbosity(level)
         if bars:
-            logging.enable_progress_bar()
+            transformers_logging.enable_progress_bar()

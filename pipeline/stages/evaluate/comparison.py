@@ -18,6 +18,7 @@ from pipeline.progress import Progress
 from pipeline.stages.evaluate.decoder import Decoder
 from pipeline.stages.evaluate.figures import Figures, measure
 from pipeline.stages.evaluate.metrics import Metrics, Position
+from pipeline.stages.threads import suited_to
 from pipeline.store import Json
 
 _WORST, _CONTEXT_TOKENS = 12, 32
@@ -34,16 +35,9 @@ def compare(
 ) -> dict[str, Json]:
     """See `pipeline.stages.evaluate.evaluate`."""
     began = time.monotonic()
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     reference, exported = Checkpoint(reference_dir), Checkpoint(exported_dir)
-    for checkpoint in (reference, exported):
-        checkpoint.check()
-    _check_same_model(reference, exported)
-    samples = read_samples(heldout, reference.architecture.vocab)
-    states = [_states(checkpoint, samples, device, progress) for checkpoint in (reference, exported)]
-    with progress.task("compare positions", sum(len(sample) - 1 for sample in samples), "positions") as task:
-        figures = measure(samples, states[0], states[1], task.advance)
-    metrics = _metrics(figures, exported, samples, heldout, reference_dir / "tokenizer.json")
+    with suited_to(reference.tensors.elements):
+        metrics, device = _compare(reference, exported, heldout, progress, device)
     metrics.write(into)
     content = metrics.to_json()
     return {
@@ -51,6 +45,20 @@ def compare(
         "device": device,
         "seconds": round(time.monotonic() - began, 1),
     }
+
+
+def _compare(
+    reference: Checkpoint, exported: Checkpoint, heldout: Path, progress: Progress, device: str | None
+) -> tuple[Metrics, str]:
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    for checkpoint in (reference, exported):
+        checkpoint.check()
+    _check_same_model(reference, exported)
+    samples = read_samples(heldout, reference.architecture.vocab)
+    states = [_states(checkpoint, samples, device, progress) for checkpoint in (reference, exported)]
+    with progress.task("compare positions", sum(len(sample) - 1 for sample in samples), "positions") as task:
+        figures = measure(samples, states[0], states[1], task.advance)
+    return _metrics(figures, exported, samples, heldout, reference.directory / "tokenizer.json"), device
 
 
 def read_samples(path: Path, vocab: int) -> list[list[int]]:

@@ -1,0 +1,300 @@
+"""Both exports, in every format and architecture: complete, repaired, and the same weights in each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.checkpoint import Checkpoint, TensorFiles
+from pipeline.checkpoint.layers import round_e4m3, unpack_rows
+from pipeline.errors import StageError
+from pipeline.progress import Silent
+from pipeline.stages.calibrate import calibrate
+from pipeline.stages.calibrate.tensorrt_llm_files import Layout, judge
+from tests.support.calibrated import Calibrations, facts, quantization
+from tests.support.models import CLASSES
+
+FORMATS = ("fp8", "int4_awq", "w4a8_awq", "int8_sq")
+ALGORITHMS = {"fp8": "FP8", "int4_awq": "W4A16_AWQ", "w4a8_awq": "W4A8_AWQ", "int8_sq": "W8A8_SQ_PER_CHANNEL"}
+Tensors = dict[str, np.ndarray]
+
+
+def config(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return content
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "calibration.json"
+    }
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_hugging_face_export(calibrations: Calibrations, form: str) -> None:
+    folder = calibrations.calibrated(form) / "hf"
+    checkpoint = Checkpoint(folder)
+    checkpoint.check()
+    assert checkpoint.quantization.format == form
+    assert checkpoint.quantization.group_size == (64 if "awq" in form else None)
+    source = calibrations.source()
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        assert (folder / name).read_bytes() == (source / name).read_bytes()
+    written = config(folder)
+    assert written["quantization_config"]["quant_algo"] == ALGORITHMS[form]
+    assert written["quantization_config"].get("group_size") == (64 if "awq" in form else None)
+    original = config(source)
+    assert {key: written[key] for key in original} == original
+    assert written["rope_theta"] == original["rope_parameters"]["rope_theta"]
+    assert written["rope_scaling"] == {
+        k: v for k, v in original["rope_parameters"].items() if k != "rope_theta"
+    }
+    kept = {
+        header.dtype
+        for name, header in checkpoint.tensors.headers.items()
+        if "norm" in name or "embed" in name
+    }
+    assert kept == {"BF16"}
+
+
+@pytest.mark.parametrize("architecture", CLASSES)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_tensorrt_llm_configuration_is_repaired(
+    calibrations: Calibrations, architecture: str, ranks: int
+) -> None:
+    folder = calibrations.calibrated("fp8", architecture=architecture)
+    written = config(folder / f"trtllm-tp{ranks}")
+    assert "rank" not in written
+    assert written["mapping"]["world_size"] == written["mapping"]["tp_size"] == ranks
+    assert written["rotary_base"] == 500000.0
+    scaling = written["rotary_scaling"]
+    if architecture == "llama":
+        assert scaling["type"] == scaling["rope_type"] == "llama3"
+        assert (scaling["factor"], scaling["original_max_position_embeddings"]) == (8.0, 256)
+    else:
+        assert scaling is None
+    assert written["architecture"] == CLASSES[architecture]
+    assert written.get("qwen_type") == (architecture if architecture.startswith("qwen") else None)
+    assert written["attn_bias"] is (architecture == "qwen2")
+    assert written["qk_layernorm"] is (architecture == "qwen3")
+    assert written["norm_epsilon"] == 1e-5
+    assert written["quantization"]["kv_cache_quant_algo"] is None
+
+
+# How far weights may be from the source's, relative to their spread.
+LIMITS = {"fp8": 0.04, "int4_awq": 0.15, "w4a8_awq": 0.16, "int8_sq": 0.02}
+PARTS = {
+    "attention.qkv": [f"self_attn.{name}_proj" for name in "qkv"],
+    "attention.dense": ["self_attn.o_proj"],
+    "mlp.fc": ["mlp.gate_proj"],
+    "mlp.gate": ["mlp.up_proj"],
+    "mlp.proj": ["mlp.down_proj"],
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_export_holds_the_weights_of_the_source(calibrations: Calibrations, form: str) -> None:
+    folder, source = calibrations.calibrated(form), Checkpoint(calibrations.source())
+    hf, ranks = Checkpoint(folder / "hf"), [_rank(folder / "trtllm-tp2", rank) for rank in range(2)]
+    whole = _rank(folder / "trtllm-tp1", 0)
+    for layer in range(2):
+        for name, sources in PARTS.items():
+            names = [f"model.layers.{layer}.{part}" for part in sources]
+            wanted, ours = (
+                np.concatenate([_effective(model, part) for part in names]) for model in (source, hf)
+            )
+            theirs = _dequantized(whole, f"transformer.layers.{layer}.{name}", form)
+            assert _error(ours, wanted) < LIMITS[form], name
+            assert _error(theirs, wanted) < LIMITS[form], name
+            if form != "fp8" and name not in ("mlp.fc", "mlp.gate"):
+                # There both smooth alike; FP8 shares scales in one and not in the other, as do gate and up.
+                assert _error(theirs, ours) < 0.01, name
+            split = [_dequantized(rank, f"transformer.layers.{layer}.{name}", form) for rank in ranks]
+            np.testing.assert_array_equal(_joined(split, name), theirs)
+
+
+def _joined(split: list[np.ndarray], name: str) -> np.ndarray:
+    """Two ranks put together: by columns, by rows, or (qkv) each its share of q, then of k, then of v."""
+    if name in ("attention.dense", "mlp.proj"):
+        return np.concatenate(split, axis=1)
+    if name != "attention.qkv":
+        return np.concatenate(split)
+    return np.concatenate(
+        [part[rows] for rows in (slice(64), slice(64, 96), slice(96, 128)) for part in split]
+    )
+
+
+def _error(got: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.sqrt(np.mean((got - wanted) ** 2)) / wanted.std())
+
+
+def _rank(folder: Path, rank: int) -> Tensors:
+    return dict(TensorFiles(folder, pattern=f"rank{rank}.safetensors"))
+
+
+def _effective(checkpoint: Checkpoint, name: str) -> np.ndarray:
+    """The weight with its smoothing and with the norm before it, into which smoothing may be folded."""
+    layer = checkpoint.linear(name)
+    weight = layer.dequantize()
+    if layer.pre_quant_scale is not None:
+        weight = weight * layer.pre_quant_scale.astype(np.float32)
+    if name.endswith(("o_proj", "down_proj")):
+        return weight
+    norm = "input_layernorm" if "self_attn" in name else "post_attention_layernorm"
+    block = ".".join(name.split(".")[:3])
+    return weight * checkpoint.array(f"{block}.{norm}.weight")
+
+
+def _dequantized(rank: Tensors, name: str, form: str) -> np.ndarray:
+    """As `_effective`, of a TensorRT-LLM checkpoint."""
+    stored, scale = rank[name + ".weight"], rank[name + ".weights_scaling_factor"].astype(np.float32)
+    if form in ("fp8", "int8_sq"):
+        weight = stored.astype(np.float32) * (scale if form == "fp8" else scale[:, None])
+    else:
+        weight = unpack_rows(stored.view(np.uint8)).astype(np.float32) * np.repeat(scale, 64, axis=1)
+    if form == "w4a8_awq":
+        weight = round_e4m3(weight, float(rank[name + ".weights_scaling_factor_2"][0]))
+    if form != "fp8":
+        weight = weight * rank[name + ".prequant_scaling_factor"].astype(np.float32)
+    if name.endswith(("dense", "proj")):
+        return weight
+    norm = ".input_layernorm.weight" if name.endswith("qkv") else ".post_layernorm.weight"
+    return weight * rank[name.rsplit(".", 2)[0] + norm].astype(np.float32)
+
+
+@pytest.mark.parametrize("form", ["fp8", "int4_awq"])
+def test_an_fp8_cache(calibrations: Calibrations, form: str) -> None:
+    folder = calibrations.calibrated(form, kv_cache="fp8")
+    checkpoint = Checkpoint(folder / "hf")
+    assert checkpoint.quantization.kv_cache == "FP8"
+    scales = [checkpoint.kv_scales(layer) for layer in range(2)]
+    assert all(scale is not None and min(scale) > 0 for scale in scales)
+    measured = facts(folder)["scales"]["model.layers.0.self_attn.k_amax"]["max"]
+    assert scales[0] is not None
+    assert scales[0][0] == pytest.approx(measured / 448, rel=1e-6)
+    assert config(folder / "trtllm-tp2")["quantization"]["kv_cache_quant_algo"] == "FP8"
+    assert _rank(folder / "trtllm-tp2", 1)["transformer.layers.1.attention.kv_cache_scaling_factor"] >= 1
+
+
+def test_one_export_does_not_change_the_next(calibrations: Calibrations, tmp_path: Path) -> None:
+    """ModelOpt's TensorRT-LLM export merges scales in the model; the others must not see that."""
+    for form in FORMATS:
+        both = calibrations.calibrated(form, kv_cache="fp8" if form in ("fp8", "int4_awq") else "auto")
+        alone = tmp_path / form
+        alone.mkdir()
+        _calibrate(calibrations, form, (2,), alone, kv_cache="fp8" if form in ("fp8", "int4_awq") else "auto")
+        assert digests(alone / "trtllm-tp2") == digests(both / "trtllm-tp2"), form
+        assert digests(alone / "hf") == digests(both / "hf"), form
+
+
+def _calibrate(
+    calibrations: Calibrations, form: str, ranks: tuple[int, ...], into: Path, kv_cache: str = "auto"
+) -> None:
+    calibrate(
+        calibrations.source(),
+        calibrations.dataset(),
+        quantization(form, kv_cache),
+        export_tensor_parallel=ranks,
+        into=into,
+        progress=Silent(),
+        device="cpu",
+    )
+
+
+def test_format_none_is_the_checkpoint_itself(calibrations: Calibrations) -> None:
+    folder, source = calibrations.calibrated("none"), calibrations.source()
+    assert (folder / "hf/model.safetensors").samefile(source / "model.safetensors")
+    assert digests(folder / "hf") == digests(source)
+    original, whole = Checkpoint(source), _rank(folder / "trtllm-tp1", 0)
+    got = whole["transformer.layers.1.mlp.fc.weight"]
+    assert got.tobytes() == original.tensors["model.layers.1.mlp.gate_proj.weight"].tobytes()
+    assert config(folder / "trtllm-tp2")["quantization"]["quant_algo"] is None
+
+
+@pytest.mark.parametrize("form", ["fp8", "int4_awq"])
+def test_tied_embeddings_and_an_odd_vocabulary(calibrations: Calibrations, form: str) -> None:
+    folder = calibrations.calibrated(form, architecture="qwen3", tied=True, vocab=501)
+    checkpoint = Checkpoint(folder / "hf")
+    checkpoint.check()
+    assert "lm_head.weight" not in checkpoint.tensors
+    assert config(folder / "hf")["vocab_size"] == 501
+    padded = config(folder / "trtllm-tp2")["vocab_size"]
+    assert padded == (512 if form == "int4_awq" else 501)
+    ranks = [_rank(folder / "trtllm-tp2", rank) for rank in range(2)]
+    for name in ("lm_head.weight", "transformer.vocab_embedding.weight"):
+        table = np.concatenate([rank[name] for rank in ranks])[:501].astype(np.float32)
+        np.testing.assert_array_equal(table, checkpoint.array("model.embed_tokens.weight"))
+
+
+def test_more_ranks_than_key_value_heads(calibrations: Calibrations) -> None:
+    folder = calibrations.calibrated("fp8", ranks=(4,))
+    shapes = [
+        _rank(folder / "trtllm-tp4", rank)["transformer.layers.0.attention.qkv.weight"].shape
+        for rank in range(4)
+    ]
+    assert shapes == [(96, 128)] * 4
+
+
+def test_a_float32_source_is_stored_in_float16_for_tensorrt_llm(calibrations: Calibrations) -> None:
+    folder = calibrations.calibrated("fp8", dtype="float32")
+    assert config(folder / "trtllm-tp1")["dtype"] == "float16"
+    assert Checkpoint(folder / "hf").tensors.headers["model.norm.weight"].dtype == "F32"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "rank1.safetensors").unlink(), "rank1.safetensors is missing"),
+        (lambda folder: (folder / "quant_cfg.json").write_text("{}"), "quant_cfg.json is not expected"),
+        (lambda folder: _edit(folder, rotary_base=10000.0), "rotary_base is 10000.0, not 500000.0"),
+        (
+            lambda folder: _edit(folder, mapping={"world_size": 1, "tp_size": 1}),
+            "mapping.tp_size is 1, not 2",
+        ),
+        (
+            lambda folder: _tensors(folder, drop="qkv.weights_scaling_factor"),
+            "qkv.weights_scaling_factor is missing",
+        ),
+        (lambda folder: _tensors(folder, zero="fc.activation_scaling_factor"), "not positive"),
+        (lambda folder: _tensors(folder, halve="dense.weight"), "has shape"),
+    ],
+)
+def test_damaged_ranks_are_found(
+    calibrations: Calibrations, tmp_path: Path, damage: Any, message: str
+) -> None:
+    import shutil
+
+    from pipeline.checkpoint import Architecture, Format
+
+    source = calibrations.calibrated("fp8")
+    folder = tmp_path / "trtllm"
+    shutil.copytree(source / "trtllm-tp2", folder)
+    layout = Layout(Architecture.read(source / "hf"), Format.FP8, None, "auto", 2, "BF16")
+    judge(folder, layout)
+    damage(folder)
+    with pytest.raises(StageError, match=message.replace(".", r"\.")):
+        judge(folder, layout)
+
+
+def _edit(folder: Path, **changes: Any) -> None:
+    (folder / "config.json").write_text(json.dumps(config(folder) | changes))
+
+
+def _tensors(folder: Path, drop: str = "\0", zero: str = "\0", halve: str = "\0") -> None:
+    from safetensors.numpy import save_file
+
+    kept: Tensors = {}
+    for name, stored in _rank(folder, 1).items():
+        value = np.array(stored)
+        if name.endswith(drop):
+            continue
+        value = np.zeros_like(value) if name.endswith(zero) else value
+        kept[name] = np.array(value[: len(value) // 2]) if name.endswith(halve) else value
+    save_file(kept, folder / "rank1.safetensors")

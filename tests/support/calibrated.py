@@ -1,0 +1,97 @@
+"""Tiny models calibrated by ModelOpt, each once a test session: importing and running it takes seconds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.progress import Silent
+from pipeline.recipe import Quantization
+from pipeline.recipe.source import NamedDataset
+from pipeline.stages.calibrate import calibrate
+from pipeline.stages.dataset import freeze
+from tests.support.models import LLAMA3_SCALING, make_checkpoint
+
+# Two ranks and groups of 64 divide every size; queries are fewer than the hidden size, which hides mistakes
+# less.
+SIZES: dict[str, int] = {
+    "hidden": 128,
+    "layers": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 32,
+    "intermediate": 256,
+}
+SAMPLES = {"samples": 12, "max_tokens": 48, "seed": 3, "heldout_samples": 6}
+
+
+@dataclass
+class Calibrations:
+    """Sources and calibrations, made when they are first asked for."""
+
+    root: Path
+    _made: dict[tuple[Any, ...], Path] = field(default_factory=dict)
+
+    def source(self, architecture: str = "llama", dtype: str = "bfloat16", **changed: Any) -> Path:
+        key = ("source", architecture, dtype, *sorted(changed.items()))
+        if key not in self._made:
+            folder = self.root / f"source{len(self._made)}"
+            scaling = LLAMA3_SCALING if architecture == "llama" else None
+            sizes: dict[str, Any] = {**SIZES, "rope_scaling": scaling, "dtype": dtype, **changed}
+            self._made[key] = make_checkpoint(folder, architecture, **sizes)  # type: ignore[arg-type]
+        return self._made[key]
+
+    def dataset(self) -> Path:
+        if ("dataset",) not in self._made:
+            folder = self.root / "dataset"
+            folder.mkdir()
+            freeze(NamedDataset("support"), self.source(), **SAMPLES, into=folder, progress=Silent())
+            self._made["dataset",] = folder
+        return self._made["dataset",]
+
+    def calibrated(
+        self,
+        form: str,
+        kv_cache: str = "auto",
+        architecture: str = "llama",
+        dtype: str = "bfloat16",
+        ranks: tuple[int, ...] = (1, 2),
+        **changed: Any,
+    ) -> Path:
+        """The folder that `calibrate` left: hf/, trtllm-tp1/, trtllm-tp2/, calibration.json."""
+        key = ("calibrated", form, kv_cache, architecture, dtype, ranks, *sorted(changed.items()))
+        if key not in self._made:
+            folder = self.root / f"calibrated{len(self._made)}"
+            folder.mkdir()
+            calibrate(
+                self.source(architecture, dtype, **changed),
+                self.dataset(),
+                quantization(form, kv_cache),
+                export_tensor_parallel=ranks,
+                into=folder,
+                progress=Silent(),
+                device="cpu",
+            )
+            self._made[key] = folder
+        return self._made[key]
+
+
+def quantization(form: str, kv_cache: str = "auto", block: int = 64, **calibration: Any) -> Quantization:
+    """The section of a recipe."""
+    settings = {
+        "dataset": "support",
+        "samples": 12,
+        "max_tokens": 48,
+        "allow_sample_count": True,
+        **calibration,
+    }
+    return Quantization.model_validate(
+        {"format": form, "kv_cache": kv_cache, "awq_block_size": block, "calibration": settings}
+    )
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "calibration.json").read_text(encoding="utf-8"))
+    return content
