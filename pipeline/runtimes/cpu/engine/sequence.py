@@ -48,9 +48,8 @@ class Sequence:
         self.sink = sink
         self.tokens = list(request.prompt)  # prompt and answer
         self.num_prompt_tokens = len(self.tokens)
-        self.drafts = list(request.draft_tokens or ())[
-            : request.max_new_tokens - 1
-        ]  # to be verified by the next step
+        drafts = request.draft_tokens or ()
+        self.drafts = list(drafts[: request.max_new_tokens - 1])  # to be verified by the next step
         self.target: Pages | None = None  # None while it waits
         self.draft: Pages | None = None  # None without a draft model
         self.stop_words = WordList(request.stop_words)
