@@ -36,9 +36,10 @@ def target(url: str) -> str:
     'localhost:8001'
     """
     scheme, _, rest = url.rpartition("://")
-    if scheme not in ("", "grpc"):
+    host, _, port = rest.rstrip("/").rpartition(":")
+    if scheme not in ("", "grpc") or not host or not port.isdecimal():
         raise Refused(f"{url!r}: give host:port of the server's gRPC service (usually port 8001)")
-    return rest.rstrip("/")
+    return f"{host}:{port}"
 
 
 def options(keep_alive: KeepAlive) -> list[tuple[str, int]]:

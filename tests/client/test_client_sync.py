@@ -287,8 +287,9 @@ def test_mistakes_in_the_use_of_the_library() -> None:
         client.close()
         with pytest.raises(RuntimeError, match="closed"):
             client.generate("Hi", max_tokens=8)
-    with pytest.raises(Refused, match="gRPC service"):
-        Client("http://localhost:8000")
+    for url in ("http://localhost:8000", "localhost", ":8001", ""):
+        with pytest.raises(Refused, match="gRPC service"):
+            Client(url)
     with pytest.raises(ValueError, match="between_tokens_s = 0"):
         Timeouts(between_tokens_s=0)
 
