@@ -79,11 +79,12 @@ class LinearLayer:
         return scale.reshape(-1, 1) if scale.ndim < 2 else scale
 
     def dequantize(self) -> Array:
-        """The weight that the layer multiplies with, float32 [out, in]."""
+        """The weight that the layer multiplies with, float32 [out, in]; infinite where it is beyond float32."""
         codes, scales = self.codes().astype(np.float32), self.scales()
         rows, columns = codes.shape
         groups = scales.shape[1]
-        grouped = codes.reshape(rows, groups, columns // groups) * scales[:, :, None]
+        with np.errstate(over="ignore"):
+            grouped = codes.reshape(rows, groups, columns // groups) * scales[:, :, None]
         weight: Array = grouped.reshape(rows, columns)
         if self.format is Format.W4A8_AWQ:
             assert self.weight_scale_2 is not None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline import resources
 from pipeline.progress import Silent
 from pipeline.recipe import Quantization
 from pipeline.recipe.source import NamedDataset
@@ -24,6 +25,7 @@ SIZES: dict[str, int] = {
     "head_dim": 32,
     "intermediate": 256,
 }
+TRAINED = resources.folder("recipes") / "checkpoints/support-target"
 SAMPLES = {"samples": 12, "max_tokens": 48, "seed": 3, "heldout_samples": 6}
 
 
@@ -43,13 +45,26 @@ class Calibrations:
             self._made[key] = make_checkpoint(folder, architecture, **sizes)  # type: ignore[arg-type]
         return self._made[key]
 
-    def dataset(self) -> Path:
-        if ("dataset",) not in self._made:
-            folder = self.root / "dataset"
+    def dataset(self, source: Path | None = None, **changed: int) -> Path:
+        """Frozen samples, tokenized for `source`."""
+        key = ("dataset", source, *sorted(changed.items()))
+        if key not in self._made:
+            folder = self.root / f"dataset{len(self._made)}"
             folder.mkdir()
-            freeze(NamedDataset("support"), self.source(), **SAMPLES, into=folder, progress=Silent())
-            self._made["dataset",] = folder
-        return self._made["dataset",]
+            wanted = {**SAMPLES, **changed}
+            freeze(NamedDataset("support"), source or self.source(), **wanted, into=folder, progress=Silent())
+            self._made[key] = folder
+        return self._made[key]
+
+    def trained(self, form: str, kv_cache: str = "auto") -> Path:
+        """The target of the recipes, calibrated on a few samples; `trained_dataset` holds them."""
+        key = ("trained", form, kv_cache)
+        if key not in self._made:
+            self._made[key] = self._calibrate(TRAINED, self.trained_dataset(), form, kv_cache, ())
+        return self._made[key]
+
+    def trained_dataset(self) -> Path:
+        return self.dataset(TRAINED, samples=24, max_tokens=64, heldout_samples=24)
 
     def calibrated(
         self,
@@ -63,19 +78,25 @@ class Calibrations:
         """The folder that `calibrate` left: hf/, trtllm-tp1/, trtllm-tp2/, calibration.json."""
         key = ("calibrated", form, kv_cache, architecture, dtype, ranks, *sorted(changed.items()))
         if key not in self._made:
-            folder = self.root / f"calibrated{len(self._made)}"
-            folder.mkdir()
-            calibrate(
-                self.source(architecture, dtype, **changed),
-                self.dataset(),
-                quantization(form, kv_cache),
-                export_tensor_parallel=ranks,
-                into=folder,
-                progress=Silent(),
-                device="cpu",
-            )
-            self._made[key] = folder
+            source = self.source(architecture, dtype, **changed)
+            self._made[key] = self._calibrate(source, self.dataset(), form, kv_cache, ranks)
         return self._made[key]
+
+    def _calibrate(
+        self, source: Path, dataset: Path, form: str, kv_cache: str, ranks: tuple[int, ...]
+    ) -> Path:
+        folder = self.root / f"calibrated{len(self._made)}"
+        folder.mkdir()
+        calibrate(
+            source,
+            dataset,
+            quantization(form, kv_cache),
+            export_tensor_parallel=ranks,
+            into=folder,
+            progress=Silent(),
+            device="cpu",
+        )
+        return folder
 
 
 def quantization(form: str, kv_cache: str = "auto", block: int = 64, **calibration: Any) -> Quantization:

@@ -56,9 +56,9 @@ class Decoder:
 
     def _attention(self, layer: int, x: Tensor) -> Tensor:
         model, block = self._architecture, f"model.layers.{layer}.self_attn."
-        query = self._linear(block + "q_proj", x).view(-1, model.heads, model.head_dim)
-        key = self._linear(block + "k_proj", x).view(-1, model.kv_heads, model.head_dim)
-        value = self._linear(block + "v_proj", x).view(-1, model.kv_heads, model.head_dim)
+        query = self.linear(block + "q_proj", x).view(-1, model.heads, model.head_dim)
+        key = self.linear(block + "k_proj", x).view(-1, model.kv_heads, model.head_dim)
+        value = self.linear(block + "v_proj", x).view(-1, model.kv_heads, model.head_dim)
         if model.qk_norm:
             query, key = self._norm(query, block + "q_norm"), self._norm(key, block + "k_norm")
         query, key = self._rotate(query), self._rotate(key)
@@ -67,7 +67,7 @@ class Decoder:
             key, value = round_e4m3(key, scales[0]), round_e4m3(value, scales[1])
         samples = (torch.split(part, self._lengths) for part in (query, key, value))
         outputs = [self._attend(q, k, v, model.windows[layer]) for q, k, v in zip(*samples, strict=True)]
-        return self._linear(block + "o_proj", torch.cat(outputs))
+        return self.linear(block + "o_proj", torch.cat(outputs))
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
         """[tokens, heads, head_dim] of one sample -> [tokens, heads * head_dim]."""
@@ -87,10 +87,11 @@ class Decoder:
         return attended[0].transpose(0, 1).flatten(1)
 
     def _feed_forward(self, block: str, x: Tensor) -> Tensor:
-        gate = functional.silu(self._linear(block + "mlp.gate_proj", x))
-        return self._linear(block + "mlp.down_proj", gate * self._linear(block + "mlp.up_proj", x))
+        gate = functional.silu(self.linear(block + "mlp.gate_proj", x))
+        return self.linear(block + "mlp.down_proj", gate * self.linear(block + "mlp.up_proj", x))
 
-    def _linear(self, name: str, x: Tensor) -> Tensor:
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """What one linear layer makes of x [tokens, in]: smoothed, rounded as its kernel would, multiplied."""
         layer = self._checkpoint.linear(name)
         weight = self._weight(layer.dequantize())
         bias = None if layer.bias is None else self._weight(layer.bias)
