@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint import Architecture, Format, TensorFiles
+from pipeline.checkpoint import Architecture, Checkpoint, Format
 from pipeline.errors import UserError
 from pipeline.progress import Progress
 from pipeline.recipe import Quantization
@@ -37,6 +37,12 @@ def run(
     device = device or _device()
     ranks = sorted(set(export_tensor_parallel))
     form = preflight.check(architecture, quantization, ranks, has_cuda=device == "cuda")
+    source = Checkpoint(checkpoint_dir)
+    if form is not Format.NONE and source.quantization.format is not Format.NONE:
+        raise UserError(
+            f"{checkpoint_dir} is quantized already ({source.quantization.format}): format: none keeps it"
+        )
+    source.check()
     if form is not Format.NONE and dataset_dir is None:
         raise UserError(f"format {form} is calibrated on samples, and no data set was given")
     work = _Calibration(checkpoint_dir, architecture, form, quantization, device, into, progress, notes)
@@ -47,7 +53,7 @@ def run(
         "device": device,
         "tools": {name: metadata.version(name) for name in _TOOLS},
     }
-    with suited_to(TensorFiles(checkpoint_dir).elements):
+    with suited_to(source.tensors.elements):
         model = work.load() if form is not Format.NONE or ranks else None
         if form is not Format.NONE and dataset_dir is not None:
             facts |= work.measure(model, dataset_dir)
