@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pipeline.checkpoint import Checkpoint, TensorFiles
+from pipeline.checkpoint import Architecture, Checkpoint, Format, TensorFiles
 from pipeline.checkpoint.layers import round_e4m3, unpack_rows
 from pipeline.errors import StageError
 from pipeline.progress import Silent
-from pipeline.stages.calibrate import calibrate
+from pipeline.stages.calibrate import calibrate, tensorrt_llm, unified
+from pipeline.stages.calibrate.batches import make_batches, read_samples
+from pipeline.stages.calibrate.measurement import measure
+from pipeline.stages.calibrate.model import load
+from pipeline.stages.calibrate.scales import check_scales
 from pipeline.stages.calibrate.tensorrt_llm_files import Layout, judge
+from pipeline.stages.calibrate.third_party import Notes, quietly
+from pipeline.stages.threads import suited_to
 from tests.support.calibrated import Calibrations, facts, quantization
 from tests.support.models import CLASSES
 
@@ -62,6 +69,22 @@ def test_the_hugging_face_export(calibrations: Calibrations, form: str) -> None:
         if "norm" in name or "embed" in name
     }
     assert kept == {"BF16"}
+
+
+@pytest.mark.parametrize("architecture", CLASSES)
+@pytest.mark.parametrize("rope_key", ["rope_parameters", "rope_theta"])
+def test_transformers_reads_the_same_rotary_settings(
+    calibrations: Calibrations, architecture: str, rope_key: str
+) -> None:
+    from transformers import AutoConfig
+
+    source = calibrations.source(architecture, rope_key=rope_key)
+    exported = calibrations.calibrated("fp8", architecture=architecture, rope_key=rope_key) / "hf"
+    theirs, ours = (AutoConfig.from_pretrained(folder).rope_parameters for folder in (source, exported))
+    assert ours == theirs
+    assert Architecture.read(exported) == Architecture.read(source)
+    written = config(exported)
+    assert written["rope_theta"] == written["rope_parameters"]["rope_theta"] == 500000.0
 
 
 @pytest.mark.parametrize("architecture", CLASSES)
@@ -269,10 +292,6 @@ def test_a_float32_source_is_stored_in_float16_for_tensorrt_llm(calibrations: Ca
 def test_damaged_ranks_are_found(
     calibrations: Calibrations, tmp_path: Path, damage: Any, message: str
 ) -> None:
-    import shutil
-
-    from pipeline.checkpoint import Architecture, Format
-
     source = calibrations.calibrated("fp8")
     folder = tmp_path / "trtllm"
     shutil.copytree(source / "trtllm-tp2", folder)
@@ -298,3 +317,31 @@ def _tensors(folder: Path, drop: str = "\0", zero: str = "\0", halve: str = "\0"
         value = np.zeros_like(value) if name.endswith(zero) else value
         kept[name] = np.array(value[: len(value) // 2]) if name.endswith(halve) else value
     save_file(kept, folder / "rank1.safetensors")
+
+
+def test_nvfp4_is_exported_as_it_is_read(calibrations: Calibrations, tmp_path: Path) -> None:
+    """ModelOpt measures and packs NVFP4 anywhere; only the rounded model needs a GPU, which the stage asks
+    for.
+    """
+    source, samples = calibrations.source(), read_samples(calibrations.dataset() / "calibration.jsonl", 512)
+    architecture, original = Architecture.read(source), Checkpoint(source)
+    with quietly("nvfp4", Notes()), suited_to(0):
+        model = load(source, architecture, "cpu")
+        measure(
+            model,
+            Format.NVFP4,
+            awq_block_size=64,
+            kv_cache="fp8",
+            batches=make_batches(samples, 500),
+            progress=Silent(),
+        )
+        assert len(check_scales(model, architecture, Format.NVFP4, "fp8")) == 14 * 2 + 2 * 2
+        tensorrt_llm.export(model, architecture, 2, tmp_path / "ranks")
+        unified.export(model, source, tmp_path / "hf")
+    judge(tmp_path / "ranks", Layout(architecture, Format.NVFP4, 16, "fp8", 2, "BF16"))
+    unified.judge(tmp_path / "hf", Format.NVFP4, 16, "fp8")
+    exported = Checkpoint(tmp_path / "hf")
+    for shape in architecture.linears():
+        assert (
+            _error(exported.linear(shape.name).dequantize(), original.linear(shape.name).dequantize()) < 0.11
+        )
