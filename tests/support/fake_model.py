@@ -1,8 +1,8 @@
 """A model whose next token can be computed by hand, behind the interface of `PagedModel`.
 
-Its cache holds, where the real one holds keys and values, a number that depends on a token and all tokens before it;
-its logits are a pure function of the numbers that it finds there. So a block that was freed too early, shared wrongly
-or filled with rejected drafts changes the answer.
+Its cache holds, where the real one holds keys and values, a number that depends on a token and all tokens
+before it; its logits are a pure function of the numbers that it finds there. So a block that was freed too
+early, shared wrongly or filled with rejected drafts changes the answer.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class FakeModel:
         self._cache = np.zeros((num_blocks, self.block_size), np.int64)
 
     def forward(self, slices: list[Slice]) -> Floats:
-        for tokens, past, table, _ in slices:
-            assert tokens
+        for tokens, past, table, wanted in slices:
+            assert wanted <= len(tokens) > 0
             for position, token in enumerate(tokens, start=past):
                 state = _state(self._read(table, position), token)
                 self._cache[table[position // self.block_size], position % self.block_size] = state

@@ -12,6 +12,7 @@ from enum import Enum
 from statistics import median
 
 _TRIAL_STEPS = 8
+_WORTH = 1.1  # drafting must be faster by this factor, because its longer steps keep newcomers waiting
 _FIRST_PAUSE, _LONGEST_PAUSE = 64, 8192  # steps between trials of the slower way
 
 
@@ -59,6 +60,6 @@ class _Contest:
         if not self.on_trial or len(self._rates) < 2:
             self.drafting, self.on_trial, self._steps_left = not self.drafting, True, _TRIAL_STEPS
             return
-        best = median(self._rates[True]) >= median(self._rates[False])
+        best = median(self._rates[True]) > _WORTH * median(self._rates[False])
         self._pause = _FIRST_PAUSE if best is self.drafting else min(2 * self._pause, _LONGEST_PAUSE)
         self.drafting, self.on_trial, self._steps_left = best, False, self._pause
