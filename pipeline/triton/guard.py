@@ -53,10 +53,15 @@ def main(stop_deadline_s: float, stage: Path, shared_memory_prefix: str, command
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)  # stubs that outlived the server
         server.wait()
-        shutil.rmtree(stage, ignore_errors=True)
-        for region in Path("/dev/shm").glob(f"{shared_memory_prefix}*"):
-            region.unlink(missing_ok=True)
+        remove_traces(stage, shared_memory_prefix)
     return server.returncode if server.returncode >= 0 else 128 - server.returncode
+
+
+def remove_traces(stage: Path, shared_memory_prefix: str) -> None:
+    """Remove what a server that has ended leaves on disk and in memory."""
+    shutil.rmtree(stage, ignore_errors=True)
+    for region in Path("/dev/shm").glob(f"{shared_memory_prefix}*"):
+        region.unlink(missing_ok=True)
 
 
 def _end(server: subprocess.Popen[bytes], deadline_s: float) -> None:

@@ -111,10 +111,7 @@ class Installation:
         return [line.split()[0] for line in done.stdout.splitlines() if "not found" in line]
 
     def environment(self) -> dict[str, str]:
-        """What the server's process needs around it: this Python first, and the libraries of both.
-
-        Python writes no byte-code, so that a repository in the store stays as it was published.
-        """
+        """What the server's process needs around it: this Python first, and the libraries of both."""
         libraries = [
             str(self.libraries),
             sysconfig.get_config_var("LIBDIR"),
@@ -124,7 +121,6 @@ class Installation:
             **os.environ,
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
             "LD_LIBRARY_PATH": os.pathsep.join(part for part in libraries if part),
-            "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONUNBUFFERED": "1",
         }
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
-from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,8 +64,10 @@ class Ports:
 class Launch:
     """One start of the server.
 
-    `stage` is a folder of our own, because the backend and the stub of the running Python have to lie side by side,
-    which they do not in the wheel.
+    `stage` is a folder of our own. The backend and the stub of the running Python lie side by side in it, as they must
+    and do not in the wheel. And it mirrors the repository, file by file: Python writes byte-code beside its sources
+    (the stub heeds no setting against that), which must not end up in the store, and Triton hands paths to a shell
+    unquoted, so that the name of the repository's own folder may not matter.
     """
 
     installation: Installation
@@ -83,7 +85,7 @@ class Launch:
         """The program and its arguments."""
         return (
             str(self.installation.binary),
-            f"--model-repository={self._plain(self.repository, 'repository')}",
+            f"--model-repository={self.mirror}",
             "--model-control-mode=explicit",
             *(f"--load-model={model}" for model in self.models),
             "--disable-auto-complete-config",
@@ -102,25 +104,31 @@ class Launch:
             f"--exit-timeout-secs={self.drain_s}",
         )
 
+    @property
+    def mirror(self) -> Path:
+        """The repository as the server sees it."""
+        return self.stage / "repository"
+
     def prepare(self) -> None:
-        """Fill the stage: the Python backend, the stub of the running Python, a way to the repository.
+        """Fill the stage.
 
         Raises:
             UserError: the stage's own path is one that Triton cannot use.
         """
-        if not _is_plain(self.stage):
+        if shlex.quote(str(self.stage)) != str(self.stage):
             raise UserError(
                 f"{self.stage}: Triton needs a temporary folder without spaces in its name: set TMPDIR"
             )
         backend = self.stage / "backends" / "python"
         backend.mkdir(parents=True)
-        _link_all([*self.installation.backend.iterdir(), self.installation.stub], backend)
-        if not _is_plain(self.repository):
-            (self.stage / "repository").symlink_to(self.repository.resolve())
-
-    def _plain(self, path: Path, name: str) -> Path:
-        """Triton hands paths to a shell unquoted; a path that would break there is reached through the stage."""
-        return path if _is_plain(path) else self.stage / name
+        for file in (*self.installation.backend.iterdir(), self.installation.stub):
+            (backend / file.name).symlink_to(file.resolve())
+        for folder, _, files in os.walk(self.repository):
+            if "__pycache__" not in folder:
+                mirrored = self.mirror / Path(folder).relative_to(self.repository)
+                mirrored.mkdir()
+                for name in files:
+                    (mirrored / name).symlink_to(Path(folder, name).resolve())
 
 
 def _is_free(address: str, port: int) -> bool:
@@ -129,12 +137,3 @@ def _is_free(address: str, port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _is_plain(path: Path) -> bool:
-    return shlex.quote(str(path)) == str(path)
-
-
-def _link_all(files: Iterable[Path], folder: Path) -> None:
-    for file in files:
-        (folder / file.name).symlink_to(file.resolve())

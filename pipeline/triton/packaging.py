@@ -47,6 +47,7 @@ _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "generation_config.json", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
+_ENGINE_FILES = ("openvino_model.xml", "openvino_model.bin", "engine.json")
 _WITH_TOKENIZER = ("preprocessing", "postprocessing", "tensorrt_llm_bls")
 
 
@@ -68,6 +69,8 @@ def package_cpu(
     Raises:
         StageError: a source lacks a file, or what was written does not read back as it was meant.
     """
+    for folder in filter(None, (sources.target, sources.draft)):
+        _require(folder, *_ENGINE_FILES)
     facts = json.loads((sources.target / "engine.json").read_text(encoding="utf-8"))
     ids = token_ids(sources.tokenizer, facts["vocab_size"])
     configs = cpu_models(settings, ids)
@@ -176,19 +179,20 @@ def _copy_tokenizer(source: Path, into: Path) -> None:
             shutil.copyfile(source / name, into / name)
 
 
-_ENGINE_FILES = ("openvino_model.xml", "openvino_model.bin", "engine.json")
-
-
 def _link(source: Path, into: Path) -> None:
     """The engine's files, without a second copy of the weights where the file system allows."""
     into.mkdir()
     for name in _ENGINE_FILES:
-        if not (source / name).is_file():
-            raise StageError(f"{source}: no {name}")
         try:
             os.link(source / name, into / name)
         except OSError:  # another file system
             shutil.copyfile(source / name, into / name)
+
+
+def _require(folder: Path, *names: str) -> None:
+    for name in names:
+        if not (folder / name).is_file():
+            raise StageError(f"{folder}: no {name}")
 
 
 def _versions(*distributions: str) -> Iterator[tuple[str, str]]:

@@ -63,6 +63,7 @@ class TritonServer:
         self._fixed_ports = ports is not None
         self._start_deadline_s, self._stop_deadline_s = start_deadline_s, stop_deadline_s
         self._guard: subprocess.Popen[bytes] | None = None
+        self._started: Launch | None = None
 
     @classmethod
     def of_package(
@@ -145,6 +146,8 @@ class TritonServer:
             self._guard.kill()  # the kernel then kills the server
             self._guard.wait()
         _kill_session(self._guard.pid)
+        if self._started is not None:
+            guard.remove_traces(self._started.stage, self._started.shared_memory_prefix)
         self._guard = None
 
     def wait(self) -> int:
@@ -201,7 +204,7 @@ class TritonServer:
                 raise self._failure(f"Triton ended with exit code {code} while it started")
 
     def _launch(self, installation: Installation) -> None:
-        launch = Launch(
+        launch = self._started = Launch(
             installation,
             stage=Path(tempfile.mkdtemp(prefix="pipeline-triton-")),
             repository=self.repository,
@@ -241,7 +244,10 @@ class TritonServer:
         """An error with what the log says about it: the server's own errors, or else its last lines."""
         said = [f"  {line}" for line in log.errors(self.log_file)]
         last = [f"  | {line[:200]}" for line in self.log_tail()]
-        return ServerError("\n".join([what, *(said or last), f"its log: {self.log_file}"]))
+        text = "\n".join([what, *(said or last), f"its log: {self.log_file}"])
+        return ServerError(
+            text.replace(str(self._started.mirror), str(self.repository)) if self._started else text
+        )
 
 
 def _answers(url: str) -> bool:
@@ -253,7 +259,7 @@ def _answers(url: str) -> bool:
 
 
 def _kill_session(leader: int) -> None:
-    """Kill what is left of a session; there is something only if its guard was killed."""
+    """Kill what is left of a session; there is something only if the guard, its leader, was killed."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             session = int((folder / "stat").read_text().rpartition(")")[2].split()[3])

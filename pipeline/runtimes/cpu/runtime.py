@@ -48,7 +48,7 @@ class CpuRuntime:
         return {
             "runtime": "cpu",
             "name": recipe.name,
-            "serving": asdict(_serving(recipe)),
+            "serving": asdict(serving_settings(recipe)),
             "sources": content_digest(resources.folder("model_repo"), _ENGINE),
         }
 
@@ -56,7 +56,7 @@ class CpuRuntime:
         from pipeline.triton.packaging import CpuSources, package_cpu
 
         sources = CpuSources(engines.target, engines.draft, engines.tokenizer, _ENGINE)
-        return package_cpu(recipe.name, _serving(recipe), sources, into, progress)
+        return package_cpu(recipe.name, serving_settings(recipe), sources, into, progress)
 
 
 def _runtime(recipe: Recipe) -> Settings:
@@ -64,7 +64,7 @@ def _runtime(recipe: Recipe) -> Settings:
     return recipe.runtime
 
 
-def _serving(recipe: Recipe) -> CpuSettings:
+def serving_settings(recipe: Recipe) -> CpuSettings:
     """The one place where the recipe's fields become those of the Triton models."""
     runtime, limits = _runtime(recipe), recipe.limits
     return CpuSettings(
