@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
+from pipeline.checkpoint import Architecture
 from pipeline.errors import StageError
 from pipeline.stages.calibrate.batches import check_packing, forward, make_batches, read_samples
+from pipeline.stages.calibrate.model import load
 from tests.support.calibrated import Calibrations
 from tests.support.models import CLASSES
 
@@ -31,7 +36,7 @@ def test_every_token_is_there_once_at_its_position(samples: list[list[int]], bud
 @given(SAMPLES, st.integers(1, 200))
 def test_batches_hold_neighbours_in_length_and_are_alike(samples: list[list[int]], budget: int) -> None:
     batches = make_batches(samples, budget)
-    lengths = [place for batch in batches for place in _lengths(batch.positions)]
+    lengths = [length for batch in batches for length in batch.lengths]
     assert lengths == sorted(lengths)
     longest = max(map(len, samples))
     assert all(len(batch.tokens) < budget + longest for batch in batches)
@@ -39,26 +44,30 @@ def test_batches_hold_neighbours_in_length_and_are_alike(samples: list[list[int]
     assert all(abs(len(batch.tokens) - mean) <= longest for batch in batches)
 
 
-def _lengths(positions: tuple[int, ...]) -> list[int]:
-    starts = [at for at, position in enumerate(positions) if position == 0]
-    return [end - start for start, end in zip(starts, [*starts[1:], len(positions)], strict=True)]
-
-
+@pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("architecture", CLASSES)
-def test_samples_in_one_row_are_kept_apart(calibrations: Calibrations, architecture: str) -> None:
+def test_samples_in_one_row_are_kept_apart(
+    calibrations: Calibrations, tmp_path: Path, architecture: str, window: int | None
+) -> None:
     import torch
-    from transformers import AutoModelForCausalLM
 
     source = calibrations.source(architecture, "float32")
-    model: Any = AutoModelForCausalLM.from_pretrained(source, attn_implementation="sdpa").eval()
-    samples = [[5, 6, 7, 8, 9, 10, 11], [20, 21, 22], [30, 31, 32, 33, 34]]
+    if window is not None:
+        shutil.copytree(source, tmp_path, dirs_exist_ok=True)
+        config = json.loads((source / "config.json").read_text())
+        changed = {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 1}
+        (tmp_path / "config.json").write_text(json.dumps(config | changed))
+        source = tmp_path
+    model = load(source, Architecture.read(source), "cpu")
+    samples = [[5, 6, 7, 8, 9, 10, 11], [20, 21, 22], [30, 31, 32, 33, 34, 35, 36], [40, 41, 42]]
     check_packing(model, samples)
     (row,) = make_batches(samples, 1000)
+    eager = AutoModelForCausalLM.from_pretrained(source, attn_implementation="eager").eval()
     with torch.no_grad():
-        alone = [
-            model.model(input_ids=torch.tensor([sample])).last_hidden_state
-            for sample in sorted(samples, key=len)
+        ordered = [
+            torch.tensor([sample]) for sample in sorted(samples, key=lambda sample: (len(sample), sample))
         ]
+        alone = [eager.model(input_ids=sample).last_hidden_state for sample in ordered]
         together = forward(model, row)
     assert torch.cat(alone, dim=1).sub(together).abs().max() < 1e-4
 

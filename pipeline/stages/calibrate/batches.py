@@ -1,9 +1,9 @@
 """The samples in batches: neighbours in length, one after the other in a row, never padded.
 
-A batch is one row of tokens whose positions begin at 0 with each sample; transformers' attention then keeps
-the samples apart (`check_packing` proves it for the model at hand). Every token that a layer sees is a real
-one, so statistics need no mask, and batches are of nearly equal size: AWQ averages over batches, whatever
-their size.
+A batch is one row of tokens whose positions begin at 0 with each sample, and whose attention stays within
+each sample (`check_packing` proves it for the model at hand). Every token that a layer sees is a real one,
+so statistics need no mask, and batches are of nearly equal size: AWQ averages over batches, whatever their
+size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.errors import StageError
 
-_MOST_TOKENS = 8192  # attention of a row grows with its square
+_MOST_TOKENS = 8192  # a wide feed-forward layer makes a GiB of float32 from so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,16 @@ class Batch:
     """Samples that go through the model together."""
 
     tokens: tuple[int, ...]
-    positions: tuple[int, ...]
-    samples: int
+    lengths: tuple[int, ...]  # of each sample
+
+    @property
+    def samples(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def positions(self) -> list[int]:
+        """Of each token in its sample."""
+        return [position for length in self.lengths for position in range(length)]
 
 
 def read_samples(path: Path, vocab: int) -> list[list[int]]:
@@ -58,13 +66,16 @@ def make_batches(samples: Sequence[Sequence[int]], budget_tokens: int) -> list[B
 
 
 def check_packing(model: Any, samples: Sequence[Sequence[int]]) -> None:
-    """Run two short samples together and alone; StageError unless the model gives the same."""
+    """Run a few short samples together, and alone as transformers would; StageError unless both give the
+    same.
+    """
     import torch
 
-    pair = [list(sample[:12]) for sample in samples[:2]]
+    few = [list(sample[: 10 + 2 * (number > 1)]) for number, sample in enumerate(samples[:4])]
     with torch.inference_mode():
-        alone = torch.cat([forward(model, _pack([sample])) for sample in pair], dim=1).float()
-        together = forward(model, _pack(pair)).float()
+        rows = [torch.tensor([sample], device=model.device) for sample in few]
+        outputs = [model.model(input_ids=row, use_cache=False).last_hidden_state for row in rows]
+        alone, together = torch.cat(outputs, dim=1).float(), forward(model, _pack(few)).float()
     apart = (alone - together).abs().max() / alone.abs().max()
     if not apart < 0.02:  # also where it is not a number
         raise StageError(
@@ -80,6 +91,8 @@ def forward(model: Any, batch: Batch) -> Any:
     return model.model(
         input_ids=torch.tensor([batch.tokens], device=device),
         position_ids=torch.tensor([batch.positions], device=device),
+        attention_mask=torch.zeros(1, 1, 1, 1, device=device),  # "prepared": transformers builds none
+        sample_lengths=batch.lengths,
         use_cache=False,
     ).last_hidden_state
 
@@ -87,6 +100,5 @@ def forward(model: Any, batch: Batch) -> Any:
 def _pack(samples: Sequence[Sequence[int]]) -> Batch:
     return Batch(
         tokens=tuple(token for sample in samples for token in sample),
-        positions=tuple(position for sample in samples for position in range(len(sample))),
-        samples=len(samples),
+        lengths=tuple(len(sample) for sample in samples),
     )

@@ -10,6 +10,7 @@ import torch
 
 from pipeline.checkpoint import Architecture, TensorFiles
 from pipeline.errors import StageError, UserError
+from pipeline.stages.calibrate import attention
 
 # What ModelOpt's TensorRT-LLM export calls the families.
 DECODER_TYPES: Mapping[str, str] = {"llama": "llama", "mistral": "llama", "qwen2": "qwen", "qwen3": "qwen"}
@@ -43,11 +44,12 @@ def load(directory: Path, architecture: Architecture, device: str) -> Any:
 
     dtype = torch.float32 if device == "cpu" else getattr(torch, architecture.dtype)
     _check_memory(directory, device)
+    attention.register()
     auto: Any = AutoModelForCausalLM
     model, loading = auto.from_pretrained(
         directory,
         dtype=dtype,
-        attn_implementation="sdpa",
+        attn_implementation=attention.NAME,
         device_map=None if device == "cpu" else "auto",
         local_files_only=True,
         output_loading_info=True,

@@ -184,7 +184,9 @@ def _rank_faults(
         types, shape = expected[name]
         if header.dtype not in types:
             yield f"{file.name}: {name} is {header.dtype}, not {types[0]}"
-        if header.shape != shape and not (shape == (1,) and header.shape == ()):  # both are read as one number
+        if header.shape != shape and not (
+            shape == (1,) and header.shape == ()
+        ):  # both are read as one number
             yield f"{file.name}: {name} has shape {list(header.shape)}, not {list(shape)}"
         values = tensors[name]
         if values.dtype.kind in "iu":
