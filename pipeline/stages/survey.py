@@ -21,7 +21,7 @@ from pipeline.store import Json, Store
 
 # Distributions whose versions change what a stage makes. `build` is the runtime's own.
 _PACKAGES = {
-    "dataset": ("tokenizers",),
+    "dataset": ("jinja2", "tokenizers"),
     "calibrate": ("nvidia-modelopt", "torch", "transformers"),
     "evaluate": ("torch",),
 }
