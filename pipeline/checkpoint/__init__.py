@@ -6,10 +6,11 @@ checkpoint.linear("model.layers.0.mlp.up_proj").dequantize()      # float32 [out
 checkpoint.faults()                           # everything that is missing, of the wrong shape, or not finite
 """
 
-from pipeline.checkpoint.architecture import Architecture, LinearShape, Rope
+from pipeline.checkpoint.architecture import Architecture, LinearShape
 from pipeline.checkpoint.layers import LinearLayer
 from pipeline.checkpoint.quantization import Format, Quantization
 from pipeline.checkpoint.reader import Checkpoint
+from pipeline.checkpoint.rope import Rope
 from pipeline.checkpoint.tensors import TensorFiles, TensorHeader
 
 __all__ = [

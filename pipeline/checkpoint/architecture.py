@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from pipeline.checkpoint.rope import Rope, rope_faults
 from pipeline.errors import Fault, InvalidInput, SourceError
 
 FAMILIES: Mapping[str, str] = {
@@ -25,32 +23,6 @@ FAMILIES: Mapping[str, str] = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
-ROPE_KINDS = ("default", "linear", "llama3")
-_DEFAULT_THETA = {"llama": 10_000.0, "mistral": 10_000.0, "qwen2": 10_000.0, "qwen3": 10_000.0}
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary position embedding. `scaling` holds the parameters of `kind`, without theta and without the
-    kind.
-    """
-
-    theta: float
-    kind: str = "default"
-    scaling: Mapping[str, float] | None = None
-
-    def inverse_frequencies(self, head_dim: int) -> NDArray[np.float32]:
-        """[head_dim / 2]: radians that one position turns each pair of channels (transformers 5.14's
-        formulas).
-        """
-        exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-        inverse = (1.0 / np.float32(self.theta) ** exponents).astype(np.float32)
-        scaling = self.scaling or {}
-        if self.kind == "linear":
-            return (inverse / np.float32(scaling["factor"])).astype(np.float32)
-        if self.kind == "llama3":
-            return _llama3(inverse, scaling)
-        return inverse
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +98,7 @@ class Architecture:
             vocab=int(config["vocab_size"]),
             max_positions=int(config["max_position_embeddings"]),
             norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
-            rope=_rope(config, family),
+            rope=Rope.from_config(config),
             tied=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=family == "qwen2" or (family in ("llama", "qwen3") and attention_bias),
             output_bias=family in ("llama", "qwen3") and attention_bias,
@@ -171,34 +143,6 @@ class Architecture:
     @property
     def embedding(self) -> str:
         return "model.embed_tokens.weight"
-
-
-def _llama3(inverse: NDArray[np.float32], scaling: Mapping[str, float]) -> NDArray[np.float32]:
-    """Long wavelengths are stretched by `factor`, short ones kept, those between interpolated."""
-    low, high, factor = scaling["low_freq_factor"], scaling["high_freq_factor"], scaling["factor"]
-    context = scaling["original_max_position_embeddings"]
-    wavelength = 2 * np.pi / inverse
-    share = np.clip((context / wavelength - low) / (high - low), 0.0, 1.0)
-    return ((1 - share) * inverse / factor + share * inverse).astype(np.float32)
-
-
-def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Theta, kind and parameters under the names of transformers 5, from either layout."""
-    settings = dict(config.get("rope_parameters") or {})
-    if not settings:
-        settings = dict(config.get("rope_scaling") or {})
-        if config.get("rope_theta") is not None:
-            settings["rope_theta"] = config["rope_theta"]
-    settings["rope_type"] = settings.get("rope_type") or settings.pop("type", None) or "default"
-    settings.pop("type", None)
-    return settings
-
-
-def _rope(config: Mapping[str, Any], family: str) -> Rope:
-    settings = rope_settings(config)
-    kind = settings.pop("rope_type")
-    theta = float(settings.pop("rope_theta", _DEFAULT_THETA[family]))
-    return Rope(theta, kind, {key: float(value) for key, value in settings.items()} or None)
 
 
 def _windows(config: Mapping[str, Any], family: str) -> tuple[int | None, ...]:
@@ -246,22 +190,4 @@ def _faults(config: Mapping[str, Any]) -> Iterator[Fault]:
         yield Fault(
             "is not supported", key="partial_rotary_factor", value=config["partial_rotary_factor"], fix="1.0"
         )
-    yield from _rope_faults(config)
-
-
-def _rope_faults(config: Mapping[str, Any]) -> Iterator[Fault]:
-    settings = rope_settings(config)
-    kind = settings["rope_type"]
-    needed = {
-        "default": (),
-        "linear": ("factor",),
-        "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    }
-    if kind not in needed:
-        yield Fault("is not supported", key="rope_type", value=kind, fix=f"one of {', '.join(ROPE_KINDS)}")
-        return
-    for key in needed[kind]:
-        if not isinstance(settings.get(key), int | float):
-            yield Fault(f"is missing, and rope_type {kind} needs it", key=f"rope_parameters.{key}")
-    if settings.get("mrope_section"):
-        yield Fault("is not supported", key="rope_parameters.mrope_section", value=settings["mrope_section"])
+    yield from rope_faults(config)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from pipeline.checkpoint import Architecture, Checkpoint, Format
-from pipeline.checkpoint.architecture import rope_settings
+from pipeline.checkpoint.rope import rope_settings
 from pipeline.checkpoint.tensors import read_headers
 from pipeline.errors import StageError
 
