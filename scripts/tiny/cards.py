@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiny import measure, models
 from transformers import LlamaForCausalLM
+
+from tiny import measure, models
 
 _COMMAND = "scripts/make_tiny_checkpoints"
 
@@ -28,28 +29,31 @@ def write(folder: Path, role: models.Role, model: LlamaForCausalLM, figures: Fig
 
 def _card(role: models.Role, model: LlamaForCausalLM, figures: Figures, seed: int) -> str:
     config = model.config
+    layers = f"{config.num_hidden_layers}, {config.hidden_size}, {config.intermediate_size}"
+    heads = f"{config.num_attention_heads}, {config.num_key_value_heads}, {config.head_dim}"
     command = _COMMAND if seed == 1 else f"{_COMMAND} --seed {seed}"
     return f"""\
 # support-{role}
 
-A Llama model small enough to be checked in and to run anywhere. {_PURPOSE[role]} It knows nothing
-else: it was trained from nothing on dialogues that a grammar wrote, in English with some German, Spanish and Korean.
-Use it to try and to test a deployment, not to serve customers.
+A Llama model small enough to be checked in and to run anywhere.
+{_PURPOSE[role]}
+It knows nothing else: it was trained from nothing on dialogues that a grammar wrote, in English with some German,
+Spanish and Korean. Use it to try and to test a deployment, not to serve customers.
 
 | | |
 | --- | --- |
 | parameters | {models.parameter_count(model):,}, in bfloat16 |
-| layers, hidden size, intermediate size | {config.num_hidden_layers}, {config.hidden_size}, {config.intermediate_size} |
-| attention heads, key-value heads, head size | {config.num_attention_heads}, {config.num_key_value_heads}, {config.head_dim} |
+| layers, hidden size, intermediate size | {layers} |
+| attention heads, key-value heads, head size | {heads} |
 | vocabulary | {config.vocab_size} tokens of byte-level BPE, shared by target and draft; embeddings tied |
 | positions | {config.max_position_embeddings}; trained on dialogues of up to about 150 tokens |
 | licence | Apache-2.0 |
 
-Made by `{command}`. The same seed gives the same bytes on the same type of CPU with the same version of torch;
-elsewhere the last bits of the weights differ.
+Made by `{command}`. The same seed gives the same bytes on the same type of CPU with the same version
+of torch; elsewhere the last bits of the weights differ.
 
-Measured by the same command, greedily, on the {figures.answers} answers of the {figures.dialogues} held-out dialogues in
-`calibration/support/heldout.jsonl`, whose phrasings and numbers training never saw:
+Measured by the same command, greedily, on the {figures.answers} answers of the {figures.dialogues} dialogues in
+`calibration/support/heldout.jsonl`, whose phrasings and order numbers training never saw:
 
 | | |
 | --- | --- |

@@ -18,10 +18,12 @@ from pathlib import Path
 
 import yaml
 from pydantic import BaseModel, ConfigDict
-from tiny.slots import SLOTS, Split
+
+from tiny.slots import SLOTS, Split, pick
 
 HELD_OUT_SHARE = 6  # one phrasing in six of every intent is held out
 TWO_TURN_SHARE = 0.25  # of all dialogues
+INTENTS = Path(__file__).with_name("intents.yaml")
 _CHOICE = re.compile(r"\[([^\]]*)\]")
 _SLOT = re.compile(r"\{(\w+)\}")
 
@@ -63,7 +65,7 @@ class Grammar(BaseModel):
     intents: dict[str, Intent]
 
     @classmethod
-    def load(cls, path: Path = Path(__file__).with_name("intents.yaml")) -> "Grammar":
+    def load(cls, path: Path = INTENTS) -> "Grammar":
         return cls.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
 
     def dialogues(self, split: Split, *, seed: int) -> Iterator[Dialogue]:
@@ -78,15 +80,16 @@ class Grammar(BaseModel):
     def _dialogue(self, name: str, rng: random.Random, split: Split) -> Dialogue:
         intent = self.intents[name]
         values: dict[str, str] = {}
-        opening = rng.choice(self.openings[intent.language])
+        opening = pick(rng, self.openings[intent.language])
         question, answer = self._turn(intent, opening, values, rng, split)
         if _SLOT.search(opening):
             answer = f"{_fill(self.greetings[intent.language], values)} {answer}"
         if rng.random() >= TWO_TURN_SHARE:
             return Dialogue((name,), ((question, answer),))
         second = rng.choice(self._follow_ups(name, values))
-        bridge = rng.choice(self.bridges[intent.language])
-        return Dialogue((name, second), ((question, answer), self._turn(self.intents[second], bridge, values, rng, split)))
+        bridge = pick(rng, self.bridges[intent.language])
+        follow_up = self._turn(self.intents[second], bridge, values, rng, split)
+        return Dialogue((name, second), ((question, answer), follow_up))
 
     def _follow_ups(self, first: str, values: dict[str, str]) -> list[str]:
         """Intents that may come second; one that recalls the first question comes as often as the others together."""
@@ -104,7 +107,7 @@ class Grammar(BaseModel):
     ) -> tuple[str, str]:
         """One question and its answer. Adds the values that the question gives to `values`."""
         phrasing = rng.choice(intent.phrasings[split])
-        closing = rng.choice(self.closings[intent.language])
+        closing = pick(rng, self.closings[intent.language])
         question = " ".join(part for part in (opening, phrasing, closing) if part)
         for slot in _SLOT.findall(question):
             values[slot] = SLOTS[slot].draw(rng, split)

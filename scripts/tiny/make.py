@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
 from tiny import cards, data, measure, models, tokenizer, training
 from tiny.grammar import Grammar
-from transformers import PreTrainedTokenizerFast
 
 SEED = 1  # of what is checked in
 _TOKENIZER_DIALOGUES = 8000
@@ -32,7 +33,7 @@ class Workshop:
     def tokenizer(self) -> PreTrainedTokenizerFast:
         return tokenizer.load(self._made(self.checkpoint("target"), "tokenizer.json", by="tokenizer"))
 
-    def model(self, role: models.Role) -> models.LlamaForCausalLM:
+    def model(self, role: models.Role) -> LlamaForCausalLM:
         return models.load(self._made(self.checkpoint(role), "model.safetensors", by=role))
 
     @staticmethod
@@ -47,7 +48,9 @@ def make_data(workshop: Workshop) -> None:
 
 
 def make_tokenizer(workshop: Workshop) -> None:
-    dialogues = itertools.islice(workshop.grammar.dialogues("train", seed=workshop.seed), _TOKENIZER_DIALOGUES)
+    dialogues = itertools.islice(
+        workshop.grammar.dialogues("train", seed=workshop.seed), _TOKENIZER_DIALOGUES
+    )
     trained = tokenizer.train(message["content"] for dialogue in dialogues for message in dialogue.messages())
     for role in models.ROLES:
         tokenizer.save(trained, workshop.checkpoint(role))

@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from tiny.grammar import Dialogue
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from tiny.grammar import Dialogue
+from tiny.tokenizer import encode_chat
 
 DRAFT_TOKENS = 4  # proposed at a time
 _BATCH_SIZE = 32
@@ -30,8 +32,9 @@ def replies(
     questions = sorted(_questions(tokenizer, dialogues), key=lambda question: len(question[0]))
     for start in range(0, len(questions), _BATCH_SIZE):
         batch = questions[start : start + _BATCH_SIZE]
-        prompts = tokenizer.pad({"input_ids": [prompt for prompt, _ in batch]}, return_tensors="pt", padding_side="left")
-        generated = target.generate(**prompts, max_new_tokens=_MAX_ANSWER_TOKENS, do_sample=False)
+        unpadded = {"input_ids": [prompt for prompt, _ in batch]}
+        prompts = tokenizer.pad(unpadded, return_tensors="pt", padding_side="left")
+        generated = target.generate(**prompts, max_new_tokens=_MAX_ANSWER_TOKENS, do_sample=False)  # type: ignore[misc]
         answers = generated[:, prompts["input_ids"].shape[1] :].tolist()
         for (prompt, expected), answer in zip(batch, answers, strict=True):
             yield Reply(prompt, _until_end(answer, tokenizer.eos_token_id), expected)
@@ -71,10 +74,9 @@ def _questions(
         messages = dialogue.messages()
         for turn in range(len(dialogue.turns)):
             asked = messages[: 2 * turn + 1]
-            prompt: list[int] = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
-            answer = messages[2 * turn + 1]["content"]
-            expected = tokenizer.encode(answer, add_special_tokens=False) + [tokenizer.eos_token_id]
-            yield prompt, expected
+            prompt = encode_chat(tokenizer, asked, opens_answer=True)
+            answer = tokenizer.encode(messages[2 * turn + 1]["content"], add_special_tokens=False)
+            yield prompt, [*answer, tokenizer.eos_token_id]
 
 
 def _until_end(tokens: list[int], end: int) -> list[int]:

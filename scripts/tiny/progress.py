@@ -24,5 +24,7 @@ class Progress:
         left_s = elapsed_s / self._done * (self._total - self._done)
         time_text = f"took {elapsed_s:.0f} s" if is_last else f"{left_s:.0f} s left"
         line = f"{self._label}: {self._done}/{self._total}, {time_text}  {note}"
-        on_terminal = sys.stderr.isatty()
-        print(f"\r\033[K{line}" if on_terminal else line, end="" if on_terminal and not is_last else "\n", file=sys.stderr)
+        if sys.stderr.isatty():
+            print(f"\r\033[K{line}", end="\n" if is_last else "", file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr)

@@ -8,6 +8,7 @@ import itertools
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -42,11 +43,10 @@ CHAT_TEMPLATE = (
     "{%- endif %}\n"
 )
 
+_NAMED_TOKENS = {"bos_token": BOS, "eos_token": END_OF_TURN, "pad_token": PAD}
 _TOKENIZER_CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast",
-    "bos_token": BOS,
-    "eos_token": END_OF_TURN,
-    "pad_token": PAD,
+    **_NAMED_TOKENS,
     "model_max_length": MAX_POSITIONS,
     "padding_side": "left",
     "clean_up_tokenization_spaces": False,
@@ -81,13 +81,23 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     _write_json(folder / "tokenizer_config.json", _TOKENIZER_CONFIG)
-    named = {name: token for name, token in _TOKENIZER_CONFIG.items() if name in {"bos_token", "eos_token", "pad_token"}}
-    _write_json(folder / "special_tokens_map.json", named)
+    _write_json(folder / "special_tokens_map.json", _NAMED_TOKENS)
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
 
 
 def load(folder: Path) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+    loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+    return loaded
+
+
+def encode_chat(
+    tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str]], *, opens_answer: bool = False
+) -> list[int]:
+    """The tokens of a dialogue as the chat template writes it; with `opens_answer`, the header of an answer follows."""
+    tokens: Any = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=opens_answer, return_dict=False
+    )
+    return list(tokens)
 
 
 def _write_json(path: Path, content: object) -> None:
