@@ -49,7 +49,7 @@ class TritonServer:
         address: str = LOOPBACK,
         log_file: Path | None = None,
         start_deadline_s: float = 120.0,
-        stop_deadline_s: float = 15.0,
+        stop_deadline_s: float = 10.0,
     ) -> None:
         """`ports`: None takes free ones. `log_file`: None makes one in the temporary folder."""
         self.repository = repository.absolute()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
@@ -9,11 +10,11 @@ import pytest
 
 from pipeline.triton.server import TritonServer
 from tests.support.engine import QUESTIONS, TURN
-from tests.support.streams import joined, metrics, stream
+from tests.support.streams import Response, joined, metrics, stream
 
 PROMPT = TURN.format(QUESTIONS[0])
 IDS = np.array([[1, 3, 629, 4, 5, 6]], np.int32)
-LONG = 250  # tokens: long enough to leave in the middle, even on a fast machine
+LONG = 700  # tokens: long enough to leave in the middle, even on a fast machine
 ENDLESS = {"end_id": -1, "temperature": 3.0, "top_k": 2000}
 
 
@@ -58,21 +59,25 @@ def test_leaving_frees_the_engine(server: TritonServer, model: str) -> None:
 
 
 def test_stop_ends_the_request_of_that_id_and_no_other(server: TritonServer) -> None:
+    """All places of the engine are taken, so that the one request waits when it is stopped."""
     asked = {
         "input_ids": IDS, "input_lengths": np.array([[6]], np.int32), "streaming": True,
         "request_output_len": np.array([[LONG]], np.int32), "end_id": -1, "temperature": 3.0, "runtime_top_k": 2000,
     }  # fmt: skip
-    stopped = stream(server.grpc_url, "tensorrt_llm", request_id="one", **asked)
-    other = stream(server.grpc_url, "tensorrt_llm", request_id="two", **asked)
-    first, second = [next(stopped)], [next(other)]
-    answer = list(stream(server.grpc_url, "tensorrt_llm", request_id="one", stop=True, **asked))
-    assert [response.final for response in answer] == [True]
-    assert not answer[0].outputs
-    first += stopped
-    second += other
-    assert first[-1].final
-    assert sum(len(response.tokens) for response in first) < LONG
-    assert sum(len(response.tokens) for response in second) == LONG
+    others = [stream(server.grpc_url, "tensorrt_llm", request_id=f"other {n}", **asked) for n in range(8)]
+    counts = [len(next(other).tokens) for other in others]
+    waiting: list[Response] = []
+    waiter = threading.Thread(
+        target=lambda: waiting.extend(stream(server.grpc_url, "tensorrt_llm", request_id="one", **asked))
+    )
+    waiter.start()
+    while waiter.is_alive():
+        answer = list(stream(server.grpc_url, "tensorrt_llm", request_id="one", stop=True, **asked))
+        assert [response.final for response in answer] == [True]
+        assert not answer[0].outputs
+    assert sum(len(response.tokens) for response in waiting) < LONG
+    counts = [count + sum(len(r.tokens) for r in other) for count, other in zip(counts, others, strict=True)]
+    assert counts == [LONG] * 8
 
 
 def test_a_stop_word_ends_the_engines_work(server: TritonServer) -> None:

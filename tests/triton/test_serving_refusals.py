@@ -73,7 +73,7 @@ def test_values_that_ask_for_nothing_are_let_through(server: TritonServer) -> No
     ("inputs", "message"),
     [
         ({"max_tokens": 0}, "max_tokens = [[0]]: must be 1 or more"),
-        ({"max_tokens": 9999}, "request_output_len = 9999: must be 1 to 256 tokens here"),
+        ({"max_tokens": 9999}, "request_output_len = 9999: must be 1 to 700 tokens here"),
         ({"text_input": "word " * 400}, "input_lengths = "),
         ({"text_input": np.array([[b"\xff\xfe"]], np.object_)}, "text_input: is not UTF-8"),
         ({"beam_width": 2}, "beam_width = 2: "),
