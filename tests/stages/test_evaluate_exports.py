@@ -20,9 +20,7 @@ from tests.support.calibrated import TRAINED, Calibrations
 
 Tensors = dict[str, np.ndarray]
 LAYER = "model.layers.1.mlp.down_proj"
-GATE = Gate(
-    max_perplexity_increase=0.02, min_top1_agreement=0.97, max_kl=0.01
-)  # random weights forgive less than trained ones
+GATE = Gate(max_perplexity_increase=0.02, min_top1_agreement=0.97, max_kl=0.01)
 
 
 def evaluated(calibrations: Calibrations, exported: Path, into: Path) -> Metrics:
