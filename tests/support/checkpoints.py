@@ -1,4 +1,6 @@
-"""The smallest files that are a checkpoint to `fetch`: real safetensors, and a configuration that nobody runs."""
+"""The smallest files that are a checkpoint to `fetch`: real safetensors, and a configuration that nobody
+runs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Driving the CPU engine without its thread, one step after the other, so that tests are the same every time."""
+"""Driving the CPU engine without its thread, one step after the other, so that tests are the same every
+time.
+"""
 
 from __future__ import annotations
 

@@ -5,9 +5,10 @@
         ...HF_ENDPOINT=hub.url...
         assert [request.path for request in hub.requests] == [...]
 
-Spoken: `/api/models/…` with revisions, `/api/models/…/tree/…` in pages, `/…/resolve/…` with ranges, the error codes
-and headers of the real Hub, and redirects of large files to a second server ("the CDN", another origin, signed
-addresses). Misbehaviour is switched on by `Faults`. Writing to the Hub, discussions, data sets and Xet are not spoken.
+Spoken: `/api/models/…` with revisions, `/api/models/…/tree/…` in pages, `/…/resolve/…` with ranges, the
+error codes and headers of the real Hub, and redirects of large files to a second server ("the CDN", another
+origin, signed addresses). Misbehaviour is switched on by `Faults`. Writing to the Hub, discussions, data
+sets and Xet are not spoken.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Repo:
 
 @dataclass
 class Faults:
-    """What the hub does wrong. Names are file names; each `once` is used up by the first request that it befalls."""
+    """What the hub does wrong. Names are file names; each `once` is used up by the first request that it
+    befalls.
+    """
 
     redirect: bool = False  # large files lie on the CDN
     page_size: int = 1000
@@ -307,7 +310,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _entry(name: str, content: bytes) -> dict[str, Any]:
-    """A file as the tree lists it: large ones by the SHA-256 of their bytes, and by git's of the pointer to them."""
+    """A file as the tree lists it: large ones by the SHA-256 of their bytes, and by git's of the pointer to
+    them.
+    """
     blob = hashlib.sha1(b"blob %d\0%s" % (len(content), content)).hexdigest()
     entry: dict[str, Any] = {"type": "file", "oid": blob, "size": len(content), "path": name}
     if name.endswith(LARGE):

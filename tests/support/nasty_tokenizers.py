@@ -35,7 +35,9 @@ def byte_level() -> Tokenizer:
 
 
 def byte_fallback() -> Tokenizer:
-    """As Llama 2 and Mistral: ▁ for a space, <0xE2> for what is not in the vocabulary, one leading space cut."""
+    """As Llama 2 and Mistral: ▁ for a space, <0xE2> for what is not in the vocabulary, one leading space
+    cut.
+    """
     words = [
         "▁",
         "▁plain",

@@ -1,7 +1,8 @@
-"""Checkpoints quantized by plain rounding, in the files that ModelOpt 0.47 would write. No torch, no calibration.
+"""Checkpoints quantized by plain rounding, in the files that ModelOpt 0.47 would write. No torch, no
+calibration.
 
-The scales of inputs and caches are not measured; they are plausible numbers. For tests of what reads such files:
-where the numbers themselves are in question, the tests have ModelOpt write the file.
+The scales of inputs and caches are not measured; they are plausible numbers. For tests of what reads such
+files: where the numbers themselves are in question, the tests have ModelOpt write the file.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def quantize_checkpoint(
     head: bool = False,
     seed: int = 0,
 ) -> Path:
-    """Write the checkpoint `source` into `into`, the linear layers of its blocks quantized, and `head` if asked."""
+    """Write the checkpoint `source` into `into`, the linear layers of its blocks quantized, and `head` if
+    asked.
+    """
     into.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(source / name, into / name)
