@@ -122,5 +122,8 @@ def test_a_full_queue_refuses(drafting: TritonServer) -> None:
         thread.join()
     assert len(texts) >= 2
     assert all(texts)
-    assert set(refusals) == {"the queue is full: 2 requests run or wait; try again later"}
+    assert refusals
+    assert all(
+        "Exceeds maximum queue size" in refusal for refusal in refusals
+    )  # Triton's own queue, or the engine's
     assert joined(drafting.grpc_url, "tensorrt_llm_bls", text_input=PROMPTS[0], max_tokens=4, stream=True)

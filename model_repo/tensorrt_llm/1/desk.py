@@ -74,7 +74,9 @@ class Desk:
         with self._lock:
             waiting = sum(len(replies) for replies in self._open.values())
             if self._max_open is not None and waiting >= self._max_open:
-                raise Refused(f"the queue is full: {waiting} requests run or wait; try again later")
+                raise Refused(
+                    f"Exceeds maximum queue size: {waiting} requests run or wait"
+                )  # Triton's own words
             self._open[reply.id].append(reply)
         return reply
 
