@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ServerError
+from pipeline.triton.installation import Installation
 from pipeline.triton.launch import Ports
 from pipeline.triton.server import TritonServer
 
@@ -107,6 +108,29 @@ def test_a_port_that_is_lost_between_choice_and_start_is_chosen_again(copy: Path
     with socket.create_server(("127.0.0.1", first.grpc)), server:
         assert server.ports.grpc != first.grpc
         assert server.check_health().text is not None
+
+
+def test_a_start_that_aborts_is_tried_once_more(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Installation.find()
+    root = tmp_path / "wheel"
+    (root / "bin").mkdir(parents=True)
+    for part in ("backends", "caches", "python_backend_stubs"):
+        (root / part).symlink_to(real.root / part)
+    count = tmp_path / "starts"
+    binary = root / "bin" / "tritonserver"
+    binary.write_text(
+        f'#!/bin/sh\necho start >> {count}\n[ $(wc -l < {count}) -gt 1 ] || kill -ABRT $$\nexec {real.binary} "$@"\n'
+    )
+    binary.chmod(0o755)
+    monkeypatch.setattr(Installation, "find", lambda: Installation(root, real.libraries, real.python))
+    with TritonServer.of_package(copy, log_file=copy / "log") as server:
+        assert server.running
+    assert count.read_text().split() == ["start", "start"]
+    binary.write_text("#!/bin/sh\nkill -ABRT $$\n")
+    with pytest.raises(ServerError, match="exit code 134 while it started"):
+        TritonServer.of_package(copy, log_file=copy / "log").start()
 
 
 def test_a_start_that_takes_too_long(copy: Path) -> None:

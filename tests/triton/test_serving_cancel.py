@@ -80,6 +80,31 @@ def test_stop_ends_the_request_of_that_id_and_no_other(server: TritonServer) -> 
     assert counts == [LONG] * 8
 
 
+def test_stop_ends_an_answer_of_the_entry_model_too(server: TritonServer) -> None:
+    """By the client's own id, when that is long enough to be no one else's."""
+    id = "0123456789abcdef"
+    answer = stream(
+        server.grpc_url,
+        "tensorrt_llm_bls",
+        request_id=id,
+        text_input=PROMPT,
+        max_tokens=LONG,
+        stream=True,
+        **ENDLESS,
+    )
+    before = settled(server)
+    next(answer)
+    stop = {
+        "input_ids": IDS,
+        "input_lengths": np.array([[6]], np.int32),
+        "request_output_len": 1,
+        "stop": True,
+    }
+    list(stream(server.grpc_url, "tensorrt_llm", request_id=id, **stop))
+    assert list(answer)[-1].final
+    assert settled(server) - before < LONG
+
+
 def test_a_stop_word_ends_the_engines_work(server: TritonServer) -> None:
     """Even one that no tokens of the engine line up with."""
     before = settled(server)

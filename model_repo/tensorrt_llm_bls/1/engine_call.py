@@ -63,12 +63,22 @@ _ASKED_FOR = {
 }
 
 
+_UNIQUE = 16  # characters: an id of that length or more is taken to be its client's alone
+
+
 class EngineCall:
-    """A request to the engine model that is under way."""
+    """A request to the engine model that is under way.
+
+    It has the id of the client's request if that is long enough to be unique. The client may then stop it as
+    TensorRT-LLM's clients stop theirs: a request to the engine model with the same id and `stop`. The stream then ends
+    in order, which is kinder to Triton than a cancelled call: under load, one in some thousand of those ends Triton
+    24.10 itself (server issue 8034).
+    """
 
     def __init__(self, model: EngineModel, request: Any, prompts: Prompts) -> None:
         self._model = model
-        self._id = uuid.uuid4().hex  # by which it can be stopped
+        given = request.request_id()
+        self._id = given if len(given) >= _UNIQUE else uuid.uuid4().hex  # by which it can be stopped
         self._over = False
         self.asked_for = tuple(
             name for flag, names in _ASKED_FOR.items() if read_flag(request, flag) for name in names
