@@ -51,7 +51,7 @@ class TritonServer:
         start_deadline_s: float = 120.0,
         stop_deadline_s: float = 10.0,
     ) -> None:
-        """`ports`: None takes free ones. `log_file`: None makes one in the temporary folder."""
+        """`ports`: None takes free ones. `log_file`: None makes one in the temporary folder, kept after a failure."""
         self.repository = repository.absolute()
         self.models = tuple(models)
         self.entry_model = entry_model
@@ -60,7 +60,7 @@ class TritonServer:
         self.log_file = (
             log_file or Path(tempfile.gettempdir()) / f"pipeline-triton-{secrets.token_hex(4)}.log"
         )
-        self._fixed_ports = ports is not None
+        self._fixed_ports, self._own_log = ports is not None, log_file is None
         self._start_deadline_s, self._stop_deadline_s = start_deadline_s, stop_deadline_s
         self._guard: subprocess.Popen[bytes] | None = None
         self._started: Launch | None = None
@@ -186,6 +186,8 @@ class TritonServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+        if self._own_log and error is None:
+            self.log_file.unlink(missing_ok=True)
 
     def _start(self, installation: Installation, deadline: float) -> None:
         for attempt in range(1, _ATTEMPTS + 1):

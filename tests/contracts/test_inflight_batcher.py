@@ -109,7 +109,7 @@ def test_parameters_of_the_engine() -> None:
 def test_what_is_not_known_is_refused_with_what_is_near() -> None:
     with pytest.raises(UserError, match=r"TensorRT-LLM 1\.2\.9 is not known; known: .*1\.2\.1"):
         tensors("ensemble", "1.2.9")
-    with pytest.raises(UserError, match="preprocesing is not a model .* known: preprocessing"):
+    with pytest.raises(UserError, match=r"preprocesing is not a model .* known: preprocessing"):
         tensors("preprocesing", "1.2.1")
     with pytest.raises(UserError, match="logits_datatype = TYPE_BF16: must be one of TYPE_FP32, TYPE_FP16"):
         tensors("ensemble", "1.2.1", DataTypes(logits_datatype="TYPE_BF16"))
