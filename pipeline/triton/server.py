@@ -50,6 +50,7 @@ class TritonServer:
         log_file: Path | None = None,
         start_deadline_s: float = 120.0,
         stop_deadline_s: float = 10.0,
+        warmup_tokens: int = 16,
     ) -> None:
         """`ports`: None takes free ones. `log_file`: None makes one in the temporary folder, kept after a failure."""
         self.repository = repository.absolute()
@@ -62,6 +63,7 @@ class TritonServer:
         )
         self._fixed_ports, self._own_log = ports is not None, log_file is None
         self._start_deadline_s, self._stop_deadline_s = start_deadline_s, stop_deadline_s
+        self._warmup_tokens = warmup_tokens
         self._guard: subprocess.Popen[bytes] | None = None
         self._started: Launch | None = None
 
@@ -85,6 +87,7 @@ class TritonServer:
             address=address,
             log_file=log_file,
             start_deadline_s=start_deadline_s,
+            warmup_tokens=min(16, deployment.limits.max_output_tokens),
         )
 
     @property
@@ -163,15 +166,16 @@ class TritonServer:
         if not self.running:
             raise self._failure("Triton is not running")
         try:
-            return generate(self.grpc_url, self.entry_model, "Hello", max_tokens=2, timeout_s=timeout_s)
+            return generate(self.grpc_url, self.entry_model, "Hello", max_tokens=1, timeout_s=timeout_s)
         except ServerError as error:
             raise self._failure(str(error)) from None
 
-    def warmup(self, rounds: int = 3, *, timeout_s: float = 60.0) -> Answer:
-        """Answers to a short and a longer prompt, so that the first client finds everything loaded; the last one."""
+    def warmup(self, rounds: int = 5, *, timeout_s: float = 60.0) -> Answer:
+        """Some short answers, so that the first client finds everything loaded; the last of them."""
         for _ in range(rounds):
-            for prompt in ("Hello", "How do I reset my password? " * 4):
-                answer = generate(self.grpc_url, self.entry_model, prompt, max_tokens=16, timeout_s=timeout_s)
+            answer = generate(
+                self.grpc_url, self.entry_model, "Hello", max_tokens=self._warmup_tokens, timeout_s=timeout_s
+            )
         return answer
 
     def log_tail(self, lines: int = 20) -> list[str]:
