@@ -19,7 +19,9 @@ def pipeline(*arguments: str, store: Path, timeout_s: float = 240) -> subprocess
     """Run the command line in a process of its own."""
     command = [sys.executable, "-m", "pipeline.cli.main", *arguments]
     environment = {**os.environ, "PIPELINE_STORE": str(store)}
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False
+    )
 
 
 @pytest.fixture(scope="session")

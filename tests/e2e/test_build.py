@@ -21,7 +21,8 @@ def built(build: Build, store: Path) -> Store:
     return Store(store)
 
 
-def test_a_second_build_makes_nothing(built: Store, build: Build) -> None:
+@pytest.mark.usefixtures("built")
+def test_a_second_build_makes_nothing(build: Build) -> None:
     assert not any(step["made"] for step in build("tiny-cpu")["steps"])
 
 
@@ -47,7 +48,9 @@ def test_progress_names_every_step_and_where_it_is(tmp_path: Path) -> None:
 
 
 def test_a_tighter_gate_stops_the_build_although_all_is_built(built: Store) -> None:
-    done = pipeline("build", "tiny-cpu", "--set", "quantization.gate.min_top1_agreement=1.0", store=built.root)
+    done = pipeline(
+        "build", "tiny-cpu", "--set", "quantization.gate.min_top1_agreement=1.0", store=built.root
+    )
     assert done.returncode == 3
     assert "top-1 agreement" in done.stderr
     assert "What to try" in done.stderr

@@ -123,21 +123,29 @@ def test_unquantized_served_greedy_equals_transformers(plain_package: Path) -> N
         assert [ask(client, question) for question in asked] == expected
 
 
-def test_speculation_accepts_and_says_so(client: Client) -> None:
-    with client.stream([{"role": "user", "content": questions(1)[0]}], max_tokens=MAX_TOKENS) as stream:
-        for _ in stream:
-            pass
-        assert stream.stats.draft_tokens
-        assert stream.stats.accepted_tokens
-        assert stream.stats.chunks < (stream.stats.output_tokens or 0)
+def test_speculation_is_tried_accepted_and_reported(client: Client) -> None:
+    """The engine drafts only while it pays, so not in every answer."""
+    proposed = accepted = 0
+    for question in questions(40):
+        with client.stream([{"role": "user", "content": question}], max_tokens=MAX_TOKENS) as stream:
+            for _ in stream:
+                pass
+            proposed += stream.stats.draft_tokens or 0
+            accepted += stream.stats.accepted_tokens or 0
+    assert proposed > 0
+    assert accepted / proposed > 0.6
 
 
 def test_eight_streams_take_less_than_three_times_one(client: Client) -> None:
-    """The best of several rounds, because the machine may be busy with something else."""
+    """200 tokens each; the best of several rounds, because the machine may be busy with something else."""
     asked = questions(8)
 
+    def stream(question: str) -> None:
+        messages = [{"role": "user", "content": question}]
+        client.generate(messages, max_tokens=200, min_tokens=200)
+
     def together(count: int) -> float:
-        threads = [threading.Thread(target=ask, args=(client, question)) for question in asked[:count]]
+        threads = [threading.Thread(target=stream, args=(question,)) for question in asked[:count]]
         start = time.perf_counter()
         for thread in threads:
             thread.start()
@@ -145,16 +153,9 @@ def test_eight_streams_take_less_than_three_times_one(client: Client) -> None:
             thread.join(60)
         return time.perf_counter() - start
 
-    for question in asked:
-        ask(client, question)  # warm
-    longest = max(min(timed(client, question) for _ in range(5)) for question in asked)
-    assert min(together(8) for _ in range(7)) < 3 * longest
-
-
-def timed(client: Client, question: str) -> float:
-    start = time.perf_counter()
-    ask(client, question)
-    return time.perf_counter() - start
+    together(8)  # warm
+    rounds = [(together(1), together(8)) for _ in range(8)]
+    assert min(eight for _, eight in rounds) < 3 * sorted(one for one, _ in rounds)[len(rounds) // 2]
 
 
 def test_the_server_survives_clients_that_come_and_go(client: Client) -> None:

@@ -1,12 +1,14 @@
 """From what the engine puts out to responses of `tensorrt_llm`, as TensorRT-LLM's C++ backend shapes them.
 
-Streaming, each response carries the new tokens of one step, never the prompt; otherwise each row of the batch comes
+Streaming, each response carries new tokens only, never the prompt: those of one step, or of a few where many requests
+share the machine and a response for every token would cost more than the token. Otherwise each row of the batch comes
 in one response. The last response of the last row carries Triton's final flag.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 
 import engine
@@ -30,7 +32,8 @@ class Reply:
         self.sender = sender
         self.requests = tuple(requests)
         self._wishes = wishes
-        self._kept: list[list[engine.Output]] = [[] for _ in requests]  # when not streaming, what came so far
+        self._kept: list[list[engine.Output]] = [[] for _ in requests]  # what came and has not been sent
+        self._next_s = [0.0 for _ in requests]  # when a row's next response may go; monotonic
         self._open_rows = len(requests)
         self._lock = threading.Lock()
 
@@ -38,8 +41,8 @@ class Reply:
         """Whether nothing more will be sent."""
         return self._open_rows == 0
 
-    def take(self, row: int, output: engine.Output) -> None:
-        """Pass on what the engine says about one row."""
+    def take(self, row: int, output: engine.Output, pause_s: float = 0.0) -> None:
+        """Pass on what the engine says about one row, at least `pause_s` after what went before it; `flush` helps."""
         with self._lock:
             if self.is_done():
                 return
@@ -47,12 +50,18 @@ class Reply:
                 self._fail(EngineFailed(output.error or "no reason was given"))
                 return
             self._open_rows -= output.finish is not None
-            if self._wishes.streaming:
-                self._send(row, [output])
-            else:
-                self._kept[row].append(output)
-                if output.finish:
-                    self._send(row, self._kept[row])
+            self._kept[row].append(output)
+            now = time.monotonic()
+            if output.finish or (self._wishes.streaming and now >= self._next_s[row]):
+                self._next_s[row] = now + pause_s
+                self._send(row)
+
+    def flush(self) -> None:
+        """Send what waits for its row's next response."""
+        with self._lock:
+            for row, kept in enumerate(self._kept):
+                if kept and self._wishes.streaming and not self.is_done():
+                    self._send(row)
 
     def fail(self, error: Exception) -> None:
         """End with an error."""
@@ -69,7 +78,8 @@ class Reply:
         self._open_rows = 0
         self.sender.send(failure(error), flags=FINAL)
 
-    def _send(self, row: int, outputs: Sequence[engine.Output]) -> None:
+    def _send(self, row: int) -> None:
+        outputs, self._kept[row] = self._kept[row], []
         tokens = [token for output in outputs for token in output.tokens]
         last = outputs[-1]
         if self._wishes.prompt:
