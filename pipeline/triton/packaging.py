@@ -101,7 +101,7 @@ def package_cpu(
     files = [path for path in repository.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     progress.say(
-        f"Triton model repository of {len(configs)} models, {len(files)} files, {size / 2**20:.1f} MiB: {repository}"
+        f"Triton model repository of {len(configs)} models, {len(files)} files, {size / 2**20:.1f} MiB"
     )
     return {
         "models": list(deployment.models),
