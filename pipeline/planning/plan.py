@@ -142,8 +142,10 @@ class _Planner:
 
     def _calibrate(self, role: str) -> Step:
         quantization = self._recipe.quantization
+        assert quantization.calibration is not None, "the recipe's rules ask for it with every format but none"
         settings: dict[str, Json] = {
             "format": self._formats()[role],
+            "batch_size": quantization.calibration.batch_size,  # changes last digits of the scales
             "kv_cache": quantization.kv_cache,
             "awq_block_size": quantization.awq_block_size,
             "export_tensor_parallel": list(tensor_parallel_exports(self._recipe)) if role == TARGET else [],

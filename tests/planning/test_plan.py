@@ -70,6 +70,7 @@ AFTER_CALIBRATION = {"calibrate.target", "evaluate", "build.target", "package"}
         ("quantization.calibration.seed=7", {"dataset"} | AFTER_CALIBRATION),
         ("quantization.calibration.samples=256", {"dataset"} | AFTER_CALIBRATION),
         ("quantization.format=int8_sq", AFTER_CALIBRATION),
+        ("quantization.calibration.batch_size=4", AFTER_CALIBRATION),
         ("quantization.export_tensor_parallel=[1, 2]", AFTER_CALIBRATION),
     ],
 )
