@@ -142,7 +142,9 @@ class _Planner:
 
     def _calibrate(self, role: str) -> Step:
         quantization = self._recipe.quantization
-        assert quantization.calibration is not None, "the recipe's rules ask for it with every format but none"
+        assert quantization.calibration is not None, (
+            "the recipe's rules ask for it with every format but none"
+        )
         settings: dict[str, Json] = {
             "format": self._formats()[role],
             "batch_size": quantization.calibration.batch_size,  # changes last digits of the scales
