@@ -31,7 +31,7 @@ def test_packaged_recipe(name: str) -> None:
 
 def test_tiny_cpu() -> None:
     recipe = load_recipe("tiny-cpu")
-    assert recipe.runtime == CpuRuntime(threads=2)
+    assert recipe.runtime == CpuRuntime(threads=1)
     assert recipe.quantization.format == "fp8"
     assert recipe.quantization.calibration is not None
     assert recipe.quantization.calibration.samples == 128
