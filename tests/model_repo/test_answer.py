@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
-from conftest import SOURCES
 from shared.detokenizer import TextDecoder
 
 from tests.support import nasty_tokenizers
 
-sys.path.insert(0, str(SOURCES / "tensorrt_llm_bls" / "1"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "model_repo" / "tensorrt_llm_bls" / "1"))
 from answer import Answer
 
 TOKENIZER = nasty_tokenizers.byte_level()
