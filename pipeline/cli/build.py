@@ -72,7 +72,7 @@ def command(
         report.say(f"  {outcome.step.name:<17} {took:<16} {size:>10}  {outcome.artifact.path}")
 
     start = time.monotonic()
-    last = Builder(prepared.plan, shelf, prepared.work(report), report, show).run(until)
+    last = Builder(prepared.plan, shelf, prepared.work(report, shelf), report, show).run(until)
     if as_json:
         click.echo(json.dumps(_summary(loaded.name, last.path, outcomes), indent=2))
         return

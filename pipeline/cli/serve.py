@@ -69,7 +69,7 @@ def command(
     report = progress_to.for_stream()
     shelf = Store.at(store)
     prepared = prepare(loaded, shelf, offline=offline, progress=report)
-    builder = Builder(prepared.plan, shelf, prepared.work(report), report)
+    builder = Builder(prepared.plan, shelf, prepared.work(report, shelf), report)
     package = builder.run() if build else builder.finished()
     server = TritonServer.of_package(
         package.path,

@@ -7,19 +7,21 @@ A pure function of the recipe, its resolved sources and the versions of the tool
                   └───────────┘                    └─ build.target ─┼─ package
     fetch.draft ──────────────────────────────────── build.draft ───┘
 
-Without quantization the checkpoint is built as it is: no dataset, no calibration, no gate.
+Without quantization the checkpoint is built as it is: no dataset, no calibration, no gate. For `tensorrt` it is then
+split for the ranks first (convert.target), which calibration does for a quantized one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from pipeline.planning.parallelism import parallelism
 from pipeline.recipe import Gate, Recipe
 from pipeline.store import ArtifactKey, Json
 
 # Raised whenever a stage would make different files from the same inputs; it is part of every key.
-REVISIONS = {"fetch": 1, "dataset": 1, "calibrate": 1, "evaluate": 1, "build": 1, "package": 1}
+REVISIONS = {"fetch": 1, "dataset": 1, "calibrate": 1, "convert": 1, "evaluate": 1, "build": 1, "package": 1}
 
 TARGET, DRAFT = "target", "draft"
 
@@ -60,7 +62,9 @@ class Surroundings:
     ]  # role -> identity of the checkpoint (hub commit, or content digest)
     dataset: Mapping[str, Json]  # identity of the calibration set: name and digests of its files
     tools: Mapping[str, Mapping[str, str]]  # stage -> package -> version
-    build: Mapping[str, Json]  # what the runtime's build depends on besides the checkpoint
+    build: Mapping[
+        str, Mapping[str, Json]
+    ]  # role -> what the runtime's build depends on besides the checkpoint
     package: Mapping[str, Json]  # what the repository depends on: settings, digests of the model sources
 
 
@@ -97,6 +101,8 @@ class _Planner:
         if TARGET in self._formats():
             yield self._evaluate()
         for role in self._roles():
+            if self._is_split(role):
+                yield self._convert(role)
             yield self._build(role)
         yield self._package()
 
@@ -162,9 +168,18 @@ class _Planner:
         inputs = {"checkpoint": f"fetch.{TARGET}", "calibrated": f"calibrate.{TARGET}", "dataset": "dataset"}
         return self._step("evaluate", {}, inputs)
 
+    def _is_split(self, role: str) -> bool:
+        return self._recipe.runtime.kind == "tensorrt" and role not in self._formats()
+
+    def _convert(self, role: str) -> Step:
+        """The checkpoint of one model for the ranks of `tensorrt`, unquantized."""
+        sizes = parallelism(self._recipe, role)
+        return self._step(f"convert.{role}", dict(asdict(sizes)), {"checkpoint": f"fetch.{role}"})
+
     def _build(self, role: str) -> Step:
         source = f"calibrate.{role}" if role in self._formats() else f"fetch.{role}"
-        return self._step(f"build.{role}", dict(self._around.build), {"checkpoint": source})
+        ranks = {"ranks": f"convert.{role}"} if self._is_split(role) else {}
+        return self._step(f"build.{role}", dict(self._around.build[role]), {"checkpoint": source} | ranks)
 
     def _package(self) -> Step:
         gate = {"evaluation": "evaluate"} if "evaluate" in self._made else {}

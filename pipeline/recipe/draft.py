@@ -17,6 +17,9 @@ class Draft(Checkpoint):
         default="draft_target", description="An independent model, or an Eagle-3 head (pytorch only)."
     )
     max_draft_tokens: int = Field(ge=1, le=64, description="Tokens proposed in one round.")
+    tensor_parallel: int = Field(
+        default=1, ge=1, le=64, description="GPUs that share each layer of the draft (tensorrt only)."
+    )
     quantization: DraftFormat = Field(
         default="none", description="Format of the draft's weights; calibrated like the target."
     )

@@ -199,6 +199,15 @@ def _speculation_method(values: Values) -> Iterator[Problem]:
         )  # fmt: skip
 
 
+def _draft_parallel(values: Values) -> Iterator[Problem]:
+    key, kind = "draft.tensor_parallel", values["runtime.kind"]
+    if values[key] not in (None, 1) and kind != "tensorrt":
+        yield Problem(
+            (key, "runtime.kind"), f"needs runtime.kind tensorrt, but it is {kind}",
+            f"remove {key}",
+        )  # fmt: skip
+
+
 def _gpu_memory(values: Values) -> Iterator[Problem]:
     if values["runtime.kind"] != "cpu":
         return
@@ -242,5 +251,6 @@ def _semantic_needs_cache(values: Values) -> Iterator[Problem]:
 RULES: tuple[Rule, ...] = (
     _revision_of_hub, _calibration_needed, _gate_needs_format, _sample_count, _awq_block_size, _auto_budget,
     _nvfp4_needs_gpu, _kv_cache_format, _draft_fits_limits, _batch_fits_concurrency, _batch_fits_prompt,
-    _expert_parallel, _exports_cover_runtime, _speculation_method, _gpu_memory, _cpu_scheduler, _semantic_needs_cache,
+    _expert_parallel, _exports_cover_runtime, _speculation_method, _draft_parallel, _gpu_memory, _cpu_scheduler,
+    _semantic_needs_cache,
 )  # fmt: skip

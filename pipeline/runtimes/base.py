@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pipeline.errors import UserError
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
 from pipeline.store import Json
@@ -26,6 +25,20 @@ class Engines:
     tokenizer: Path  # fetch.target
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What one engine is built from, and where."""
+
+    recipe: Recipe
+    role: str  # "target" | "draft"
+    checkpoint: Path  # Hugging Face layout: the calibrated export, or the source
+    ranks: Path | None  # TensorRT-LLM checkpoint, split for the ranks; only for `tensorrt`
+    caches: Path  # folder of the store that outlives artifacts
+    executor: str  # who runs the builder, for runtimes that leave the choice: native | docker | print
+    into: Path  # an empty folder
+    progress: Progress
+
+
 class Runtime(Protocol):
     """One way to execute a model behind Triton."""
 
@@ -33,11 +46,11 @@ class Runtime(Protocol):
     def packages(self) -> tuple[str, ...]:
         """Distributions whose versions change what `build` makes."""
 
-    def build_settings(self, recipe: Recipe) -> Mapping[str, Json]:
-        """What `build` depends on besides the checkpoint."""
+    def build_settings(self, recipe: Recipe, role: str) -> Mapping[str, Json]:
+        """What `build` of the target or the draft depends on besides the checkpoint."""
 
-    def build(self, recipe: Recipe, checkpoint: Path, into: Path, progress: Progress) -> Mapping[str, Json]:
-        """Make the engine of one checkpoint in the empty folder `into`; return the facts of it."""
+    def build(self, order: Order) -> Mapping[str, Json]:
+        """Make one engine in the empty folder of the order; return the facts of it."""
 
     def package_settings(self, recipe: Recipe) -> Mapping[str, Json]:
         """What `package` depends on besides the engines: limits, parameters, digests of the model sources."""
@@ -48,29 +61,16 @@ class Runtime(Protocol):
 
 def runtime_of(recipe: Recipe) -> Runtime:
     """The runtime that the recipe names."""
-    if recipe.runtime.kind == "cpu":
-        from pipeline.runtimes.cpu.runtime import CpuRuntime
+    match recipe.runtime.kind:
+        case "cpu":
+            from pipeline.runtimes.cpu.runtime import CpuRuntime
 
-        return CpuRuntime()
-    return _WithoutEngines()
+            return CpuRuntime()
+        case "tensorrt":
+            from pipeline.runtimes.tensorrt.runtime import TensorRTRuntime
 
+            return TensorRTRuntime()
+        case "pytorch":
+            from pipeline.runtimes.pytorch.runtime import PyTorchRuntime
 
-class _WithoutEngines:
-    """`tensorrt` and `pytorch` so far: everything up to `evaluate`, and a refusal to build."""
-
-    packages = ()
-
-    def build_settings(self, recipe: Recipe) -> Mapping[str, Json]:
-        return {"runtime": recipe.runtime.kind}
-
-    def build(self, recipe: Recipe, checkpoint: Path, into: Path, progress: Progress) -> Mapping[str, Json]:  # noqa: ARG002
-        raise UserError(
-            f"recipe {recipe.name}: this version of pipeline does not build engines for runtime.kind = "
-            f"{recipe.runtime.kind}; it fetches, calibrates and evaluates for it: pipeline build --until evaluate"
-        )
-
-    def package_settings(self, recipe: Recipe) -> Mapping[str, Json]:  # noqa: ARG002
-        return {}
-
-    def package(self, recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:  # noqa: ARG002
-        raise AssertionError("nothing is packaged where nothing is built")
+            return PyTorchRuntime()

@@ -116,6 +116,7 @@ _PURPOSES = {
     "fetch": "checkpoint files from {source}",
     "dataset": "{samples} calibration samples and the held-out text, frozen to files",
     "calibrate": "{format} scales with ModelOpt, and the two exports",
+    "convert": "TensorRT-LLM checkpoint, tensor parallel {tensor}, pipeline parallel {pipeline}",
     "evaluate": "exported checkpoint against the original on held-out text",
     "build": "engine for the {runtime} runtime",
     "package": "Triton model repository",

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.planning.parallelism import parallelism
 from pipeline.planning.plan import DRAFT, tensor_parallel_exports
 from pipeline.progress import Progress
 from pipeline.recipe import Gate, Quantization, Recipe
-from pipeline.runtimes.base import Engines, runtime_of
+from pipeline.runtimes.base import Engines, Order, runtime_of
 from pipeline.stages.fetch import ResolvedSource, fetch
 from pipeline.store import Json
 
@@ -26,6 +27,8 @@ class Work:
     sources: Mapping[str, ResolvedSource]  # role -> checkpoint
     inputs: Mapping[str, Path]  # what the stage calls the input -> folder of the artifact
     into: Path  # an empty folder; for fetch, what a killed fetch left
+    caches: Path  # of the store: what later runs may use and no artifact holds
+    executor: str  # who runs engine builders
     progress: Progress
 
     @property
@@ -74,6 +77,14 @@ def _calibrate(work: Work) -> Facts:
     )
 
 
+def _convert(work: Work) -> Facts:
+    from pipeline.stages.convert import convert
+
+    return convert(
+        work.inputs["checkpoint"], parallelism(work.recipe, work.role), into=work.into, progress=work.progress
+    )
+
+
 def _evaluate(work: Work) -> Facts:
     from pipeline.stages.evaluate import evaluate
 
@@ -89,8 +100,25 @@ def _evaluate(work: Work) -> Facts:
 def _build(work: Work) -> Facts:
     checkpoint = work.inputs["checkpoint"]
     calibrated = checkpoint / "hf"
-    source = calibrated if calibrated.is_dir() else checkpoint
-    return runtime_of(work.recipe).build(work.recipe, source, work.into, work.progress)
+    order = Order(
+        recipe=work.recipe,
+        role=work.role,
+        checkpoint=calibrated if calibrated.is_dir() else checkpoint,
+        ranks=_ranks(work),
+        caches=work.caches,
+        executor=work.executor,
+        into=work.into,
+        progress=work.progress,
+    )
+    return runtime_of(work.recipe).build(order)
+
+
+def _ranks(work: Work) -> Path | None:
+    """The TensorRT-LLM checkpoint: converted, or a part of the calibration's result."""
+    if work.recipe.runtime.kind != "tensorrt":
+        return None
+    split = work.inputs.get("ranks", work.inputs["checkpoint"])
+    return split / parallelism(work.recipe, work.role).folder
 
 
 def _package(work: Work) -> Facts:
@@ -104,6 +132,7 @@ MAKERS: Mapping[str, Callable[[Work], Facts]] = {
     "fetch": _fetch,
     "dataset": _dataset,
     "calibrate": _calibrate,
+    "convert": _convert,
     "evaluate": _evaluate,
     "build": _build,
     "package": _package,

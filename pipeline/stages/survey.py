@@ -34,12 +34,14 @@ class Prepared:
     plan: Plan
     sources: Mapping[str, ResolvedSource]  # role -> checkpoint
 
-    def work(self, progress: Progress) -> Callable[[Step, Mapping[str, Path], Path], Work]:
-        """What the builder hands to the stage of a step."""
+    def work(
+        self, progress: Progress, store: Store, executor: str = "native"
+    ) -> Callable[[Step, Mapping[str, Path], Path], Work]:
+        """What the builder hands to the stage of a step; `executor`: see `runtimes.base.Order`."""
 
         def work(step: Step, inputs: Mapping[str, Path], into: Path) -> Work:
             role = step.name.partition(".")[2]
-            return Work(self.plan.recipe, role, self.sources, inputs, into, progress)
+            return Work(self.plan.recipe, role, self.sources, inputs, into, store.caches, executor, progress)
 
         return work
 
@@ -62,7 +64,7 @@ def prepare(
         sources={role: source.identity for role, source in sources.items()},
         dataset=_dataset_identity(recipe),
         tools=tool_versions(runtime),
-        build=runtime.build_settings(recipe),
+        build={role: runtime.build_settings(recipe, role) for role in checkpoints},
         package=runtime.package_settings(recipe),
     )
     return Prepared(make_plan(recipe, around), sources)

@@ -3,7 +3,7 @@
     <root>/artifacts/<stage>-<digest20>/   published: complete, on the disk, read-only
            work/<stage>-<digest20>/        being made, or left by a make that was killed
            locks/<stage>-<digest20>.lock   held exclusively by the maker, shared by users (see `lock`)
-           reports/  running/              kept for the stages and for servers; the store does not look inside
+           reports/  running/  caches/     kept for the stages and for servers; the store does not look inside
 
 An artifact appears by one rename after all its bytes are on the disk, so that it is there whole or not at
 all. The store moves nothing between machines and knows no stage; `gc` decides what is no longer needed.
@@ -48,6 +48,7 @@ class Store:
         self.locks = root / "locks"
         self.reports = root / "reports"
         self.running = root / "running"
+        self.caches = root / "caches"
         self._used: dict[
             str, lock.Lock
         ] = {}  # artifact name -> shared lock, until `close` or the end of the process

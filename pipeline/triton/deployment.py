@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pipeline.errors import Fault, InvalidInput
 
 FILE, REPOSITORY = "deployment.json", "model_repository"
+CONTAINER_ROOT = "/deployment"  # where a container sees the package; paths of C++ backends begin with it
 
 
 class _Section(BaseModel):
@@ -26,6 +27,31 @@ class DeploymentLimits(_Section):
     max_output_tokens: int
     max_concurrency: int
     max_draft_tokens: int = 0
+
+
+class Requirements(_Section):
+    """What the machine must have: the engines were made for this and run on nothing else."""
+
+    tensorrt_llm: str  # version that built the engines, or whose LLM API the arguments are for
+    tensorrt: str | None = None  # that the engines were built with; None where there are none
+    image: str  # container that serves, with its tag (and its digest if that was known)
+    driver: str  # oldest driver that the container runs with
+    gpu: str  # name in the contracts: "h100-sxm-80g"
+    sm: int  # compute capability, 90 for 9.0
+    gpus: int  # how many
+
+
+class LaunchSpec(_Section):
+    """How the server is started, as far as the models decide that."""
+
+    mode: Literal["single", "leader", "orchestrator", "llmapi"] = "single"
+    world_size: int = 1  # ranks of one instance of the target
+    engine_models: tuple[str, ...] = ()  # models that hold an engine: those that ranks above 0 load
+    gpu_device_ids: dict[str, tuple[tuple[int, ...], ...]] = Field(
+        default_factory=dict
+    )  # model -> GPUs of each instance
+    shm_mib: int = 64  # shared memory that the server needs
+    weights_gib: float = 0.0  # of all ranks: what has to be loaded before it is ready
 
 
 class Deployment(_Section):
@@ -47,6 +73,8 @@ class Deployment(_Section):
     stop_token_ids: tuple[int, ...]  # tokens that end an answer besides end_id
     digest: str  # SHA-256 (hex) over the names and contents of the repository's files
     versions: dict[str, str]  # what it was packaged with
+    requirements: Requirements | None = None  # None: this machine's CPU will do
+    launch: LaunchSpec = LaunchSpec()
 
     @classmethod
     def load(cls, package: Path) -> Deployment:

@@ -13,7 +13,7 @@ AROUND = Surroundings(
     sources={"target": {"sha256": "t"}, "draft": {"sha256": "d"}},
     dataset={"sha256": "s"},
     tools={"calibrate": {"nvidia-modelopt": "1"}, "build": {"openvino": "1"}},
-    build={"precision": "f32"},
+    build={"target": {"precision": "f32"}, "draft": {"precision": "f32"}},
     package={"max_concurrency": 4},
 )
 STEPS = [
@@ -89,7 +89,7 @@ def test_the_recipe_changes_what_it_should(override: str, steps: set[str]) -> No
         (replace(AROUND, tools={"calibrate": {"nvidia-modelopt": "2"}, "build": {"openvino": "1"}}), AFTER_CALIBRATION),
         (replace(AROUND, tools={"calibrate": {"nvidia-modelopt": "1"}, "build": {"openvino": "2"}}),
          {"build.target", "build.draft", "package"}),
-        (replace(AROUND, build={"precision": "bf16"}), {"build.target", "build.draft", "package"}),
+        (replace(AROUND, build={role: {"precision": "bf16"} for role in ("target", "draft")}), {"build.target", "build.draft", "package"}),
         (replace(AROUND, package={"max_concurrency": 8}), {"package"}),
     ],
 )  # fmt: skip

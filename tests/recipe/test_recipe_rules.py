@@ -91,6 +91,9 @@ BROKEN = {
     "eagle3 on tensorrt": (
         {"runtime": TRT, "draft": DRAFT | {"method": "eagle3"}},
         ["draft.method = eagle3", "runtime.kind pytorch, but it is tensorrt", "draft_target"]),
+    "parallel draft on pytorch": (
+        {"runtime": TORCH, "draft": DRAFT | {"tensor_parallel": 2}},
+        ["draft.tensor_parallel = 2", "needs runtime.kind tensorrt, but it is pytorch", "remove draft.tensor_parallel"]),
     "two speculations": (
         {"runtime": TORCH | {"speculation": {"method": "ngram", "max_draft_tokens": 4}}, "draft": DRAFT},
         ["runtime.speculation: is given, and draft too", "remove runtime.speculation or draft"]),
@@ -139,6 +142,7 @@ SOUND = {
     "export with the runtime's size": {
         "runtime": TRT | {"tensor_parallel": 2}, "quantization": FP8 | {"export_tensor_parallel": [1, 2, 4]}},
     "export on cpu": {"quantization": FP8 | {"export_tensor_parallel": [4]}},
+    "parallel draft on tensorrt": {"runtime": TRT, "draft": DRAFT | {"tensor_parallel": 2}},
     "eagle3 on pytorch": {"runtime": TORCH, "draft": DRAFT | {"method": "eagle3"}},
     "speculation without draft": {"runtime": TORCH | {"speculation": {"method": "mtp"}}},
     "share of a GPU": {"kv_cache": {"memory_fraction": 0.5, "host_memory_gib": 8}, "runtime": TRT},

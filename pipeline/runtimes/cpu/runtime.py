@@ -10,7 +10,7 @@ from pipeline import resources
 from pipeline.progress import Progress
 from pipeline.recipe import CpuRuntime as Settings
 from pipeline.recipe import Recipe
-from pipeline.runtimes.base import Engines
+from pipeline.runtimes.base import Engines, Order
 from pipeline.store import Json
 from pipeline.triton.cpu_models import CpuSettings
 
@@ -22,7 +22,7 @@ class CpuRuntime:
 
     packages = ("openvino",)
 
-    def build_settings(self, recipe: Recipe) -> Mapping[str, Json]:
+    def build_settings(self, recipe: Recipe, role: str) -> Mapping[str, Json]:  # noqa: ARG002
         settings = _runtime(recipe)
         return {
             "runtime": settings.kind,
@@ -30,16 +30,16 @@ class CpuRuntime:
             "simulate_activations": settings.simulate_activations,
         }
 
-    def build(self, recipe: Recipe, checkpoint: Path, into: Path, progress: Progress) -> Mapping[str, Json]:
+    def build(self, order: Order) -> Mapping[str, Json]:
         from pipeline.runtimes.cpu.ir import build_ir
 
-        settings = _runtime(recipe)
+        settings = _runtime(order.recipe)
         return build_ir(
-            checkpoint,
-            into,
+            order.checkpoint,
+            order.into,
             precision=settings.precision,
             simulate_activations=settings.simulate_activations,
-            progress=progress,
+            progress=order.progress,
         )
 
     def package_settings(self, recipe: Recipe) -> Mapping[str, Json]:

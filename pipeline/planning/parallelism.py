@@ -1,0 +1,44 @@
+"""Over how many GPUs a model is spread, and how: the sizes that checkpoint, engine and launch share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """The sizes of one model."""
+
+    tensor: int = 1  # GPUs that share each layer
+    pipeline: int = 1  # groups of GPUs that share the layers
+    expert: int = 1  # of the tensor-parallel GPUs, groups that hold different experts
+
+    @property
+    def world(self) -> int:
+        """Ranks, which is GPUs."""
+        return self.tensor * self.pipeline
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder of a TensorRT-LLM checkpoint that is split like this.
+
+        >>> Parallelism(tensor=4, pipeline=2).folder
+        'trtllm-tp4-pp2'
+        """
+        parts = [f"trtllm-tp{self.tensor}"]
+        parts += [f"pp{self.pipeline}"] if self.pipeline > 1 else []
+        parts += [f"ep{self.expert}"] if self.expert > 1 else []
+        return "-".join(parts)
+
+
+def parallelism(recipe: Recipe, role: str) -> Parallelism:
+    """How the target or the draft is spread. On `tensorrt` the draft has a size of its own; elsewhere it lies with the
+    target."""
+    runtime = recipe.runtime
+    if runtime.kind == "cpu":
+        return Parallelism()
+    if role == "draft" and runtime.kind == "tensorrt" and recipe.draft is not None:
+        return Parallelism(tensor=recipe.draft.tensor_parallel)
+    return Parallelism(runtime.tensor_parallel, runtime.pipeline_parallel, runtime.expert_parallel or 1)

@@ -1,0 +1,30 @@
+"""The `pytorch` runtime of the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipeline.errors import UserError
+from pipeline.progress import Progress
+from pipeline.recipe import Recipe
+from pipeline.runtimes.base import Engines, Order
+from pipeline.store import Json
+
+
+class PyTorchRuntime:
+    """See `pipeline.runtimes.base.Runtime`."""
+
+    packages = ()
+
+    def build_settings(self, recipe: Recipe, role: str) -> Mapping[str, Json]:  # noqa: ARG002
+        return {"runtime": recipe.runtime.kind}
+
+    def build(self, order: Order) -> Mapping[str, Json]:
+        raise UserError(f"recipe {order.recipe.name}: engines are not built for runtime.kind = pytorch yet")
+
+    def package_settings(self, recipe: Recipe) -> Mapping[str, Json]:  # noqa: ARG002
+        return {}
+
+    def package(self, recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:  # noqa: ARG002
+        raise UserError(f"recipe {recipe.name}: nothing is packaged for runtime.kind = pytorch yet")
