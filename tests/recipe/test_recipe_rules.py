@@ -93,7 +93,7 @@ BROKEN = {
         ["draft.method = eagle3", "runtime.kind pytorch, but it is tensorrt", "draft_target"]),
     "parallel draft on pytorch": (
         {"runtime": TORCH, "draft": DRAFT | {"tensor_parallel": 2}},
-        ["draft.tensor_parallel = 2", "needs runtime.kind tensorrt, but it is pytorch", "remove draft.tensor_parallel"]),
+        ["draft.tensor_parallel = 2", "needs runtime.kind tensorrt, but it is pytorch", "remove draft.tensor"]),
     "two speculations": (
         {"runtime": TORCH | {"speculation": {"method": "ngram", "max_draft_tokens": 4}}, "draft": DRAFT},
         ["runtime.speculation: is given, and draft too", "remove runtime.speculation or draft"]),
