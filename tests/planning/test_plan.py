@@ -89,7 +89,7 @@ def test_the_recipe_changes_what_it_should(override: str, steps: set[str]) -> No
         (replace(AROUND, tools={"calibrate": {"nvidia-modelopt": "2"}, "build": {"openvino": "1"}}), AFTER_CALIBRATION),
         (replace(AROUND, tools={"calibrate": {"nvidia-modelopt": "1"}, "build": {"openvino": "2"}}),
          {"build.target", "build.draft", "package"}),
-        (replace(AROUND, build=dict.fromkeys(("target", "draft"), {"precision": "bf16"})),
+        (replace(AROUND, build={role: {"precision": "bf16"} for role in ("target", "draft")}),
             {"build.target", "build.draft", "package"}),
         (replace(AROUND, package={"max_concurrency": 8}), {"package"}),
     ],
