@@ -1,0 +1,97 @@
+"""Where answers are kept, as the cache sees it: one small protocol, whatever lies behind.
+
+A backend knows nothing of similarity rules or policies. It may be down: it then raises `BackendDown`, and the request
+goes on as if nothing had been found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.cache.entry import Entry
+from pipeline.cache.key import Question
+
+Vector = NDArray[np.float32]  # [dimensions], length 1
+
+
+class BackendDown(Exception):
+    """The backend cannot be reached or used now; the text says why. Never shown to whoever asked a question."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How much is kept; beyond it what was used longest ago goes first."""
+
+    entries: int = 100_000
+    bytes: int = 1024 * 2**20  # of answers, questions and embeddings together
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An entry whose question is near."""
+
+    key: bytes
+    turn: str
+    similarity: float  # cosine
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An entry with what it was found by, for listing, export and audit."""
+
+    key: bytes
+    scope: bytes
+    turn: str
+    entry: Entry
+    used: float  # s since the epoch
+    has_vector: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """How full a backend is."""
+
+    entries: int
+    bytes: int
+    with_vectors: int
+    oldest: float | None  # created, s since the epoch
+
+
+class Backend(Protocol):
+    """Safe to use from any number of threads."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether a call may wait for a network."""
+
+    def get(self, key: bytes, now: float) -> Entry | None:
+        """The entry of this very key, unless it is older than it may be."""
+
+    def put(self, question: Question, entry: Entry, vector: Vector | None = None) -> None:
+        """Keep an answer, in place of the one that the key had. On return it is safe from the death of this process."""
+
+    def near(self, scope: bytes, vector: Vector, count: int) -> Sequence[Candidate]:
+        """Entries of the scope with the nearest questions, the nearest first; some may have expired since."""
+
+    def remove(self, keys: Iterable[bytes]) -> int:
+        """How many were there to be removed."""
+
+    def purge(self, *, scope: bytes | None = None, before: float | None = None) -> int:
+        """Remove what belongs to the scope and was created before; everything by default. How many."""
+
+    def items(self) -> Iterator[Kept]:
+        """All entries, newest first."""
+
+    def fill(self) -> Fill:
+        """How full it is."""
+
+    def describe(self) -> Mapping[str, str]:
+        """Kind, place and version, for people."""
+
+    def close(self) -> None:
+        """Give up files and connections."""

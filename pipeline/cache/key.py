@@ -1,0 +1,144 @@
+"""What makes two requests the same request: the scope of a conversation, and the question asked in it.
+
+The scope is a digest of everything that can change an answer but the last user turn: engine, tokenizer and chat
+template, system prompt, history, tools, sampling parameters, limits, tenant. The key adds that turn. What cannot change
+an answer (order of keys and of stop words, 1 or 1.0, the seed of a greedy request) changes neither.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+DIGEST_BYTES = 16  # of scopes and keys: 128 bits
+Message = Mapping[str, Any]
+Prompt = str | Sequence[Message]
+
+# Sampling parameters that say nothing when they have this value.
+_NEUTRAL: Mapping[str, float] = {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "length_penalty": 1.0,
+    "top_p": 1.0,
+    "top_k": 0.0,
+    "min_tokens": 0.0,
+}
+# What only sampling reads; num_draft_tokens changes how fast a greedy answer comes, not the answer.
+_OF_SAMPLING = ("temperature", "top_k", "top_p", "seed", "num_draft_tokens")
+_SETS = ("stop", "bad_words")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who answers: a rebuilt engine, another tokenizer or template never answers from an older one's cache."""
+
+    deployment: str  # digest of the packaged repository: engines, tokenizer, chat template
+    model: str = ""  # of several in one server
+    tenant: str = ""  # whose answers these are
+
+
+@dataclass(frozen=True)
+class Question:
+    """One request, as the cache sees it."""
+
+    scope: bytes  # 16 bytes
+    turn: str  # the last user turn, or the prompt
+    comparable: bool  # whether the turn may be compared by meaning: the request ends with it
+    repeatable: bool  # whether the answer is the same each time: greedy, or with a seed
+
+    @cached_property
+    def key(self) -> bytes:
+        """The exact identity, 16 bytes."""
+        return blake2b(self.scope + self.turn.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def ask(
+    origin: Origin,
+    prompt: Prompt,
+    sampling: Mapping[str, Any],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] | None = None,
+) -> Question:
+    """The question that a request asks.
+
+    Args:
+        sampling: parameters as `pipeline.client.Sampling` names them; None is the same as left out.
+        tools, variables: what else the chat template is given.
+
+    >>> a = ask(Origin("d"), "Hi", {"temperature": 0, "seed": 1, "stop": ["a", "b"]})
+    >>> b = ask(Origin("d"), "Hi", {"stop": ["b", "a"], "top_k": 1})
+    >>> a.key == b.key, a.repeatable
+    (True, True)
+    """
+    history, turn = _split(prompt)
+    given = {name: value for name, value in sampling.items() if value is not None}
+    greedy = is_greedy(given)
+    scope = {
+        "origin": [origin.deployment, origin.model, origin.tenant],
+        "history": history,
+        "tools": [_clean(tool) for tool in tools],
+        "variables": _clean(variables or {}),
+        "sampling": _sampling(given, greedy=greedy),
+    }
+    digest = blake2b(_canonical(scope), digest_size=DIGEST_BYTES).digest()
+    return Question(
+        scope=digest,
+        turn=turn or "",
+        comparable=turn is not None,
+        repeatable=greedy or given.get("seed") is not None,
+    )
+
+
+def is_greedy(sampling: Mapping[str, Any]) -> bool:
+    """Whether each token is the likeliest one."""
+    return sampling.get("temperature") == 0 or sampling.get("top_k") == 1
+
+
+def _split(prompt: Prompt) -> tuple[Any, str | None]:
+    """What comes before the last user turn, and that turn; None if the prompt does not end with one in plain text."""
+    if isinstance(prompt, str):
+        return "prompt", prompt
+    messages = [_clean(message) for message in prompt]
+    last = messages[-1] if messages else {}
+    if last.get("role") == "user" and isinstance(last.get("content"), str):
+        return [*messages[:-1], {**last, "content": None}], last["content"]
+    return messages, None
+
+
+def _sampling(given: Mapping[str, Any], *, greedy: bool) -> dict[str, Any]:
+    kept = {name: value for name, value in given.items() if not (greedy and name in _OF_SAMPLING)}
+    canonical: dict[str, Any] = {"greedy": True} if greedy else {}
+    for name, value in kept.items():
+        if name in _SETS:
+            words = sorted({value} if isinstance(value, str) else set(value))
+            if words:
+                canonical[name] = words
+        elif value is not False and _NEUTRAL.get(name) != value:
+            canonical[name] = _number(value)
+    return canonical
+
+
+def _clean(value: Any) -> Any:
+    """Without keys that are None, all the way down."""
+    if isinstance(value, Mapping):
+        return {str(key): _clean(item) for key, item in value.items() if item is not None}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_clean(item) for item in value]
+    return _number(value)
+
+
+def _number(value: Any) -> Any:
+    """1.0 as 1, so that a number has one form."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(
+        value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
+    ).encode()

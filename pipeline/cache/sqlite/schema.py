@@ -1,0 +1,89 @@
+"""Tables of the embedded cache, and how one file is opened by many processes."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from pipeline.cache.backend import BackendDown
+
+VERSION = 1  # PRAGMA user_version; another one is refused, never guessed at
+_BUSY_S = 5.0
+
+_TABLES = """
+CREATE TABLE entries (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,   -- rises with every put: followers read what is above the last they saw
+    key BLOB NOT NULL UNIQUE,
+    scope BLOB NOT NULL,
+    turn BLOB NOT NULL,
+    answer BLOB NOT NULL,
+    vector BLOB,                            -- float16, or nothing
+    created REAL NOT NULL,
+    expires REAL NOT NULL,
+    used REAL NOT NULL,
+    bytes INTEGER NOT NULL
+);
+CREATE INDEX by_use ON entries (used);
+CREATE INDEX by_scope ON entries (scope);
+CREATE TABLE totals (entries INTEGER NOT NULL, bytes INTEGER NOT NULL, vectors INTEGER NOT NULL);
+INSERT INTO totals VALUES (0, 0, 0);
+CREATE TRIGGER come AFTER INSERT ON entries BEGIN
+    UPDATE totals SET entries = entries + 1, bytes = bytes + new.bytes, vectors = vectors + (new.vector IS NOT NULL);
+END;
+CREATE TRIGGER gone AFTER DELETE ON entries BEGIN
+    UPDATE totals SET entries = entries - 1, bytes = bytes - old.bytes, vectors = vectors - (old.vector IS NOT NULL);
+END;
+"""
+
+
+def connect(path: Path, *, power_safe: bool) -> sqlite3.Connection:
+    """A connection to the cache at `path`, which is made if need be.
+
+    Args:
+        power_safe: a put waits for the disk; without, a power cut may cost the last ones (never the file).
+
+    Raises:
+        BackendDown: the file cannot be used; the text says why.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA synchronous = {'FULL' if power_safe else 'NORMAL'}")
+        connection.execute("PRAGMA cache_size = -16384")
+        connection.execute("PRAGMA mmap_size = 268435456")
+        _create(connection)
+    except (sqlite3.Error, OSError) as error:
+        raise BackendDown(f"{path}: {error}") from error
+    found = connection.execute("PRAGMA user_version").fetchone()[0]
+    if found != VERSION:
+        connection.close()
+        raise BackendDown(
+            f"{path}: is a cache of version {found}, this is {VERSION}; purge it, or name another file"
+        )
+    return connection
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    if connection.execute("PRAGMA user_version").fetchone()[0]:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if connection.execute("PRAGMA user_version").fetchone()[0] == 0:  # nobody was faster
+            for statement in _statements(_TABLES):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def _statements(script: str) -> list[str]:
+    statements, text = [], ""
+    for line in script.splitlines():
+        text += line + "\n"
+        if sqlite3.complete_statement(text):
+            statements.append(text)
+            text = ""
+    return statements
