@@ -10,13 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.contracts.inflight_batcher import ensemble_steps, tensors
-from pipeline.triton.config import DynamicBatching, ModelConfig
+from pipeline.contracts.inflight_batcher import tensors
+from pipeline.triton import text_models
+from pipeline.triton.config import ModelConfig
+from pipeline.triton.layout import TARGET_MODEL, VERSION
+from pipeline.triton.text_models import TextSettings
+from pipeline.triton.token_ids import TokenIds
 
 CONTRACT = "1.2.1"  # version of TensorRT-LLM whose tensors the models have
-VERSION = "1"  # folder of a model's files
-ENTRY = "tensorrt_llm_bls"  # the model that clients talk to
-TOKENIZER, TARGET, DRAFT = f"{VERSION}/tokenizer", f"{VERSION}/target", f"{VERSION}/draft"
+TARGET, DRAFT = f"{VERSION}/target", f"{VERSION}/draft"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,39 +39,26 @@ class CpuSettings:
     cancellation_check_period_ms: int = 20
     stats_check_period_ms: int = 500
 
-
-@dataclass(frozen=True, slots=True)
-class TokenIds:
-    """What the tokenizer and the model agree on."""
-
-    end: int  # ends an answer
-    pad: int  # fills short rows of a batch
-    stop: tuple[int, ...]  # further tokens that end an answer
-    vocab_size: int  # of the model: tokens that it can write
+    @property
+    def text(self) -> TextSettings:
+        """What the models around the engine are made from."""
+        return TextSettings(
+            version=CONTRACT,
+            max_concurrency=self.max_concurrency,
+            max_queue_size=self.max_queue_size,
+            max_queue_delay_us=self.max_queue_delay_us,
+            cancellation_check_period_ms=self.cancellation_check_period_ms,
+        )
 
 
 def cpu_models(settings: CpuSettings, ids: TokenIds) -> tuple[ModelConfig, ...]:
     """The configs, in the order in which text passes the models."""
     return (
-        _preprocessing(settings, ids),
+        text_models.preprocessing(settings.text, ids),
         _tensorrt_llm(settings),
-        _postprocessing(settings),
-        _ensemble(settings),
-        _tensorrt_llm_bls(settings, ids),
-    )
-
-
-def _preprocessing(settings: CpuSettings, ids: TokenIds) -> ModelConfig:
-    have = tensors("preprocessing", CONTRACT)
-    return ModelConfig(
-        name="preprocessing",
-        backend="python",
-        max_batch_size=settings.max_concurrency,
-        instances=1,
-        dynamic_batching=_queue(settings),
-        inputs=have.inputs,
-        outputs=have.outputs,
-        parameters=_tokenizer(ids) | {"add_special_tokens": "true"},
+        text_models.postprocessing(settings.text),
+        text_models.ensemble(settings.text),
+        text_models.tensorrt_llm_bls(settings.text, ids),
     )
 
 
@@ -95,79 +84,15 @@ def _tensorrt_llm(settings: CpuSettings) -> ModelConfig:
     }
     parameters |= {name: str(value) for name, value in optional.items() if value is not None}
     return ModelConfig(
-        name="tensorrt_llm",
+        name=TARGET_MODEL,
         backend="python",
         max_batch_size=settings.max_concurrency,
         instances=1,  # one engine batches all requests
         decoupled=True,
-        dynamic_batching=_queue(settings),
+        dynamic_batching=settings.text.queue,
         inputs=have.inputs,
         outputs=have.outputs,
         parameters=parameters,
-    )
-
-
-def _postprocessing(settings: CpuSettings) -> ModelConfig:
-    have = tensors("postprocessing", CONTRACT)
-    return ModelConfig(
-        name="postprocessing",
-        backend="python",
-        max_batch_size=settings.max_concurrency,
-        instances=1,  # several reorder the pieces of a stream
-        dynamic_batching=DynamicBatching(),
-        inputs=have.inputs,
-        outputs=have.outputs,
-        parameters={"tokenizer_dir": TOKENIZER, "skip_special_tokens": "true"},
-    )
-
-
-def _ensemble(settings: CpuSettings) -> ModelConfig:
-    have = tensors("ensemble", CONTRACT)
-    return ModelConfig(
-        name="ensemble",
-        max_batch_size=settings.max_concurrency,
-        inputs=have.inputs,
-        outputs=have.outputs,
-        steps=ensemble_steps(CONTRACT),
-    )
-
-
-def _tensorrt_llm_bls(settings: CpuSettings, ids: TokenIds) -> ModelConfig:
-    have = tensors("tensorrt_llm_bls", CONTRACT)
-    parameters = {
-        "accumulate_tokens": "false",
-        "tensorrt_llm_model_name": "tensorrt_llm",
-        "add_special_tokens": "true",
-        "skip_special_tokens": "true",
-        "cancellation_check_period_ms": str(settings.cancellation_check_period_ms),
-    }
-    return ModelConfig(
-        name="tensorrt_llm_bls",
-        backend="python",
-        max_batch_size=settings.max_concurrency,
-        instances=1,  # each serves any number of requests
-        decoupled=True,
-        inputs=have.inputs,
-        outputs=have.outputs,
-        parameters=parameters | _tokenizer(ids),
-    )
-
-
-def _tokenizer(ids: TokenIds) -> dict[str, str]:
-    return {
-        "tokenizer_dir": TOKENIZER,
-        "end_id": str(ids.end),
-        "pad_id": str(ids.pad),
-        "stop_token_ids": ",".join(map(str, ids.stop)),
-        "vocab_size": str(ids.vocab_size),
-    }
-
-
-def _queue(settings: CpuSettings) -> DynamicBatching:
-    return DynamicBatching(
-        preferred_batch_size=(settings.max_concurrency,),
-        max_queue_delay_us=settings.max_queue_delay_us,
-        max_queue_size=settings.max_queue_size,
     )
 
 

@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import StageError
-from pipeline.triton.cpu_models import TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """What the tokenizer and the model agree on."""
+
+    end: int  # ends an answer
+    pad: int  # fills short rows of a batch
+    stop: tuple[int, ...]  # further tokens that end an answer
+    vocab_size: int  # of the model: tokens that it can write
 
 
 def token_ids(tokenizer: Path, vocab_size: int) -> TokenIds:

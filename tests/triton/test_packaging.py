@@ -14,7 +14,8 @@ from pipeline.errors import InvalidInput, StageError
 from pipeline.progress import Silent
 from pipeline.triton.cpu_models import CpuSettings, cpu_models
 from pipeline.triton.deployment import Deployment
-from pipeline.triton.packaging import CpuSources, content_digest, package_cpu, verify
+from pipeline.triton.packaging import CpuSources, package_cpu
+from pipeline.triton.repository import content_digest, verify
 from pipeline.triton.server import TritonServer
 from pipeline.triton.token_ids import token_ids
 from tests.support.served import CHECKPOINTS, ENGINE, SETTINGS

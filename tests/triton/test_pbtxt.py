@@ -19,8 +19,9 @@ from pipeline.contracts.inflight_batcher import (
 )
 from pipeline.errors import StageError
 from pipeline.triton.config import DynamicBatching, ModelConfig
-from pipeline.triton.cpu_models import CpuSettings, TokenIds, cpu_models
+from pipeline.triton.cpu_models import CpuSettings, cpu_models
 from pipeline.triton.pbtxt import checked, parse, render
+from pipeline.triton.token_ids import TokenIds
 
 texts = st.text(min_size=1, max_size=12).filter(lambda text: "${" not in text)
 sizes = st.lists(st.integers(-1, 4096), min_size=1, max_size=4).map(tuple)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import StageError
-from pipeline.triton.cpu_models import TokenIds
-from pipeline.triton.token_ids import token_ids
+from pipeline.triton.token_ids import TokenIds, token_ids
 from tests.support.served import CHECKPOINTS
 
 

@@ -43,7 +43,7 @@ class CpuRuntime:
         )
 
     def package_settings(self, recipe: Recipe) -> Mapping[str, Json]:
-        from pipeline.triton.packaging import content_digest
+        from pipeline.triton.repository import content_digest
 
         return {
             "runtime": "cpu",

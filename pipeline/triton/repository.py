@@ -1,0 +1,169 @@
+"""What every package on disk has in common: how files get into a model repository, and how it is proven.
+
+    model_repository/<model>/{config.pbtxt, 1/…}
+    deployment.json
+
+Each model's folder holds all that it needs. Files of engines and checkpoints are hard links where the file system
+allows, so that weights are not stored twice. Which models there are is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pipeline import __version__, resources
+from pipeline.errors import StageError
+from pipeline.progress import Progress
+from pipeline.triton.config import ModelConfig
+from pipeline.triton.deployment import CONTAINER_ROOT, REPOSITORY, Deployment
+from pipeline.triton.layout import TEXT_MODELS, TOKENIZER, VERSION
+from pipeline.triton.pbtxt import checked, parse
+
+# What travels with a model of the tokenizer's files: what encodes, and what makes prompts from messages.
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "generation_config.json", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+
+
+def write_model(config: ModelConfig, repository: Path, tokenizer: Path) -> Path:
+    """Write a model's config, our sources if it is a Python model, and the tokenizer's files if it handles text.
+
+    Returns:
+        The folder of its version, for what else belongs there.
+
+    Raises:
+        StageError: Triton would not read the config as it is meant.
+    """
+    folder = repository / config.name
+    version = folder / VERSION
+    version.mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(checked(config), encoding="utf-8")
+    models = resources.folder("model_repo")
+    if config.backend == "python":
+        copy_sources(models / config.name / VERSION, version)
+        copy_sources(models / "shared", version / "shared")
+    elif config.steps:
+        (version / ".keep").touch()  # Triton wants the folder, and many tools do not copy an empty one
+    if config.name in TEXT_MODELS:
+        copy_tokenizer(tokenizer, folder / TOKENIZER)
+    return version
+
+
+def copy_sources(source: Path, into: Path) -> None:
+    """Copy Python sources, without byte-code."""
+    shutil.copytree(source, into, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+
+
+def copy_tokenizer(source: Path, into: Path) -> None:
+    """Copy those of a checkpoint's files that encode text and make prompts from messages."""
+    into.mkdir(parents=True)
+    for name in _TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, into / name)
+
+
+def link_files(source: Path, into: Path, names: Iterable[str]) -> None:
+    """Hard links to files of a folder; copies, where the file system allows no link. Names may hold folders.
+
+    Raises:
+        StageError: a file is missing.
+    """
+    for name in names:
+        if not (source / name).is_file():
+            raise StageError(f"{source}: no {name}")
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(source / name, into / name)
+        except OSError:  # another file system
+            shutil.copyfile(source / name, into / name)
+
+
+def require(folder: Path, *names: str) -> None:
+    """Raises StageError if a folder lacks a file."""
+    for name in names:
+        if not (folder / name).is_file():
+            raise StageError(f"{folder}: no {name}")
+
+
+def verify(repository: Path, configs: Sequence[ModelConfig]) -> None:
+    """Read everything back: each config as it was meant, each file that it names, each source that Python can read.
+
+    Raises:
+        StageError: something is missing or different.
+    """
+    for config in configs:
+        folder = repository / config.name
+        if parse((folder / "config.pbtxt").read_text(encoding="utf-8")) != config:
+            raise StageError(f"{folder}/config.pbtxt does not say what was meant")
+        for name, value in config.parameters.items():
+            if _names_folder(name, value) and not _inside(repository, folder, value).is_dir():
+                raise StageError(f"{config.name}: parameter {name} = {value}: no such folder")
+        if config.backend == "python":
+            for source in (folder / VERSION).rglob("*.py"):
+                ast.parse(source.read_text(encoding="utf-8"), filename=str(source))
+            if not (folder / VERSION / "model.py").is_file():
+                raise StageError(f"{config.name}: no {VERSION}/model.py")
+    links = [path for path in repository.rglob("*") if path.is_symlink()]
+    if links:
+        raise StageError(f"{links[0]}: a repository that can be moved has no symbolic links")
+
+
+def finish(deployment: Deployment, into: Path, progress: Progress) -> dict[str, Any]:
+    """Write deployment.json beside a verified repository; return the facts of the package."""
+    deployment.save(into)
+    files = [path for path in (into / REPOSITORY).rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    progress.say(
+        f"Triton model repository of {len(deployment.models)} models, {len(files)} files, {size / 2**20:.1f} MiB"
+    )
+    return {
+        "models": list(deployment.models),
+        "entry_model": deployment.entry_model,
+        "files": len(files),
+        "bytes": size,
+        "digest": deployment.digest,
+        "end_id": deployment.end_id,
+        "stop_token_ids": list(deployment.stop_token_ids),
+    }
+
+
+def content_digest(*folders: Path) -> str:
+    """SHA-256 (hex) over the relative names and contents of all files in the folders, byte-code left out."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                with path.open("rb") as file:
+                    content = hashlib.file_digest(file, "sha256").hexdigest()
+                digest.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
+    return digest.hexdigest()
+
+
+def versions(contract: str, *distributions: str) -> dict[str, str]:
+    """What a package is made with, for its deployment.json; `contract` is the TensorRT-LLM whose tensors it has."""
+    installed = {name: metadata.version(name) for name in distributions}
+    return {"pipeline": __version__, "tensors": contract, **installed}
+
+
+def _names_folder(name: str, value: str) -> bool:
+    return bool(value) and name.endswith(("_path", "_dir")) and not _is_elsewhere(value)
+
+
+def _is_elsewhere(value: str) -> bool:
+    """Whether a path is one of the container, not of the package."""
+    return value.startswith("/") and not value.startswith(f"{CONTAINER_ROOT}/")
+
+
+def _inside(repository: Path, folder: Path, value: str) -> Path:
+    """A path that a model names, as it is here: one of the container begins with CONTAINER_ROOT, others at the model."""
+    if value.startswith(f"{CONTAINER_ROOT}/"):
+        return repository.parent / value.removeprefix(f"{CONTAINER_ROOT}/")
+    return folder / value

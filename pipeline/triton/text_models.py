@@ -1,0 +1,112 @@
+"""The models around an engine: preprocessing, postprocessing, ensemble and tensorrt_llm_bls.
+
+Pure: values in, configs out. They are the same in front of the C++ backend and in front of the cpu engine; tensors and
+ensemble maps are those of the version of TensorRT-LLM that is asked for. Paths are relative to the model's folder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.contracts.inflight_batcher import DataTypes, ensemble_steps, tensors
+from pipeline.triton.config import DynamicBatching, ModelConfig
+from pipeline.triton.layout import DRAFT_MODEL, TARGET_MODEL, TOKENIZER
+from pipeline.triton.token_ids import TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class TextSettings:
+    """What the models around an engine are made from."""
+
+    version: str  # of TensorRT-LLM: whose tensors the models have
+    max_concurrency: int
+    max_queue_size: int = 0  # 0: no limit
+    max_queue_delay_us: int = 0
+    cancellation_check_period_ms: int = 20
+    draft_model: bool = False  # there is a model `tensorrt_llm_draft`
+    data_types: DataTypes | None = None  # None: upstream's usual ones
+
+    @property
+    def queue(self) -> DynamicBatching:
+        """Triton's queue in front of a model that batches."""
+        return DynamicBatching(
+            preferred_batch_size=(self.max_concurrency,),
+            max_queue_delay_us=self.max_queue_delay_us,
+            max_queue_size=self.max_queue_size,
+        )
+
+
+def preprocessing(settings: TextSettings, ids: TokenIds) -> ModelConfig:
+    """Text to token ids."""
+    have = tensors("preprocessing", settings.version, settings.data_types)
+    return ModelConfig(
+        name="preprocessing",
+        backend="python",
+        max_batch_size=settings.max_concurrency,
+        instances=1,
+        dynamic_batching=settings.queue,
+        inputs=have.inputs,
+        outputs=have.outputs,
+        parameters=_tokenizer(ids) | {"add_special_tokens": "true"},
+    )
+
+
+def postprocessing(settings: TextSettings) -> ModelConfig:
+    """Token ids to text."""
+    have = tensors("postprocessing", settings.version, settings.data_types)
+    return ModelConfig(
+        name="postprocessing",
+        backend="python",
+        max_batch_size=settings.max_concurrency,
+        instances=1,  # several reorder the pieces of a stream
+        dynamic_batching=DynamicBatching(),
+        inputs=have.inputs,
+        outputs=have.outputs,
+        parameters={"tokenizer_dir": TOKENIZER, "skip_special_tokens": "true"},
+    )
+
+
+def ensemble(settings: TextSettings) -> ModelConfig:
+    """The three models in a row, by Triton itself."""
+    have = tensors("ensemble", settings.version, settings.data_types)
+    return ModelConfig(
+        name="ensemble",
+        max_batch_size=settings.max_concurrency,
+        inputs=have.inputs,
+        outputs=have.outputs,
+        steps=ensemble_steps(settings.version),
+    )
+
+
+def tensorrt_llm_bls(settings: TextSettings, ids: TokenIds) -> ModelConfig:
+    """The model that clients talk to: it streams text, whole characters and whole words."""
+    have = tensors("tensorrt_llm_bls", settings.version, settings.data_types)
+    parameters = {
+        "accumulate_tokens": "false",
+        "tensorrt_llm_model_name": TARGET_MODEL,
+        "add_special_tokens": "true",
+        "skip_special_tokens": "true",
+        "cancellation_check_period_ms": str(settings.cancellation_check_period_ms),
+    }
+    if settings.draft_model:
+        parameters["tensorrt_llm_draft_model_name"] = DRAFT_MODEL
+    return ModelConfig(
+        name="tensorrt_llm_bls",
+        backend="python",
+        max_batch_size=settings.max_concurrency,
+        instances=1,  # each serves any number of requests
+        decoupled=True,
+        inputs=have.inputs,
+        outputs=have.outputs,
+        parameters=parameters | _tokenizer(ids),
+    )
+
+
+def _tokenizer(ids: TokenIds) -> dict[str, str]:
+    return {
+        "tokenizer_dir": TOKENIZER,
+        "end_id": str(ids.end),
+        "pad_id": str(ids.pad),
+        "stop_token_ids": ",".join(map(str, ids.stop)),
+        "vocab_size": str(ids.vocab_size),
+    }
