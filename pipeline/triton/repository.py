@@ -163,7 +163,7 @@ def _is_elsewhere(value: str) -> bool:
 
 
 def _inside(repository: Path, folder: Path, value: str) -> Path:
-    """A path that a model names, as it is here: one of the container begins with CONTAINER_ROOT, others at the model."""
+    """A path that a model names, as it is here: it begins at CONTAINER_ROOT, or at the model's folder."""
     if value.startswith(f"{CONTAINER_ROOT}/"):
         return repository.parent / value.removeprefix(f"{CONTAINER_ROOT}/")
     return folder / value
