@@ -87,6 +87,9 @@ class Backend(Protocol):
     def items(self) -> Iterator[Kept]:
         """All entries, newest first."""
 
+    def removals(self) -> int:
+        """A number that changes whenever an entry goes or is replaced, by whatever process."""
+
     def fill(self) -> Fill:
         """How full it is."""
 

@@ -14,10 +14,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.client.chunk import FinishReason
+
 FORMAT = 1
 # format, finish reason, what the arrays hold, chunks, bytes of text, input and output tokens, created and expires (s)
 _HEAD = struct.Struct("<BBHIIiidd")
-_REASONS = ("stop", "unknown")
+_REASONS: tuple[FinishReason, ...] = ("stop", "unknown")  # unknown: the server does not tell
 _HAS_TOKENS, _HAS_LOG_PROBS = 1, 2
 _DELAY_UNIT_S = 1e-4  # resolution of the time before a chunk; 16 bits hold 6.5 s
 
@@ -39,14 +41,14 @@ class Entry:
     raw: bytes
     created: float  # s since the epoch
     expires: float
-    finish_reason: str  # stop, or unknown where the server does not tell; never length
+    finish_reason: FinishReason  # never length
 
     @classmethod
     def of(
         cls,
         pieces: Sequence[Piece],
         *,
-        finish_reason: str,
+        finish_reason: FinishReason,
         created: float,
         expires: float,
         input_tokens: int | None = None,

@@ -31,6 +31,7 @@ _NEUTRAL: Mapping[str, float] = {
 # What only sampling reads; num_draft_tokens changes how fast a greedy answer comes, not the answer.
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "seed", "num_draft_tokens")
 _SETS = ("stop", "bad_words")
+_ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,4 @@ def _number(value: Any) -> Any:
 
 
 def _canonical(value: Any) -> bytes:
-    return json.dumps(
-        value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
-    ).encode()
+    return _ENCODER.encode(value).encode()

@@ -28,7 +28,7 @@ from pipeline.client.errors import (
     ServerFailed,
 )
 from pipeline.client.sampling import Sampling
-from pipeline.client.stats import Stats, percentile
+from pipeline.client.stats import Cached, Stats, percentile
 from pipeline.client.sync import Client, Stream
 from pipeline.client.template import ChatTemplate, Message
 from pipeline.client.timeouts import Timeouts
@@ -38,6 +38,7 @@ __all__ = [
     "AsyncClient",
     "AsyncStream",
     "BetweenTokensDeadline",
+    "Cached",
     "Cancelled",
     "ChatTemplate",
     "Chunk",

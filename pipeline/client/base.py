@@ -48,7 +48,7 @@ class ClientBase:
         self.model_name = model
         self.template = template
         self.timeouts = timeouts or Timeouts()
-        self._defaults: Mapping[str, Any] = {**(defaults or {})}
+        self.defaults: Mapping[str, Any] = {**(defaults or {})}  # sampling parameters of every request
         self._metadata = tuple((headers or {}).items())
         self._options = options(keep_alive or KeepAlive())
         self._credentials = credentials
@@ -76,7 +76,7 @@ class StreamBase:
         self.request_id = request_id or uuid.uuid4().hex
         self._client = client
         self._prompt = prompt
-        self._given = {**client._defaults, **sampling}
+        self._given = {**client.defaults, **sampling}
         self._running: Exchange | None = None
         self._call: Any = None
         self._stopped: ClientError | None = None  # why we broke the call off

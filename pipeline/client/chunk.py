@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.client.stats import Stats
+from pipeline.client.stats import Cached, Stats
 
 # stop: an end token or a stop word; length: max_tokens were generated; unknown: the server does not tell
 FinishReason = Literal["stop", "length", "unknown"]
@@ -23,6 +23,7 @@ class Chunk:
     finish_reason: FinishReason | None = None
     token_ids: tuple[int, ...] | None = None  # of this chunk, where the model returns them
     log_probs: tuple[float, ...] | None = None  # of this chunk's tokens, if asked for with `log_probs=True`
+    cached: Cached | None = None  # where a response cache replays it
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """That an answer, or a part of it, did not come from the model for this request."""
+
+    kind: Literal["exact", "semantic", "shared"]  # shared: of an equal request that was running
+    similarity: float = 1.0  # cosine of the two questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +32,7 @@ class Stats:
     output_tokens: int | None = None
     draft_tokens: int | None = None  # proposed by the draft
     accepted_tokens: int | None = None  # of those, kept
+    cached: Cached | None = None  # where a response cache answered
 
     @property
     def tpot_ms(self) -> float | None:

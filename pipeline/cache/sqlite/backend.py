@@ -116,6 +116,12 @@ class SqliteBackend:
                 yield Kept(key, scope, turn.decode(), Entry.from_bytes(answer), used, bool(has_vector))
             below = rows[-1][0]
 
+    def removals(self) -> int:
+        try:
+            return int(self._reader().execute("SELECT removals FROM totals").fetchone()[0])
+        except sqlite3.Error as error:
+            raise BackendDown(f"{self.path}: {error}") from error
+
     def fill(self) -> Fill:
         reader = self._reader()
         entries, size, vectors = reader.execute("SELECT entries, bytes, vectors FROM totals").fetchone()

@@ -25,13 +25,17 @@ CREATE TABLE entries (
 );
 CREATE INDEX by_use ON entries (used);
 CREATE INDEX by_scope ON entries (scope);
-CREATE TABLE totals (entries INTEGER NOT NULL, bytes INTEGER NOT NULL, vectors INTEGER NOT NULL);
-INSERT INTO totals VALUES (0, 0, 0);
+CREATE TABLE totals (
+    entries INTEGER NOT NULL, bytes INTEGER NOT NULL, vectors INTEGER NOT NULL,
+    removals INTEGER NOT NULL               -- rises with every entry that goes, or is replaced
+);
+INSERT INTO totals VALUES (0, 0, 0, 0);
 CREATE TRIGGER come AFTER INSERT ON entries BEGIN
     UPDATE totals SET entries = entries + 1, bytes = bytes + new.bytes, vectors = vectors + (new.vector IS NOT NULL);
 END;
 CREATE TRIGGER gone AFTER DELETE ON entries BEGIN
-    UPDATE totals SET entries = entries - 1, bytes = bytes - old.bytes, vectors = vectors - (old.vector IS NOT NULL);
+    UPDATE totals SET entries = entries - 1, bytes = bytes - old.bytes, vectors = vectors - (old.vector IS NOT NULL),
+        removals = removals + 1;
 END;
 """
 

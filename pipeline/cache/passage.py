@@ -1,0 +1,64 @@
+"""One passenger's view of a flight: all its chunks from the first one on, with figures of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+from pipeline.cache.flights import Flight
+from pipeline.client import Answer, Cached, Cancelled, Chunk, FinishReason, Stats
+
+_SHARED = Cached("shared")
+
+
+class Passage:
+    """Of whoever took off (`first`), the figures are the stream's own; others are marked as shared."""
+
+    def __init__(self, flight: Flight, request_id: str, *, first: bool) -> None:
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
+        self._flight, self._request_id, self._first = flight, request_id, first
+        self._began = time.perf_counter()
+        self._times: list[float] = []
+        self._cancelled = False
+
+    def __iter__(self) -> Iterator[Chunk]:
+        at = 0
+        while (chunk := self._flight.read(at)) is not None:
+            if self._cancelled:
+                raise Cancelled("the answer was cancelled")
+            at += 1
+            self._times.append(time.perf_counter())
+            self.text += chunk.text
+            self.finish_reason = chunk.finish_reason
+            yield chunk if self._first else replace(chunk, cached=_SHARED)
+
+    @property
+    def stats(self) -> Stats:
+        """The figures up to now; tokens are those of the generation."""
+        stats = self._flight.stream.stats
+        if self._first:
+            return stats
+        times = self._times
+        return replace(
+            stats,
+            ttft_ms=(times[0] - self._began) * 1e3 if times else None,
+            itl_ms=tuple((later - earlier) * 1e3 for earlier, later in pairwise(times)),
+            total_ms=(times[-1] - self._began) * 1e3 if self.finish_reason else None,
+            chunks=len(times),
+            cached=_SHARED,
+        )
+
+    def answer(self) -> Answer:
+        """The whole answer, once all chunks have been read."""
+        if self.finish_reason is None:
+            raise RuntimeError("the answer is not complete: read the stream to its end first")
+        return replace(self._flight.stream.answer(), stats=self.stats, request_id=self._request_id)
+
+    def cancel(self) -> None:
+        """Leave the others to it; alone, the generation ends on the server too."""
+        self._cancelled = True
+        if self._flight.passengers == 1:
+            self._flight.stream.cancel()

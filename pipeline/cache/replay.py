@@ -1,0 +1,83 @@
+"""A kept answer, told again as if it came from the model, and what its figures are then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+
+from pipeline.cache.recording import chunks_of
+from pipeline.cache.response_cache import Hit
+from pipeline.client import Answer, Cancelled, Chunk, FinishReason, Stats
+
+
+class Replay:
+    """The chunks of a hit, and how far their telling is."""
+
+    def __init__(self, hit: Hit, request_id: str, pace: float) -> None:
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
+        self._hit, self._request_id, self._pace = hit, request_id, pace
+        self._chunks = chunks_of(hit.entry, hit.cached)
+        self._began = time.perf_counter()
+        self._due = self._began
+        self._times: list[float] = []
+        self._cancelled = False
+
+    def next(self) -> tuple[float, Chunk] | None:
+        """How long to wait (s), and the chunk to tell then; None at the end."""
+        if self._cancelled:
+            raise Cancelled("the answer was cancelled")
+        following = next(self._chunks, None)
+        if following is None:
+            return None
+        delay, chunk = following
+        self._due += delay * self._pace
+        return max(0.0, self._due - time.perf_counter()) if self._pace else 0.0, chunk
+
+    def told(self, chunk: Chunk) -> Chunk:
+        """Note that a chunk goes out now."""
+        self._times.append(time.perf_counter())
+        self.text += chunk.text
+        self.finish_reason = chunk.finish_reason
+        return chunk
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """The chunks, each when it is due, for threads."""
+        while (following := self.next()) is not None:
+            wait, chunk = following
+            if wait > 0:
+                time.sleep(wait)
+            yield self.told(chunk)
+
+    def cancel(self) -> None:
+        """Tell no more."""
+        self._cancelled = True
+
+    @property
+    def stats(self) -> Stats:
+        """The figures of the replay; tokens are those of the answer when it was given."""
+        times, entry = self._times, self._hit.entry
+        return Stats(
+            ttft_ms=(times[0] - self._began) * 1e3 if times else None,
+            itl_ms=tuple((b - a) * 1e3 for a, b in pairwise(times)),
+            total_ms=(times[-1] - self._began) * 1e3 if self.finish_reason else None,
+            chunks=len(times),
+            input_tokens=entry.input_tokens,
+            output_tokens=entry.output_tokens,
+            cached=self._hit.cached,
+        )
+
+    def answer(self) -> Answer:
+        """The whole answer."""
+        entry, pieces = self._hit.entry, self._hit.entry.pieces()
+        tokens = [piece.token_ids for piece in pieces if piece.token_ids is not None]
+        log_probs = [piece.log_probs for piece in pieces if piece.log_probs is not None]
+        return Answer(
+            text=entry.text,
+            finish_reason=entry.finish_reason,
+            stats=self.stats,
+            request_id=self._request_id,
+            token_ids=tuple(token for row in tokens for token in row) if tokens else None,
+            log_probs=tuple(value for row in log_probs for value in row) or None,
+        )
