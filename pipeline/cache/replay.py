@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 
 from pipeline.cache.recording import chunks_of
@@ -48,6 +49,14 @@ class Replay:
             wait, chunk = following
             if wait > 0:
                 time.sleep(wait)
+            yield self.told(chunk)
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        """The chunks, each when it is due, for asyncio."""
+        while (following := self.next()) is not None:
+            wait, chunk = following
+            if wait > 0:
+                await asyncio.sleep(wait)
             yield self.told(chunk)
 
     def cancel(self) -> None:

@@ -80,6 +80,10 @@ class ResponseCache:
         """Whether such a request is looked up and kept: its answer is the same each time, or that was waived."""
         return question.repeatable or self.keep_sampled
 
+    def may_wait(self, question: Question) -> bool:
+        """Whether a lookup may take so long that an event loop should not do it by itself."""
+        return self.backend.remote or (self.semantic is not None and question.comparable)
+
     def lookup(self, question: Question) -> Hit | None:
         """A kept answer to this request, or to one that means the same; None if there is none."""
         if not self.may_answer(question):

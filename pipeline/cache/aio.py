@@ -1,0 +1,129 @@
+"""The asyncio client with a response cache in front; see `pipeline.cache.client`.
+
+    async with AsyncCachingClient(AsyncClient(url, template=template), cache, Origin(deployment.digest)) as client:
+        async with client.stream("Where is my parcel?", max_tokens=64, temperature=0) as stream:
+            async for chunk in stream:
+                print(chunk.text, end="", flush=True)
+
+A lookup runs on the event loop where it takes microseconds, and in a thread where it may not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any, Self, Unpack
+
+from pipeline.cache.async_flights import AsyncFlight, AsyncFlights
+from pipeline.cache.key import Origin, Question, ask
+from pipeline.cache.passage import AsyncPassage
+from pipeline.cache.replay import Replay
+from pipeline.cache.response_cache import Hit, ResponseCache
+from pipeline.cache.stream import CachedStreamBase, keep
+from pipeline.client import Answer, AsyncClient, AsyncStream, Chunk, Sampling
+from pipeline.client.base import Prompt
+
+
+class AsyncCachingClient:
+    """Answers from the cache, or asks `client` and keeps the answer. Equal requests that run together share one."""
+
+    def __init__(
+        self, client: AsyncClient, cache: ResponseCache, origin: Origin, *, pace: float = 0.0
+    ) -> None:
+        """`pace`: how slowly a kept answer is replayed; 0 is at once, 1 as it once came."""
+        self.client, self.cache, self.origin, self.pace = client, cache, origin, pace
+        self.flights = AsyncFlights()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Ends the client's connection, and gives up the cache."""
+        await self.client.aclose()
+        self.cache.close()
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        request_id: str | None = None,
+        cache: bool = True,
+        **sampling: Unpack[Sampling],
+    ) -> AsyncCachedStream:
+        """An answer, chunk by chunk; with `cache=False` neither looked up nor kept."""
+        return AsyncCachedStream(self, prompt, sampling, request_id, use_cache=cache)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        *,
+        request_id: str | None = None,
+        cache: bool = True,
+        **sampling: Unpack[Sampling],
+    ) -> Answer:
+        """A whole answer."""
+        async with self.stream(prompt, request_id=request_id, cache=cache, **sampling) as stream:
+            async for _ in stream:
+                pass
+            return stream.answer()
+
+
+class AsyncCachedStream(CachedStreamBase[Replay | AsyncPassage | AsyncStream]):
+    """The chunks of one answer: from the cache, from an equal request that is running, or from the model."""
+
+    def __init__(
+        self,
+        client: AsyncCachingClient,
+        prompt: Prompt,
+        sampling: Any,
+        request_id: str | None,
+        *,
+        use_cache: bool,
+    ) -> None:
+        super().__init__(prompt, sampling, request_id, use_cache=use_cache)
+        self._client = client
+        self._exit = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        self._entered = await self._find()
+        self._chunks = aiter(self._entered)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._exit.aclose()
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        return await anext(self._chunks)
+
+    async def _find(self) -> Replay | AsyncPassage | AsyncStream:
+        client, cache = self._client, self._client.cache
+        if self._use_cache:
+            question = ask(client.origin, self._prompt, {**client.client.defaults, **self._sampling})
+            if (hit := await self._lookup(question)) is not None:
+                return Replay(hit, self.request_id, client.pace)
+            if cache.may_answer(question):
+                flight, first = client.flights.join(
+                    question.key,
+                    lambda: AsyncFlight(
+                        self._ask(), lambda flight: asyncio.to_thread(keep, cache, question, flight)
+                    ),
+                )
+                self._exit.push_async_callback(client.flights.leave, question.key, flight)
+                return AsyncPassage(flight, self.request_id, first=first)
+        return await self._exit.enter_async_context(self._ask())
+
+    def _ask(self) -> AsyncStream:
+        return self._client.client.stream(self._prompt, request_id=self.request_id, **self._sampling)
+
+    async def _lookup(self, question: Question) -> Hit | None:
+        cache = self._client.cache
+        if cache.may_wait(question):
+            return await asyncio.to_thread(cache.lookup, question)
+        return cache.lookup(question)

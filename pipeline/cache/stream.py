@@ -1,0 +1,71 @@
+"""What the blocking and the asyncio client with a cache have in common."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+from pipeline.cache.async_flights import AsyncFlight
+from pipeline.cache.flights import Flight
+from pipeline.cache.key import Question
+from pipeline.cache.passage import AsyncPassage, Passage
+from pipeline.cache.recording import pieces_of
+from pipeline.cache.replay import Replay
+from pipeline.cache.response_cache import ResponseCache
+from pipeline.client import Answer, AsyncStream, FinishReason, Stats, Stream
+from pipeline.client.base import Prompt
+
+_Source = TypeVar("_Source", Replay | Passage | Stream, Replay | AsyncPassage | AsyncStream)
+
+
+class CachedStreamBase(Generic[_Source]):
+    """One request, answered from wherever its source is."""
+
+    def __init__(
+        self, prompt: Prompt, sampling: Mapping[str, Any], request_id: str | None, *, use_cache: bool
+    ) -> None:
+        self.request_id = request_id or uuid.uuid4().hex
+        self._prompt, self._sampling, self._use_cache = prompt, sampling, use_cache
+        self._entered: _Source | None = None
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return self._source.text
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the answer ended; None until it has."""
+        return self._source.finish_reason
+
+    @property
+    def stats(self) -> Stats:
+        """The figures up to now; `stats.cached` tells where the answer came from."""
+        return self._source.stats
+
+    def answer(self) -> Answer:
+        """The whole answer, once all chunks have been read."""
+        return self._source.answer()
+
+    def cancel(self) -> None:
+        """Stop the answer; on the server too, unless others wait for it."""
+        self._source.cancel()
+
+    @property
+    def _source(self) -> _Source:
+        if self._entered is None:
+            raise RuntimeError("a stream is read inside of its `with` block")
+        return self._entered
+
+
+def keep(cache: ResponseCache, question: Question, flight: Flight | AsyncFlight) -> None:
+    """Store the answer of a flight that has landed."""
+    stats = flight.stream.stats
+    cache.store(
+        question,
+        pieces_of(flight.chunks, flight.began, flight.times),
+        finish_reason=flight.stream.finish_reason or "unknown",
+        input_tokens=stats.input_tokens,
+        output_tokens=stats.output_tokens,
+    )
