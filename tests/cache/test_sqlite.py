@@ -1,0 +1,183 @@
+"""The embedded backend: many processes, kill -9, limits, expiry, a damaged or foreign file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.cache.backend import BackendDown, Capacity
+from pipeline.cache.entry import Entry, Piece
+from pipeline.cache.key import Origin, Question, ask
+from pipeline.cache.sqlite import SqliteBackend
+
+ORIGIN = Origin("package")
+NOW = 1_000_000.0
+
+
+def question(text: str, tenant: str = "") -> Question:
+    return ask(Origin("package", tenant=tenant), text, {"temperature": 0})
+
+
+def entry(text: str, ttl_s: float = 600, created: float = NOW) -> Entry:
+    return Entry.of([Piece(text)], finish_reason="stop", created=created, expires=created + ttl_s)
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> Iterator[SqliteBackend]:
+    backend = SqliteBackend(tmp_path / "cache.db")
+    yield backend
+    backend.close()
+
+
+def test_what_was_put_is_found_by_its_key_alone(backend: SqliteBackend) -> None:
+    backend.put(question("a"), entry("A"))
+    found = backend.get(question("a").key, NOW)
+    assert found is not None
+    assert found.text == "A"
+    assert backend.get(question("b").key, NOW) is None
+
+
+def test_a_hit_does_not_prolong_a_life(backend: SqliteBackend) -> None:
+    backend.put(question("a"), entry("A", ttl_s=3))
+    assert backend.get(question("a").key, NOW + 2.9) is not None
+    assert backend.get(question("a").key, NOW + 3) is None
+
+
+def test_a_new_answer_replaces_the_old_one(backend: SqliteBackend) -> None:
+    backend.put(question("a"), entry("old"))
+    before = backend.removals()
+    backend.put(question("a"), entry("new"))
+    found = backend.get(question("a").key, NOW)
+    assert found is not None
+    assert found.text == "new"
+    assert backend.fill().entries == 1
+    assert backend.removals() > before
+
+
+def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
+    backend = SqliteBackend(tmp_path / "cache.db", Capacity(entries=64), power_safe=False)
+    for n in range(64):
+        backend.put(question(str(n)), entry("x", created=NOW + n))
+    backend.get(question("0").key, NOW + 100)
+    backend.put(question("one more"), entry("x", created=NOW + 101))
+    assert backend.fill().entries <= 64
+    assert backend.get(question("0").key, NOW + 102) is not None
+    assert backend.get(question("1").key, NOW + 102) is None
+    backend.close()
+
+
+def test_bytes_are_limited_too(tmp_path: Path) -> None:
+    backend = SqliteBackend(tmp_path / "cache.db", Capacity(bytes=100_000), power_safe=False)
+    for n in range(50):
+        backend.put(question(str(n)), entry("x" * 5000, created=NOW + n))
+    assert 50_000 < backend.fill().bytes <= 100_000
+    backend.close()
+
+
+def test_purge_by_scope_and_age(backend: SqliteBackend) -> None:
+    for n in range(4):
+        backend.put(question(str(n), tenant=str(n % 2)), entry("x", created=NOW + n))
+    assert backend.purge(scope=question("", tenant="0").scope, before=NOW + 1) == 1
+    assert backend.purge(scope=question("", tenant="1").scope) == 2
+    assert [kept.turn for kept in backend.items()] == ["2"]
+    assert backend.purge() == 1
+    assert backend.fill().bytes == 0
+
+
+def test_near_stays_in_the_scope(backend: SqliteBackend) -> None:
+    vectors = np.eye(4, dtype=np.float32)
+    for n in range(3):
+        backend.put(question(str(n)), entry("x"), vectors[n])
+    backend.put(question("other", tenant="t"), entry("x"), vectors[3])
+    found = backend.near(question("").scope, (vectors[1] + 0.1 * vectors[3]) / np.float32(1.005), 2)
+    assert found[0].turn == "1"
+    assert found[0].similarity == pytest.approx(0.995, abs=1e-3)
+    assert {candidate.turn for candidate in found} <= {"0", "1", "2"}
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from pipeline.cache.entry import Entry, Piece
+from pipeline.cache.key import Origin, ask
+from pipeline.cache.sqlite import SqliteBackend
+backend = SqliteBackend(Path(sys.argv[1]))
+for n in range(int(sys.argv[3])):
+    text = f"{sys.argv[2]}-{n}"
+    answer = Entry.of([Piece(text)], finish_reason="stop", created=1e6, expires=2e9)
+    backend.put(ask(Origin("package"), text, {"temperature": 0}), answer)
+    print(text, flush=True)
+"""
+
+
+def writer(path: Path, name: str, count: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path), name, str(count)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_several_processes_write_at_once_and_all_see_everything(tmp_path: Path) -> None:
+    path = tmp_path / "cache.db"
+    writers = [writer(path, name, 100) for name in "abcd"]
+    for process in writers:
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    backend = SqliteBackend(path)
+    assert all(backend.get(question(f"{name}-{n}").key, NOW) for name in "abcd" for n in range(100))
+    backend.close()
+
+
+def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    path = tmp_path / "cache.db"
+    process = writer(path, "k", 100_000)
+    assert process.stdout is not None
+    written = [process.stdout.readline().strip() for _ in range(50)]
+    os.kill(process.pid, signal.SIGKILL)
+    written += process.communicate(timeout=10)[0].split("\n")[:-2]  # the last line may be torn
+    backend = SqliteBackend(path)
+    assert all(backend.get(question(text).key, NOW) for text in written)
+    assert backend._writer.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+    entries = backend._writer.execute("SELECT count(*) FROM entries").fetchone()[0]
+    assert backend.fill().entries == entries
+    backend.close()
+
+
+def test_the_cache_of_another_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "cache.db"
+    SqliteBackend(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(BackendDown, match="version 99, this is 1"):
+        SqliteBackend(path)
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    path = tmp_path / "cache.db"
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(BackendDown, match="not a database"):
+        SqliteBackend(path)
+    assert path.read_bytes().startswith(b"no database")
+
+
+def test_reading_while_another_process_writes_does_not_wait(tmp_path: Path) -> None:
+    path = tmp_path / "cache.db"
+    backend = SqliteBackend(path)
+    backend.put(question("a"), entry("A"))
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    began = time.monotonic()
+    assert backend.get(question("a").key, NOW) is not None
+    assert time.monotonic() - began < 1
+    other.execute("ROLLBACK")
+    other.close()
+    backend.close()
