@@ -1,4 +1,4 @@
-"""The five models of TensorRT-LLM's Triton repository: tensors, parameters and ensemble maps, by version.
+"""The five models of TensorRT-LLM's Triton repository: tensors and ensemble maps, by version.
 
 The facts are data (`data/inflight_batcher/*.yaml`, each with its source); this answers from them. It renders
 nothing and knows nothing about a recipe. A version is added by adding data.
@@ -75,17 +75,12 @@ def tensors(model: str, version: str, data_types: DataTypes | None = None) -> Te
     Raises:
         UserError: the model or the version is not known.
     """
-    data = _model(model)
+    data = model_facts(model)
     chosen = data_types or DataTypes()
     return Tensors(
-        inputs=tuple(_tensor(entry, chosen) for entry in _holding(data["input"], version)),
-        outputs=tuple(_tensor(entry, chosen) for entry in _holding(data["output"], version)),
+        inputs=tuple(_tensor(entry, chosen) for entry in holding(data["input"], version)),
+        outputs=tuple(_tensor(entry, chosen) for entry in holding(data["output"], version)),
     )
-
-
-def parameters(model: str, version: str) -> tuple[str, ...]:
-    """Keys that upstream's config.pbtxt of the model holds in a version."""
-    return tuple(entry["name"] for entry in _holding(_model(model)["parameters"], version))
 
 
 def ensemble_steps(version: str) -> tuple[EnsembleStep, ...]:
@@ -94,7 +89,7 @@ def ensemble_steps(version: str) -> tuple[EnsembleStep, ...]:
     An entry of the maps is left out where the version lacks the tensor.
     """
     steps = []
-    for step in _model("ensemble")["steps"]:
+    for step in model_facts("ensemble")["steps"]:
         have = tensors(step["model"], version)
         inputs = {tensor.name for tensor in have.inputs}
         outputs = {tensor.name for tensor in have.outputs}
@@ -108,7 +103,12 @@ def ensemble_steps(version: str) -> tuple[EnsembleStep, ...]:
     return tuple(steps)
 
 
-def _holding(entries: Sequence[Mapping[str, Any]], version: str) -> Iterator[Mapping[str, Any]]:
+def holding(entries: Sequence[Mapping[str, Any]], version: str) -> Iterator[Mapping[str, Any]]:
+    """The entries of a list of facts that hold in a version.
+
+    Raises:
+        UserError: the version is not known.
+    """
     known = versions()
     if version not in known:
         raise UserError(f"TensorRT-LLM {version} is not known{_nearest(version, known)}")
@@ -137,7 +137,12 @@ def _tensor(entry: Mapping[str, Any], chosen: DataTypes) -> Tensor:
     )
 
 
-def _model(name: str) -> Mapping[str, Any]:
+def model_facts(name: str) -> Mapping[str, Any]:
+    """All facts of a model, as they lie in its file.
+
+    Raises:
+        UserError: the model is not known.
+    """
     if name not in models():
         raise UserError(f"{name} is not a model of the repository{_nearest(name, models())}")
     return _data(name)

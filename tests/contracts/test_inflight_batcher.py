@@ -13,10 +13,10 @@ from pipeline.contracts.inflight_batcher import (
     Tensor,
     ensemble_steps,
     models,
-    parameters,
     tensors,
     versions,
 )
+from pipeline.contracts.inflight_batcher_parameters import parameters
 from pipeline.errors import UserError
 
 EVERY = [(model, version) for model in models() for version in versions()]

@@ -13,10 +13,10 @@ from pipeline.contracts.inflight_batcher import (
     Tensor,
     ensemble_steps,
     models,
-    parameters,
     tensors,
     versions,
 )
+from pipeline.contracts.inflight_batcher_parameters import parameters
 from pipeline.errors import StageError
 from pipeline.triton.config import DynamicBatching, ModelConfig
 from pipeline.triton.cpu_models import CpuSettings, cpu_models
