@@ -17,6 +17,7 @@ import pytest
 from pipeline.cache.backend import BackendDown, Capacity
 from pipeline.cache.entry import Entry, Piece
 from pipeline.cache.key import Origin, Question, ask
+from pipeline.cache.sealing import Sealed
 from pipeline.cache.sqlite import SqliteBackend
 
 ORIGIN = Origin("package")
@@ -109,6 +110,7 @@ import sys
 from pathlib import Path
 from pipeline.cache.entry import Entry, Piece
 from pipeline.cache.key import Origin, ask
+from pipeline.cache.sealing import Sealed
 from pipeline.cache.sqlite import SqliteBackend
 backend = SqliteBackend(Path(sys.argv[1]))
 for n in range(int(sys.argv[3])):
@@ -181,3 +183,40 @@ def test_reading_while_another_process_writes_does_not_wait(tmp_path: Path) -> N
     other.execute("ROLLBACK")
     other.close()
     backend.close()
+
+
+def test_sealed_nothing_can_be_read_from_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "cache.db"
+    secret = Sealed.new_secret()
+    backend = SqliteBackend(path, codec=Sealed(secret))
+    backend.put(question("a question"), entry("an answer"), np.ones(4, np.float32))
+    assert [kept.turn for kept in backend.items()] == ["a question"]
+    assert backend.near(question("").scope, np.ones(4, np.float32), 1)[0].turn == "a question"
+    backend.close()
+    assert not any(
+        word in file.read_bytes() for file in tmp_path.iterdir() for word in (b"a question", b"an answer")
+    )
+    again = SqliteBackend(path, codec=Sealed(secret))
+    found = again.get(question("a question").key, NOW)
+    assert found is not None
+    assert found.text == "an answer"
+    again.close()
+
+
+def test_another_key_opens_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "cache.db"
+    backend = SqliteBackend(path, codec=Sealed(Sealed.new_secret()))
+    backend.put(question("a"), entry("A"))
+    backend.close()
+    other = SqliteBackend(path, codec=Sealed(Sealed.new_secret()))
+    with pytest.raises(BackendDown, match="another key"):
+        other.get(question("a").key, NOW)
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("secret", "fault"), [("short", "base64|has 3 bytes"), ("YWJj", "has 3 bytes: it must have 32")]
+)
+def test_a_key_that_is_none(secret: str, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        Sealed(secret)

@@ -13,6 +13,7 @@ import numpy as np
 from pipeline.cache.backend import BackendDown, Candidate, Capacity, Fill, Kept, Vector
 from pipeline.cache.entry import Entry
 from pipeline.cache.key import Question
+from pipeline.cache.sealing import Codec, Plain
 from pipeline.cache.sqlite.schema import VERSION, connect
 
 _GET = "SELECT answer FROM entries WHERE key = ?"
@@ -29,9 +30,18 @@ class SqliteBackend:
 
     remote = False
 
-    def __init__(self, path: Path, capacity: Capacity | None = None, *, power_safe: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        capacity: Capacity | None = None,
+        *,
+        codec: Codec | None = None,
+        power_safe: bool = True,
+    ) -> None:
+        """`power_safe`: an answer that was put outlives a power cut, not only the death of this process."""
         self.path = path
         self._capacity = capacity or Capacity()
+        self._codec = codec or Plain()
         self._power_safe = power_safe
         self._writing = threading.Lock()
         self._writer = connect(path, power_safe=power_safe)
@@ -47,7 +57,7 @@ class SqliteBackend:
             raise BackendDown(f"{self.path}: {error}") from error
         if row is None:
             return None
-        entry = Entry.from_bytes(row[0])
+        entry = Entry.from_bytes(self._codec.open(row[0], key))
         if entry.expires <= now:
             return None
         self._touched[key] = now
@@ -57,14 +67,15 @@ class SqliteBackend:
         return entry
 
     def put(self, question: Question, entry: Entry, vector: Vector | None = None) -> None:
-        turn = question.turn.encode()
-        packed = None if vector is None else vector.astype("<f2").tobytes()
-        size = len(entry.raw) + len(turn) + len(packed or b"")
+        key, seal = question.key, self._codec.seal
+        turn, answer = seal(question.turn.encode(), key), seal(entry.raw, key)
+        packed = None if vector is None else seal(vector.astype("<f2").tobytes(), key)
+        size = len(answer) + len(turn) + len(packed or b"")
         row = (
-            question.key, question.scope, turn, entry.raw, packed, entry.created, entry.expires, entry.created, size,
+            key, question.scope, turn, answer, packed, entry.created, entry.expires, entry.created, size,
         )  # fmt: skip
         with self._transaction() as writer:
-            writer.execute("DELETE FROM entries WHERE key = ?", (question.key,))
+            writer.execute("DELETE FROM entries WHERE key = ?", (key,))
             writer.execute(
                 "INSERT INTO entries (key, scope, turn, answer, vector, created, expires, used, bytes)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -81,11 +92,16 @@ class SqliteBackend:
         if not rows:
             return ()
         vectors = (
-            np.frombuffer(b"".join(row[2] for row in rows), "<f2").reshape(len(rows), -1).astype(np.float32)
+            np.frombuffer(b"".join(self._codec.open(row[2], row[0]) for row in rows), "<f2")
+            .reshape(len(rows), -1)
+            .astype(np.float32)
         )
         similarity = vectors @ vector
         nearest = np.argsort(-similarity)[:count]
-        return [Candidate(rows[i][0], rows[i][1].decode(), float(similarity[i])) for i in nearest.tolist()]
+        return [
+            Candidate(rows[i][0], self._codec.open(rows[i][1], rows[i][0]).decode(), float(similarity[i]))
+            for i in nearest.tolist()
+        ]
 
     def remove(self, keys: Iterable[bytes]) -> int:
         with self._transaction() as writer:
@@ -113,7 +129,9 @@ class SqliteBackend:
             if not rows:
                 return
             for _, key, scope, turn, answer, used, has_vector in rows:
-                yield Kept(key, scope, turn.decode(), Entry.from_bytes(answer), used, bool(has_vector))
+                opened = Entry.from_bytes(self._codec.open(answer, key))
+                question = self._codec.open(turn, key).decode()
+                yield Kept(key, scope, question, opened, used, bool(has_vector))
             below = rows[-1][0]
 
     def removals(self) -> int:

@@ -1,0 +1,71 @@
+"""How answers lie on a disk or in a server: as they are, or sealed with a key (AES-256-GCM).
+
+Sealed are questions, answers and embeddings. Each is bound to the key of its entry, so that nobody can swap two of
+them. In the clear stay the digests by which entries are found, sizes and times.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+from typing import Protocol
+
+from pipeline.cache.backend import BackendDown
+
+_NONCE = 12  # bytes
+
+
+class Codec(Protocol):
+    """Turns content into what is kept, and back."""
+
+    def seal(self, content: bytes, key: bytes) -> bytes:
+        """What is kept of `content`, which belongs to the entry `key`."""
+
+    def open(self, kept: bytes, key: bytes) -> bytes:
+        """The content. BackendDown if it was sealed with another key, or changed since."""
+
+
+class Plain:
+    """As it is."""
+
+    def seal(self, content: bytes, key: bytes) -> bytes:  # noqa: ARG002
+        return content
+
+    def open(self, kept: bytes, key: bytes) -> bytes:  # noqa: ARG002
+        return kept
+
+
+class Sealed:
+    """Encrypted and authenticated. Needs the distribution `cryptography`."""
+
+    def __init__(self, secret: str) -> None:
+        """`secret`: 32 bytes in base64, as `Sealed.new_secret` makes them. ValueError if it is not that."""
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        try:
+            raw = base64.b64decode(secret, validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"the key of the response cache is not base64: {error}") from None
+        if len(raw) != 32:
+            raise ValueError(
+                f"the key of the response cache has {len(raw)} bytes: it must have 32, in base64"
+            )
+        self._cipher = AESGCM(raw)
+
+    @staticmethod
+    def new_secret() -> str:
+        """A new key, to be kept where secrets are kept."""
+        return base64.b64encode(secrets.token_bytes(32)).decode()
+
+    def seal(self, content: bytes, key: bytes) -> bytes:
+        nonce = secrets.token_bytes(_NONCE)
+        return nonce + self._cipher.encrypt(nonce, content, key)
+
+    def open(self, kept: bytes, key: bytes) -> bytes:
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            return self._cipher.decrypt(kept[:_NONCE], kept[_NONCE:], key)
+        except (InvalidTag, ValueError):
+            raise BackendDown("an entry was sealed with another key, or not at all") from None
