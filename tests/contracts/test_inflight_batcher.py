@@ -103,7 +103,7 @@ def test_shapes_and_types_follow_the_version() -> None:
 def test_parameters_of_the_engine() -> None:
     keys = parameters("tensorrt_llm", "1.2.1")
     assert {"gpt_model_type", "gpt_model_path", "tokenizer_dir", "xgrammar_tokenizer_info_path"} <= set(keys)
-    assert parameters("ensemble", "1.2.1") == ()
+    assert parameters("ensemble", "1.2.1") == {}
 
 
 def test_what_is_not_known_is_refused_with_what_is_near() -> None:
