@@ -1,0 +1,78 @@
+"""Sentence embeddings by ONNX Runtime: all-MiniLM-L6-v2, or another BERT encoder of sentence-transformers.
+
+A folder holds tokenizer.json and one graph: model.onnx, or model_int8.onnx where that agrees. Long text is never
+silently cut: what is longer than the model was trained on has no embedding here.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.cache.backend import Vector
+
+GRAPHS = ("model_int8.onnx", "model.onnx")  # the first one that is there
+MAX_TOKENS = 256  # of all-MiniLM-L6-v2, the marks at both ends included
+_KEPT = 4096  # embeddings of questions that were just asked
+
+
+class Embedder:
+    """Text to a vector of length 1; safe to use from any number of threads.
+
+    >>> embedder = Embedder(Path("all-minilm-l6-v2"))                  # doctest: +SKIP
+    >>> embedder("Where is my parcel?").shape                          # doctest: +SKIP
+    (384,)
+    """
+
+    def __init__(self, folder: Path, *, threads: int = 1) -> None:
+        """Raises FileNotFoundError if the folder holds no graph or no tokenizer."""
+        import onnxruntime
+        from tokenizers import Tokenizer
+
+        graph = next((folder / name for name in GRAPHS if (folder / name).is_file()), None)
+        if graph is None or not (folder / "tokenizer.json").is_file():
+            raise FileNotFoundError(f"{folder}: needs tokenizer.json and one of {', '.join(GRAPHS)}")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        self._session: Any = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        self._inputs = {node.name for node in self._session.get_inputs()}
+        self._tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()  # the file's own would cut at 128, silently
+        self.max_tokens = _max_tokens(folder)
+        self.identity = f"{folder.name}/{graph.name}"
+        self._cached = lru_cache(_KEPT)(self._embed)
+
+    def __call__(self, text: str) -> Vector | None:
+        """The embedding, float32 [dimensions] of length 1; None if the text is too long for the model."""
+        return self._cached(text)
+
+    def tokens(self, text: str) -> int:
+        """How long a text is for the model."""
+        return len(self._tokenizer.encode(text).ids)
+
+    def _embed(self, text: str) -> Vector | None:
+        ids = self._tokenizer.encode(text).ids
+        if len(ids) > self.max_tokens:
+            return None
+        row = np.array([ids], np.int64)
+        given = {"input_ids": row, "attention_mask": np.ones_like(row), "token_type_ids": np.zeros_like(row)}
+        (states,) = self._session.run(
+            None, {name: array for name, array in given.items() if name in self._inputs}
+        )
+        mean = states[0].mean(axis=0)
+        vector: Vector = (mean / np.linalg.norm(mean)).astype(np.float32)
+        return vector
+
+
+def _max_tokens(folder: Path) -> int:
+    settings = folder / "sentence_bert_config.json"
+    if not settings.is_file():
+        return MAX_TOKENS
+    return min(
+        MAX_TOKENS, int(json.loads(settings.read_text(encoding="utf-8")).get("max_seq_length", MAX_TOKENS))
+    )
