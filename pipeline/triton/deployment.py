@@ -42,16 +42,36 @@ class Requirements(_Section):
 
 
 class LaunchSpec(_Section):
-    """How the server is started, as far as the models decide that."""
+    """How the server is started, as far as the models decide that.
+
+    single        one process, engines of one rank
+    leader        one process a rank, by mpirun: one engine over several GPUs
+    orchestrator  one process, which spawns a worker for each rank of each engine: several engines, some with several
+                  ranks, or several instances of one
+    llmapi        one process a rank below the LLM API's own wrapper; or one process, where there is one rank, where
+                  `mpi` is off, or where there are several instances: then the LLM API starts its workers
+    """
 
     mode: Literal["single", "leader", "orchestrator", "llmapi"] = "single"
-    world_size: int = 1  # ranks of one instance of the target
+    world_size: int = Field(default=1, ge=1)  # ranks of one instance of the target
     engine_models: tuple[str, ...] = ()  # models that hold an engine: those that ranks above 0 load
     gpu_device_ids: dict[str, tuple[tuple[int, ...], ...]] = Field(
         default_factory=dict
     )  # model -> GPUs of each instance
-    shm_mib: int = 64  # shared memory that the server needs
+    mpi: bool = True  # llmapi only: whether mpirun starts the ranks
+    shm_mib: int = 64  # shared memory that the server needs at least; see gpu_launch.LaunchPlan.shm_mib
     weights_gib: float = 0.0  # of all ranks: what has to be loaded before it is ready
+
+    @property
+    def instances(self) -> int:
+        """How often the target is there."""
+        return max((len(groups) for groups in self.gpu_device_ids.values()), default=1)
+
+    @property
+    def workers(self) -> int:
+        """Processes that hold a part of an engine."""
+        named = [group for groups in self.gpu_device_ids.values() for group in groups]
+        return max(self.world_size, sum(map(len, named)))
 
 
 class Deployment(_Section):
@@ -75,6 +95,15 @@ class Deployment(_Section):
     versions: dict[str, str]  # what it was packaged with
     requirements: Requirements | None = None  # None: this machine's CPU will do
     launch: LaunchSpec = LaunchSpec()
+
+    @property
+    def start_deadline_s(self) -> float:
+        """How long a start may take, unless told otherwise.
+
+        Two minutes for the processes and a first answer, and for each GiB of weights the time of a cold network volume
+        (128 MiB/s). The LLM API captures CUDA graphs and tunes kernels, too: five minutes more.
+        """
+        return 120.0 + 8.0 * self.launch.weights_gib + (300.0 if self.runtime == "pytorch" else 0.0)
 
     @classmethod
     def load(cls, package: Path) -> Deployment:

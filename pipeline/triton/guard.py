@@ -1,11 +1,12 @@
 """Stands between `pipeline` and a server: when `pipeline` is gone, however it went, the server goes too.
 
-    python guard.py STOP_DEADLINE_S STAGE SHARED_MEMORY_PREFIX COMMAND…
+    python guard.py '{"stop_deadline_s": 10, "stage": "/tmp/…", "mark": "…", "cleanup": []}' COMMAND…
 
 Standard input is a pipe that nobody writes to; its end says that the parent died, even by kill -9. SIGTERM and SIGINT
-say the same politely. Then the command gets SIGTERM, and SIGKILL after the deadline. Whatever is left of it is killed
-(Triton's stubs are processes of their own), and the stage and the shared memory are removed. Should the guard itself
-be killed, the kernel kills the command.
+say the same politely. Then the command gets SIGTERM, and SIGKILL after the deadline. Whatever is left of it is killed:
+Triton's stubs, the ranks that mpirun put into groups of their own, and workers that MPI started in sessions of their
+own are all known by the mark in their environment. The cleanup command is run, and the stage and the shared memory are
+removed. Should the guard itself be killed, the kernel kills the command.
 
 Needs the standard library only, and is run as a file: `pipeline` need not be importable.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import select
 import shutil
@@ -21,14 +23,29 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+MARK = "PIPELINE_TRITON_START"  # environment variable of all that belongs to one start
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _POLL_S = 0.1
+_CLEANUP_DEADLINE_S = 30.0
+_KILLING_DEADLINE_S = 10.0
 
 
-def main(stop_deadline_s: float, stage: Path, shared_memory_prefix: str, command: list[str]) -> int:
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """What a guard has to see to."""
+
+    stop_deadline_s: float  # between SIGTERM and SIGKILL
+    stage: str  # folder to remove
+    mark: str  # value of MARK; regions of shared memory begin with it
+    cleanup: Sequence[str] = ()  # command to run at the end
+
+
+def main(duty: Duty, command: list[str]) -> int:
     """Run the command until it ends or is to end; its exit code, or 128 + signal."""
     stopping = False
 
@@ -48,20 +65,48 @@ def main(stop_deadline_s: float, stage: Path, shared_memory_prefix: str, command
         while server.poll() is None and not stopping:
             stopping = _parent_is_gone()
         if server.poll() is None:
-            _end(server, stop_deadline_s)
+            _end(server, duty.stop_deadline_s)
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)  # stubs that outlived the server
+            os.killpg(server.pid, signal.SIGKILL)  # what outlived the server
         server.wait()
-        remove_traces(stage, shared_memory_prefix)
+        remove_traces(duty)
     return server.returncode if server.returncode >= 0 else 128 - server.returncode
 
 
-def remove_traces(stage: Path, shared_memory_prefix: str) -> None:
-    """Remove what a server that has ended leaves on disk and in memory."""
-    shutil.rmtree(stage, ignore_errors=True)
-    for region in Path("/dev/shm").glob(f"{shared_memory_prefix}*"):
+def remove_traces(duty: Duty) -> None:
+    """Remove what a server that has ended leaves: processes, a container, files, shared memory."""
+    kill_marked(duty.mark)
+    if duty.cleanup:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(
+                duty.cleanup, timeout=_CLEANUP_DEADLINE_S, check=False, stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+    shutil.rmtree(duty.stage, ignore_errors=True)
+    for region in Path("/dev/shm").glob(f"{duty.mark}*"):
         region.unlink(missing_ok=True)
+
+
+def kill_marked(mark: str) -> None:
+    """Kill all processes with the mark but this one, and those that they start meanwhile."""
+    deadline = time.monotonic() + _KILLING_DEADLINE_S
+    while (found := marked(mark)) and time.monotonic() < deadline:
+        for number in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(number, signal.SIGKILL)
+        time.sleep(_POLL_S / 4)
+
+
+def marked(mark: str) -> list[int]:
+    """Processes with the mark in their environment, but this one; not those that only wait to be buried."""
+    entry = f"{MARK}={mark}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int(folder.name) != os.getpid() and entry in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
 
 
 def _end(server: subprocess.Popen[bytes], deadline_s: float) -> None:
@@ -82,4 +127,4 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(float(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4:]))
+    sys.exit(main(Duty(**json.loads(sys.argv[1])), sys.argv[2:]))

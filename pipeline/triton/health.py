@@ -1,7 +1,7 @@
 """Whether a server really answers: one short generation through the model that clients use.
 
 Triton's own /v2/health/ready stays at 200 when the process of a Python model is dead, so it says too little. This is
-no client for applications; `pipeline.client` is.
+no client for applications; `pipeline.client` is, and it tells here which tensors a model has.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.client.model import Model, read_model
 from pipeline.errors import ServerError
 
 
@@ -26,21 +27,23 @@ class Answer:
 
 
 def generate(grpc_url: str, model: str, prompt: str, *, max_tokens: int, timeout_s: float) -> Answer:
-    """Stream one greedy answer from a model that takes text.
+    """Stream one greedy answer from a model that takes text: `ensemble`, `tensorrt_llm_bls`, or the LLM API's own.
 
     Raises:
         ServerError: there was none within the time, or an error came instead.
     """
     from tritonclient import grpc
+    from tritonclient.utils import InferenceServerException
 
     arrived: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
     client = grpc.InferenceServerClient(grpc_url)
     start = time.monotonic()
     first = None
-    text = []
+    text: list[str] = []
     try:
+        facts = read_model(client.get_model_config(model, client_timeout=timeout_s).config)
         client.start_stream(lambda result, error: arrived.put((result, error)), stream_timeout=timeout_s)
-        client.async_stream_infer(model, _inputs(prompt, max_tokens), enable_empty_final_response=True)
+        client.async_stream_infer(model, _inputs(facts, prompt, max_tokens), enable_empty_final_response=True)
         while True:
             result, error = arrived.get(timeout=max(0.0, start + timeout_s - time.monotonic()))
             if error is not None:
@@ -48,28 +51,46 @@ def generate(grpc_url: str, model: str, prompt: str, *, max_tokens: int, timeout
             first = first or time.monotonic()
             piece = result.as_numpy("text_output")
             if piece is not None:
-                text.append(piece.reshape(-1)[0].decode("utf-8", errors="replace"))
-            if result.get_response().parameters["triton_final_response"].bool_param:
+                said = piece.reshape(-1)[0].decode("utf-8", errors="replace")
+                text = [said] if facts.cumulative else [*text, said]
+            if not facts.decoupled or result.get_response().parameters["triton_final_response"].bool_param:
                 return Answer("".join(text), first - start, time.monotonic() - start)
     except queue.Empty:
         raise ServerError(f"{model} gave no answer within {timeout_s:g} s") from None
+    except InferenceServerException as error:
+        raise ServerError(f"{model} does not answer: {error}") from None
     finally:
         client.stop_stream(cancel_requests=True)
         client.close()
 
 
-def _inputs(prompt: str, max_tokens: int) -> list[Any]:
+# By role, what the layouts call it: the TensorRT-LLM backend's models, the `llmapi` model.
+_NAMES = {
+    "prompt": ("text_input",),
+    "max_tokens": ("max_tokens", "sampling_param_max_tokens"),
+    "stream": ("stream", "streaming"),
+    "exclude_input": ("sampling_param_exclude_input_from_output",),
+}
+_DATA_TYPES = {"BYTES": np.object_, "INT32": np.int32, "BOOL": np.bool_}
+
+
+def _inputs(facts: Model, prompt: str, max_tokens: int) -> list[Any]:
     from tritonclient import grpc
 
     values = {
-        "text_input": np.array([[prompt.encode()]], np.object_),
-        "max_tokens": np.array([[max_tokens]], np.int32),
-        "stream": np.array([[True]]),
+        "prompt": prompt.encode(),
+        "max_tokens": max_tokens,
+        "stream": facts.decoupled,
+        "exclude_input": True,
     }
-    types = {"text_input": "BYTES", "max_tokens": "INT32", "stream": "BOOL"}
     inputs = []
-    for name, array in values.items():
-        tensor = grpc.InferInput(name, list(array.shape), types[name])
+    for role, value in values.items():
+        name = facts.input_named(_NAMES[role])
+        if name is None:
+            continue
+        datatype = facts.inputs[name].datatype
+        array = np.array([[value]] if facts.batched else [value], _DATA_TYPES[datatype])
+        tensor = grpc.InferInput(name, list(array.shape), datatype)
         tensor.set_data_from_numpy(array)
         inputs.append(tensor)
     return inputs

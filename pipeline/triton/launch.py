@@ -1,18 +1,21 @@
-"""The command that starts Triton, as a value: it can be looked at, compared and printed before anything runs."""
+"""What every start of a Triton server has in common, whoever runs it: where it listens, what it is given, what it is.
+
+A `Launcher` knows a package and a way to serve it; for each attempt it makes a `Launch`, a value that can be looked
+at and compared before anything runs. `server.TritonServer` does the rest.
+"""
 
 from __future__ import annotations
 
-import os
-import shlex
 import socket
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from pipeline.errors import ServerError, UserError
-from pipeline.triton.installation import Installation
+from pipeline.errors import ServerError
 
 LOOPBACK = "127.0.0.1"
+ANYWHERE = "0.0.0.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,86 +52,88 @@ class Ports:
 
     def check(self, address: str = LOOPBACK) -> None:
         """Raises ServerError if a port is taken, or two are the same."""
+        faults = self.faults(address)
+        if faults:
+            raise ServerError("; ".join(faults))
+
+    def faults(self, address: str = LOOPBACK) -> list[str]:
+        """What keeps a server from listening here."""
         if len({self.http, self.grpc, self.metrics}) < 3:
-            raise ServerError(
-                f"HTTP {self.http}, gRPC {self.grpc} and metrics {self.metrics} must be three ports"
-            )
+            return [f"HTTP {self.http}, gRPC {self.grpc} and metrics {self.metrics} must be three ports"]
+        found = []
         for kind, port in (("HTTP", self.http), ("gRPC", self.grpc), ("metrics", self.metrics)):
             try:
                 socket.create_server((address, port)).close()
             except OSError as error:
-                raise ServerError(f"{kind} port {address}:{port} cannot be used: {error.strerror}") from None
+                found.append(f"{kind} port {address}:{port} cannot be used: {error.strerror}")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """One start of the server.
+class Start:
+    """What one attempt to start a server is given."""
 
-    `stage` is a folder of our own. The backend and the stub of the running Python lie side by side in it, as they must
-    and do not in the wheel. And it mirrors the repository, file by file: Python writes byte-code beside its sources
-    (the stub heeds no setting against that), which must not end up in the store, and Triton hands paths to a shell
-    unquoted, so that the name of the repository's own folder may not matter.
-    """
-
-    installation: Installation
-    stage: Path
-    repository: Path
-    models: tuple[str, ...]
+    stage: Path  # a folder of its own, removed at the end
     ports: Ports
-    shared_memory_prefix: str  # of the regions in /dev/shm, one or more for each model
+    shared_memory_prefix: str  # of the regions in /dev/shm, and unique to this start
     address: str = LOOPBACK
-    start_deadline_s: float = 120.0
+    deadline_s: float = 120.0
     drain_s: int = 5  # requests in flight have this long to finish when the server is told to stop
+
+    @property
+    def reachable(self) -> str:
+        """The address to connect to from this machine."""
+        return LOOPBACK if self.address == ANYWHERE else self.address
+
+    @property
+    def grpc_url(self) -> str:
+        """Where gRPC clients connect; no scheme, as tritonclient wants it."""
+        return f"{self.reachable}:{self.ports.grpc}"
+
+
+class Launch(Protocol):
+    """One start of a server."""
 
     @property
     def command(self) -> tuple[str, ...]:
         """The program and its arguments."""
-        return (
-            str(self.installation.binary),
-            f"--model-repository={self.mirror}",
-            "--model-control-mode=explicit",
-            *(f"--load-model={model}" for model in self.models),
-            "--disable-auto-complete-config",
-            f"--backend-directory={self.stage / 'backends'}",
-            f"--cache-directory={self.installation.caches}",
-            f"--backend-config=python,shm-region-prefix-name={self.shared_memory_prefix}",
-            f"--backend-config=python,stub-timeout-seconds={round(self.start_deadline_s)}",
-            f"--http-address={self.address}",
-            f"--http-port={self.ports.http}",
-            f"--grpc-address={self.address}",
-            f"--grpc-port={self.ports.grpc}",
-            f"--metrics-address={self.address}",
-            f"--metrics-port={self.ports.metrics}",
-            "--metrics-interval-ms=500",
-            "--allow-gpu-metrics=false",
-            f"--exit-timeout-secs={self.drain_s}",
-        )
 
     @property
-    def mirror(self) -> Path:
-        """The repository as the server sees it."""
-        return self.stage / "repository"
+    def environment(self) -> dict[str, str]:
+        """All that its process has around it."""
+
+    @property
+    def cleanup(self) -> tuple[str, ...]:
+        """A command to run when it has ended, whichever way; none if empty."""
+
+    @property
+    def gave_up(self) -> tuple[str, ...]:
+        """Phrases of its log after which it will not become ready, though it may still be there."""
+
+    @property
+    def synonyms(self) -> dict[str, str]:
+        """Paths that its log speaks of -> what the user knows them as."""
 
     def prepare(self) -> None:
-        """Fill the stage.
+        """Make on disk what the command needs."""
 
-        Raises:
-            UserError: the stage's own path is one that Triton cannot use.
-        """
-        if shlex.quote(str(self.stage)) != str(self.stage):
-            raise UserError(
-                f"{self.stage}: Triton needs a temporary folder without spaces in its name: set TMPDIR"
-            )
-        backend = self.stage / "backends" / "python"
-        backend.mkdir(parents=True)
-        for file in (*self.installation.backend.iterdir(), self.installation.stub):
-            (backend / file.name).symlink_to(file.resolve())
-        for folder, _, files in os.walk(self.repository):
-            if "__pycache__" not in folder:
-                mirrored = self.mirror / Path(folder).relative_to(self.repository)
-                mirrored.mkdir()
-                for name in files:
-                    (mirrored / name).symlink_to(Path(folder, name).resolve())
+
+class Launcher(Protocol):
+    """A way to serve one package."""
+
+    @property
+    def attempts(self) -> int:
+        """How often a start that a signal ended is made."""
+
+    @property
+    def noise(self) -> tuple[str, ...]:
+        """Words of lines that its log calls errors though nothing is wrong."""
+
+    def check(self) -> None:
+        """Look for what would keep it from starting. Raises UserError."""
+
+    def launch(self, start: Start) -> Launch:
+        """What is run for one attempt."""
 
 
 def _is_free(address: str, port: int) -> bool:

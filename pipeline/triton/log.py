@@ -1,35 +1,66 @@
-"""The server's log: its last lines, and what of it says why something failed."""
+"""The server's log: its last lines, what of it says why something failed, and what probably caused that."""
 
 from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from pipeline.contracts.launching import known_causes
 
 # "E1121 03:32:30.466668 8968 server.cc:241] "message"" -> message
 _ERROR = re.compile(r"E\d{4} [\d:.]+ \d+ [\w.]+:\d+\] (?P<text>.*)")
-_NOISE = ("Cuda", "CUDA")  # a server with CUDA says that this machine has none
+# "[TensorRT-LLM][ERROR] message", "[trtllm] Failed to start engine: message", "error: creating server: message"
+_ERROR_OF_OTHERS = re.compile(
+    r"(?:\[1,\d+\]<std\w+>:\s*)?(?P<text>\[TensorRT-LLM\]\[ERROR\].*|\[trtllm\].*[Ff]ailed.*"
+    r"|error: creating server:.*|mpirun (?:noticed|has detected|was unable).*|There are not enough slots.*)"
+)
 _TRACE = "\\n\\nAt:"  # what follows is Python's traceback, in one line
-_SAID_AGAIN = ("Failed to create instance", "has no loaded version", "that are not available or ambiguous")
+_SAID_AGAIN = (
+    "Failed to create instance", "has no loaded version", "that are not available or ambiguous",
+    "error: creating server:",
+)  # fmt: skip
 
 
 def tail(path: Path, lines: int = 20) -> list[str]:
     """The last lines of a log; none if there is no log."""
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return [line.rstrip() for line in deque(file, lines)]
+    return list(deque(_lines(path), lines))
 
 
-def errors(path: Path, limit: int = 5) -> list[str]:
-    """What the server called an error, in order: each once, without its time, its place and its traceback."""
-    if not path.is_file():
-        return []
+def errors(path: Path, limit: int = 5, *, noise: Sequence[str] = ()) -> list[str]:
+    """What was called an error, in order: each once, without its time, its place and its traceback.
+
+    `noise`: words of lines that are none.
+    """
     found: dict[str, None] = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        match = _ERROR.match(line)
-        if match and not any(word in match["text"] for word in _NOISE):
+    for line in _lines(path):
+        match = _ERROR.match(line) or _ERROR_OF_OTHERS.match(line)
+        if match and not any(word in match["text"] for word in noise):
             text = match["text"].partition(_TRACE)[0].replace("\\n", " ")
             found[" ".join(text.strip('"').split())] = None
     own = [text for text in found if not any(phrase in text for phrase in _SAID_AGAIN)]
     return (own or list(found))[:limit]
+
+
+def says(path: Path, phrases: Sequence[str]) -> bool:
+    """Whether the log holds one of the phrases."""
+    return bool(phrases) and any(phrase in line for line in _lines(path) for phrase in phrases)
+
+
+def causes(path: Path) -> list[str]:
+    """What the log's words are known to mean, and what to do about it; each once."""
+    known = known_causes()
+    found: dict[str, None] = {}
+    for line in _lines(path):
+        for cause in known:
+            if cause.pattern.search(line):
+                found[f"{cause.meaning}: {cause.fix}"] = None
+    return list(found)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    if path.is_file():
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                yield line.rstrip()

@@ -3,14 +3,16 @@
     with TritonServer.of_package(package) as server:
         server.grpc_url  # "127.0.0.1:43121"
 
-It runs below a guard (`guard.py`), so that nothing of it outlives this process. One start in about 200 aborts for no
-reason of ours; it is tried again once. Everything the server prints goes to `log_file`; a failure shows the end of it.
+Which processes it consists of is up to a launcher (`launch.Launcher`): the embedded server, TensorRT-LLM's below
+mpirun, a container. They run below a guard (`guard.py`), so that nothing of them outlives this process. No start is
+without a deadline, and none is done before a real generation came back. Everything the server prints goes to
+`log_file`; a failure shows the end of it and the likely cause.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
+import json
 import secrets
 import signal
 import subprocess
@@ -19,7 +21,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -27,12 +29,14 @@ from typing import Self
 from pipeline.errors import ServerError
 from pipeline.triton import guard, log
 from pipeline.triton.deployment import REPOSITORY, Deployment
+from pipeline.triton.embedded_launch import EmbeddedLauncher
 from pipeline.triton.health import Answer, generate
-from pipeline.triton.installation import Installation
-from pipeline.triton.launch import LOOPBACK, Launch, Ports
+from pipeline.triton.launch import LOOPBACK, Launch, Launcher, Ports, Start
+from pipeline.triton.native_launch import NativeLauncher
 
-_ATTEMPTS = 2
 _POLL_S = 0.05
+_WARMUP_TOKENS = 16
+_GIVING_UP_S = 3.0  # a server whose log says that it gave up has so long to end by itself
 _ADDRESS_TAKEN = "already in use"
 
 
@@ -41,53 +45,55 @@ class TritonServer:
 
     def __init__(
         self,
-        repository: Path,
+        deployment: Deployment,
+        launcher: Launcher,
         *,
-        models: Sequence[str],
-        entry_model: str,
         ports: Ports | None = None,
         address: str = LOOPBACK,
         log_file: Path | None = None,
-        start_deadline_s: float = 120.0,
+        start_deadline_s: float | None = None,
         stop_deadline_s: float = 10.0,
-        warmup_tokens: int = 16,
     ) -> None:
-        """`ports`: None takes free ones. `log_file`: None makes one in the temporary folder, kept after a failure."""
-        self.repository = repository.absolute()
-        self.models = tuple(models)
-        self.entry_model = entry_model
+        """`ports`: None takes free ones. `log_file`: None makes one in the temporary folder, kept after a failure.
+        `start_deadline_s`: None is what the deployment's size asks for.
+        """
+        self.deployment = deployment
+        self.launcher = launcher
         self.ports = ports or Ports.free()
         self.address = address
         self.log_file = (
             log_file or Path(tempfile.gettempdir()) / f"pipeline-triton-{secrets.token_hex(4)}.log"
         )
+        self.start_deadline_s = deployment.start_deadline_s if start_deadline_s is None else start_deadline_s
         self._fixed_ports, self._own_log = ports is not None, log_file is None
-        self._start_deadline_s, self._stop_deadline_s = start_deadline_s, stop_deadline_s
-        self._warmup_tokens = warmup_tokens
+        self._stop_deadline_s = stop_deadline_s
         self._guard: subprocess.Popen[bytes] | None = None
-        self._started: Launch | None = None
+        self._duty: guard.Duty | None = None
+        self._launched: Launch | None = None
 
     @classmethod
     def of_package(
         cls,
         package: Path,
         *,
+        launcher: Launcher | None = None,
         ports: Ports | None = None,
         address: str = LOOPBACK,
         log_file: Path | None = None,
-        start_deadline_s: float = 120.0,
+        start_deadline_s: float | None = None,
     ) -> Self:
-        """The server of what `pipeline build` made: a folder with deployment.json and model_repository/."""
+        """The server of what `pipeline build` made: a folder with deployment.json and model_repository/.
+
+        `launcher`: None takes the processes of this machine that the runtime needs.
+        """
         deployment = Deployment.load(package)
         return cls(
-            package / REPOSITORY,
-            models=deployment.models,
-            entry_model=deployment.entry_model,
+            deployment,
+            launcher or local_launcher(deployment, package),
             ports=ports,
             address=address,
             log_file=log_file,
             start_deadline_s=start_deadline_s,
-            warmup_tokens=min(16, deployment.limits.max_output_tokens),
         )
 
     @property
@@ -111,6 +117,16 @@ class TritonServer:
         return LOOPBACK if self.address == "0.0.0.0" else self.address
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """What it serves."""
+        return self.deployment.models
+
+    @property
+    def entry_model(self) -> str:
+        """The model that clients talk to."""
+        return self.deployment.entry_model
+
+    @property
     def running(self) -> bool:
         """Whether the server's process is there; `check_health` tells more."""
         return self._guard is not None and self._guard.poll() is None
@@ -119,17 +135,17 @@ class TritonServer:
         """Start, and wait until a generation came back. After a failure nothing is left running.
 
         Raises:
-            UserError: Triton cannot run here; the text says what to install.
+            UserError: Triton cannot run here; the text says what to do.
             ServerError: it did not start, or does not answer; the text says why, with the end of its log.
         """
         if self.running:
             raise ServerError("the server is running already")
-        installation = Installation.find()
+        self.launcher.check()
         if self._fixed_ports:
             self.ports.check(self.address)
-        deadline = time.monotonic() + self._start_deadline_s
+        deadline = time.monotonic() + self.start_deadline_s
         try:
-            self._start(installation, deadline)
+            self._start(deadline)
             self.check_health(timeout_s=max(1.0, deadline - time.monotonic()))
         except BaseException:
             self.stop()
@@ -148,9 +164,9 @@ class TritonServer:
         except subprocess.TimeoutExpired:
             self._guard.kill()  # the kernel then kills the server
             self._guard.wait()
-        _kill_session(self._guard.pid)
-        if self._started is not None:
-            guard.remove_traces(self._started.stage, self._started.shared_memory_prefix)
+        assert self._duty is not None, "it was started with one"
+        if self._guard.returncode < 0:  # it could not do its duty
+            guard.remove_traces(self._duty)
         self._guard = None
 
     def wait(self) -> int:
@@ -172,9 +188,10 @@ class TritonServer:
 
     def warmup(self, rounds: int = 5, *, timeout_s: float = 60.0) -> Answer:
         """Some short answers, so that the first client finds everything loaded; the last of them."""
+        tokens = min(_WARMUP_TOKENS, self.deployment.limits.max_output_tokens)
         for _ in range(rounds):
             answer = generate(
-                self.grpc_url, self.entry_model, "Hello", max_tokens=self._warmup_tokens, timeout_s=timeout_s
+                self.grpc_url, self.entry_model, "Hello", max_tokens=tokens, timeout_s=timeout_s
             )
         return answer
 
@@ -193,67 +210,80 @@ class TritonServer:
         if self._own_log and error is None:
             self.log_file.unlink(missing_ok=True)
 
-    def _start(self, installation: Installation, deadline: float) -> None:
-        for attempt in range(1, _ATTEMPTS + 1):
-            self._launch(installation)
+    def _start(self, deadline: float) -> None:
+        for attempt in range(1, self.launcher.attempts + 1):
+            self._launch()
             code = self._wait_until_ready(deadline)
             if code is None:
                 return
             self.stop()
             taken = not self._fixed_ports and any(
-                _ADDRESS_TAKEN in line for line in log.errors(self.log_file)
+                _ADDRESS_TAKEN in line for line in log.errors(self.log_file, noise=self.launcher.noise)
             )
             if taken:
                 self.ports = Ports.free()
             aborted = code > 128  # by a signal
-            if attempt == _ATTEMPTS or not (taken or aborted):
+            if attempt == self.launcher.attempts or not (taken or aborted):
                 raise self._failure(f"Triton ended with exit code {code} while it started")
 
-    def _launch(self, installation: Installation) -> None:
-        launch = self._started = Launch(
-            installation,
+    def _launch(self) -> None:
+        start = Start(
             stage=Path(tempfile.mkdtemp(prefix="pipeline-triton-")),
-            repository=self.repository,
-            models=self.models,
             ports=self.ports,
             shared_memory_prefix=f"pipeline-{secrets.token_hex(6)}-",
             address=self.address,
-            start_deadline_s=self._start_deadline_s,
+            deadline_s=self.start_deadline_s,
             drain_s=max(1, round(self._stop_deadline_s / 3)),
+        )
+        launch = self._launched = self.launcher.launch(start)
+        self._duty = guard.Duty(
+            self._stop_deadline_s, str(start.stage), start.shared_memory_prefix, launch.cleanup
         )
         launch.prepare()
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        below = [sys.executable, "-I", guard.__file__]
-        settings = [str(self._stop_deadline_s), str(launch.stage), launch.shared_memory_prefix]
+        below = [sys.executable, "-I", guard.__file__, json.dumps(asdict(self._duty))]
         with self.log_file.open("wb") as output:
             self._guard = subprocess.Popen(
-                [*below, *settings, *launch.command],
+                [*below, *launch.command],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=installation.environment() | {"PIPELINE_TRITON_GRPC": self.grpc_url},
+                env=launch.environment | {guard.MARK: start.shared_memory_prefix},
                 start_new_session=True,
             )
 
     def _wait_until_ready(self, deadline: float) -> int | None:
         """None when it is ready; the exit code when it ended instead."""
         assert self._guard is not None, "_launch started it"
+        assert self._launched is not None, "_launch made it"
         while (code := self._guard.poll()) is None:
             if _answers(f"{self.http_url}/v2/health/ready"):
                 return None
+            if log.says(self.log_file, self._launched.gave_up):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return self._guard.wait(_GIVING_UP_S)
+                raise self._failure("Triton gave up while it started")
             if time.monotonic() > deadline:
-                raise self._failure(f"Triton was not ready within {self._start_deadline_s:g} s")
+                raise self._failure(f"Triton was not ready within {self.start_deadline_s:g} s")
             time.sleep(_POLL_S)
         return code
 
     def _failure(self, what: str) -> ServerError:
-        """An error with what the log says about it: the server's own errors, or else its last lines."""
-        said = [f"  {line}" for line in log.errors(self.log_file)]
+        """An error with what the log says about it: what it calls errors, or else its end; and the likely cause."""
+        said = [f"  {line}" for line in log.errors(self.log_file, noise=self.launcher.noise)]
         last = [f"  | {line[:200]}" for line in self.log_tail()]
-        text = "\n".join([what, *(said or last), f"its log: {self.log_file}"])
-        return ServerError(
-            text.replace(str(self._started.mirror), str(self.repository)) if self._started else text
-        )
+        causes = [f"likely cause: {cause}" for cause in log.causes(self.log_file)]
+        text = "\n".join([what, *(said or last), *causes, f"its log: {self.log_file}"])
+        for path, meant in (self._launched.synonyms if self._launched else {}).items():
+            text = text.replace(path, meant)
+        return ServerError(text)
+
+
+def local_launcher(deployment: Deployment, package: Path) -> Launcher:
+    """The processes of this machine that serve a package."""
+    if deployment.runtime == "cpu":
+        return EmbeddedLauncher((package / REPOSITORY).absolute(), deployment.models)
+    return NativeLauncher(deployment, package)
 
 
 def _answers(url: str) -> bool:
@@ -262,12 +292,3 @@ def _answers(url: str) -> bool:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False
-
-
-def _kill_session(leader: int) -> None:
-    """Kill what is left of a session; there is something only if the guard, its leader, was killed."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            session = int((folder / "stat").read_text().rpartition(")")[2].split()[3])
-            if session == leader:
-                os.kill(int(folder.name), signal.SIGKILL)

@@ -11,16 +11,17 @@ import pytest
 
 from pipeline.errors import ServerError, UserError
 from pipeline.triton import installation
+from pipeline.triton.embedded_launch import EmbeddedLaunch
 from pipeline.triton.installation import Installation
-from pipeline.triton.launch import Launch, Ports
+from pipeline.triton.launch import Ports, Start
+from pipeline.triton.mirror import mirror
 
 FOUND = Installation(Path("/wheel/pytriton/tritonserver"), Path("/wheel/libs"), "3.11")
 
 
-def launch(repository: str = "/models", stage: str = "/tmp/stage") -> Launch:
-    return Launch(
-        FOUND, Path(stage), Path(repository), ("a", "b"), Ports(1, 2, 3), "prefix-", start_deadline_s=90
-    )
+def launch(repository: str = "/models", stage: str = "/tmp/stage") -> EmbeddedLaunch:
+    start = Start(Path(stage), Ports(1, 2, 3), "prefix-", deadline_s=90)
+    return EmbeddedLaunch(FOUND, Path(repository), ("a", "b"), start)
 
 
 def test_the_command() -> None:
@@ -51,11 +52,24 @@ def test_the_repository_is_mirrored_file_by_file(tmp_path: Path) -> None:
     source = tmp_path / "my models"
     (source / "a" / "1" / "__pycache__").mkdir(parents=True)
     (source / "a" / "1" / "model.py").write_text("x = 1")
-    made = Launch(Installation.find(), tmp_path / "stage", source, ("a",), Ports(1, 2, 3), "prefix-")
+    start = Start(tmp_path / "stage", Ports(1, 2, 3), "prefix-")
+    made = EmbeddedLaunch(Installation.find(), source, ("a",), start)
     made.prepare()
     assert (made.mirror / "a" / "1" / "model.py").read_text() == "x = 1"
     assert not (made.mirror / "a" / "1").is_symlink()
     assert not list(made.mirror.rglob("__pycache__"))
+
+
+def test_paths_of_the_container_become_those_of_this_machine(tmp_path: Path) -> None:
+    source = tmp_path / "repository"
+    (source / "a" / "1").mkdir(parents=True)
+    (source / "a" / "config.pbtxt").write_text('string_value: "/deployment/model_repository/a/1/engine"')
+    (source / "a" / "1" / "model.yaml").write_text("model: checkpoint")
+    mirror(source, tmp_path / "mirror", root=("/deployment", Path("/store/package")))
+    made = tmp_path / "mirror" / "a"
+    assert (made / "config.pbtxt").read_text() == 'string_value: "/store/package/model_repository/a/1/engine"'
+    assert (made / "1" / "model.yaml").is_symlink()
+    assert "/deployment/" in (source / "a" / "config.pbtxt").read_text()
 
 
 def test_a_stage_that_a_shell_would_break_is_refused() -> None:

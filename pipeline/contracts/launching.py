@@ -1,0 +1,134 @@
+"""How Triton with TensorRT-LLM is started, by version: programs, arguments, environment, container options.
+
+The facts are data (`data/launching.yaml`, each with its source); this answers from them. Commands are put together
+elsewhere (`pipeline.triton.gpu_launch`).
+
+>>> launching("1.2.1").llmapi_wrapper
+'trtllm-llmapi-launch'
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+
+@dataclass(frozen=True, slots=True)
+class Launching:
+    """What holds for one version. {…} in an argument is to be filled in."""
+
+    server: str  # the program, as a container has it
+    mpirun: str
+    llmapi_wrapper: str | None  # goes before the server where the LLM API spans several ranks
+    worker: str  # what the C++ backend spawns in orchestrator mode
+    as_root: str
+    oversubscribe: str
+    block: tuple[str, ...]  # begins the arguments of one rank
+    separator: str  # stands between the blocks of two ranks
+    every_rank: tuple[str, ...]
+    explicit: tuple[str, ...]  # only the models that are named are loaded
+    load: str  # names one of them
+    listening: tuple[str, ...]  # rank 0
+    silent: tuple[str, ...]  # the others
+    orchestrator_environment: Mapping[str, str]
+    orchestrator_arguments: tuple[str, ...]
+    orchestrator_arguments_of_a_gpu: str
+    llmapi_instances: bool  # whether `llmapi` spreads instances by gpu_device_ids
+    environment: Mapping[str, str]
+    container_options: tuple[str, ...]  # of `docker run`
+    shared_memory_mib: int  # of one rank
+    shared_memory_mib_of_a_further_rank: int
+    least_shared_memory_mib: int  # for more than one rank
+    release_variable: str  # says which release a container is
+    gave_up: tuple[str, ...]  # in the log: nothing will become ready any more
+
+    def shm_mib(self, ranks: int) -> int:
+        """Shared memory in MiB that a container with so many ranks is given.
+
+        >>> launching("1.2.1").shm_mib(1), launching("1.2.1").shm_mib(4)
+        (2048, 3584)
+        """
+        return self.shared_memory_mib + self.shared_memory_mib_of_a_further_rank * (ranks - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCause:
+    """What a line of a server's log is known to mean."""
+
+    pattern: re.Pattern[str]
+    meaning: str
+    fix: str
+
+
+@cache
+def known_causes() -> tuple[KnownCause, ...]:
+    """Why servers fail, as their logs say it; the same for all versions."""
+    return tuple(
+        KnownCause(re.compile(entry["pattern"]), entry["meaning"], entry["fix"])
+        for entry in _data()["causes"]
+    )
+
+
+@cache
+def launching(version: str) -> Launching:
+    """The facts for a version of TensorRT-LLM.
+
+    Raises:
+        UserError: the version is not known; the nearest known ones are named.
+    """
+    data = _data()
+
+    def fact(section: str, name: str, otherwise: Any = None) -> Any:
+        entry = data[section][name]
+        return entry["value"] if _holds(entry, version) else otherwise
+
+    return Launching(
+        server=fact("programs", "server"),
+        mpirun=fact("programs", "mpirun"),
+        llmapi_wrapper=fact("programs", "llmapi_wrapper"),
+        worker=fact("programs", "worker"),
+        as_root=fact("mpirun", "as_root"),
+        oversubscribe=fact("mpirun", "oversubscribe"),
+        block=tuple(fact("mpirun", "block")),
+        separator=fact("mpirun", "separator"),
+        every_rank=tuple(fact("arguments", "every_rank")),
+        explicit=tuple(fact("arguments", "explicit")),
+        load=fact("arguments", "load"),
+        listening=tuple(fact("arguments", "listening")),
+        silent=tuple(fact("arguments", "silent")),
+        orchestrator_environment=fact("orchestrator", "environment"),
+        orchestrator_arguments=tuple(fact("orchestrator", "arguments")),
+        orchestrator_arguments_of_a_gpu=fact("orchestrator", "arguments_of_a_gpu"),
+        llmapi_instances=fact("llmapi", "instances_by_gpu_device_ids", otherwise=False),
+        environment=fact("bls", "environment"),
+        container_options=tuple(fact("container", "options")),
+        shared_memory_mib=fact("container", "shared_memory_mib"),
+        shared_memory_mib_of_a_further_rank=fact("container", "shared_memory_mib_of_a_further_rank"),
+        least_shared_memory_mib=fact("container", "least_shared_memory_mib"),
+        release_variable=fact("container", "release_variable"),
+        gave_up=tuple(fact("log", "gave_up")),
+    )
+
+
+def _holds(entry: Mapping[str, Any], version: str) -> bool:
+    since, until = entry.get("since"), entry.get("until")
+    at = _numbers(version)
+    return (since is None or _numbers(since) <= at) and (until is None or at < _numbers(until))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """1.2.0rc4 -> (1, 2, 0): what a release candidate has, its release has."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+@cache
+def _data() -> Mapping[str, Any]:
+    file = resources.files("pipeline.contracts") / "data" / "launching.yaml"
+    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    return data
