@@ -13,6 +13,12 @@ from pipeline.triton.config import DynamicBatching, ModelConfig
 from pipeline.triton.layout import DRAFT_MODEL, TARGET_MODEL, TOKENIZER
 from pipeline.triton.token_ids import TokenIds
 
+# Parameters that our own sources of the models read besides upstream's.
+OURS = frozenset(
+    {"end_id", "pad_id", "stop_token_ids", "vocab_size", "tokenizer_dir", "add_special_tokens", "skip_special_tokens",
+     "cancellation_check_period_ms", "exclude_input_in_output"}
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class TextSettings:
@@ -47,7 +53,8 @@ def preprocessing(settings: TextSettings, ids: TokenIds) -> ModelConfig:
         dynamic_batching=settings.queue,
         inputs=have.inputs,
         outputs=have.outputs,
-        parameters=_tokenizer(ids) | {"add_special_tokens": "true"},
+        # upstream's source of the model does not load without the last key; empty means text only
+        parameters=_tokenizer(ids) | {"add_special_tokens": "true", "multimodal_model_path": ""},
     )
 
 
