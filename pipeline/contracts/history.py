@@ -1,0 +1,32 @@
+"""Which entries of a contract hold in a version: those that say neither `since` a later one nor `until` one so old."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.errors import UserError
+
+
+def holding(
+    entries: Sequence[Mapping[str, Any]], version: str, versions: Sequence[str]
+) -> Iterator[Mapping[str, Any]]:
+    """Entries that hold in a version; `versions` are all that the contract knows, oldest first.
+
+    >>> names = [{"name": "old", "until": "2.0"}, {"name": "new", "since": "2.0"}]
+    >>> [entry["name"] for entry in holding(names, "2.0", ("1.0", "2.0"))]
+    ['new']
+    """
+    at = versions.index(version)
+    for entry in entries:
+        since, until = entry.get("since"), entry.get("until")
+        if (since is None or versions.index(since) <= at) and (until is None or at < versions.index(until)):
+            yield entry
+
+
+def refuse_unknown(version: str, versions: Sequence[str]) -> None:
+    """Raises UserError if a version is none of a contract's; the text names those that are near."""
+    if version not in versions:
+        near = difflib.get_close_matches(version, versions, n=3, cutoff=0.4) or versions
+        raise UserError(f"TensorRT-LLM {version} is not known; known: {', '.join(near)}")

@@ -1,0 +1,74 @@
+"""The `llmapi` model of TensorRT-LLM for Triton, by version: its tensors, and which settings it has.
+
+The facts, behaviours among them, are data (`data/llmapi.yaml`, each with its source); this answers from them.
+
+>>> [tensor.name for tensor in tensors("0.20.0").outputs]
+['text_output', 'finish_reason', 'stop_reason', 'cumulative_logprob']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from pipeline.contracts.history import holding, refuse_unknown
+from pipeline.contracts.inflight_batcher import Tensor, Tensors
+
+
+def versions() -> tuple[str, ...]:
+    """Versions of TensorRT-LLM whose model is known, oldest first."""
+    return tuple(_data()["versions"])
+
+
+def tensors(version: str) -> Tensors:
+    """Inputs and outputs in a version, in upstream's order; they have no batch dimension.
+
+    Raises:
+        UserError: the version is not known.
+    """
+    return Tensors(
+        inputs=tuple(map(_tensor, _holding("input", version))),
+        outputs=tuple(map(_tensor, _holding("output", version))),
+    )
+
+
+def triton_config(version: str) -> Mapping[str, Any]:
+    """The model's own settings in model.yaml, with their defaults."""
+    return {entry["name"]: entry["default"] for entry in _holding("triton_config", version)}
+
+
+def parameters(version: str) -> tuple[str, ...]:
+    """Parameters that config.pbtxt may have."""
+    return tuple(entry["name"] for entry in _holding("parameters", version))
+
+
+def has_instances(version: str) -> bool:
+    """Whether there may be several instances, each on GPUs of its own."""
+    refuse_unknown(version, versions())
+    return any(holding([_data()["facts"]["several_instances"]], version, versions()))
+
+
+def _holding(section: str, version: str) -> Iterator[Mapping[str, Any]]:
+    refuse_unknown(version, versions())
+    entries: Sequence[Mapping[str, Any]] = _data()[section]
+    return holding(entries, version, versions())
+
+
+def _tensor(entry: Mapping[str, Any]) -> Tensor:
+    return Tensor(
+        name=entry["name"],
+        data_type=entry["data_type"],
+        dims=tuple(entry["dims"]),
+        optional=entry.get("optional", False),
+    )
+
+
+@cache
+def _data() -> Mapping[str, Any]:
+    file = resources.files("pipeline.contracts") / "data" / "llmapi.yaml"
+    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    return data
