@@ -208,6 +208,16 @@ def _draft_parallel(values: Values) -> Iterator[Problem]:
         )  # fmt: skip
 
 
+def _draft_needs_reuse(values: Values) -> Iterator[Problem]:
+    if values["runtime.kind"] == "tensorrt" and values["draft"] is not None and not values["kv_cache.reuse"]:
+        yield Problem(
+            ("kv_cache.reuse", "draft", "runtime.kind"),
+            "must be true: with runtime.kind tensorrt a draft and its target take turns on one text, and would "
+            "compute all of it anew in every round",
+            "remove kv_cache.reuse, or draft",
+        )
+
+
 def _gpu_memory(values: Values) -> Iterator[Problem]:
     if values["runtime.kind"] != "cpu":
         return
@@ -251,6 +261,6 @@ def _semantic_needs_cache(values: Values) -> Iterator[Problem]:
 RULES: tuple[Rule, ...] = (
     _revision_of_hub, _calibration_needed, _gate_needs_format, _sample_count, _awq_block_size, _auto_budget,
     _nvfp4_needs_gpu, _kv_cache_format, _draft_fits_limits, _batch_fits_concurrency, _batch_fits_prompt,
-    _expert_parallel, _exports_cover_runtime, _speculation_method, _draft_parallel, _gpu_memory, _cpu_scheduler,
-    _semantic_needs_cache,
+    _expert_parallel, _exports_cover_runtime, _speculation_method, _draft_parallel, _draft_needs_reuse, _gpu_memory,
+    _cpu_scheduler, _semantic_needs_cache,
 )  # fmt: skip

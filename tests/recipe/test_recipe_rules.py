@@ -94,6 +94,9 @@ BROKEN = {
     "parallel draft on pytorch": (
         {"runtime": TORCH, "draft": DRAFT | {"tensor_parallel": 2}},
         ["draft.tensor_parallel = 2", "needs runtime.kind tensorrt, but it is pytorch", "remove draft.tensor"]),
+    "draft without reuse on tensorrt": (
+        {"runtime": TRT, "draft": DRAFT, "kv_cache": {"reuse": False}},
+        ["kv_cache.reuse = false: must be true", "runtime.kind tensorrt", "remove kv_cache.reuse, or draft"]),
     "two speculations": (
         {"runtime": TORCH | {"speculation": {"method": "ngram", "max_draft_tokens": 4}}, "draft": DRAFT},
         ["runtime.speculation: is given, and draft too", "remove runtime.speculation or draft"]),
