@@ -14,7 +14,8 @@ from engine_model import EngineModel
 from shared.prompts import Prompts
 from shared.tensors import Array, read, read_flag
 
-# Inputs that go to the engine as they are: our name -> its name.
+# Inputs that go to the engine as they are: our name -> its name. Versions differ in some; a request has only those that
+# config.pbtxt declares.
 _PASSED = {
     "max_tokens": "request_output_len",
     "num_return_sequences": "num_return_sequences",
@@ -23,9 +24,11 @@ _PASSED = {
     "temperature": "temperature",
     "length_penalty": "len_penalty",
     "repetition_penalty": "repetition_penalty",
+    "min_length": "min_length",  # until 0.20, then min_tokens
     "min_tokens": "min_tokens",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
+    "random_seed": "random_seed",  # until 0.20, then seed
     "seed": "seed",
     "return_log_probs": "return_log_probs",
     "return_context_logits": "return_context_logits",

@@ -2,7 +2,7 @@
 
 It holds the state of each request (tokens so far, text not certain yet, stop words across pieces), so that joined
 pieces are exactly the text of all tokens, and a client that leaves frees the engine. Tensors are those of
-TensorRT-LLM's model of the same name (versions 0.20 to 1.2); it runs in front of the C++ backend and of the cpu
+TensorRT-LLM's model of the same name (versions 0.19 to 1.2); it runs in front of the C++ backend and of the cpu
 engine alike. It tokenizes by itself, which saves a call of `preprocessing`.
 
 Each request has a thread of its own, because reading the engine's responses and sending our own both block.
