@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,42 @@ def test_near_stays_in_the_scope(backend: SqliteBackend) -> None:
     assert found[0].turn == "1"
     assert found[0].similarity == pytest.approx(0.995, abs=1e-3)
     assert {candidate.turn for candidate in found} <= {"0", "1", "2"}
+
+
+def test_near_sees_what_came_later_and_not_what_went(tmp_path: Path) -> None:
+    one, other = SqliteBackend(tmp_path / "cache.db"), SqliteBackend(tmp_path / "cache.db")
+    vectors = np.eye(4, dtype=np.float32)
+    assert one.near(question("").scope, vectors[0], 1) == []
+    other.put(question("a"), entry("x"), vectors[0])
+    assert [candidate.turn for candidate in one.near(question("").scope, vectors[0], 1)] == ["a"]
+    one.put(question("b"), entry("x"), vectors[0])
+    assert {candidate.turn for candidate in other.near(question("").scope, vectors[0], 2)} == {"a", "b"}
+    other.remove([question("a").key])
+    assert [candidate.turn for candidate in one.near(question("").scope, vectors[0], 2)] == ["b"]
+    one.close()
+    other.close()
+
+
+def test_near_from_many_threads_while_others_write(tmp_path: Path) -> None:
+    backend = SqliteBackend(tmp_path / "cache.db", power_safe=False)
+    vectors = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    wrong: list[object] = []
+
+    def work(part: int) -> None:
+        for n in range(part, 200, 4):
+            backend.put(question(str(n)), entry("x"), vectors[n])
+            found = backend.near(question("").scope, vectors[n], 1)
+            if not found or found[0].turn != str(n):
+                wrong.append((n, found))
+
+    threads = [threading.Thread(target=work, args=(part,)) for part in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
+    backend.close()
 
 
 WRITER = """

@@ -8,12 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
 from pipeline.cache.backend import BackendDown, Candidate, Capacity, Fill, Kept, Vector
 from pipeline.cache.entry import Entry
 from pipeline.cache.key import Question
 from pipeline.cache.sealing import Codec, Plain
+from pipeline.cache.sqlite.follower import Follower
 from pipeline.cache.sqlite.schema import VERSION, connect
 
 _GET = "SELECT answer FROM entries WHERE key = ?"
@@ -44,10 +43,11 @@ class SqliteBackend:
         self._codec = codec or Plain()
         self._power_safe = power_safe
         self._writing = threading.Lock()
-        self._writer = connect(path, power_safe=power_safe)
+        self._opened: list[sqlite3.Connection] = []
+        self._writer = self._connect()
         self._readers = threading.local()
-        self._opened: list[sqlite3.Connection] = [self._writer]
         self._touched: dict[bytes, float] = {}
+        self._follower = Follower(self._connect(), self._codec.open)
         self._closed = False
 
     def get(self, key: bytes, now: float) -> Entry | None:
@@ -84,23 +84,23 @@ class SqliteBackend:
             self._make_room(writer, entry.created)
 
     def near(self, scope: bytes, vector: Vector, count: int) -> Sequence[Candidate]:
-        rows = (
-            self._reader()
-            .execute("SELECT key, turn, vector FROM entries WHERE scope = ? AND vector IS NOT NULL", (scope,))
-            .fetchall()
-        )
-        if not rows:
-            return ()
-        vectors = (
-            np.frombuffer(b"".join(self._codec.open(row[2], row[0]) for row in rows), "<f2")
-            .reshape(len(rows), -1)
-            .astype(np.float32)
-        )
-        similarity = vectors @ vector
-        nearest = np.argsort(-similarity)[:count]
+        try:
+            reader = self._reader()
+            found = self._follower.search(scope, vector, count)
+            rows = {
+                row[0]: row
+                for id, _ in found
+                if (row := reader.execute("SELECT id, key, turn FROM entries WHERE id = ?", (id,)).fetchone())
+            }
+        except sqlite3.Error as error:
+            raise BackendDown(f"{self.path}: {error}") from error
+        if gone := [id for id, _ in found if id not in rows]:
+            self._follower.forget(scope, gone)
         return [
-            Candidate(rows[i][0], self._codec.open(rows[i][1], rows[i][0]).decode(), float(similarity[i]))
-            for i in nearest.tolist()
+            Candidate(key, self._codec.open(turn, key).decode(), similarity)
+            for id, similarity in found
+            if id in rows
+            for _, key, turn in [rows[id]]
         ]
 
     def remove(self, keys: Iterable[bytes]) -> int:
@@ -166,9 +166,13 @@ class SqliteBackend:
     def _reader(self) -> sqlite3.Connection:
         reader: sqlite3.Connection | None = getattr(self._readers, "connection", None)
         if reader is None:
-            reader = self._readers.connection = connect(self.path, power_safe=self._power_safe)
-            self._opened.append(reader)
+            reader = self._readers.connection = self._connect()
         return reader
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = connect(self.path, power_safe=self._power_safe)
+        self._opened.append(connection)
+        return connection
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
