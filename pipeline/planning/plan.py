@@ -73,11 +73,14 @@ def make_plan(recipe: Recipe, around: Surroundings) -> Plan:
     return Plan(recipe, tuple(_Planner(recipe, around).steps()))
 
 
-def tensor_parallel_exports(recipe: Recipe) -> tuple[int, ...]:
-    """Tensor-parallel sizes that the calibrated target is exported for as a TensorRT-LLM checkpoint.
+def tensor_parallel_exports(recipe: Recipe, role: str) -> tuple[int, ...]:
+    """Tensor-parallel sizes that a calibrated model is exported for as a TensorRT-LLM checkpoint.
 
-    The recipe's, or else the runtime's own; `pytorch` reads the Hugging Face export and needs none.
+    Of the target, the recipe's, or else the runtime's own; of the draft, its own. `pytorch` reads the Hugging Face
+    export and needs none, and neither does a draft on `cpu`.
     """
+    if role == DRAFT:
+        return (parallelism(recipe, role).tensor,) if recipe.runtime.kind == "tensorrt" else ()
     if recipe.quantization.export_tensor_parallel is not None:
         return recipe.quantization.export_tensor_parallel
     if recipe.runtime.kind == "tensorrt":
@@ -156,7 +159,7 @@ class _Planner:
             "batch_size": quantization.calibration.batch_size,  # changes last digits of the scales
             "kv_cache": quantization.kv_cache,
             "awq_block_size": quantization.awq_block_size,
-            "export_tensor_parallel": list(tensor_parallel_exports(self._recipe)) if role == TARGET else [],
+            "export_tensor_parallel": list(tensor_parallel_exports(self._recipe, role)),
         }
         if settings["format"] == "auto" and quantization.auto is not None:
             settings["auto"] = quantization.auto.model_dump(mode="json")

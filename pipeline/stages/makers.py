@@ -71,7 +71,7 @@ def _calibrate(work: Work) -> Facts:
         work.inputs["checkpoint"],
         work.inputs["dataset"],
         work.quantization,
-        export_tensor_parallel=() if work.role == DRAFT else tensor_parallel_exports(work.recipe),
+        export_tensor_parallel=tensor_parallel_exports(work.recipe, work.role),
         into=work.into,
         progress=work.progress,
     )

@@ -45,6 +45,16 @@ def test_a_quantized_draft_is_calibrated_and_built_from_that() -> None:
     assert plan["build.draft"].inputs == {"checkpoint": "calibrate.draft"}
 
 
+def test_a_quantized_draft_is_exported_for_the_ranks_of_its_engine() -> None:
+    """On tensorrt; elsewhere it is read from the Hugging Face export."""
+    trt = "runtime={kind: tensorrt, version: 1.2.1, gpu: h100-sxm-80g, tensor_parallel: 4}"
+    draft = ("draft.quantization=fp8", "draft.tensor_parallel=2")
+    plan = make_plan(tiny(trt, *draft), AROUND)
+    assert plan["calibrate.target"].key.settings["export_tensor_parallel"] == [4]
+    assert plan["calibrate.draft"].key.settings["export_tensor_parallel"] == [2]
+    assert make_plan(tiny(draft[0]), AROUND)["calibrate.draft"].key.settings["export_tensor_parallel"] == []
+
+
 def test_unquantized_has_no_calibration_and_no_gate() -> None:
     recipe = tiny("quantization={format: none}")
     plan = make_plan(recipe, AROUND)
