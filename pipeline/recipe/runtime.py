@@ -118,6 +118,9 @@ class PyTorchRuntime(_GpuRuntime):
     speculation: Speculation | None = Field(
         default=None, description="Speculation that needs no draft model."
     )
+    instances: int = Field(
+        default=1, ge=1, le=64, description="Copies of the model, each on GPUs of its own (1.3 and newer)."
+    )
 
 
 Runtime = Annotated[CpuRuntime | TensorRTRuntime | PyTorchRuntime, Field(discriminator="kind")]

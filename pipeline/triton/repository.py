@@ -33,8 +33,12 @@ _TOKENIZER_FILES = (
 )  # fmt: skip
 
 
-def write_model(config: ModelConfig, repository: Path, tokenizer: Path) -> Path:
+def write_model(
+    config: ModelConfig, repository: Path, tokenizer: Path, *, sources: str | None = None
+) -> Path:
     """Write a model's config, our sources if it is a Python model, and the tokenizer's files if it handles text.
+
+    `sources`: the folder in model_repo, where it has another name than the model.
 
     Returns:
         The folder of its version, for what else belongs there.
@@ -48,7 +52,7 @@ def write_model(config: ModelConfig, repository: Path, tokenizer: Path) -> Path:
     (folder / "config.pbtxt").write_text(checked(config), encoding="utf-8")
     models = resources.folder("model_repo")
     if config.backend == "python":
-        copy_sources(models / config.name / VERSION, version)
+        copy_sources(models / (sources or config.name) / VERSION, version)
         copy_sources(models / "shared", version / "shared")
     elif config.steps:
         (version / ".keep").touch()  # Triton wants the folder, and many tools do not copy an empty one

@@ -1,0 +1,76 @@
+"""The one model of a `pytorch` repository, from the values that a recipe gives.
+
+Pure: values in, config out. Tensors are those of TensorRT-LLM's `llmapi` model of the version. It has no batch
+dimension, and it is decoupled, so that it can stream: config.pbtxt says so itself, because the launcher turns off the
+completion of configs that upstream's model relies on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.contracts import llmapi
+from pipeline.errors import UserError
+from pipeline.triton.config import ModelConfig
+from pipeline.triton.layout import TARGET_MODEL
+
+_UNBATCHED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LlmapiSettings:
+    """What a recipe says about serving."""
+
+    version: str  # of TensorRT-LLM
+    ranks: int = 1  # GPUs of one instance
+    instances: int = 1
+    max_open_requests: int | None = None  # of one instance, running and waiting; None: no limit
+    cancellation_check_period_ms: int = 100
+
+    @property
+    def gpus(self) -> tuple[tuple[int, ...], ...]:
+        """The GPUs of each instance."""
+        return tuple(
+            tuple(range(instance * self.ranks, (instance + 1) * self.ranks))
+            for instance in range(self.instances)
+        )
+
+
+def llmapi_model(settings: LlmapiSettings) -> ModelConfig:
+    """The config.
+
+    Raises:
+        UserError: the version is not known, or has no several instances.
+    """
+    have = llmapi.tensors(settings.version)
+    if settings.instances > 1 and not llmapi.has_instances(settings.version):
+        raise UserError(
+            f"runtime.instances = {settings.instances}: TensorRT-LLM {settings.version} has one instance only "
+            "(set runtime.instances to 1, or runtime.version to 1.3.0 or newer)"
+        )
+    several = {"gpu_device_ids": ";".join(",".join(map(str, group)) for group in settings.gpus)}
+    return ModelConfig(
+        name=TARGET_MODEL,
+        backend="python",
+        max_batch_size=_UNBATCHED,
+        instances=settings.instances,
+        decoupled=True,
+        inputs=have.inputs,
+        outputs=have.outputs,
+        parameters=several if settings.instances > 1 else {},
+    )
+
+
+def model_yaml(settings: LlmapiSettings, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands in model.yaml: the arguments of the LLM API, and the model's own section."""
+    own: dict[str, Any] = {
+        **llmapi.triton_config(settings.version),
+        "max_batch_size": _UNBATCHED,
+        "decoupled": True,
+        "cancellation_check_period_ms": settings.cancellation_check_period_ms,
+    }
+    if settings.max_open_requests is not None:
+        own["max_open_requests"] = settings.max_open_requests
+    return {**arguments, "triton_config": own}
