@@ -11,16 +11,16 @@ A lookup runs on the event loop where it takes microseconds, and in a thread whe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Self, Unpack
 
 from pipeline.cache.async_flights import AsyncFlight, AsyncFlights
-from pipeline.cache.key import Origin, Question, ask
+from pipeline.cache.key import Origin, Question
 from pipeline.cache.passage import AsyncPassage
 from pipeline.cache.replay import Replay
 from pipeline.cache.response_cache import Hit, ResponseCache
-from pipeline.cache.stream import CachedStreamBase, keep
+from pipeline.cache.stream import Asked, CachedStreamBase, keep
 from pipeline.client import Answer, AsyncClient, AsyncStream, Chunk, Sampling
 from pipeline.client.base import Prompt
 
@@ -51,22 +51,36 @@ class AsyncCachingClient:
         prompt: Prompt,
         *,
         request_id: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
         cache: bool = True,
+        unkeyed: Sampling | None = None,
         **sampling: Unpack[Sampling],
     ) -> AsyncCachedStream:
-        """An answer, chunk by chunk; with `cache=False` neither looked up nor kept."""
-        return AsyncCachedStream(self, prompt, sampling, request_id, use_cache=cache)
+        """An answer, chunk by chunk.
+
+        Args:
+            cache: False: neither looked up nor kept.
+            unkeyed: sampling parameters that are sent and do not count as a part of the question, such as a seed that
+                is drawn anew for each request.
+        """
+        return AsyncCachedStream(
+            self, Asked(prompt, sampling, tools, unkeyed or {}), request_id, use_cache=cache
+        )
 
     async def generate(
         self,
         prompt: Prompt,
         *,
         request_id: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
         cache: bool = True,
+        unkeyed: Sampling | None = None,
         **sampling: Unpack[Sampling],
     ) -> Answer:
         """A whole answer."""
-        async with self.stream(prompt, request_id=request_id, cache=cache, **sampling) as stream:
+        async with self.stream(
+            prompt, request_id=request_id, tools=tools, cache=cache, unkeyed=unkeyed, **sampling
+        ) as stream:
             async for _ in stream:
                 pass
             return stream.answer()
@@ -76,15 +90,9 @@ class AsyncCachedStream(CachedStreamBase[Replay | AsyncPassage | AsyncStream]):
     """The chunks of one answer: from the cache, from an equal request that is running, or from the model."""
 
     def __init__(
-        self,
-        client: AsyncCachingClient,
-        prompt: Prompt,
-        sampling: Any,
-        request_id: str | None,
-        *,
-        use_cache: bool,
+        self, client: AsyncCachingClient, asked: Asked, request_id: str | None, *, use_cache: bool
     ) -> None:
-        super().__init__(prompt, sampling, request_id, use_cache=use_cache)
+        super().__init__(asked, request_id, use_cache=use_cache)
         self._client = client
         self._exit = AsyncExitStack()
 
@@ -105,7 +113,7 @@ class AsyncCachedStream(CachedStreamBase[Replay | AsyncPassage | AsyncStream]):
     async def _find(self) -> Replay | AsyncPassage | AsyncStream:
         client, cache = self._client, self._client.cache
         if self._use_cache:
-            question = ask(client.origin, self._prompt, {**client.client.defaults, **self._sampling})
+            question = self._asked.question(client.origin, client.client.defaults)
             if (hit := await self._lookup(question)) is not None:
                 return Replay(hit, self.request_id, client.pace)
             if cache.may_answer(question):
@@ -120,7 +128,9 @@ class AsyncCachedStream(CachedStreamBase[Replay | AsyncPassage | AsyncStream]):
         return await self._exit.enter_async_context(self._ask())
 
     def _ask(self) -> AsyncStream:
-        return self._client.client.stream(self._prompt, request_id=self.request_id, **self._sampling)
+        return self._client.client.stream(
+            self._asked.prompt, request_id=self.request_id, tools=self._asked.tools, **self._asked.sent
+        )
 
     async def _lookup(self, question: Question) -> Hit | None:
         cache = self._client.cache

@@ -9,16 +9,16 @@ with CachingClient(Client(url, template=template), cache, Origin(deployment.dige
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Self, Unpack
 
 from pipeline.cache.flights import Flight, Flights
-from pipeline.cache.key import Origin, ask
+from pipeline.cache.key import Origin
 from pipeline.cache.passage import Passage
 from pipeline.cache.replay import Replay
 from pipeline.cache.response_cache import ResponseCache
-from pipeline.cache.stream import CachedStreamBase, keep
+from pipeline.cache.stream import Asked, CachedStreamBase, keep
 from pipeline.client import Answer, Chunk, Client, Sampling, Stream
 from pipeline.client.base import Prompt
 
@@ -47,22 +47,34 @@ class CachingClient:
         prompt: Prompt,
         *,
         request_id: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
         cache: bool = True,
+        unkeyed: Sampling | None = None,
         **sampling: Unpack[Sampling],
     ) -> CachedStream:
-        """An answer, chunk by chunk; with `cache=False` neither looked up nor kept."""
-        return CachedStream(self, prompt, sampling, request_id, use_cache=cache)
+        """An answer, chunk by chunk.
+
+        Args:
+            cache: False: neither looked up nor kept.
+            unkeyed: sampling parameters that are sent and do not count as a part of the question, such as a seed that
+                is drawn anew for each request.
+        """
+        return CachedStream(self, Asked(prompt, sampling, tools, unkeyed or {}), request_id, use_cache=cache)
 
     def generate(
         self,
         prompt: Prompt,
         *,
         request_id: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
         cache: bool = True,
+        unkeyed: Sampling | None = None,
         **sampling: Unpack[Sampling],
     ) -> Answer:
         """A whole answer."""
-        with self.stream(prompt, request_id=request_id, cache=cache, **sampling) as stream:
+        with self.stream(
+            prompt, request_id=request_id, tools=tools, cache=cache, unkeyed=unkeyed, **sampling
+        ) as stream:
             for _ in stream:
                 pass
             return stream.answer()
@@ -72,9 +84,9 @@ class CachedStream(CachedStreamBase[Replay | Passage | Stream]):
     """The chunks of one answer: from the cache, from an equal request that is running, or from the model."""
 
     def __init__(
-        self, client: CachingClient, prompt: Prompt, sampling: Any, request_id: str | None, *, use_cache: bool
+        self, client: CachingClient, asked: Asked, request_id: str | None, *, use_cache: bool
     ) -> None:
-        super().__init__(prompt, sampling, request_id, use_cache=use_cache)
+        super().__init__(asked, request_id, use_cache=use_cache)
         self._client = client
         self._exit = ExitStack()
 
@@ -95,7 +107,7 @@ class CachedStream(CachedStreamBase[Replay | Passage | Stream]):
     def _find(self) -> Replay | Passage | Stream:
         client, cache = self._client, self._client.cache
         if self._use_cache:
-            question = ask(client.origin, self._prompt, {**client.client.defaults, **self._sampling})
+            question = self._asked.question(client.origin, client.client.defaults)
             if (hit := cache.lookup(question)) is not None:
                 return Replay(hit, self.request_id, client.pace)
             if cache.may_answer(question):
@@ -107,4 +119,6 @@ class CachedStream(CachedStreamBase[Replay | Passage | Stream]):
         return self._exit.enter_context(self._ask())
 
     def _ask(self) -> Stream:
-        return self._client.client.stream(self._prompt, request_id=self.request_id, **self._sampling)
+        return self._client.client.stream(
+            self._asked.prompt, request_id=self.request_id, tools=self._asked.tools, **self._asked.sent
+        )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from pipeline.cache.async_flights import AsyncFlight
 from pipeline.cache.flights import Flight
-from pipeline.cache.key import Question
+from pipeline.cache.key import Origin, Question, ask
 from pipeline.cache.passage import AsyncPassage, Passage
 from pipeline.cache.recording import pieces_of
 from pipeline.cache.replay import Replay
@@ -19,14 +20,31 @@ from pipeline.client.base import Prompt
 _Source = TypeVar("_Source", Replay | Passage | Stream, Replay | AsyncPassage | AsyncStream)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request says."""
+
+    prompt: Prompt
+    sampling: Mapping[str, Any]
+    tools: Sequence[Mapping[str, Any]]
+    unkeyed: Mapping[str, Any]  # sent, and not a part of the question
+
+    @property
+    def sent(self) -> dict[str, Any]:
+        """All sampling parameters."""
+        return {**self.sampling, **self.unkeyed}
+
+    def question(self, origin: Origin, defaults: Mapping[str, Any]) -> Question:
+        """As the cache sees it; `defaults` are the client's sampling parameters."""
+        return ask(origin, self.prompt, {**defaults, **self.sampling}, tools=self.tools)
+
+
 class CachedStreamBase(Generic[_Source]):
     """One request, answered from wherever its source is."""
 
-    def __init__(
-        self, prompt: Prompt, sampling: Mapping[str, Any], request_id: str | None, *, use_cache: bool
-    ) -> None:
+    def __init__(self, asked: Asked, request_id: str | None, *, use_cache: bool) -> None:
         self.request_id = request_id or uuid.uuid4().hex
-        self._prompt, self._sampling, self._use_cache = prompt, sampling, use_cache
+        self._asked, self._use_cache = asked, use_cache
         self._entered: _Source | None = None
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self, Unpack
 
 import grpc
@@ -64,16 +64,26 @@ class AsyncClient(ClientBase):
             return self._model
 
     def stream(
-        self, prompt: Prompt, *, request_id: str | None = None, **sampling: Unpack[Sampling]
+        self,
+        prompt: Prompt,
+        *,
+        request_id: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        **sampling: Unpack[Sampling],
     ) -> AsyncStream:
         """An answer, chunk by chunk. It is asked for on entering the block, and cancelled on leaving it."""
-        return AsyncStream(self, prompt, sampling, request_id)
+        return AsyncStream(self, prompt, sampling, request_id, tools)
 
     async def generate(
-        self, prompt: Prompt, *, request_id: str | None = None, **sampling: Unpack[Sampling]
+        self,
+        prompt: Prompt,
+        *,
+        request_id: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        **sampling: Unpack[Sampling],
     ) -> Answer:
         """A whole answer."""
-        async with self.stream(prompt, request_id=request_id, **sampling) as stream:
+        async with self.stream(prompt, request_id=request_id, tools=tools, **sampling) as stream:
             async for _ in stream:
                 pass
             return stream.answer()

@@ -71,11 +71,16 @@ class StreamBase:
     """One request: made from its arguments when its block is entered, then asked about."""
 
     def __init__(
-        self, client: ClientBase, prompt: Prompt, sampling: Mapping[str, Any], request_id: str | None
+        self,
+        client: ClientBase,
+        prompt: Prompt,
+        sampling: Mapping[str, Any],
+        request_id: str | None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.request_id = request_id or uuid.uuid4().hex
         self._client = client
-        self._prompt = prompt
+        self._prompt, self._tools = prompt, tools
         self._given = {**client.defaults, **sampling}
         self._running: Exchange | None = None
         self._call: Any = None
@@ -118,7 +123,7 @@ class StreamBase:
             raise RuntimeError("a stream is entered once; make a new one for each request")
         self._client._not_closed()
         self._sampling = read_sampling(self._given)
-        self._text = as_prompt(self._prompt, self._client.template)
+        self._text = as_prompt(self._prompt, self._client.template, self._tools)
 
     def _request(self, model: Model) -> pb.ModelInferRequest:
         request = build_request(model, self._text, self._sampling, request_id=self.request_id)

@@ -6,8 +6,8 @@ import collections
 import contextlib
 import math
 import threading
-from collections.abc import Iterator
-from typing import Self, Unpack
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self, Unpack
 
 import grpc
 from tritonclient.grpc import service_pb2 as pb
@@ -76,16 +76,26 @@ class Client(ClientBase):
             return self._model
 
     def stream(
-        self, prompt: Prompt, *, request_id: str | None = None, **sampling: Unpack[Sampling]
+        self,
+        prompt: Prompt,
+        *,
+        request_id: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        **sampling: Unpack[Sampling],
     ) -> Stream:
         """An answer, chunk by chunk. It is asked for on entering the `with` block, and cancelled on leaving it."""
-        return Stream(self, prompt, sampling, request_id)
+        return Stream(self, prompt, sampling, request_id, tools)
 
     def generate(
-        self, prompt: Prompt, *, request_id: str | None = None, **sampling: Unpack[Sampling]
+        self,
+        prompt: Prompt,
+        *,
+        request_id: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        **sampling: Unpack[Sampling],
     ) -> Answer:
         """A whole answer."""
-        with self.stream(prompt, request_id=request_id, **sampling) as stream:
+        with self.stream(prompt, request_id=request_id, tools=tools, **sampling) as stream:
             for _ in stream:
                 pass
             return stream.answer()

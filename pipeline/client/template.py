@@ -80,9 +80,13 @@ class ChatTemplate:
         return self.sources[name]
 
 
-def as_prompt(prompt: str | Sequence[Message], template: ChatTemplate | None) -> str:
-    """Text as it is; messages through the template."""
+def as_prompt(
+    prompt: str | Sequence[Message], template: ChatTemplate | None, tools: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """Text as it is; messages, and the tools that the model may call, through the template."""
     if isinstance(prompt, str):
+        if tools:
+            raise Refused("tools need messages: a plain prompt holds all that the model is told")
         if not prompt:
             raise Refused("the prompt is empty")
         return prompt
@@ -92,7 +96,7 @@ def as_prompt(prompt: str | Sequence[Message], template: ChatTemplate | None) ->
         raise Refused(
             "messages need a chat template: Client(…, template=ChatTemplate.from_directory(tokenizer))"
         )
-    return template.render(prompt)
+    return template.render(prompt, tools=tools or None)
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -1,0 +1,69 @@
+"""Errors as OpenAI's clients read them: a status, and {"error": {message, type, param, code}}."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from starlette.responses import Response
+
+from pipeline.client import (
+    ClientError,
+    ConnectFailed,
+    DeadlineExceeded,
+    ModelNotFound,
+    Refused,
+)
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "invalid_request_error",
+    403: "permission_error",
+    404: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(Exception):
+    """What a request is answered with instead."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object."""
+        kind = _TYPES.get(self.status, "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """The HTTP response."""
+        headers = (
+            {} if self.retry_after_s is None else {"Retry-After": str(max(1, round(self.retry_after_s)))}
+        )
+        return Response(json.dumps(self.body()), self.status, headers, "application/json")
+
+
+def from_client(error: ClientError) -> ApiError:
+    """What the deployment's error is to whoever asked."""
+    match error:
+        case Refused():
+            return ApiError(400, str(error))
+        case ModelNotFound():
+            return ApiError(404, str(error), code="model_not_found")
+        case DeadlineExceeded():
+            return ApiError(504, str(error), code="timeout")
+        case ConnectFailed():
+            return ApiError(503, str(error), code="unavailable", retry_after_s=5)
+        case _:
+            return ApiError(502, str(error), code="upstream_error")

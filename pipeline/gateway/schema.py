@@ -1,0 +1,166 @@
+"""The requests, with the fields that OpenAI has. Unknown ones are refused as OpenAI refuses them.
+
+What an engine cannot do is refused by name; what only means something to OpenAI's own service is taken and ignored.
+Of our own are `top_k`, `min_tokens`, `repetition_penalty`, `bad_words`, and `cache` (false: not looked up, not kept).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pipeline.gateway.errors import ApiError
+
+_IGNORED = (
+    "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort",
+    "safety_identifier", "service_tier", "store", "user", "verbosity",
+)  # fmt: skip
+# Field -> values that ask for nothing.
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "audio": (None,), "best_of": (None, 1), "echo": (None, False), "function_call": (None, "none"),
+    "functions": (None, []), "logit_bias": (None, {}), "modalities": (None, ["text"]), "prediction": (None,),
+    "suffix": (None,), "web_search_options": (None,),
+}  # fmt: skip
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=False)
+
+    model: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        for name, nothing in _UNSUPPORTED.items():
+            if name in given and given[name] not in nothing:
+                raise ApiError(
+                    400, f"{name} is not supported by this server", param=name, code="unsupported_parameter"
+                )
+        ignored = {*_IGNORED, *_UNSUPPORTED}
+        kept = {name: value for name, value in given.items() if name not in ignored}
+        unknown = [name for name in kept if name not in cls.model_fields]
+        if unknown:
+            listed = ", ".join(unknown)
+            raise ApiError(400, f"Unrecognized request argument supplied: {listed}", param=unknown[0])
+        return kept
+
+
+class StreamOptions(BaseModel):
+    """What else is streamed."""
+
+    model_config = ConfigDict(extra="ignore")
+    include_usage: bool = False
+
+
+class JsonSchema(BaseModel):
+    """A structure that an answer must have."""
+
+    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+    name: str = ""
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """Plain text, any JSON, or JSON of a schema."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class _Generation(_Request):
+    """What chat and plain completions share."""
+
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    max_tokens: int | None = Field(default=None, ge=1)
+    n: int | None = Field(default=None, ge=1, le=16)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    seed: int | None = None
+    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    # not of OpenAI
+    bad_words: list[str] | None = None
+    cache: bool = True
+    min_tokens: int | None = Field(default=None, ge=0)
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    top_k: int | None = Field(default=None, ge=0)
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of the answer."""
+        return self.max_tokens
+
+    @property
+    def wants_log_probs(self) -> bool:
+        """Whether tokens come with their log probabilities."""
+        return False
+
+
+class ChatRequest(_Generation):
+    """POST /v1/chat/completions"""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    logprobs: bool | None = False
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    response_format: ResponseFormat | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=0)  # the engine tells of the chosen token only
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def wants_log_probs(self) -> bool:
+        return bool(self.logprobs)
+
+
+class CompletionRequest(_Generation):
+    """POST /v1/completions"""
+
+    prompt: str | Annotated[list[str], Field(min_length=1, max_length=16)]
+    logprobs: int | None = Field(default=None, ge=0, le=0)
+
+    @property
+    def wants_log_probs(self) -> bool:
+        return self.logprobs is not None
+
+    @property
+    def prompts(self) -> list[str]:
+        """One or more."""
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+
+
+class EmbeddingRequest(_Request):
+    """POST /v1/embeddings"""
+
+    input: str | Annotated[list[str], Field(min_length=1, max_length=256)]
+    encoding_format: Literal["float", "base64"] = "float"
+
+    @property
+    def texts(self) -> list[str]:
+        """One or more."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+_Kind = TypeVar("_Kind", bound=_Request)
+
+
+def parse(kind: type[_Kind], body: bytes) -> _Kind:
+    """Read a request's body; ApiError 400 with what is wrong."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False)
+        texts = [f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}" for fault in faults]
+        first = faults[0]["loc"]
+        raise ApiError(400, "; ".join(texts), param=str(first[0]) if first else None) from None
