@@ -29,6 +29,7 @@ class Launching:
     worker: str  # what the C++ backend spawns in orchestrator mode
     as_root: str
     oversubscribe: str
+    unbound: tuple[str, ...]  # ranks may run on all cores
     block: tuple[str, ...]  # begins the arguments of one rank
     separator: str  # stands between the blocks of two ranks
     every_rank: tuple[str, ...]
@@ -48,13 +49,14 @@ class Launching:
     release_variable: str  # says which release a container is
     gave_up: tuple[str, ...]  # in the log: nothing will become ready any more
 
-    def shm_mib(self, ranks: int) -> int:
-        """Shared memory in MiB that a container with so many ranks is given.
+    def shm_mib(self, ranks: int, models_mib: int = 0) -> int:
+        """Shared memory in MiB that a container with so many ranks is given, whose Python models use `models_mib`.
 
         >>> launching("1.2.1").shm_mib(1), launching("1.2.1").shm_mib(4)
         (2048, 3584)
         """
-        return self.shared_memory_mib + self.shared_memory_mib_of_a_further_rank * (ranks - 1)
+        own = max(self.shared_memory_mib, models_mib)
+        return own + self.shared_memory_mib_of_a_further_rank * (ranks - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ def launching(version: str) -> Launching:
         worker=fact("programs", "worker"),
         as_root=fact("mpirun", "as_root"),
         oversubscribe=fact("mpirun", "oversubscribe"),
+        unbound=tuple(fact("mpirun", "unbound")),
         block=tuple(fact("mpirun", "block")),
         separator=fact("mpirun", "separator"),
         every_rank=tuple(fact("arguments", "every_rank")),

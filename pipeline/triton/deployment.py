@@ -59,7 +59,7 @@ class LaunchSpec(_Section):
         default_factory=dict
     )  # model -> GPUs of each instance
     mpi: bool = True  # llmapi only: whether mpirun starts the ranks
-    shm_mib: int = 64  # shared memory that the server needs at least; see gpu_launch.LaunchPlan.shm_mib
+    shm_mib: int = 64  # shared memory that the Python models use; ranks need more, see gpu_launch.LaunchPlan
     weights_gib: float = 0.0  # of all ranks: what has to be loaded before it is ready
 
     @property

@@ -18,7 +18,7 @@ class EmbeddedLauncher:
     models: tuple[str, ...]
 
     attempts = 2  # one start in about 200 aborts for no reason of ours
-    noise = ("Cuda", "CUDA")  # a server with CUDA says that this machine has none
+    noise = ("Cuda", "CUDA", "libcuda")  # a server with CUDA says that this machine has none
 
     def check(self) -> None:
         """Raises UserError: Triton cannot run here; the text says what to install."""

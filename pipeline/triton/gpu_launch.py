@@ -38,7 +38,8 @@ class LaunchPlan:
     command: tuple[str, ...]
     environment: Mapping[str, str]  # besides what is set already
     ranks: int  # servers that the command starts
-    shm_mib: int
+    shm_mib: int  # shared memory that all of them need
+    programs: tuple[str, ...]  # that the command runs
     gave_up: tuple[str, ...] = field(default=(), repr=False)  # in the log: it will not become ready any more
 
 
@@ -61,11 +62,18 @@ def plan_launch(deployment: Deployment, place: Place) -> LaunchPlan:
         environment |= facts.orchestrator_environment
     if place.devices:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, place.devices))
+    server = place.server or facts.server
+    before = blocks[0][: blocks[0].index(server)]
+    command = tuple(blocks[0])
+    if _needs_mpirun(spec):
+        spawned = spec.workers if spec.mode == "orchestrator" else 0  # they take slots, too
+        command = _mpirun(facts, place, blocks, spawned=spawned)
     return LaunchPlan(
-        command=_mpirun(facts, place, blocks) if _needs_mpirun(spec) else tuple(blocks[0]),
+        command=command,
         environment=environment,
         ranks=len(blocks),
-        shm_mib=max(spec.shm_mib, facts.shm_mib(spec.workers)),
+        programs=(*((facts.mpirun,) if _needs_mpirun(spec) else ()), *before, server),
+        shm_mib=facts.shm_mib(spec.workers, spec.shm_mib),
         gave_up=facts.gave_up,
     )
 
@@ -121,12 +129,15 @@ def _needs_mpirun(spec: LaunchSpec) -> bool:
             return spec.mpi and spec.world_size > 1 and spec.instances == 1
 
 
-def _mpirun(facts: Launching, place: Place, blocks: Sequence[Sequence[str]]) -> tuple[str, ...]:
+def _mpirun(
+    facts: Launching, place: Place, blocks: Sequence[Sequence[str]], *, spawned: int
+) -> tuple[str, ...]:
     command = [facts.mpirun]
     if place.root:
         command.append(facts.as_root)
-    if place.slots is not None and place.slots < len(blocks):
+    if place.slots is not None and place.slots < len(blocks) + spawned:
         command.append(facts.oversubscribe)
+    command += facts.unbound
     for rank, block in enumerate(blocks):
         command += [facts.separator] if rank else []
         command += [*facts.block, *block]

@@ -29,7 +29,8 @@ from pathlib import Path
 from types import FrameType
 
 MARK = "PIPELINE_TRITON_START"  # environment variable of all that belongs to one start
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_CANNOT_BE_RUN = 127  # as a shell says it
 _POLL_S = 0.1
 _CLEANUP_DEADLINE_S = 30.0
 _KILLING_DEADLINE_S = 10.0
@@ -55,12 +56,15 @@ def main(duty: Duty, command: list[str]) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    server = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        process_group=0,
-        preexec_fn=_die_with_parent,
-    )
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what loses its parent becomes ours, to be buried
+    try:
+        server = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_die_with_parent
+        )
+    except OSError as error:
+        print(f"{command[0]} cannot be run: {error.strerror}", flush=True)
+        remove_traces(duty)
+        return _CANNOT_BE_RUN
     try:
         while server.poll() is None and not stopping:
             stopping = _parent_is_gone()
@@ -71,6 +75,7 @@ def main(duty: Duty, command: list[str]) -> int:
             os.killpg(server.pid, signal.SIGKILL)  # what outlived the server
         server.wait()
         remove_traces(duty)
+        _bury()
     return server.returncode if server.returncode >= 0 else 128 - server.returncode
 
 
@@ -114,6 +119,13 @@ def _end(server: subprocess.Popen[bytes], deadline_s: float) -> None:
     deadline = time.monotonic() + deadline_s
     while server.poll() is None and time.monotonic() < deadline:
         time.sleep(_POLL_S / 4)
+
+
+def _bury() -> None:
+    """Take note of the end of processes that became ours."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _parent_is_gone() -> bool:

@@ -48,11 +48,13 @@ def says(path: Path, phrases: Sequence[str]) -> bool:
     return bool(phrases) and any(phrase in line for line in _lines(path) for phrase in phrases)
 
 
-def causes(path: Path) -> list[str]:
+def causes(path: Path, *, noise: Sequence[str] = ()) -> list[str]:
     """What the log's words are known to mean, and what to do about it; each once."""
     known = known_causes()
     found: dict[str, None] = {}
     for line in _lines(path):
+        if any(word in line for word in noise):
+            continue
         for cause in known:
             if cause.pattern.search(line):
                 found[f"{cause.meaning}: {cause.fix}"] = None

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -38,6 +39,10 @@ _POLL_S = 0.05
 _WARMUP_TOKENS = 16
 _GIVING_UP_S = 3.0  # a server whose log says that it gave up has so long to end by itself
 _ADDRESS_TAKEN = "already in use"
+
+
+class Stopped(ServerError):
+    """A start was called off."""
 
 
 class TritonServer:
@@ -70,6 +75,7 @@ class TritonServer:
         self._guard: subprocess.Popen[bytes] | None = None
         self._duty: guard.Duty | None = None
         self._launched: Launch | None = None
+        self._stopping: threading.Event | None = None
 
     @classmethod
     def of_package(
@@ -199,6 +205,11 @@ class TritonServer:
         """The last lines of the server's log."""
         return log.tail(self.log_file, lines)
 
+    def until(self, stopping: threading.Event) -> Self:
+        """Itself; a start that is under way ends with `Stopped` when the event is set."""
+        self._stopping = stopping
+        return self
+
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -263,6 +274,8 @@ class TritonServer:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return self._guard.wait(_GIVING_UP_S)
                 raise self._failure("Triton gave up while it started")
+            if self._stopping is not None and self._stopping.is_set():
+                raise Stopped("Triton was told to stop before it was ready")
             if time.monotonic() > deadline:
                 raise self._failure(f"Triton was not ready within {self.start_deadline_s:g} s")
             time.sleep(_POLL_S)
@@ -272,7 +285,8 @@ class TritonServer:
         """An error with what the log says about it: what it calls errors, or else its end; and the likely cause."""
         said = [f"  {line}" for line in log.errors(self.log_file, noise=self.launcher.noise)]
         last = [f"  | {line[:200]}" for line in self.log_tail()]
-        causes = [f"likely cause: {cause}" for cause in log.causes(self.log_file)]
+        known = log.causes(self.log_file, noise=self.launcher.noise)
+        causes = [f"likely cause: {cause}" for cause in known]
         text = "\n".join([what, *(said or last), *causes, f"its log: {self.log_file}"])
         for path, meant in (self._launched.synonyms if self._launched else {}).items():
             text = text.replace(path, meant)

@@ -1,0 +1,78 @@
+"""A server of two ranks below a stand-in mpirun: rank 0 is the real Triton with a package for the CPU, rank 1 is a
+stand-in that looks at its arguments and stays, as a rank of TensorRT-LLM does."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.triton.deployment import Deployment, LaunchSpec
+from pipeline.triton.installation import Installation
+from pipeline.triton.native_launch import NativeLauncher
+from tests.support.deployments import gpu_deployment
+
+_SERVER = """#!{python}
+import json, os, sys, time
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+with open({folder!r} + f"/rank{{rank}}.json", "w") as file:
+    json.dump({{"arguments": sys.argv[1:], "pid": os.getpid()}}, file)
+if rank == 0:
+    {first}
+    options = ["--backend-directory=" + {backends!r}, "--cache-directory=" + {caches!r}]
+    os.execv({binary!r}, [{binary!r}, *sys.argv[1:], *options])
+{other}
+while True:
+    time.sleep(1)
+"""
+
+
+def two_ranks(
+    package: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, first: str = "pass", other: str = ""
+) -> NativeLauncher:
+    """The launcher; what each rank was given is in `folder/rank<N>.json`.
+
+    `first`, `other`: a line of Python that rank 0 or rank 1 runs before it serves or waits.
+    """
+    folder.mkdir(exist_ok=True)
+    installation = Installation.find()
+    backend = folder / "backends" / "python"
+    backend.mkdir(parents=True)
+    for file in (*installation.backend.iterdir(), installation.stub):
+        (backend / file.name).symlink_to(file.resolve())
+    server = folder / "tritonserver"
+    server.write_text(
+        _SERVER.format(
+            python=sys.executable,
+            folder=str(folder),
+            first=first,
+            other=other,
+            backends=str(backend.parent),
+            caches=str(installation.caches),
+            binary=str(installation.binary),
+        )
+    )
+    server.chmod(0o755)
+    programs = folder / "bin"
+    programs.mkdir()
+    shutil.copy(Path(__file__).with_name("mpirun"), programs / "mpirun")
+    (programs / "mpirun").chmod(0o755)
+    environment = installation.environment()
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{environment['PATH']}")
+    monkeypatch.setenv("LD_LIBRARY_PATH", environment["LD_LIBRARY_PATH"])
+    assert shlex.quote(str(folder)) == str(folder)
+    return NativeLauncher(leader_of(package), package, server=str(server))
+
+
+def leader_of(package: Path) -> Deployment:
+    """The deployment of a package for the CPU, as if its engine had two ranks."""
+    real = Deployment.load(package)
+    launch = LaunchSpec(mode="leader", world_size=2, engine_models=("tensorrt_llm",))
+    pretended = gpu_deployment(launch, gpus=2)
+    return real.model_copy(
+        update={"runtime": "tensorrt", "requirements": pretended.requirements, "launch": launch}
+    )
