@@ -11,7 +11,8 @@ QUANTIZATIONS: dict[str, str | None] = {  # recipe's format -> upstream's quant_
     "fp8": "FP8",
     "int4_awq": "W4A16_AWQ",
     "w4a8_awq": "W4A8_AWQ",
-    "int8_sq": "W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN",
+    "int8_sq": "W8A8_SQ_PER_CHANNEL",
+    "nvfp4": "NVFP4",
 }
 
 
