@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
-from llm_desk import Desk
 from llm_instance import choose_gpus, gpus_of
 from llm_settings import LlmSettings
 
@@ -28,8 +27,9 @@ class TritonPythonModel:
         settings = LlmSettings.read(folder / os.environ.get("LLM_CONFIG_PATH", "model.yaml"))
         gpus = gpus_of(config, args["model_instance_name"])
         if gpus:
-            choose_gpus(gpus)  # before CUDA is initialized, which importing tensorrt_llm does
+            choose_gpus(gpus)  # before tensorrt_llm is imported, which initializes CUDA
         import llm_ranks
+        from llm_desk import Desk
 
         self._desk: Desk | None = None
         if not llm_ranks.is_leader():

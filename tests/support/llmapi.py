@@ -1,0 +1,102 @@
+"""Packages of the `pytorch` runtime, and servers of them with a stand-in for TensorRT-LLM."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.progress import Silent
+from pipeline.triton.deployment import REPOSITORY, Deployment, DeploymentLimits, Requirements
+from pipeline.triton.embedded_launch import EmbeddedLauncher
+from pipeline.triton.llmapi_models import LlmapiSettings
+from pipeline.triton.llmapi_packaging import LlmapiSources, package_llmapi
+from pipeline.triton.server import TritonServer
+from tests.support.models import make_checkpoint
+
+STANDIN = Path(__file__).parent / "standin" / "tensorrt_llm"
+LIMITS = DeploymentLimits(max_input_tokens=256, max_output_tokens=700, max_concurrency=8)
+ARGUMENTS: dict[str, Any] = {
+    "model": "checkpoint",
+    "backend": "pytorch",
+    "max_batch_size": 8,
+    "max_num_tokens": 8192,
+    "max_seq_len": 956,
+    "kv_cache_config": {"free_gpu_memory_fraction": 0.9, "enable_block_reuse": True, "dtype": "auto"},
+}
+
+
+def requirements(version: str = "1.2.1", gpus: int = 1) -> Requirements:
+    return Requirements(
+        tensorrt_llm=version, image="image:1", driver="590.44.01", gpu="h100-sxm-80g", sm=90, gpus=gpus
+    )
+
+
+def tiny(into: Path) -> Path:
+    """The smallest checkpoint that is one."""
+    return make_checkpoint(into, vocab=300, hidden=64, layers=1, heads=1, kv_heads=1, intermediate=64)
+
+
+def package(
+    into: Path,
+    settings: LlmapiSettings | None = None,
+    *,
+    draft: bool = False,
+    **arguments: Any,
+) -> Path:
+    """A package with a tiny checkpoint; `arguments` go to the LLM beside the usual ones."""
+    settings = settings or LlmapiSettings("1.2.1", cancellation_check_period_ms=20)
+    checkpoint = tiny(into / "source")
+    sources = LlmapiSources(checkpoint, tiny(into / "draft-source") if draft else None, checkpoint)
+    needs = requirements(settings.version, settings.ranks * settings.instances)
+    package_llmapi(
+        "tiny", settings, {**ARGUMENTS, **arguments}, LIMITS, needs, sources, into / "package", Silent()
+    )
+    return into / "package"
+
+
+@contextmanager
+def served(package: Path, status: Path, log: Path, **environment: str) -> Iterator[TritonServer]:
+    """A server of a package, its LLM played by the stand-in.
+
+    It is put into the model's folder: Triton's Python stub does not heed PYTHONPATH.
+    """
+    status.mkdir(parents=True, exist_ok=True)
+    beside = package / REPOSITORY / "tensorrt_llm" / "1" / STANDIN.name
+    shutil.copytree(STANDIN, beside, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STANDIN_STATUS", str(status))
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        launcher = EmbeddedLauncher((package / REPOSITORY).absolute(), Deployment.load(package).models)
+        with TritonServer.of_package(package, launcher=launcher, log_file=log, start_deadline_s=60) as server:
+            yield server
+
+
+def statuses(status: Path) -> list[dict[str, Any]]:
+    """What each LLM says that it has done."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(status.glob("*.json"))]
+
+
+def tensors(**inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Python values as tensors of the model: one dimension, no batch."""
+    made = {}
+    for name, value in inputs.items():
+        values = value if isinstance(value, list) else [value]
+        match values[0]:
+            case str() | bytes():
+                texts = [item.encode() if isinstance(item, str) else item for item in values]
+                made[name] = np.array(texts, np.object_)
+            case bool():
+                made[name] = np.array(values)
+            case float():
+                made[name] = np.array(values, np.float32)
+            case _:
+                made[name] = np.array(values, np.uint64 if name.endswith("seed") else np.int32)
+    return made

@@ -1,0 +1,8 @@
+"""The part of the LLM API that a server needs beside LLM."""
+
+from typing import Any
+
+
+class MpiCommSession:
+    def __init__(self, comm: Any, n_workers: int) -> None:
+        self.comm, self.n_workers = comm, n_workers
