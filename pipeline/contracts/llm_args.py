@@ -11,14 +11,14 @@ of TensorRT-LLM is imported. A version is added by adding data.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from pipeline.contracts.history import holding, refuse_unknown
 from pipeline.contracts.llm_models import Models
@@ -83,56 +83,61 @@ def check(version: str, arguments: Mapping[str, Any]) -> tuple[Fault, ...]:
     """
     require(version)
     models = _models(version)
-    faults = list(_faults(models, version, ARGUMENTS, arguments))
-    given = arguments.get(SPECULATION)
-    if given is not None:
-        faults += _speculation_faults(models, version, given)
+    faults: list[Fault] = []
+    values = _read(models, version, ARGUMENTS, arguments, faults)
+    if arguments.get(SPECULATION) is not None:
+        values[SPECULATION] = _read_speculation(models, version, arguments[SPECULATION], faults)
     if not faults:
         rules = holding(_data()["rules"], version, versions())
-        faults += [fault for rule in rules for fault in RULES[rule["id"]](arguments)]
+        faults += [fault for rule in rules for fault in RULES[rule["id"]](values)]
     return tuple(faults)
 
 
-def _speculation_faults(models: Models, version: str, given: Any) -> Iterator[Fault]:
+def _read_speculation(models: Models, version: str, given: Any, faults: list[Fault]) -> dict[str, Any]:
     if not isinstance(given, Mapping):
-        yield Fault("must be settings, with decoding_type among them", key=SPECULATION, value=given)
-        return
+        faults.append(Fault("must be settings, with decoding_type among them", key=SPECULATION, value=given))
+        return {}
     known = {entry["name"]: entry for entry in holding(_data()["decoding_types"], version, versions())}
     chosen = given.get("decoding_type")
     key = f"{SPECULATION}.decoding_type"
     if chosen not in known:
         text = "is missing" if chosen is None else f"is not known to TensorRT-LLM {version}"
-        yield Fault(text, key=key, value=chosen, fix=_one_of(str(chosen), tuple(known)))
-    elif "refused" in known[chosen]:
-        yield Fault(f"does not run on the PyTorch backend: {known[chosen]['refused']}", key=key, value=chosen)
-    else:
-        rest = {name: value for name, value in given.items() if name != "decoding_type"}
-        yield from _faults(models, version, known[chosen]["model"], rest, f"{SPECULATION}.")
+        faults.append(Fault(text, key=key, value=chosen, fix=_one_of(str(chosen), tuple(known))))
+        return {}
+    if "refused" in known[chosen]:
+        reason = known[chosen]["refused"]
+        faults.append(Fault(f"does not run on the PyTorch backend: {reason}", key=key, value=chosen))
+        return {}
+    rest = {name: value for name, value in given.items() if name != "decoding_type"}
+    values = _read(models, version, known[chosen]["model"], rest, faults, f"{SPECULATION}.")
+    return {"decoding_type": chosen, **values}
 
 
-def _faults(
-    models: Models, version: str, name: str, given: Mapping[str, Any], prefix: str = ""
-) -> Iterator[Fault]:
-    model: type[BaseModel] = models[name]
+def _read(
+    models: Models,
+    version: str,
+    name: str,
+    given: Mapping[str, Any],
+    faults: list[Fault],
+    prefix: str = "",
+) -> dict[str, Any]:
+    """The values as upstream reads them, without those that were not given; adds to the faults."""
     try:
-        model.model_validate(dict(given))
+        return models[name].model_validate(dict(given)).model_dump(exclude_unset=True)
     except ValidationError as error:
         for found in error.errors(include_url=False, include_context=False):
-            key = ".".join(map(str, found["loc"]))
+            key = prefix + ".".join(map(str, found["loc"]))
             if found["type"] == "extra_forbidden":
                 inside = _model_at(models, name, found["loc"][:-1])
-                yield Fault(
-                    f"is not an argument in TensorRT-LLM {version}",
-                    key=prefix + key,
-                    value=found["input"],
-                    fix=_instead(str(found["loc"][-1]), models.names(inside) if inside else ()),
-                )
+                text = f"is not an argument in TensorRT-LLM {version}"
+                fix = _instead(str(found["loc"][-1]), models.names(inside) if inside else ())
+                faults.append(Fault(text, key=key, value=found["input"], fix=fix))
             elif found["type"] == "missing":
-                yield Fault("is missing", key=prefix + key)
+                faults.append(Fault("is missing", key=key))
             else:
-                yield Fault(
-                    found["msg"][0].lower() + found["msg"][1:], key=prefix + key, value=found["input"]
-                )
+                text = found["msg"].removeprefix("Value error, ")
+                faults.append(Fault(text[0].lower() + text[1:], key=key, value=found["input"]))
+    return {}
 
 
 def _model_at(models: Models, name: str, location: Sequence[int | str]) -> str | None:

@@ -1,0 +1,57 @@
+"""The contract of the `llmapi` model."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.contracts import llmapi
+from pipeline.errors import UserError
+
+DATA: dict[str, Any] = yaml.safe_load(
+    (resources.files("pipeline.contracts") / "data" / "llmapi.yaml").read_text("utf-8")
+)
+
+
+def test_every_fact_has_a_source() -> None:
+    facts = [*DATA["facts"].values()]
+    for section in ("input", "output", "triton_config", "parameters", "behaviours"):
+        facts += DATA[section]
+    for fact in facts:
+        assert fact["source"]
+        assert set(fact["source"]) <= set(DATA["sources"])
+        assert {fact.get("since"), fact.get("until")} <= {None, *llmapi.versions()}
+
+
+@pytest.mark.parametrize("version", llmapi.versions())
+def test_a_version_has_what_the_older_ones_have(version: str) -> None:
+    names = {tensor.name for tensor in llmapi.tensors(version).inputs}
+    assert {"text_input", "streaming", "sampling_param_max_tokens", "return_finish_reason"} <= names
+    newer = version not in ("0.19.0", "0.20.0", "0.21.0")
+    assert ("stop" in names) is newer
+    outputs = {tensor.name for tensor in llmapi.tensors(version).outputs}
+    assert ("total_draft_tokens" in outputs) is newer
+    assert [tensor.name for tensor in llmapi.tensors(version).inputs if not tensor.optional] == ["text_input"]
+
+
+def test_instances() -> None:
+    assert not llmapi.has_instances("1.2.1")
+    assert llmapi.has_instances("1.3.0")
+    assert llmapi.parameters("1.3.0") == ("gpu_device_ids",)
+    assert llmapi.parameters("1.2.1") == ()
+
+
+def test_settings_of_the_model() -> None:
+    assert llmapi.triton_config("1.2.1") == {
+        "max_batch_size": 0,
+        "decoupled": False,
+        "cancellation_check_period_ms": 100,
+    }
+
+
+def test_an_unknown_version_names_its_neighbours() -> None:
+    with pytest.raises(UserError, match=r"1\.2\.7 is not known; known: 1\.2"):
+        llmapi.tensors("1.2.7")
