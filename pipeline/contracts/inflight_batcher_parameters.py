@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pipeline.contracts.inflight_batcher import holding, model_facts
 
-Kind = Literal["text", "path", "int", "share", "bool", "flag", "choice", "ints", "groups"]
+Kind = Literal["text", "path", "int", "share", "fraction", "bool", "flag", "choice", "ints", "groups"]
 
 _INTS = r"\d+(,\d+)*"
 _WORDS = {"true", "1", "t", "y", "yes", "false", "0", "f", "n", "no"}
@@ -116,6 +116,7 @@ _READERS: Mapping[Kind, Callable[[Parameter, str], bool]] = {
     "path": lambda _, __: True,
     "int": _is_int,
     "share": _is_share,
+    "fraction": lambda parameter, value: _is_share(parameter, value) and float(value) < 1,
     "bool": lambda _, value: value in {"true", "True", "TRUE", "1", "false", "False", "FALSE", "0"},
     "flag": lambda _, value: value.lower() in _WORDS,
     "choice": lambda parameter, value: value in parameter.values,
@@ -128,6 +129,7 @@ def _expected(parameter: Parameter) -> str:
     return {
         "int": "a whole number" + ("" if parameter.least is None else f", at least {parameter.least}"),
         "share": "a number above 0 and at most 1",
+        "fraction": "a number above 0 and below 1",
         "bool": "true or false",
         "flag": "true or false",
         "choice": "one of " + ", ".join(parameter.values),

@@ -13,6 +13,10 @@ With T tokens, k bytes a token and A bytes that are left for caches: T (k_target
 the fraction of each model is what T tokens are of the memory that it finds when it loads last, T k / (A - T k_other).
 Loading first it finds more, and the cap holds it at T.
 
+The rule is the C++ runtime's: tokens = min(cap, fraction * free / bytes of a token), the smallest of all ranks, rounded
+up to whole blocks (KVCacheManager::calculateMaxNumBlocks, file index ids 36938158234 and 2600970701). The cap is a
+multiple of the blocks of both, so that nothing is rounded.
+
 Assumed: sizes of weights are those of the engine files; buffers are an estimate (`contracts.engine_memory`), and no
 other process uses the GPU. If more is taken than was assumed, the fraction of the model that loads last makes its cache
 smaller, instead of failing.

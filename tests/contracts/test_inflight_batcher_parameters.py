@@ -55,8 +55,10 @@ def test_keys_that_the_backend_reads_without_a_net_must_exist_but_may_be_empty(
     [
         ("max_beam_width", "two", "max_beam_width = two: must be a whole number, at least 1"),
         ("max_beam_width", "0", "max_beam_width = 0: must be a whole number, at least 1"),
-        ("kv_cache_free_gpu_mem_fraction", "90", "must be a number above 0 and at most 1"),
-        ("kv_cache_free_gpu_mem_fraction", "nan", "must be a number above 0 and at most 1"),
+        ("kv_cache_free_gpu_mem_fraction", "90", "must be a number above 0 and below 1"),
+        ("kv_cache_free_gpu_mem_fraction", "1.0", "must be a number above 0 and below 1"),
+        ("kv_cache_free_gpu_mem_fraction", "nan", "must be a number above 0 and below 1"),
+        ("gpu_weights_percent", "1.5", "must be a number above 0 and at most 1"),
         ("enable_kv_cache_reuse", "yes", "must be true or false"),
         ("batch_scheduler_policy", "evict", "must be one of max_utilization, guaranteed_no_evict"),
         ("decoding_mode", "draft_target", "must be one of top_k, "),
