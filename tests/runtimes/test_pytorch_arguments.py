@@ -1,0 +1,156 @@
+"""From recipes to arguments of the LLM API: golden files by version, and what holds for any recipe.
+
+`PIPELINE_WRITE_GOLDEN=1 pytest` writes the golden files after a change.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.contracts.llm_args import check, versions
+from pipeline.errors import UserError
+from pipeline.recipe import Recipe
+from pipeline.runtimes.pytorch.arguments import draft_tokens, llm_arguments
+
+GOLDEN = Path(__file__).parent / "golden" / "llm_args"
+DRAFT = {"source": "hf:a/draft", "max_draft_tokens": 5}
+EAGLE = {"source": "hf:a/head", "method": "eagle3", "max_draft_tokens": 3}
+CALIBRATED = {"format": "fp8", "kv_cache": "fp8", "calibration": {"dataset": "support"}}
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tp8-pp2": {"runtime": {"tensor_parallel": 8, "pipeline_parallel": 2}},
+    "experts": {"runtime": {"tensor_parallel": 4, "expert_parallel": 2}},
+    "fp8-host-memory": {
+        "quantization": CALIBRATED,
+        "kv_cache": {"memory_fraction": 0.8, "reuse": False, "host_memory_gib": 1.5},
+        "scheduler": {"policy": "max_utilization", "chunked_context": False},
+        "limits": {"max_input_tokens": 16384, "max_output_tokens": 64, "max_concurrency": 4},
+    },
+    "no-graphs-no-overlap": {"runtime": {"cuda_graphs": False, "overlap_scheduler": False}},
+    "draft-target": {"draft": DRAFT},
+    "eagle3": {"draft": EAGLE},
+    "ngram": {"runtime": {"speculation": {"method": "ngram", "max_draft_tokens": 4, "max_matching_tokens": 3}}},
+    "mtp": {"runtime": {"speculation": {"method": "mtp", "layers": 2}}},
+}  # fmt: skip
+
+
+def recipe(version: str, **sections: Any) -> Recipe:
+    runtime = {"kind": "pytorch", "version": version, "gpu": "h100-sxm-80g"} | sections.pop("runtime", {})
+    limits = {"max_input_tokens": 8192, "max_output_tokens": 1024, "max_concurrency": 64}
+    content = {"name": "r", "model": {"source": "hf:a/b"}, "limits": limits, "runtime": runtime, **sections}
+    return Recipe.model_validate(content)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("version", versions())
+def test_golden(version: str, name: str) -> None:
+    made = llm_arguments(recipe(version, **CASES[name]))
+    path = GOLDEN / version / f"{name}.yaml"
+    text = yaml.safe_dump(made, sort_keys=False)
+    if os.environ.get("PIPELINE_WRITE_GOLDEN"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text
+
+
+def test_no_golden_file_is_left_over() -> None:
+    found = {path.relative_to(GOLDEN).as_posix() for path in GOLDEN.rglob("*.yaml")}
+    assert found == {f"{version}/{name}.yaml" for version in versions() for name in CASES}
+
+
+speculations = st.one_of(
+    st.none(),
+    st.fixed_dictionaries(
+        {"method": st.just("ngram"), "max_draft_tokens": st.integers(1, 16)},
+        optional={"max_matching_tokens": st.integers(1, 32)},
+    ),
+    st.fixed_dictionaries({"method": st.just("mtp")}, optional={"layers": st.integers(1, 4)}),
+)
+drafts = st.fixed_dictionaries(
+    {"source": st.just("hf:a/d"), "max_draft_tokens": st.integers(1, 16)},
+    optional={"method": st.sampled_from(["draft_target", "eagle3"])},
+)
+quantizations = st.fixed_dictionaries(
+    {
+        "format": st.sampled_from(["fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4"]),
+        "calibration": st.just({"dataset": "support"}),
+    },
+    optional={"kv_cache": st.sampled_from(["auto", "fp8"])},
+)
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> Recipe:
+    """Any valid recipe of the runtime, over the sizes that machines have."""
+    tensor = draw(st.sampled_from([1, 2, 4, 8]))
+    runtime: dict[str, Any] = {
+        "tensor_parallel": tensor,
+        "pipeline_parallel": draw(st.sampled_from([1, 2])),
+        "cuda_graphs": draw(st.booleans()),
+        "overlap_scheduler": draw(st.sampled_from([None, False])),
+        "expert_parallel": draw(st.sampled_from([None, *(n for n in (1, 2, 4, 8) if tensor % n == 0)])),
+    }
+    sections: dict[str, Any] = {
+        "limits": {
+            "max_input_tokens": draw(st.integers(1, 200_000)),
+            "max_output_tokens": draw(st.integers(17, 8192)),
+            "max_concurrency": draw(st.integers(1, 2048)),
+        },
+        "scheduler": {
+            "chunked_context": draw(st.booleans()),
+            "policy": draw(st.sampled_from(["guaranteed_no_evict", "max_utilization"])),
+        },
+        "kv_cache": {
+            "memory_fraction": draw(st.none() | st.floats(0.01, 0.99)),
+            "reuse": draw(st.booleans()),
+            "host_memory_gib": draw(st.sampled_from([0.0, 0.5, 64.0])),
+        },
+    }
+    if draw(st.booleans()):
+        sections["quantization"] = draw(quantizations)
+    if draw(st.booleans()):
+        sections["draft"] = draw(drafts)
+    else:
+        runtime["speculation"] = draw(speculations)
+    return recipe(draw(st.sampled_from(versions())), runtime=runtime, **sections)
+
+
+@settings(max_examples=300, deadline=None)
+@given(recipes())
+def test_upstream_would_take_the_arguments_of_any_recipe(some: Recipe) -> None:
+    made = llm_arguments(some)
+    assert check(some.runtime.version, made) == ()
+    assert yaml.safe_load(yaml.safe_dump(made)) == made
+    assert not {"quant_config", "build_config", "pytorch_backend_config"} & set(made)
+    assert made["max_num_tokens"] >= made["max_batch_size"] * (draft_tokens(some) + 1)
+    assert made["enable_chunked_prefill"] or made["max_num_tokens"] >= some.limits.max_input_tokens
+    assert made["max_seq_len"] == some.limits.max_input_tokens + some.limits.max_output_tokens
+    assert ("speculative_config" in made) is (draft_tokens(some) > 0)
+    experts = made.get("moe_expert_parallel_size", 1) * made.get("moe_tensor_parallel_size", 1)
+    assert experts in (1, made["tensor_parallel_size"])
+
+
+def test_a_batch_that_is_too_small_for_the_proposals_is_refused() -> None:
+    limits = {"max_input_tokens": 64, "max_output_tokens": 64, "max_concurrency": 8, "max_batch_tokens": 16}
+    runtime = {"speculation": {"method": "ngram", "max_draft_tokens": 3}}
+    with pytest.raises(UserError, match=r"limits\.max_batch_tokens = 16: must be at least 32"):
+        llm_arguments(recipe("1.2.1", runtime=runtime, limits=limits))
+
+
+def test_overlap_that_upstream_has_not_is_refused() -> None:
+    runtime = {"overlap_scheduler": True}
+    with pytest.raises(UserError, match=r"runtime\.overlap_scheduler = true: TensorRT-LLM 1\.2\.1 cannot"):
+        llm_arguments(recipe("1.2.1", runtime=runtime, draft=DRAFT))
+    assert not llm_arguments(recipe("1.2.1", runtime=runtime, draft=EAGLE))["disable_overlap_scheduler"]
+
+
+def test_a_version_without_the_runtime_is_refused() -> None:
+    with pytest.raises(UserError, match="experimental before"):
+        llm_arguments(recipe("0.20.0"))
