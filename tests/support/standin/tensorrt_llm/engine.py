@@ -177,7 +177,9 @@ class _Status:
         folder = os.environ.get("STANDIN_STATUS")
         self._path = Path(folder, f"{os.getpid()}.json") if folder else None
         self._lock = threading.Lock()
-        self._counts: dict[str, Any] = {"active": 0, "tokens": 0, "aborted": 0, "shut_down": 0, "gpus": gpus}
+        of_mpi = sorted(name for name in os.environ if name.startswith(("OMPI_", "PMIX_")))
+        self._counts: dict[str, Any] = {"active": 0, "tokens": 0, "aborted": 0, "shut_down": 0}
+        self._counts |= {"gpus": gpus, "of_mpi": of_mpi}
         self.note()
 
     def note(self, **more: int) -> None:
