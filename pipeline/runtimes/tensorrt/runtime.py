@@ -23,8 +23,12 @@ class TensorRTRuntime:
     def build(self, order: Order) -> Mapping[str, Json]:
         raise UserError(f"recipe {order.recipe.name}: engines are not built for runtime.kind = tensorrt yet")
 
-    def package_settings(self, recipe: Recipe) -> Mapping[str, Json]:  # noqa: ARG002
-        return {}
+    def package_settings(self, recipe: Recipe) -> Mapping[str, Json]:
+        from pipeline.runtimes.tensorrt.packaging import package_settings
 
-    def package(self, recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:  # noqa: ARG002
-        raise UserError(f"recipe {recipe.name}: nothing is packaged for runtime.kind = tensorrt yet")
+        return package_settings(recipe)
+
+    def package(self, recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:
+        from pipeline.runtimes.tensorrt.packaging import package
+
+        return package(recipe, engines, into, progress)

@@ -1,0 +1,100 @@
+"""The package of a `tensorrt` recipe: what it depends on, and how it is put together from built engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipeline import resources
+from pipeline.contracts.gpus import gpu
+from pipeline.contracts.releases import container, require
+from pipeline.planning.parallelism import parallelism
+from pipeline.progress import Progress
+from pipeline.recipe import Recipe, TensorRTRuntime
+from pipeline.runtimes.base import Engines
+from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
+from pipeline.runtimes.tensorrt.serving import engine_settings
+from pipeline.store import Json
+from pipeline.triton.deployment import DeploymentLimits, Requirements
+from pipeline.triton.engine_packaging import EngineSources, package_engines
+from pipeline.triton.repository import content_digest
+
+ENGINE = "engine"  # folder of a build's artifact
+
+
+def package_settings(recipe: Recipe) -> Mapping[str, Json]:
+    """What the package depends on besides the engines.
+
+    Raises:
+        UserError: the version or the GPU is not known, or there is no container for the version.
+    """
+    return {
+        "runtime": "tensorrt",
+        "name": recipe.name,
+        "limits": _limits(recipe).model_dump(mode="json"),
+        "kv_cache": recipe.kv_cache.model_dump(mode="json"),
+        "scheduler": recipe.scheduler.model_dump(mode="json"),
+        "requirements": requirements(recipe).model_dump(mode="json"),
+        "gpu_memory_gib": gpu(_runtime(recipe).gpu).memory_gib,
+        "sources": content_digest(resources.folder("model_repo")),
+    }
+
+
+def package(recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:
+    """Make `into/model_repository` and `into/deployment.json`; return the facts of them.
+
+    Raises:
+        StageError: recipe and engines disagree, or a file is missing.
+    """
+    sources = EngineSources(
+        target=engines.target / ENGINE,
+        draft=engines.draft / ENGINE if engines.draft is not None else None,
+        tokenizer=engines.tokenizer,
+    )
+    target = EngineFolder.read(sources.target)
+    draft = EngineFolder.read(sources.draft) if sources.draft is not None else None
+    gpu_bytes = int(gpu(_runtime(recipe).gpu).memory_gib * 2**30)
+    return package_engines(
+        recipe.name,
+        engine_settings(recipe, target, draft, gpu_bytes),
+        _limits(recipe),
+        requirements(recipe),
+        target.vocab_size,
+        sources,
+        into,
+        progress,
+    )
+
+
+def requirements(recipe: Recipe) -> Requirements:
+    """What the machine must have that serves the package.
+
+    Raises:
+        UserError: the version or the GPU is not known, or there is no container for the version.
+    """
+    runtime = _runtime(recipe)
+    release, image = require(runtime.version, "tensorrt"), container(runtime.version)
+    roles = ("target",) if recipe.draft is None else ("target", "draft")
+    return Requirements(
+        tensorrt_llm=runtime.version,
+        tensorrt=image.tensorrt or release.tensorrt,
+        image=image.image,
+        driver=image.driver,
+        gpu=runtime.gpu,
+        sm=gpu(runtime.gpu).sm,
+        gpus=max(parallelism(recipe, role).world for role in roles),  # a draft lies on the target's
+    )
+
+
+def _limits(recipe: Recipe) -> DeploymentLimits:
+    return DeploymentLimits(
+        max_input_tokens=recipe.limits.max_input_tokens,
+        max_output_tokens=recipe.limits.max_output_tokens,
+        max_concurrency=recipe.limits.max_concurrency,
+        max_draft_tokens=recipe.draft.max_draft_tokens if recipe.draft is not None else 0,
+    )
+
+
+def _runtime(recipe: Recipe) -> TensorRTRuntime:
+    assert isinstance(recipe.runtime, TensorRTRuntime), "chosen by runtime.kind"
+    return recipe.runtime
