@@ -183,5 +183,6 @@ class Exchange:
 
 
 def _number(datatype: str, raw: bytes) -> int:
-    values = wire.decode_numbers(datatype, raw)
+    """A count; upstream's `llmapi` model writes its figures as text."""
+    values = wire.decode_bytes(raw) if datatype == "BYTES" else wire.decode_numbers(datatype, raw)
     return int(values[0]) if values else 0

@@ -16,6 +16,7 @@ COUNTS = {
     "return_num_input_tokens": ("num_input_tokens",),
     "return_num_output_tokens": ("num_output_tokens",),
     "return_perf_metrics": ("total_draft_tokens", "total_accepted_draft_tokens"),
+    "sampling_param_return_perf_metrics": ("total_draft_tokens", "total_accepted_draft_tokens"),
     "return_finish_reason": ("finish_reason",),
 }
 PROMPT = ("text_input",)

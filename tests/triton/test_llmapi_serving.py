@@ -79,6 +79,7 @@ def test_the_clients_of_this_project(llm: TritonServer) -> None:
             chunks = [chunk.text for chunk in answer]
             assert answer.finish_reason == "length"
         assert "".join(chunks) == whole.text
+        assert answer.stats.acceptance == 0.75
         assert len(chunks) > 30
         assert client.generate("a short one", max_tokens=60).finish_reason == "stop"
         stopped = client.generate(PROMPT, max_tokens=60, stop=[whole.text[9:13]])
