@@ -1,8 +1,12 @@
-"""Which entries of a contract hold in a version: those that say neither `since` a later one nor `until` one so old."""
+"""Which entries of a contract hold in a version: those that say neither `since` a later one nor `until` one so old.
+
+A release candidate (1.3.0rc4) and a repaired release (1.2.1.post1) have what their release has.
+"""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,15 +22,24 @@ def holding(
     >>> [entry["name"] for entry in holding(names, "2.0", ("1.0", "2.0"))]
     ['new']
     """
-    at = versions.index(version)
+    at = versions.index(release_of(version))
     for entry in entries:
         since, until = entry.get("since"), entry.get("until")
         if (since is None or versions.index(since) <= at) and (until is None or at < versions.index(until)):
             yield entry
 
 
+def release_of(version: str) -> str:
+    """The release that a version leads to, or repairs.
+
+    >>> release_of("1.3.0rc4"), release_of("1.2.1")
+    ('1.3.0', '1.2.1')
+    """
+    return re.sub(r"(rc|\.post)\d+$", "", version)
+
+
 def refuse_unknown(version: str, versions: Sequence[str]) -> None:
     """Raises UserError if a version is none of a contract's; the text names those that are near."""
-    if version not in versions:
+    if release_of(version) not in versions:
         near = difflib.get_close_matches(version, versions, n=3, cutoff=0.4) or versions
         raise UserError(f"TensorRT-LLM {version} is not known; known: {', '.join(near)}")

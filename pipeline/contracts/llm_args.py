@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from pipeline.contracts.history import holding, refuse_unknown
+from pipeline.contracts.history import holding, refuse_unknown, release_of
 from pipeline.contracts.llm_models import Models
 from pipeline.contracts.llm_rules import RULES
 from pipeline.errors import Fault, UserError
@@ -47,7 +47,7 @@ def versions() -> tuple[str, ...]:
 def require(version: str) -> None:
     """Raises UserError if the arguments of a version are not known; the text says why, or what is near."""
     for refused in _data()["refused"]:
-        if version in refused["versions"]:
+        if release_of(version) in refused["versions"]:
             raise UserError(
                 f"TensorRT-LLM {version} with runtime.kind pytorch: {refused['reason']} "
                 f"(oldest that is taken: {versions()[0]})"

@@ -276,6 +276,14 @@ def test_the_old_name_of_the_draft_is_an_alias_from_1_2_1() -> None:
     assert said("1.2.0", speculative_config=settings, disable_overlap_scheduler=True) == []
 
 
+def test_a_release_candidate_has_what_its_release_has() -> None:
+    assert speculation("1.3.0rc4", "eagle3").decoding_type == "Eagle3"
+    (fault,) = said("1.2.0rc3", connector_config=None)
+    assert fault.startswith("connector_config: is not an argument in TensorRT-LLM 1.2.0rc3")
+    with pytest.raises(UserError, match="experimental before"):
+        check("0.21.0rc1", MODEL)
+
+
 def test_all_faults_at_once() -> None:
     wrong = {
         "tensor_parallel_size": None,
