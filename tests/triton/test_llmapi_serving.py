@@ -58,9 +58,10 @@ def figure(status: Path, name: str) -> int:
 def test_each_response_repeats_the_text_so_far(llm: TritonServer) -> None:
     responses = ask(llm, text_input=PROMPT, streaming=True, sampling_param_max_tokens=20)
     texts = [response.text for response in responses]
-    assert len(texts) == 20
+    assert 10 < len(texts) <= 20  # what a newer one makes superfluous may be left out
     assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
-    assert [response.final for response in responses] == [False] * 19 + [True]
+    assert [response.final for response in responses] == [False] * (len(texts) - 1) + [True]
+    assert len(set(texts)) == len(texts)
     assert responses[0].outputs["text_output"].shape == (1,)
 
 
@@ -142,7 +143,7 @@ def test_over_http(llm: TritonServer) -> None:
     )
     with urllib.request.urlopen(request, timeout=10) as answer:
         events = [json.loads(line.removeprefix(b"data: ")) for line in answer if line.startswith(b"data: ")]
-    assert len(events) == 5
+    assert 1 < len(events) <= 5
     texts = [event["text_output"] for event in events]
     assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
 
@@ -210,9 +211,8 @@ def test_what_cannot_be_answered_is_refused(
 def test_an_error_of_the_llm_reaches_the_client_after_what_it_said(llm: TritonServer, status: Path) -> None:
     asked = tensors(text_input="breaks", streaming=True, sampling_param_max_tokens=9)
     answer = stream(llm.grpc_url, MODEL, **asked)
-    said = [next(answer).text for _ in range(3)]
-    assert said[2].startswith(said[1])
+    assert next(answer).text
     with pytest.raises(InferenceServerException, match="RequestError: the engine ran out of luck"):
-        next(answer)
+        list(answer)
     wait_for(idle(status), "the end of a request that failed")
     assert ask(llm, text_input=PROMPT, sampling_param_max_tokens=3)
