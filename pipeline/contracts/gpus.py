@@ -1,0 +1,94 @@
+"""GPUs, and which formats TensorRT-LLM can run on them.
+
+The facts are data (`data/gpus.yaml`, each with its source). A GPU is added by adding data.
+
+>>> gpu("h100-sxm-80g").sm
+90
+>>> [str(finding) for finding in support(gpu("a100-sxm-80g"), "fp8", "auto", "tensorrt")]
+['a100-sxm-80g (compute capability 8.0): FP8 needs compute capability 8.9 or newer']
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+import yaml
+
+from pipeline.contracts.releases import Track
+from pipeline.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One product."""
+
+    name: str  # as recipes name it
+    chip: str
+    architecture: str
+    sm: int  # compute capability times 10
+    memory_gib: float  # as sold
+
+    @property
+    def capability(self) -> str:
+        """Compute capability as people write it."""
+        return f"{self.sm // 10}.{self.sm % 10}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Why a combination cannot be had, or only perhaps."""
+
+    severity: Literal["error", "warning"]
+    subject: str  # "weights" | "kv_cache"
+    reason: str
+    sources: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """All that are known, by generation."""
+    return tuple(
+        Gpu(entry["name"], entry["chip"], entry["architecture"], entry["sm"], float(entry["memory_gib"]))
+        for entry in _data()["gpus"]
+    )
+
+
+def gpu(name: str) -> Gpu:
+    """A GPU by name. UserError if it is not known; the text names those that are near."""
+    known = {one.name: one for one in gpus()}
+    if name in known:
+        return known[name]
+    same_chip = [one for one in known if one.startswith(name.split("-")[0] + "-")]
+    near = same_chip or difflib.get_close_matches(name, known, n=4, cutoff=0.5) or list(known)
+    raise UserError(f"GPU {name} is not known; known: {', '.join(near)}")
+
+
+def support(on: Gpu, weights: str, kv_cache: str, track: Track) -> tuple[Finding, ...]:
+    """What speaks against formats of weights and KV cache on a GPU. A format that needs nothing has no findings."""
+    return (
+        *_findings("formats", "weights", weights, on, track),
+        *_findings("kv_caches", "kv_cache", kv_cache, on, track),
+    )
+
+
+def _findings(table: str, subject: str, chosen: str, on: Gpu, track: Track) -> Iterator[Finding]:
+    for entry in _data()[table]:
+        if entry["format"] != chosen or track not in entry.get("tracks", (track,)):
+            continue
+        if not any(low <= on.sm <= high for low, high in entry["sm"]):
+            reason = f"{on.name} (compute capability {on.capability}): {entry['reason']}"
+            yield Finding(entry.get("severity", "error"), subject, reason, tuple(entry["source"]))
+
+
+@cache
+def _data() -> Mapping[str, Any]:
+    file = resources.files("pipeline.contracts") / "data" / "gpus.yaml"
+    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    return data

@@ -1,0 +1,64 @@
+"""Releases and containers: what is offered, what is refused and why; and that all contracts know the same versions."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.contracts import inflight_batcher
+from pipeline.contracts.releases import TRACKS, container, containers, release, releases, require
+from pipeline.errors import UserError
+
+SUPPORTED = ["0.19.0", "0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.0", "1.2.1"]
+
+
+def test_the_supported_releases_oldest_first() -> None:
+    assert [one.version for one in releases()] == SUPPORTED
+
+
+def test_other_contracts_know_the_same_versions() -> None:
+    with_engines = [one.version for one in releases() if "tensorrt" in one.tracks]
+    assert list(inflight_batcher.versions()) == with_engines
+
+
+@pytest.mark.parametrize("version", [*SUPPORTED, "1.3.0rc14"])
+def test_each_release_has_a_container_that_says_what_it_needs(version: str) -> None:
+    found = container(version)
+    assert found.trtllm == version
+    assert found.image.startswith("nvcr.io/nvidia/")
+    assert not found.image.endswith("latest")
+    assert found.driver.count(".") == 2
+    assert found.sources
+
+
+def test_a_container_whose_content_is_disputed_is_the_last_resort() -> None:
+    assert container("1.1.0").release == "26.02"
+    assert container("1.2.0").conflict is not None  # 26.03 is the only one
+    disputed = [one.release for one in containers() if one.conflict is not None]
+    assert disputed == ["25.11", "26.03"]
+
+
+def test_every_release_with_engines_pins_tensorrt() -> None:
+    for one in releases():
+        assert one.tensorrt
+        assert one.modelopt
+        assert one.sources
+        assert set(one.tracks) <= set(TRACKS)
+
+
+@pytest.mark.parametrize(
+    ("version", "track", "said"),
+    [
+        ("0.20.0", "pytorch", "experimental before 1.0.0.*with it: 1.0.0, 1.1.0, 1.2.0, 1.2.1"),
+        ("1.3.0rc14", "tensorrt", "1.2.1 is the last of them that has trtllm-build.*with it: 0.19.0"),
+        ("1.2.9", "tensorrt", "1.2.9 is not known; known: .*1.2.1"),
+        ("1.3.0", "pytorch", "not known; known: .*1.3.0rcN"),
+    ],
+)
+def test_what_is_not_offered_and_why(version: str, track: str, said: str) -> None:
+    with pytest.raises(UserError, match=f"(?s){said}"):
+        require(version, "tensorrt" if track == "tensorrt" else "pytorch")
+
+
+def test_any_candidate_of_the_line_after_the_last_release() -> None:
+    assert release("1.3.0rc4").tracks == ("pytorch",)
+    assert container("1.3.0rc4").image == "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc4"
