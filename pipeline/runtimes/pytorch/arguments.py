@@ -112,6 +112,7 @@ def _cuda_graphs(recipe: Recipe) -> dict[str, Any] | None:
 def _speculation(recipe: Recipe) -> tuple[dict[str, Any] | None, bool]:
     """The settings (None: no speculation), and whether two models run in turns."""
     runtime, draft = _runtime(recipe), recipe.draft
+    method: str
     settings: Mapping[str, Any]
     if draft is not None:
         method, settings = draft.method, {"max_draft_len": draft.max_draft_tokens}

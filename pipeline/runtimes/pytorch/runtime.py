@@ -1,15 +1,31 @@
-"""The `pytorch` runtime of the protocol."""
+"""The `pytorch` runtime: TensorRT-LLM's LLM API behind Triton's `llmapi` model, from a unified Hugging Face checkpoint.
+
+Nothing is compiled here. `build` puts the arguments beside the checkpoint and judges both; `package` puts them into a
+Triton repository. TensorRT-LLM loads, and tunes itself, when the server starts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from pipeline.errors import UserError
+from pipeline import resources
+from pipeline.contracts import gpus, releases
+from pipeline.errors import Fault, InvalidInput
+from pipeline.planning.parallelism import parallelism
+from pipeline.planning.plan import TARGET
 from pipeline.progress import Progress
+from pipeline.recipe import PyTorchRuntime as Settings
 from pipeline.recipe import Recipe
 from pipeline.runtimes.base import Engines, Order
+from pipeline.runtimes.pytorch import artifact
+from pipeline.runtimes.pytorch.arguments import draft_tokens, llm_arguments
 from pipeline.store import Json
+from pipeline.triton.deployment import DeploymentLimits, Requirements
+from pipeline.triton.llmapi_models import LlmapiSettings, llmapi_model
+from pipeline.triton.pbtxt import render
 
 
 class PyTorchRuntime:
@@ -17,14 +33,135 @@ class PyTorchRuntime:
 
     packages = ()
 
-    def build_settings(self, recipe: Recipe, role: str) -> Mapping[str, Json]:  # noqa: ARG002
-        return {"runtime": recipe.runtime.kind}
+    def build_settings(self, recipe: Recipe, role: str) -> Mapping[str, Json]:
+        """Raises UserError if the version has no such runtime, or cannot do what the recipe asks for."""
+        settings = _runtime(recipe)
+        releases.require(settings.version, "pytorch")
+        form, kv_cache = _formats(recipe, role)
+        _check_gpu(recipe, role, form, kv_cache)
+        checkpoint: dict[str, Json] = {"format": form, "kv_cache": kv_cache}
+        if role != TARGET:
+            return {"runtime": settings.kind, "role": role, "checkpoint": checkpoint}
+        return {
+            "runtime": settings.kind,
+            "version": settings.version,
+            "arguments": llm_arguments(recipe),
+            "checkpoint": checkpoint,
+        }
 
     def build(self, order: Order) -> Mapping[str, Json]:
-        raise UserError(f"recipe {order.recipe.name}: engines are not built for runtime.kind = pytorch yet")
+        version = _runtime(order.recipe).version
+        size = artifact.write_checkpoint(order.checkpoint, order.into)
+        found = artifact.judge_checkpoint(order.into, *_formats(order.recipe, order.role))
+        facts: dict[str, Json] = {
+            "runtime": "pytorch",
+            "checkpoint": size,
+            "quantization": "mixed" if found is None else str(found.format),
+            "kv_cache": None if found is None else found.kv_cache,
+        }
+        if order.role == TARGET:
+            arguments = llm_arguments(order.recipe)
+            artifact.write_arguments(version, arguments, order.into)
+            artifact.judge_arguments(version, arguments, order.into)
+            facts |= {"tensorrt_llm": version, "arguments": arguments}
+        artifact.write_facts(facts, order.into)
+        order.progress.say(
+            f"    checkpoint of {size['files']} files"
+            + (f", arguments for TensorRT-LLM {version}" if order.role == TARGET else "")
+            + ": read again, complete"
+        )
+        return facts
 
-    def package_settings(self, recipe: Recipe) -> Mapping[str, Json]:  # noqa: ARG002
-        return {}
+    def package_settings(self, recipe: Recipe) -> Mapping[str, Json]:
+        """Raises UserError if the version cannot serve what the recipe asks for."""
+        from pipeline.triton.repository import content_digest
 
-    def package(self, recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:  # noqa: ARG002
-        raise UserError(f"recipe {recipe.name}: nothing is packaged for runtime.kind = pytorch yet")
+        models, settings = resources.folder("model_repo"), serving_settings(recipe)
+        return {
+            "runtime": "pytorch",
+            "name": recipe.name,
+            "serving": dict(asdict(settings)),
+            "config": render(llmapi_model(settings)),
+            "limits": _limits(recipe).model_dump(mode="json"),
+            "requirements": _requirements(recipe).model_dump(mode="json"),
+            "sources": content_digest(models / "llmapi", models / "shared"),
+        }
+
+    def package(self, recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:
+        from pipeline.triton.llmapi_packaging import LlmapiSources, package_llmapi
+
+        arguments: dict[str, Any] = artifact.read_arguments(engines.target)
+        sources = LlmapiSources(
+            checkpoint=engines.target / artifact.CHECKPOINT,
+            draft=engines.draft / artifact.CHECKPOINT if engines.draft is not None else None,
+            tokenizer=engines.tokenizer,
+        )
+        return package_llmapi(
+            recipe.name,
+            serving_settings(recipe),
+            arguments,
+            _limits(recipe),
+            _requirements(recipe),
+            sources,
+            into,
+            progress,
+        )
+
+
+def serving_settings(recipe: Recipe) -> LlmapiSettings:
+    """The one place where the recipe's fields become those of the Triton model."""
+    settings = _runtime(recipe)
+    queue = recipe.scheduler.max_queue_size
+    return LlmapiSettings(
+        version=settings.version,
+        ranks=parallelism(recipe, TARGET).world,
+        instances=settings.instances,
+        max_open_requests=recipe.limits.max_concurrency + queue if queue else None,
+    )
+
+
+def _runtime(recipe: Recipe) -> Settings:
+    assert isinstance(recipe.runtime, Settings), "chosen by runtime.kind"
+    return recipe.runtime
+
+
+def _formats(recipe: Recipe, role: str) -> tuple[str, str]:
+    """Formats of the weights and the KV cache of one checkpoint."""
+    if role == TARGET or recipe.draft is None:
+        return recipe.quantization.format, recipe.quantization.kv_cache
+    return recipe.draft.quantization, recipe.quantization.kv_cache
+
+
+def _check_gpu(recipe: Recipe, role: str, form: str, kv_cache: str) -> None:
+    keys = {"weights": "quantization.format" if role == TARGET else "draft.quantization"}
+    given = {"weights": form, "kv_cache": kv_cache}
+    faults = [
+        Fault(found.reason, key=keys.get(found.subject, "quantization.kv_cache"), value=given[found.subject])
+        for found in gpus.support(gpus.gpu(_runtime(recipe).gpu), form, kv_cache, "pytorch")
+        if found.severity == "error"
+    ]
+    if faults:
+        raise InvalidInput(f"recipe {recipe.name}: runtime.gpu = {_runtime(recipe).gpu}", faults)
+
+
+def _limits(recipe: Recipe) -> DeploymentLimits:
+    limits, instances = recipe.limits, _runtime(recipe).instances
+    return DeploymentLimits(
+        max_input_tokens=limits.max_input_tokens,
+        max_output_tokens=limits.max_output_tokens,
+        max_concurrency=limits.max_concurrency * instances,
+        max_draft_tokens=draft_tokens(recipe),
+    )
+
+
+def _requirements(recipe: Recipe) -> Requirements:
+    settings = _runtime(recipe)
+    container, gpu = releases.container(settings.version), gpus.gpu(settings.gpu)
+    return Requirements(
+        tensorrt_llm=settings.version,
+        image=container.image,
+        driver=container.driver,
+        gpu=gpu.name,
+        sm=gpu.sm,
+        gpus=parallelism(recipe, TARGET).world * settings.instances,
+    )

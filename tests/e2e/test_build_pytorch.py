@@ -1,0 +1,114 @@
+"""`pipeline build` for the pytorch runtime, from a recipe to a package that a real Triton serves (its LLM played)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.client import Client
+from pipeline.contracts import llm_args
+from pipeline.store import Store
+from pipeline.triton.deployment import Deployment
+from tests.e2e.conftest import pipeline
+from tests.support.llmapi import served, statuses
+from tests.support.served import CHECKPOINTS
+
+RECIPE: dict[str, Any] = {
+    "name": "tiny-pytorch",
+    "model": {"source": f"local:{CHECKPOINTS / 'support-target'}"},
+    "draft": {"source": f"local:{CHECKPOINTS / 'support-draft'}", "max_draft_tokens": 3},
+    "runtime": {"kind": "pytorch", "version": "1.2.1", "gpu": "h100-sxm-80g"},
+    "limits": {"max_input_tokens": 256, "max_output_tokens": 128, "max_concurrency": 4},
+}
+STEPS = {"fetch.target", "fetch.draft", "build.target", "build.draft", "package"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pytorch")
+
+
+def build(folder: Path, *overrides: str) -> dict[str, dict[str, Any]]:
+    """Step -> what `pipeline build --json` printed of it."""
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(RECIPE))
+    sets = [argument for override in overrides for argument in ("--set", override)]
+    done = pipeline("build", str(recipe), *sets, "--json", store=folder / "store")
+    assert done.returncode == 0, done.stderr
+    return {step["step"]: step for step in json.loads(done.stdout)["steps"]}
+
+
+@pytest.fixture(scope="module")
+def built(folder: Path) -> dict[str, Path]:
+    """Step -> its artifact."""
+    return {name: Path(step["artifact"]) for name, step in build(folder).items()}
+
+
+def test_the_artifacts(built: dict[str, Path]) -> None:
+    assert set(built) == STEPS
+    target, draft = built["build.target"], built["build.draft"]
+    arguments = yaml.safe_load((target / "llm_args.yaml").read_text())
+    assert llm_args.check("1.2.1", arguments) == ()
+    assert arguments["speculative_config"]["speculative_model"] == "draft"
+    assert not (draft / "llm_args.yaml").exists()
+    for folder in (target, draft):
+        assert (folder / "checkpoint" / "model.safetensors").is_file()
+        facts = json.loads((folder / "build.json").read_text())
+        assert facts["quantization"] == "none"
+
+
+def test_the_package_is_served(built: dict[str, Path], tmp_path: Path) -> None:
+    deployment = Deployment.load(built["package"])
+    assert deployment.requirements is not None
+    assert deployment.requirements.image.startswith("nvcr.io/nvidia/tritonserver:")
+    assert (deployment.requirements.sm, deployment.requirements.gpus) == (90, 1)
+    assert deployment.limits.max_draft_tokens == 3
+    package = tmp_path / "package"
+    shutil.copytree(built["package"], package)
+    package.chmod(0o755)
+    with (
+        served(package, tmp_path / "status", tmp_path / "log") as server,
+        Client(server.grpc_url, model=deployment.entry_model) as client,
+        client.stream("where is my mail", max_tokens=40) as answer,
+    ):
+        assert len([chunk for chunk in answer if chunk.text]) > 10
+        assert answer.finish_reason == "length"
+        assert statuses(tmp_path / "status")[0]["tokens"] >= 40
+
+
+def test_only_what_depends_on_a_change_is_made_again(folder: Path, built: dict[str, Path]) -> None:
+    assert built
+    assert not any(step["made"] for step in build(folder).values())
+    newer = build(folder, "runtime.version=1.1.0")
+    assert {name for name, step in newer.items() if step["made"]} == {"build.target", "package"}
+    wider = build(folder, "scheduler.max_queue_size=9")
+    assert {name for name, step in wider.items() if step["made"]} == {"package"}
+    assert not list(Store(folder / "store").root.glob("work/*"))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("runtime.version=0.21.0", "0.21.0"),
+        ("runtime.version=1.2.7", "1.2.7 is not known"),
+        ("runtime.overlap_scheduler=true", "cannot overlap scheduling with a draft"),
+        ("quantization={format: fp8, calibration: {dataset: support}}", "FP8 needs compute capability 8.9"),
+        ("runtime.instances=2", "TensorRT-LLM 1.2.1 has one instance only"),
+    ],
+)
+def test_what_the_version_cannot_do_is_refused_before_anything_is_made(
+    folder: Path, tmp_path: Path, override: str, message: str
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(RECIPE))
+    older = ["--set", "runtime.gpu=a100-sxm-80g"] if "quantization" in override else []
+    done = pipeline("build", str(recipe), "--set", override, *older, store=tmp_path / "store")
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert not list((tmp_path / "store").glob("artifacts/*"))
+    assert folder
