@@ -81,7 +81,7 @@ def release(version: str) -> Release:
         if entry["line"] == release_of(version) != version:
             return _release(entry, version)
     known = [entry["version"] for entry in _data()["releases"]] + [f"{line}rcN" for line in lines()]
-    near = difflib.get_close_matches(version, known, n=3, cutoff=0.5) or known
+    near = difflib.get_close_matches(version, known, n=4, cutoff=0.5) or known
     raise UserError(f"TensorRT-LLM {version} is not known; known: {', '.join(near)}")
 
 
