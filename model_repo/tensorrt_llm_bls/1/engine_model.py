@@ -53,14 +53,20 @@ class EngineModel:
         self._channel.close()
 
     def responses(
-        self, request_id: str, inputs: Mapping[str, Array], outputs: Sequence[str]
+        self,
+        request_id: str,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str],
+        *,
+        timeout_s: float | None = None,
     ) -> Iterator[dict[str, Array]]:
         """The responses to one request as they come, each as output name -> array; empty ones are left out.
 
         Raises:
             Refused: the model refused the request, or failed; the text is the model's.
+            ConnectionError: the model cannot be reached, or took longer than `timeout_s`.
         """
-        call = self._infer(self._request(request_id, inputs, outputs))
+        call = self._infer(self._request(request_id, inputs, outputs), timeout=timeout_s)
         refused = None
         try:
             for message in call:
@@ -76,6 +82,24 @@ class EngineModel:
             call.cancel()
         if refused is not None:
             raise refused
+
+    def stop(self, request_id: str) -> None:
+        """End the request of that id, if it is under way: the model frees what it holds, and its stream ends in order.
+
+        That is kinder to Triton than a cancelled call: under load, one in some thousand of those ends Triton 24.10
+        itself (server issue 8034).
+        """
+        one = np.ones((1, 1), np.int32)
+        stop = np.ones((1, 1), np.bool_)
+        inputs = {
+            "input_ids": one,
+            "input_lengths": one,
+            "request_output_len": one,
+            "stop": stop,
+            "streaming": stop,
+        }
+        for _ in self.responses(request_id, inputs, ["output_ids", "sequence_length"]):
+            pass
 
     def _request(
         self, request_id: str, inputs: Mapping[str, Array], outputs: Sequence[str]

@@ -10,10 +10,14 @@ Each request has a thread of its own, because reading the engine's responses and
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import triton_python_backend_utils as pb_utils
+from dialect import Dialect
+from draft_health import DraftHealth
 from engine_model import EngineModel
 from serving import Serving, Setup
 from shared.cancellation import CancellationWatch, WatchedSender
@@ -22,6 +26,7 @@ from shared.parameters import Parameters
 from shared.prompts import PromptEncoder
 from shared.tensors import FINAL, failure
 from shared.tokenizer import TextTokenizer
+from speculation import Speculation
 
 _MAX_OPEN_REQUESTS = 1024  # more wait here; threads are made as they are needed
 
@@ -45,6 +50,7 @@ class TritonPythonModel:
             ),
             decoder=TextDecoder(tokenizer.tokenizer, skip_special_tokens=skip_special_tokens),
             engine=EngineModel(parameters.text("tensorrt_llm_model_name", "tensorrt_llm")),
+            speculation=_speculation(parameters, args),
             accumulate_tokens=parameters.flag("accumulate_tokens", False),
             exclude_input_in_output=parameters.flag("exclude_input_in_output", False),
         )
@@ -59,6 +65,8 @@ class TritonPythonModel:
         self._threads.shutdown()
         self._watch.close()
         self._setup.engine.close()
+        if self._setup.speculation is not None:
+            self._setup.speculation.draft.close()
 
     def _serve(self, request: Any, sender: WatchedSender) -> None:
         last = None
@@ -73,3 +81,24 @@ class TritonPythonModel:
         except Exception as error:
             last = failure(error)
         sender.send(last, flags=FINAL)
+
+
+def _speculation(parameters: Parameters, args: Mapping[str, str]) -> Speculation | None:
+    name = parameters.text("tensorrt_llm_draft_model_name", "")
+    if not name:
+        return None
+
+    def optional(name: str) -> int | None:
+        return parameters.number(name) if parameters.has(name) else None
+
+    threshold = parameters.text("draft_acceptance_threshold", "")
+    return Speculation(
+        draft=EngineModel(name),
+        health=DraftHealth(pb_utils.Logger.log_warn),
+        dialect=Dialect.of(json.loads(args["model_config"])),
+        max_draft_tokens=optional("max_draft_tokens"),
+        max_input_tokens=optional("max_input_tokens"),
+        max_output_tokens=optional("max_output_tokens"),
+        acceptance_threshold=float(threshold) if threshold else None,
+        timeout_s=parameters.number("draft_timeout_ms", 10_000) / 1000,
+    )

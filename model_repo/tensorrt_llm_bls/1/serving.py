@@ -13,12 +13,15 @@ from typing import Any
 
 import numpy as np
 from answer import Answer
-from engine_call import LOG_PROBS, EngineCall
+from draft_target_call import DraftTargetCall
+from engine_call import EngineCall
+from engine_inputs import LOG_PROBS
 from engine_model import EngineModel
 from shared.detokenizer import TextDecoder
 from shared.prompts import PromptEncoder
 from shared.refusal import Refused
 from shared.tensors import Array, read, read_flag, read_texts, response, texts
+from speculation import Speculation
 
 _TEXT_ONLY = ("image_input", "image_bytes_input", "image_url_input", "image_sizes_input", "video_bytes_input")
 _INDEXES = (
@@ -34,6 +37,7 @@ class Setup:
     encoder: PromptEncoder
     decoder: TextDecoder
     engine: EngineModel
+    speculation: Speculation | None  # None: there is no draft model beside the engine
     accumulate_tokens: bool
     exclude_input_in_output: bool  # unless a request says otherwise
 
@@ -47,7 +51,7 @@ class Serving:
         Raises:
             Refused: it asks for something that this model does not do.
         """
-        _refuse(request)
+        _refuse(request, has_draft=setup.speculation is not None)
         rows = read_texts(request, "text_input") or []
         stop_words = read_texts(request, "stop_words")
         self._prompts = setup.encoder.encode(
@@ -66,7 +70,7 @@ class Serving:
         self._accumulate = self._stream and setup.accumulate_tokens
         excludes = read_flag(request, "exclude_input_in_output", setup.exclude_input_in_output)
         self._prompt_comes_back = not self._stream and not excludes
-        self._call = EngineCall(setup.engine, request, self._prompts)
+        self._call = self._open(request, setup)
         self._answers: dict[
             tuple[int, int], list[Answer]
         ] = {}  # row, returned sequence -> answer of each beam
@@ -90,6 +94,20 @@ class Serving:
         for index, answers in self._answers.items():
             if self._stream and any(rests := [answer.finish() for answer in answers]):
                 yield self._response(answers, rests, self._indexes(*index))
+
+    def _open(self, request: Any, setup: Setup) -> EngineCall | DraftTargetCall:
+        speculation = setup.speculation
+        draft_tokens = None if speculation is None else speculation.draft_tokens(request, self._prompts)
+        if speculation is None or draft_tokens is None:
+            return EngineCall(setup.engine, request, self._prompts)
+        return DraftTargetCall(
+            setup.engine,
+            speculation,
+            request,
+            self._prompts,
+            draft_tokens=draft_tokens,
+            prompt_comes_back=self._prompt_comes_back,
+        )
 
     def _respond(self, tensors: dict[str, Array]) -> Iterator[Any]:
         """The response to one of the engine's; none, if it has nothing that is certain yet."""
@@ -132,19 +150,21 @@ class Serving:
         return {name: np.array([[values[name]]], np.int32) for name in _INDEXES if needed[name]}
 
 
-def _refuse(request: Any) -> None:
+def _refuse(request: Any, *, has_draft: bool) -> None:
     for name in _TEXT_ONLY:
         if read(request, name) is not None:
             raise Refused(f"{name}: this model takes text only")
     if read(request, "decoder_text_input") is not None:
         raise Refused("decoder_text_input: encoder-decoder models are not served by this model")
     drafts = read(request, "num_draft_tokens")
-    if drafts is not None and drafts.any():
+    if drafts is not None and (drafts < 0).any():
+        raise Refused(f"num_draft_tokens = {drafts.min()}: must be 0 or more")
+    if drafts is not None and drafts.any() and not has_draft:
         raise Refused(
             f"num_draft_tokens = {drafts.flat[0]}: there is no draft model beside this one; "
             "where the engine has a draft of its own, it uses it without being asked"
         )
-    if read_flag(request, "use_draft_logits"):
+    if read_flag(request, "use_draft_logits") and not has_draft:
         raise Refused("use_draft_logits = true: there is no draft model beside this one")
     max_tokens = read(request, "max_tokens")
     if max_tokens is None or max_tokens.size == 0 or (max_tokens < 1).any():

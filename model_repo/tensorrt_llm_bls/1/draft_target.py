@@ -1,0 +1,189 @@
+"""Draft-target speculation: a small model proposes tokens, the large one checks them, and what it keeps goes out.
+
+The loop only: no Triton, no tensors. Each round is one call of each model with all tokens so far, so both need a cache
+that finds the beginning of a prompt again. What comes out is what the target chooses, whatever the draft proposes.
+
+What the engine models behind it must be and do (C++ backend of TensorRT-LLM 0.19 to 1.2, and the cpu engine):
+
+* both: `enable_kv_cache_reuse` true; prompts up to the longest sequence less one (on the C++ backend: chunked context,
+  or max_num_tokens of that size); one tokenizer. `exclude_input_in_output` may be anything: each call says it anew.
+* the target: built with `draft_tokens_external`, `max_draft_len` not below the longest proposal. A call with draft
+  tokens ends after one step. It does not stream, so that it works whether the model is decoupled or not; a call without
+  draft tokens streams if the client does, and then the target must be decoupled. The draft's calls never stream.
+* `end_id` is not among the tokens that come back; a stop word is.
+
+So an answer that consists of checked tokens alone has ended: after the last token that is kept, the target adds one of
+its own, unless that was `end_id`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from threading import Event
+from typing import Any, Protocol
+
+from shared.words import Words
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where an answer stands when a model is called."""
+
+    tokens: Sequence[int]  # prompt and answer
+    made: int  # tokens of the answer
+    min_tokens: int  # that the answer must still get
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a draft proposes."""
+
+    tokens: tuple[int, ...] = ()
+    logits: Any = None  # [tokens, vocabulary] that they were drawn from; None: the target compares tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What one response of the target holds."""
+
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...] = ()  # one a token, if they were asked for
+    cum_log_prob: float = 0.0  # of the tokens of this call so far
+    checked: int | None = (
+        None  # draft tokens that the engine took, if it says; it may drop some for want of room
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What may go out: tokens that are final."""
+
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...] = ()
+    cum_log_prob: float = 0.0  # of the whole answer so far
+    last: bool = False
+
+
+class Pair(Protocol):
+    """The two models. Each call blocks; all raise what their model raises."""
+
+    def propose(self, at: Position, count: int) -> Proposal:
+        """Up to `count` tokens that may come next; fewer where the draft would end the answer."""
+        ...
+
+    def verify(self, at: Position, proposal: Proposal) -> Made:
+        """The tokens of the proposal that the target keeps, and one of its own."""
+        ...
+
+    def go_on(self, at: Position, count: int) -> Iterable[Made]:
+        """The target alone, up to `count` tokens, as they come."""
+        ...
+
+    def give_up(self, error: Exception) -> None:
+        """The draft failed: the rest of this answer comes from the target alone."""
+        ...
+
+
+class DraftTarget:
+    """One answer. `steps` runs in one thread; `stop` may be called from another."""
+
+    def __init__(
+        self,
+        pair: Pair,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        draft_tokens: int,
+        min_tokens: int = 0,
+        stop_words: Words = (),
+    ) -> None:
+        """`draft_tokens`: proposed in one round, at most; 0 is the target alone."""
+        self._pair = pair
+        self._tokens = list(prompt)
+        self._prompt = len(prompt)
+        self._max_tokens = max_tokens
+        self._draft_tokens = draft_tokens
+        self._min_tokens = min_tokens
+        self._stop_words = [list(word) for word in stop_words]
+        self._over = False
+        self._stopped = Event()
+        self._cum_log_prob = 0.0
+        self.rounds = 0  # calls of the target that checked a proposal, empty ones included
+        self.proposed = self.accepted = 0  # tokens, in the whole answer
+
+    @property
+    def made(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self._tokens) - self._prompt
+
+    def stop(self) -> None:
+        """No more calls; the one that is under way is ended by whoever made it."""
+        self._stopped.set()
+
+    def steps(self) -> Iterator[Step]:
+        """The answer as it comes; the last step, which may hold no tokens, says so.
+
+        Raises:
+            Exception: whatever the target raises. What the draft raises ends the speculation, not the answer.
+        """
+        while not self._over and not self._stopped.is_set() and self._draft_tokens:
+            proposal = self._proposal()
+            if proposal is not None and not self._stopped.is_set():
+                self.rounds += 1
+                yield self._take(self._pair.verify(self._position(), proposal), proposal)
+        before = self._cum_log_prob  # the target counts from the beginning of its call
+        if not self._over and not self._stopped.is_set():
+            for made in self._pair.go_on(self._position(), self._max_tokens - self.made):
+                self._cum_log_prob = before
+                yield self._take(made, None)
+                if self._over or self._stopped.is_set():
+                    break
+        if not self._over:
+            yield Step((), (), self._cum_log_prob, last=True)
+
+    def _position(self) -> Position:
+        return Position(self._tokens, self.made, max(0, self._min_tokens - self.made))
+
+    def _proposal(self) -> Proposal | None:
+        """What the draft proposes, with room for the target's own token; None if it failed."""
+        count = min(self._draft_tokens, self._max_tokens - self.made - 1)
+        if count == 0:
+            return Proposal()
+        try:
+            return self._pair.propose(self._position(), count)
+        except Exception as error:
+            self._pair.give_up(error)
+            self._draft_tokens = 0
+            return None
+
+    def _take(self, made: Made, proposal: Proposal | None) -> Step:
+        tokens = self._up_to_stop_word(made.tokens[: self._max_tokens - self.made])
+        if proposal is not None:
+            self._count(proposal, made, tokens)
+        self._over = self._over or self.made == self._max_tokens
+        self._cum_log_prob += made.cum_log_prob
+        return Step(tokens, made.log_probs[: len(tokens)], self._cum_log_prob, last=self._over)
+
+    def _count(self, proposal: Proposal, made: Made, tokens: tuple[int, ...]) -> None:
+        checked = proposal.tokens if made.checked is None else proposal.tokens[: made.checked]
+        self.proposed += len(checked)
+        self.accepted += _common(checked, tokens)
+        self._over = self._over or _common(checked, made.tokens) == len(
+            made.tokens
+        )  # see the top of this file
+
+    def _up_to_stop_word(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Add tokens to the answer until a stop word is complete, which may have begun long before."""
+        for count, token in enumerate(tokens, 1):
+            self._tokens.append(token)
+            if any(self._tokens[-len(word) :] == word for word in self._stop_words):
+                self._over = True
+                return tuple(tokens[:count])
+        return tuple(tokens)
+
+
+def _common(left: Sequence[int], right: Sequence[int]) -> int:
+    """Length of what both begin with."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(left), len(right)))

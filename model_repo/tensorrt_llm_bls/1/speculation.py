@@ -1,0 +1,95 @@
+"""Whether an answer is speculated with a draft model, and how far ahead.
+
+By default every answer is that can be; `num_draft_tokens` of a request says otherwise, and 0 turns it off. An answer
+that cannot be speculated comes from the target alone; it is refused only if its request asks for draft tokens by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from dialect import Dialect
+from draft_health import DraftHealth
+from engine_model import EngineModel
+from shared.prompts import Prompts
+from shared.refusal import Refused
+from shared.tensors import read, read_flag
+
+_ONE = {"beam_width": "one beam", "num_return_sequences": "one answer"}
+_LOGITS = ("return_context_logits", "return_generation_logits")
+# Inputs whose effect depends on where a call begins, and each round is a call of its own.
+_ROUNDS = (
+    "guided_decoding_guide_type",
+    "guided_decoding_guide",
+    "prompt_embedding_table",
+    "prompt_table_extra_id",
+)
+_OFF = "set num_draft_tokens to 0, or leave it out"
+
+
+@dataclass(slots=True)
+class TargetManner:
+    """What was learned of the target's engine from its answers."""
+
+    goes_on: bool = False  # without draft tokens it makes more than one token a call, as newer releases do
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """The draft model beside the target, and what the deployment says about it."""
+
+    draft: EngineModel
+    health: DraftHealth
+    dialect: Dialect
+    max_draft_tokens: int | None = (
+        None  # that the target checks in one round, and the default; None: not known
+    )
+    max_input_tokens: int | None = None  # of a prompt; the engines take longer ones, because rounds send them
+    max_output_tokens: int | None = None
+    acceptance_threshold: float | None = None  # with `use_draft_logits`; None: a random number for each token
+    timeout_s: float = 10.0  # of a call of the draft
+    manner: TargetManner = field(default_factory=TargetManner)
+
+    def draft_tokens(self, request: Any, prompts: Prompts) -> int | None:
+        """Tokens to propose in a round, 0 for the target alone; None where one call serves the request, not rounds.
+
+        Raises:
+            Refused: draft tokens are asked for, and something that does not go with them; or a limit is passed.
+        """
+        tensor = read(request, "num_draft_tokens")
+        asked = None if tensor is None or tensor.size == 0 else int(tensor.flat[0])
+        obstacle = next(_obstacles(request, len(prompts.input_ids)), None)
+        if obstacle is not None:
+            if asked:
+                raise Refused(obstacle)
+            return None
+        self._check(request, prompts)
+        wanted = (self.max_draft_tokens or 0) if asked is None else asked
+        if wanted <= 0 or not self.health.is_up():
+            return 0
+        return wanted if self.max_draft_tokens is None else min(wanted, self.max_draft_tokens)
+
+    def _check(self, request: Any, prompts: Prompts) -> None:
+        length, tensor = int(prompts.input_lengths[0, 0]), read(request, "max_tokens")
+        wanted = 0 if tensor is None else int(tensor.flat[0])
+        if self.max_input_tokens is not None and length > self.max_input_tokens:
+            raise Refused(f"text_input: {length} tokens; at most {self.max_input_tokens} here")
+        if self.max_output_tokens is not None and wanted > self.max_output_tokens:
+            raise Refused(f"max_tokens = {wanted}: must be 1 to {self.max_output_tokens} tokens here")
+
+
+def _obstacles(request: Any, rows: int) -> Iterator[str]:
+    if rows != 1:
+        yield f"num_draft_tokens: speculation is for one prompt at a time, and there are {rows}; {_OFF}"
+    for name, most in _ONE.items():
+        array = read(request, name)
+        if array is not None and (array > 1).any():
+            yield f"{name} = {array.max()}: speculation is for {most}; {_OFF}"
+    for name in _LOGITS:
+        if read_flag(request, name):
+            yield f"{name} = true: speculation returns no logits; {_OFF}"
+    for name in _ROUNDS:
+        if read(request, name) is not None:
+            yield f"{name}: would begin anew with each round of speculation; {_OFF}"
