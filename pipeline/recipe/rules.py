@@ -192,7 +192,7 @@ def _speculation_method(values: Values) -> Iterator[Problem]:
             ("draft.method", "runtime.kind"), f"needs runtime.kind pytorch, but it is {kind}",
             "set draft.method to draft_target, or runtime.kind to pytorch",
         )  # fmt: skip
-    if values["draft"] is not None and values["runtime.speculation"] is not None:
+    if values["draft"] is not None and kind == "pytorch" and values["runtime.speculation"] is not None:
         yield Problem(
             ("runtime.speculation", "draft"), "is given, and draft too; one of them proposes tokens",
             "remove runtime.speculation or draft",
@@ -209,13 +209,25 @@ def _draft_parallel(values: Values) -> Iterator[Problem]:
 
 
 def _draft_needs_reuse(values: Values) -> Iterator[Problem]:
-    if values["runtime.kind"] == "tensorrt" and values["draft"] is not None and not values["kv_cache.reuse"]:
+    by_bls = values["runtime.kind"] == "cpu" and values["runtime.speculation"] == "bls"
+    if not by_bls and values["runtime.kind"] != "tensorrt":
+        return
+    how = "runtime.speculation bls" if by_bls else "runtime.kind tensorrt"
+    if values["draft"] is not None and not values["kv_cache.reuse"]:
         yield Problem(
             ("kv_cache.reuse", "draft", "runtime.kind"),
-            "must be true: with runtime.kind tensorrt a draft and its target take turns on one text, and would "
+            f"must be true: with {how} a draft and its target take turns on one text, and would "
             "compute all of it anew in every round",
             "remove kv_cache.reuse, or draft",
         )
+
+
+def _bls_needs_draft(values: Values) -> Iterator[Problem]:
+    if values["runtime.kind"] == "cpu" and values["runtime.speculation"] == "bls" and values["draft"] is None:
+        yield Problem(
+            ("runtime.speculation", "draft"), "is bls, but there is no draft",
+            "remove runtime.speculation, or give a draft",
+        )  # fmt: skip
 
 
 def _gpu_memory(values: Values) -> Iterator[Problem]:
@@ -261,6 +273,7 @@ def _semantic_needs_cache(values: Values) -> Iterator[Problem]:
 RULES: tuple[Rule, ...] = (
     _revision_of_hub, _calibration_needed, _gate_needs_format, _sample_count, _awq_block_size, _auto_budget,
     _nvfp4_needs_gpu, _kv_cache_format, _draft_fits_limits, _batch_fits_concurrency, _batch_fits_prompt,
-    _expert_parallel, _exports_cover_runtime, _speculation_method, _draft_parallel, _draft_needs_reuse, _gpu_memory,
+    _expert_parallel, _exports_cover_runtime, _speculation_method, _draft_parallel, _draft_needs_reuse,
+    _bls_needs_draft, _gpu_memory,
     _cpu_scheduler, _semantic_needs_cache,
 )  # fmt: skip

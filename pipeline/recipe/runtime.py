@@ -55,6 +55,10 @@ class CpuRuntime(Section):
     precision: Literal["f32", "bf16"] = Field(
         default="f32", description="Of activations and sums; weights stay as calibrated."
     )
+    speculation: Literal["engine", "bls"] = Field(
+        default="engine",
+        description="Who runs a draft: the target's engine, or tensorrt_llm_bls with an engine for each, as on a GPU.",
+    )
     simulate_activations: bool = Field(
         default=False,
         description="Round activations as the calibrated format does on a GPU; slower.",

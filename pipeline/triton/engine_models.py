@@ -21,7 +21,7 @@ from pipeline.triton import text_models
 from pipeline.triton.config import ModelConfig
 from pipeline.triton.deployment import CONTAINER_ROOT, REPOSITORY
 from pipeline.triton.layout import DRAFT_MODEL, TARGET_MODEL, VERSION
-from pipeline.triton.text_models import TextSettings
+from pipeline.triton.text_models import DraftLimits, TextSettings
 from pipeline.triton.token_ids import TokenIds
 
 BACKEND = "tensorrtllm"
@@ -56,6 +56,7 @@ class EngineSettings:
     max_queue_delay_us: int = 0
     cancellation_check_period_ms: int = 20
     stats_check_period_ms: int = 500
+    draft_limits: DraftLimits = field(default_factory=DraftLimits)  # of what tensorrt_llm_bls speculates
 
     @property
     def text(self) -> TextSettings:
@@ -66,7 +67,7 @@ class EngineSettings:
             max_queue_size=self.max_queue_size,
             max_queue_delay_us=self.max_queue_delay_us,
             cancellation_check_period_ms=self.cancellation_check_period_ms,
-            draft_model=self.draft is not None,
+            draft=None if self.draft is None else self.draft_limits,
             data_types=self.target.data_types,
         )
 

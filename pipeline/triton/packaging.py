@@ -6,6 +6,7 @@
       postprocessing/     config.pbtxt, 1/{model.py, shared/, tokenizer/}
       ensemble/           config.pbtxt, 1/
       tensorrt_llm_bls/   config.pbtxt, 1/{model.py, …, shared/, tokenizer/}
+      tensorrt_llm_draft/ as tensorrt_llm, where tensorrt_llm_bls speculates
     deployment.json
 
 Each model's folder holds all that it needs, and no path in it is absolute: the repository can be moved or copied.
@@ -14,14 +15,14 @@ Each model's folder holds all that it needs, and no path in it is absolute: the 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.progress import Progress
 from pipeline.triton.cpu_models import CONTRACT, DRAFT, TARGET, CpuSettings, cpu_models
 from pipeline.triton.deployment import REPOSITORY, Deployment, DeploymentLimits
-from pipeline.triton.layout import ENTRY, TARGET_MODEL, TOKENIZER
+from pipeline.triton.layout import DRAFT_MODEL, ENTRY, TARGET_MODEL, TOKENIZER
 from pipeline.triton.repository import (
     content_digest,
     copy_sources,
@@ -59,15 +60,22 @@ def package_cpu(
         require(folder, *_ENGINE_FILES)
     facts = json.loads((sources.target / "engine.json").read_text(encoding="utf-8"))
     ids = token_ids(sources.tokenizer, facts["vocab_size"])
+    if sources.draft is not None:
+        settings = replace(settings, draft_kv_share=_draft_kv_share(sources.target, sources.draft))
     configs = cpu_models(settings, ids)
     repository = into / REPOSITORY
+    engines = {TARGET_MODEL: sources.target, DRAFT_MODEL: sources.draft}
     for config in configs:
-        version = write_model(config, repository, sources.tokenizer)
-        if config.name == TARGET_MODEL:
+        is_engine = config.name in engines
+        version = write_model(
+            config, repository, sources.tokenizer, sources=TARGET_MODEL if is_engine else None
+        )
+        if is_engine:
             copy_sources(sources.engine, version / "engine")
-            link_files(sources.target, repository / config.name / TARGET, _ENGINE_FILES)
-            if sources.draft is not None and "cpu_draft_model_path" in config.parameters:
-                link_files(sources.draft, repository / config.name / DRAFT, _ENGINE_FILES)
+        if (engine := engines.get(config.name)) is not None:
+            link_files(engine, repository / config.name / TARGET, _ENGINE_FILES)
+        if sources.draft is not None and "cpu_draft_model_path" in config.parameters:
+            link_files(sources.draft, repository / config.name / DRAFT, _ENGINE_FILES)
     verify(repository, configs)
     deployment = Deployment(
         name=name,
@@ -88,3 +96,14 @@ def package_cpu(
         versions=versions(CONTRACT, "openvino", "tokenizers"),
     )
     return finish(deployment, into, progress)
+
+
+def _draft_kv_share(target: Path, draft: Path) -> float:
+    """The draft's part of the bytes that a token takes in both KV caches."""
+
+    def token_values(folder: Path) -> int:
+        facts = json.loads((folder / "engine.json").read_text(encoding="utf-8"))
+        return int(facts["layers"] * facts["kv_heads"] * facts["head_dim"])
+
+    values = token_values(draft)
+    return values / (values + token_values(target))

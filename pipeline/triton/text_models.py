@@ -6,7 +6,7 @@ ensemble maps are those of the version of TensorRT-LLM that is asked for. Paths 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from pipeline.contracts.inflight_batcher import DataTypes, ensemble_steps, tensors
 from pipeline.triton.config import DynamicBatching, ModelConfig
@@ -16,8 +16,18 @@ from pipeline.triton.token_ids import TokenIds
 # Parameters that our own sources of the models read besides upstream's.
 OURS = frozenset(
     {"end_id", "pad_id", "stop_token_ids", "vocab_size", "tokenizer_dir", "add_special_tokens", "skip_special_tokens",
-     "cancellation_check_period_ms", "exclude_input_in_output"}
+     "cancellation_check_period_ms", "exclude_input_in_output", "max_draft_tokens", "max_input_tokens",
+     "max_output_tokens", "draft_acceptance_threshold", "draft_timeout_ms"}
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLimits:
+    """What tensorrt_llm_bls must know to speculate, because the engines behind it take more: rounds are calls, too."""
+
+    max_draft_tokens: int | None = None  # in one round, also by default; None: as many as a request asks for
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +39,7 @@ class TextSettings:
     max_queue_size: int = 0  # 0: no limit
     max_queue_delay_us: int = 0
     cancellation_check_period_ms: int = 20
-    draft_model: bool = False  # there is a model `tensorrt_llm_draft`
+    draft: DraftLimits | None = None  # None: there is no model `tensorrt_llm_draft`
     data_types: DataTypes | None = None  # None: upstream's usual ones
 
     @property
@@ -95,8 +105,10 @@ def tensorrt_llm_bls(settings: TextSettings, ids: TokenIds) -> ModelConfig:
         "skip_special_tokens": "true",
         "cancellation_check_period_ms": str(settings.cancellation_check_period_ms),
     }
-    if settings.draft_model:
+    if settings.draft is not None:
         parameters["tensorrt_llm_draft_model_name"] = DRAFT_MODEL
+        limits = asdict(settings.draft).items()
+        parameters |= {name: str(value) for name, value in limits if value is not None}
     return ModelConfig(
         name="tensorrt_llm_bls",
         backend="python",

@@ -83,7 +83,7 @@ CASES = {
         "r.yaml:4: runtime.kind: is missing (one of cpu, tensorrt, pytorch)"),
     "key of another runtime": ("kind: cpu", "kind: cpu\n  tensor_parallel: 2",
         "r.yaml:6: runtime.tensor_parallel = 2: is not a key (it belongs to runtime.kind tensorrt or pytorch; "
-        "allowed here: kind, threads, kv_cache_mib, precision, simulate_activations)"),
+        "allowed here: kind, threads, kv_cache_mib, precision, speculation, simulate_activations)"),
     "unknown backend": (None, "cache: {backend: {kind: redsi}}\n",
         "r.yaml:10: cache.backend.kind = redsi: is not known (did you mean redis? one of sqlite, redis)"),
     "pattern": (None, "cache: {backend: {kind: redis, url: host}}\n",

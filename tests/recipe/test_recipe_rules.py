@@ -97,6 +97,12 @@ BROKEN = {
     "draft without reuse on tensorrt": (
         {"runtime": TRT, "draft": DRAFT, "kv_cache": {"reuse": False}},
         ["kv_cache.reuse = false: must be true", "runtime.kind tensorrt", "remove kv_cache.reuse, or draft"]),
+    "draft without reuse by bls": (
+        {"runtime": {"kind": "cpu", "speculation": "bls"}, "draft": DRAFT, "kv_cache": {"reuse": False}},
+        ["kv_cache.reuse = false: must be true", "runtime.speculation bls", "remove kv_cache.reuse, or draft"]),
+    "bls without a draft": (
+        {"runtime": {"kind": "cpu", "speculation": "bls"}},
+        ["runtime.speculation = bls: is bls, but there is no draft", "give a draft"]),
     "two speculations": (
         {"runtime": TORCH | {"speculation": {"method": "ngram", "max_draft_tokens": 4}}, "draft": DRAFT},
         ["runtime.speculation: is given, and draft too", "remove runtime.speculation or draft"]),

@@ -25,7 +25,8 @@ _ARRAYS = {
 
 # Inputs of the engine that another test sends; each of the others must be refused.
 HONOURED = {
-    "input_ids", "input_lengths", "request_output_len", "draft_input_ids", "end_id", "pad_id", "stop_words_list",
+    "input_ids", "input_lengths", "request_output_len", "draft_input_ids", "draft_logits",
+    "draft_acceptance_threshold", "return_generation_logits", "end_id", "pad_id", "stop_words_list",
     "bad_words_list", "embedding_bias", "temperature", "runtime_top_k", "runtime_top_p", "runtime_top_p_min",
     "runtime_top_p_decay", "runtime_top_p_reset_ids", "repetition_penalty", "min_tokens", "presence_penalty",
     "frequency_penalty", "seed", "return_log_probs", "return_perf_metrics", "return_num_input_tokens",

@@ -78,8 +78,10 @@ _FAMILIES = (
 class Gauges:
     """Publishes the statistics of an engine every `period_s` seconds, from a thread of its own."""
 
-    def __init__(self, stats: Callable[[], engine.EngineStats], max_requests: int, period_s: float) -> None:
-        self._stats, self._max_requests, self._period_s = stats, max_requests, period_s
+    def __init__(
+        self, model: str, stats: Callable[[], engine.EngineStats], max_requests: int, period_s: float
+    ) -> None:
+        self._model, self._stats, self._max_requests, self._period_s = model, stats, max_requests, period_s
         self._families: list[Any] = []  # Triton wants them to outlive their metrics
         self._metrics: dict[tuple[str, str], Any] = {}
         self._shown: dict[tuple[str, str], float] = {}
@@ -103,7 +105,7 @@ class Gauges:
             )
             self._families.append(made)
             for value in family.values(stats, self._max_requests):
-                labels = {"model": "tensorrt_llm", "version": "1", family.label: value}
+                labels = {"model": self._model, "version": "1", family.label: value}
                 self._metrics[family.name, value] = made.Metric(labels=labels)
 
     def _run(self) -> None:

@@ -40,7 +40,8 @@ class Wishes:
 # Inputs that are read here; all others are in `refusals`.
 READ = frozenset(
     {
-        "input_ids", "input_lengths", "request_output_len", "draft_input_ids", "end_id", "pad_id",
+        "input_ids", "input_lengths", "request_output_len", "draft_input_ids", "draft_logits",
+        "draft_acceptance_threshold", "return_generation_logits", "end_id", "pad_id",
         "stop_words_list", "bad_words_list", "embedding_bias", "temperature", "runtime_top_k", "runtime_top_p",
         "runtime_top_p_min", "runtime_top_p_decay", "runtime_top_p_reset_ids", "repetition_penalty", "min_tokens",
         "presence_penalty", "frequency_penalty", "seed", "return_log_probs", "return_perf_metrics",
@@ -106,7 +107,10 @@ class _Row:
             bad_words=self._words("bad_words_list"),
             embedding_bias=self._bias(),
             draft_tokens=self._drafts(limits),
+            draft_logits=self._draft_logits(),
+            draft_threshold=self._draft_threshold(),
             log_probs=bool(self._scalar("return_log_probs", 0)),
+            logits=bool(self._scalar("return_generation_logits", 0)),
             speculate=self._vector("draft_input_ids") is None,
         )
 
@@ -156,6 +160,19 @@ class _Row:
         if len(drafts) > limits.max_draft_tokens:
             raise Refused(f"draft_input_ids: {len(drafts)} tokens; at most {limits.max_draft_tokens} here")
         return tuple(drafts.tolist())
+
+    def _draft_logits(self) -> Any:
+        logits = self._array("draft_logits")
+        if logits is None:
+            return None
+        if self._vector("draft_input_ids") is None:
+            raise Refused("draft_logits: there are no draft_input_ids that they belong to")
+        return logits.astype(np.float32)
+
+    def _draft_threshold(self) -> float | None:
+        if self._array("draft_acceptance_threshold") is None:
+            return None
+        return self._scalar("draft_acceptance_threshold", 0)
 
     def _scalar(self, name: str, default: float) -> float:
         array = self._array(name)

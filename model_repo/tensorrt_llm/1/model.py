@@ -1,4 +1,4 @@
-"""Triton model `tensorrt_llm` of the cpu runtime: token ids to token ids, by the paged engine in the folder beside.
+"""Triton models `tensorrt_llm` and `tensorrt_llm_draft` of the cpu runtime: token ids to token ids, by a paged engine.
 
 Tensors and behaviour are those of TensorRT-LLM's C++ backend, release 1.2, as far as the engine can honour them; the
 rest is refused by name (`refusals`). One engine serves all requests, and each joins while others run.
@@ -38,7 +38,9 @@ class TritonPythonModel:
             cancellation_period_s=parameters.number("cancellation_check_period_ms", 100) / 1000,
         )
         stats_period_s = parameters.number("stats_check_period_ms", 100) / 1000
-        self._gauges = Gauges(self._engine.stats, settings.max_concurrency, stats_period_s)
+        self._gauges = Gauges(
+            args["model_name"], self._engine.stats, settings.max_concurrency, stats_period_s
+        )
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
@@ -55,11 +57,10 @@ def _settings(parameters: Parameters) -> engine.EngineSettings:
         return parameters.number(name) if parameters.has(name) else None
 
     defaults = engine.EngineSettings()
-    input_tokens, output_tokens = (parameters.number(f"cpu_max_{way}_tokens") for way in ("input", "output"))
     return engine.EngineSettings(
         max_concurrency=parameters.number("cpu_max_concurrency"),
         max_batch_tokens=parameters.number("cpu_max_batch_tokens", defaults.max_batch_tokens),
-        max_sequence_tokens=input_tokens + output_tokens,
+        max_sequence_tokens=parameters.number("cpu_max_sequence_tokens"),
         max_draft_tokens=parameters.number("cpu_max_draft_tokens", defaults.max_draft_tokens),
         kv_cache_mib=optional("cpu_kv_cache_mib"),
         prefix_caching=parameters.flag("enable_kv_cache_reuse", True),

@@ -20,8 +20,7 @@ _NEUTRAL: dict[str, tuple[tuple[float, ...], str]] = {
     "len_penalty": ((0, 1), "it acts on beams, and this engine has one"),
     "early_stopping": ((0,), "it acts on beams, and this engine has one"),
     "beam_search_diversity_rate": ((0,), "it acts on beams, and this engine has one"),
-    "return_context_logits": ((0,), "this engine returns no logits; return_log_probs is there"),
-    "return_generation_logits": ((0,), "this engine returns no logits; return_log_probs is there"),
+    "return_context_logits": ((0,), "this engine returns logits of generated tokens only"),
     "skip_cross_attn_blocks": ((0,), "this engine runs decoder-only models"),
 }
 
@@ -37,8 +36,6 @@ _ABSENT: dict[str, str] = {
     "encoder_input_features": _DECODER_ONLY,
     "encoder_output_lengths": _DECODER_ONLY,
     "cross_attention_mask": _DECODER_ONLY,
-    "draft_logits": "this engine compares tokens, not logits; leave it out",
-    "draft_acceptance_threshold": "this engine compares tokens, not logits; leave it out",
     "prompt_embedding_table": _TEXT_ONLY,
     "prompt_table_extra_ids": _TEXT_ONLY,
     "prompt_vocab_size": _TEXT_ONLY,

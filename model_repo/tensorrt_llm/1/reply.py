@@ -94,6 +94,8 @@ class Reply:
             log_probs = [value for output in outputs for value in output.log_probs]
             tensors["cum_log_probs"] = np.array([[last.cum_log_prob]], np.float32)
             tensors["output_log_probs"] = np.array([[log_probs]], np.float32)
+        if rows := [output.logits for output in outputs if output.logits is not None]:
+            tensors["generation_logits"] = np.concatenate(rows)[None, None]  # [1, beams, tokens, vocabulary]
         if last.metrics is not None:
             tensors |= self._measured(last.metrics)
         self.sender.send(response(**tensors), flags=FINAL if self.is_done() else 0)

@@ -73,6 +73,7 @@ def serving_settings(recipe: Recipe) -> CpuSettings:
         max_concurrency=limits.max_concurrency,
         max_batch_tokens=limits.max_batch_tokens,
         max_draft_tokens=recipe.draft.max_draft_tokens if recipe.draft else 0,
+        speculation=runtime.speculation,
         kv_cache_mib=runtime.kv_cache_mib,
         kv_cache_reuse=recipe.kv_cache.reuse,
         threads=runtime.threads,

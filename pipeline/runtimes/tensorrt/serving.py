@@ -17,6 +17,7 @@ from pipeline.planning.parallelism import parallelism
 from pipeline.recipe import Recipe, TensorRTRuntime
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
 from pipeline.triton.engine_models import EngineModel, EngineSettings
+from pipeline.triton.text_models import DraftLimits
 
 MEMORY_FRACTION = 0.9  # upstream's default, too
 _LOGITS = {"float32": "TYPE_FP32", "float16": "TYPE_FP16"}
@@ -49,6 +50,11 @@ def engine_settings(
         host_memory_bytes=_host_memory(recipe),
         max_queue_size=scheduler.max_queue_size,
         max_queue_delay_us=scheduler.max_queue_delay_us,
+        draft_limits=DraftLimits(
+            max_draft_tokens=recipe.draft.max_draft_tokens if recipe.draft else None,
+            max_input_tokens=recipe.limits.max_input_tokens,
+            max_output_tokens=recipe.limits.max_output_tokens,
+        ),
     )
 
 
@@ -110,8 +116,21 @@ def _engine_faults(recipe: Recipe, role: str, engine: EngineFolder) -> Iterator[
             f"limits allow {limits.max_sequence_tokens} tokens in a sequence, but the {role}'s engine "
             f"{engine.max_seq_len} (max_seq_len)"
         )
+    if recipe.draft is not None and not recipe.scheduler.chunked_context:
+        yield from _short_prompts(recipe, role, engine)
     if not engine.use_paged_context_fmha:
         yield from _without_paged_context(recipe, role, engine)
+
+
+def _short_prompts(recipe: Recipe, role: str, engine: EngineFolder) -> Iterator[str]:
+    """Rounds of a draft and its target send the answer so far as prompt. Without chunked context the runtime takes
+    prompts of at most max_num_tokens (TensorRT-LLM, batch_manager/trtGptModel.h: maxInputLen)."""
+    longest = recipe.limits.max_sequence_tokens - 1
+    if engine.max_num_tokens < longest:
+        yield (
+            f"with a draft, prompts grow to {longest} tokens, but without scheduler.chunked_context the {role}'s "
+            f"engine takes {engine.max_num_tokens} (max_num_tokens); turn it on, or raise limits.max_batch_tokens"
+        )
 
 
 def _without_paged_context(recipe: Recipe, role: str, engine: EngineFolder) -> Iterator[str]:

@@ -10,6 +10,9 @@ import logging
 import time
 from collections.abc import Sequence as Tokens
 
+import numpy as np
+import numpy.typing as npt
+
 from .block_manager import BlockManager
 from .paged_model import PagedModel, Slice, StepFailed
 from .request import FinishReason, Output, Refused, Request
@@ -82,6 +85,9 @@ class EngineCore:
                 f"{len(request.draft_tokens or ())} draft_tokens are more than max_draft_tokens "
                 f"{self._settings.max_draft_tokens}"
             )
+        draft_logits = request.draft_logits
+        if draft_logits is not None and draft_logits.shape[-1] != vocab:
+            raise Refused(f"draft_logits has rows of {draft_logits.shape[-1]} numbers, must have {vocab}")
         bias = request.embedding_bias
         if bias is not None and bias.shape != (vocab,):
             raise Refused(f"embedding_bias has shape {bias.shape}, must be ({vocab},)")
@@ -127,7 +133,9 @@ class EngineCore:
         made = at = 0
         for piece in work:
             until = at + piece.rows
-            made += self._advance(piece, choice.tokens[at:until], choice.log_probs[at:until])
+            made += self._advance(
+                piece, choice.tokens[at:until], choice.log_probs[at:until], logits[at:until]
+            )
             at = until
         self._counters.steps += 1
         self._counters.sequences += len(work)
@@ -142,7 +150,9 @@ class EngineCore:
         self._blocks.extend(pages, end + len(piece.drafts))
         return Slice(sequence.tokens[past:end] + piece.drafts, past, pages.table, piece.rows)
 
-    def _advance(self, piece: Work, chosen: list[int], log_probs: list[float]) -> int:
+    def _advance(
+        self, piece: Work, chosen: list[int], log_probs: list[float], logits: npt.NDArray[np.float32]
+    ) -> int:
         """Take what a step computed for one sequence; how many tokens it made."""
         sequence, pages = piece.sequence, piece.sequence.target
         assert pages is not None
@@ -167,14 +177,15 @@ class EngineCore:
         sequence.cum_log_prob += sum(log_probs)
         sequence.last_token_ns = time.monotonic_ns()
         sequence.first_token_ns = sequence.first_token_ns or sequence.last_token_ns
+        rows = logits[: len(new)].copy() if sequence.request.logits else None  # the model writes over its own
         if finish:
-            self._finish(sequence, finish, tokens=new, log_probs=log_probs)
+            self._finish(sequence, finish, tokens=new, log_probs=log_probs, logits=rows)
         else:
-            self._send(sequence, sequence.output(new, log_probs))
+            self._send(sequence, sequence.output(new, log_probs, logits=rows))
         return len(new)
 
     def _count_drafts(self, sequence: Sequence, total: int, kept: int) -> None:
-        sequence.drafts = []
+        sequence.drafts, sequence.draft_logits = [], None
         sequence.draft_tokens_total += total
         sequence.draft_tokens_accepted += kept
         self._counters.draft_tokens_total += total
@@ -188,9 +199,10 @@ class EngineCore:
         *,
         tokens: Tokens[int] = (),
         log_probs: Tokens[float] = (),
+        logits: npt.NDArray[np.float32] | None = None,
     ) -> None:
         """Free what the sequence holds, then tell its sink."""
-        output = sequence.output(tokens, log_probs, finish, error)
+        output = sequence.output(tokens, log_probs, finish, error, logits)
         self._scheduler.remove(sequence)
         del self._sequences[sequence.request.id]
         self._counters.finished[finish] += 1

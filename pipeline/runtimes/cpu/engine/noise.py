@@ -19,9 +19,22 @@ U64 = npt.NDArray[np.uint64]
 def gumbel(seeds: U64, positions: U64, tokens: U64) -> npt.NDArray[np.float64]:
     """Standard Gumbel noise; the three arrays broadcast. argmax(log p + gumbel) is a sample from p."""
     bits = _mix(_mix(_mix(seeds) ^ positions) ^ tokens)
-    uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52  # in (0, 1), never 0 or 1
-    noise: npt.NDArray[np.float64] = -np.log(-np.log(uniform))
+    noise: npt.NDArray[np.float64] = -np.log(-np.log(_uniform(bits)))
     return noise
+
+
+def stream(seed: int, number: int) -> int:
+    """The seed of another stream of numbers, which tell nothing of those of the first."""
+    return (seed + number * 0x5851F42D4C957F2D) & 0xFFFFFFFFFFFFFFFF
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in (0, 1) for a position."""
+    return float(_uniform(_mix(_mix(np.array([seed], np.uint64)) ^ np.uint64(position)))[0])
+
+
+def _uniform(bits: U64) -> npt.NDArray[np.float64]:
+    return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52  # in (0, 1), never 0 or 1
 
 
 def _mix(x: U64) -> U64:

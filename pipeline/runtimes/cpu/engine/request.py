@@ -100,7 +100,12 @@ class Request:
     draft_tokens: tuple[int, ...] | None = (
         None  # a guess at the first tokens of the answer; verified in one step
     )
+    draft_logits: npt.NDArray[np.float32] | None = (
+        None  # [draft_tokens, vocab_size] that those were drawn from
+    )
+    draft_threshold: float | None = None  # see `acceptance`; None: a random number for each token
     log_probs: bool = False
+    logits: bool = False  # those of each token, as the model gave them
     speculate: bool = True  # False: without the engine's draft model
 
     def __post_init__(self) -> None:
@@ -109,6 +114,14 @@ class Request:
         _check("min_new_tokens", self.min_new_tokens, self.min_new_tokens >= 0, "0 or more")
         for name, words in (("stop_words", self.stop_words), ("bad_words", self.bad_words)):
             _check(name, words, all(words), "words of at least one token")
+        drafts, logits = len(self.draft_tokens or ()), self.draft_logits
+        if logits is not None:
+            _check(
+                "draft_logits",
+                logits.shape,
+                len(logits) == drafts,
+                f"a row for each of {drafts} draft_tokens",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +146,8 @@ class Output:
     """What one step added to a request. The last one has `finish` and `metrics`, and may have no tokens.
 
     `log_probs` has one number a token if the request asked for them, else none: the logarithm of the token's share
-    of the distribution after bias, temperature, penalties and banned words, before `top_k` and `top_p`.
+    of the distribution after bias, temperature, penalties and banned words, before `top_k` and `top_p`. So has `logits`
+    one row a token, as the model gave it.
     """
 
     request_id: str
@@ -143,6 +157,7 @@ class Output:
     finish: FinishReason | None = None
     error: str | None = None
     metrics: Metrics | None = None
+    logits: npt.NDArray[np.float32] | None = None  # [tokens, vocab_size]
 
 
 def _check(name: str, value: object, holds: bool, right: str) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .acceptance import Probabilities, verdict
 from .noise import gumbel
 from .sequence import Sequence
 
@@ -42,7 +43,13 @@ def choose(logits: Floats, rows: list[Row]) -> Choice:
     for row, (sequence, ahead) in zip(processed, picked, strict=True):
         _process(row, sequence, ahead)
     chosen = processed.argmax(axis=-1)
-    sampled = [at for at, (sequence, _) in enumerate(picked) if not sequence.request.sampling.greedy]
+    judged = [at for at, row in enumerate(picked) if _has_draft_logits(row)]
+    chosen[judged] = [_judge(picked[at], processed[at]) for at in judged]
+    sampled = [
+        at
+        for at, row in enumerate(picked)
+        if not row.sequence.request.sampling.greedy and not _has_draft_logits(row)
+    ]
     if sampled:
         chosen[sampled] = sample([Draw.of(picked[at], processed[at]) for at in sampled])
     for at, row, token, (sequence, _) in zip(special, processed, chosen.tolist(), picked, strict=True):
@@ -84,6 +91,37 @@ def sample(draws: list[Draw]) -> list[int]:
         tokens.append(int(ids[scores.argmax()]))
         at += len(ids)
     return tokens
+
+
+def _has_draft_logits(row: Row) -> bool:
+    return row.sequence.draft_logits is not None and row.ahead < len(row.sequence.drafts)
+
+
+def _judge(row: Row, logits: Floats) -> int:
+    """The token where one was proposed with its logits; `logits` are the target's, processed."""
+    sequence, ahead = row
+    assert sequence.draft_logits is not None
+    drafted = sequence.draft_logits[ahead].astype(np.float32)  # a copy
+    _process(drafted, sequence, ahead)
+    draw = Draw.of(row, logits)
+    return verdict(
+        _probabilities(draw),
+        _probabilities(draw._replace(logits=drafted)),
+        sequence.drafts[ahead],
+        seed=draw.seed,
+        position=draw.position,
+        threshold=sequence.request.draft_threshold,
+    )
+
+
+def _probabilities(draw: Draw) -> Probabilities:
+    """What the token is drawn from, as shares of all tokens."""
+    ids = _candidates(draw.logits, draw.top_k, draw.top_p)
+    values = draw.logits[ids].astype(np.float64)
+    weights = np.exp(values - values.max())
+    shares = np.zeros(len(draw.logits))
+    shares[ids] = weights / weights.sum()
+    return shares
 
 
 def _candidates(logits: Floats, top_k: int, top_p: float) -> Ids:

@@ -24,6 +24,7 @@ class Sequence:
         "counts",
         "cum_log_prob",
         "draft",
+        "draft_logits",
         "draft_tokens_accepted",
         "draft_tokens_total",
         "drafts",
@@ -50,6 +51,9 @@ class Sequence:
         self.num_prompt_tokens = len(self.tokens)
         drafts = request.draft_tokens or ()
         self.drafts = list(drafts[: request.max_new_tokens - 1])  # to be verified by the next step
+        self.draft_logits = (
+            request.draft_logits if self.drafts else None
+        )  # [drafts, vocab_size], until they are verified
         self.target: Pages | None = None  # None while it waits
         self.draft: Pages | None = None  # None without a draft model
         self.stop_words = WordList(request.stop_words)
@@ -66,6 +70,8 @@ class Sequence:
             and request.embedding_bias is None
             and not self.bad_words
         )
+        if sampling.greedy:
+            self.draft_logits = None  # what they would be compared with is one token
         self.speculates = request.speculate  # with the draft model
         self.cum_log_prob = 0.0
         self.draft_tokens_total = self.draft_tokens_accepted = 0
@@ -113,10 +119,18 @@ class Sequence:
         log_probs: Tokens[float],
         finish: FinishReason | None = None,
         error: str | None = None,
+        logits: npt.NDArray[np.float32] | None = None,
     ) -> Output:
         metrics = self._metrics() if finish else None
         return Output(
-            self.request.id, tuple(tokens), tuple(log_probs), self.cum_log_prob, finish, error, metrics
+            self.request.id,
+            tuple(tokens),
+            tuple(log_probs),
+            self.cum_log_prob,
+            finish,
+            error,
+            metrics,
+            logits,
         )
 
     def _metrics(self) -> Metrics:
