@@ -1,9 +1,9 @@
 """What a decoder is, from its config.json: sizes, rotary embedding, biases, norms, sliding windows.
 
-Covers Llama, Qwen2, Qwen3 and Mistral, in the layout that transformers 5 writes (`rope_parameters`) and in
-the one of most checkpoints on the hub (`rope_theta`, `rope_scaling`). What these architectures can be told
-but we do not build (another activation, multi-dimensional positions, experts) is refused by name, all of it
-at once.
+Covers Llama, Qwen2, Qwen3, Mistral, Mixtral and Phi-3 (which is phi-4, too), in the layout that transformers 5
+writes (`rope_parameters`) and in the one of most checkpoints on the hub (`rope_theta`, `rope_scaling`). What these
+architectures can be told but we do not build (another activation, multi-dimensional positions, experts elsewhere) is
+refused by name, all of it at once. Not every runtime takes every family; those say so themselves.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint.rope import Rope, rope_faults
-from pipeline.errors import Fault, InvalidInput, SourceError
+from pipeline.errors import Fault, InvalidInput, SourceError, UserError
 
 FAMILIES: Mapping[str, str] = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "MixtralForCausalLM": "mixtral",
+    "Phi3ForCausalLM": "phi3",
 }
 
 
@@ -39,7 +41,7 @@ class LinearShape:
 class Architecture:
     """A decoder-only transformer with rotary positions, RMS norms and a gated feed-forward."""
 
-    family: str  # llama | mistral | qwen2 | qwen3
+    family: str  # llama | mistral | qwen2 | qwen3 | mixtral | phi3
     class_name: str  # "LlamaForCausalLM"
     hidden: int
     layers: int
@@ -60,6 +62,9 @@ class Architecture:
     dtype: str  # "bfloat16" | "float16" | "float32"
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    experts: int = 0  # in each feed-forward; 0: it is dense
+    experts_per_token: int = 0
+    fused: bool = False  # one weight for q, k and v, and one for gate and up
 
     @classmethod
     def read(cls, directory: Path) -> Architecture:
@@ -108,7 +113,17 @@ class Architecture:
             dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
             bos_token_id=config.get("bos_token_id"),
             eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
+            experts=int(config["num_local_experts"]) if family == "mixtral" else 0,
+            experts_per_token=int(config.get("num_experts_per_tok", 2)) if family == "mixtral" else 0,
+            fused=family == "phi3",
         )
+
+    def refuse_unless_plain(self, who: str) -> None:
+        """Raises UserError for experts and fused projections; `who` does not take them."""
+        kind = "experts" if self.experts else "fused projections" if self.fused else ""
+        if kind:
+            taken = ", ".join(name for name, family in FAMILIES.items() if family not in ("mixtral", "phi3"))
+            raise UserError(f"{self.class_name} has {kind}, which {who} does not take (it takes {taken})")
 
     def linears(self) -> Iterator[LinearShape]:
         """The linear layers of the blocks, in the order of execution (the output projection is not among
@@ -116,14 +131,32 @@ class Architecture:
         """
         queries, pairs = self.heads * self.head_dim, self.kv_heads * self.head_dim
         for layer in range(self.layers):
-            attention, mlp = f"model.layers.{layer}.self_attn.", f"model.layers.{layer}.mlp."
-            yield LinearShape(attention + "q_proj", queries, self.hidden, self.qkv_bias)
-            yield LinearShape(attention + "k_proj", pairs, self.hidden, self.qkv_bias)
-            yield LinearShape(attention + "v_proj", pairs, self.hidden, self.qkv_bias)
+            attention = f"model.layers.{layer}.self_attn."
+            if self.fused:
+                yield LinearShape(attention + "qkv_proj", queries + 2 * pairs, self.hidden, self.qkv_bias)
+            else:
+                yield LinearShape(attention + "q_proj", queries, self.hidden, self.qkv_bias)
+                yield LinearShape(attention + "k_proj", pairs, self.hidden, self.qkv_bias)
+                yield LinearShape(attention + "v_proj", pairs, self.hidden, self.qkv_bias)
             yield LinearShape(attention + "o_proj", self.hidden, queries, self.output_bias)
-            yield LinearShape(mlp + "gate_proj", self.intermediate, self.hidden, self.mlp_bias)
-            yield LinearShape(mlp + "up_proj", self.intermediate, self.hidden, self.mlp_bias)
-            yield LinearShape(mlp + "down_proj", self.hidden, self.intermediate, self.mlp_bias)
+            yield from self._feed_forward(f"model.layers.{layer}.")
+
+    def _feed_forward(self, block: str) -> Iterator[LinearShape]:
+        inner, hidden, mlp = self.intermediate, self.hidden, f"{block}mlp."
+        if self.experts:
+            moe = f"{block}block_sparse_moe."
+            yield LinearShape(moe + "gate", self.experts, hidden, False)
+            for expert in range(self.experts):
+                yield LinearShape(f"{moe}experts.{expert}.w1", inner, hidden, False)
+                yield LinearShape(f"{moe}experts.{expert}.w3", inner, hidden, False)
+                yield LinearShape(f"{moe}experts.{expert}.w2", hidden, inner, False)
+            return
+        if self.fused:
+            yield LinearShape(mlp + "gate_up_proj", 2 * inner, hidden, self.mlp_bias)
+        else:
+            yield LinearShape(mlp + "gate_proj", inner, hidden, self.mlp_bias)
+            yield LinearShape(mlp + "up_proj", inner, hidden, self.mlp_bias)
+        yield LinearShape(mlp + "down_proj", hidden, inner, self.mlp_bias)
 
     def output_projection(self) -> LinearShape:
         """`lm_head`; its weight is the embedding's where `tied`."""
@@ -183,8 +216,13 @@ def _faults(config: Mapping[str, Any]) -> Iterator[Fault]:
             yield Fault("must be a positive number", key=key, value=config.get(key))
     if config.get("hidden_act", "silu") != "silu":
         yield Fault("is not supported", key="hidden_act", value=config["hidden_act"], fix="silu")
+    mixtral = names == ["MixtralForCausalLM"]
+    if mixtral and not config.get("num_local_experts"):
+        yield Fault(
+            "must be a positive number", key="num_local_experts", value=config.get("num_local_experts")
+        )
     for key, plain in (("num_experts", 0), ("num_local_experts", 0), ("pretraining_tp", 1)):
-        if config.get(key) not in (None, 0, plain):
+        if config.get(key) not in (None, 0, plain) and not (mixtral and key == "num_local_experts"):
             yield Fault("is not supported", key=key, value=config[key])
     if config.get("partial_rotary_factor", 1.0) not in (None, 1.0):
         yield Fault(

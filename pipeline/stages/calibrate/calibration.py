@@ -34,6 +34,7 @@ def run(
     """See `pipeline.stages.calibrate.calibrate`."""
     began, notes = time.monotonic(), Notes()
     architecture = Architecture.read(checkpoint_dir)
+    architecture.refuse_unless_plain("calibration")
     device = device or _device()
     ranks = sorted(set(export_tensor_parallel))
     form = preflight.check(architecture, quantization, ranks, has_cuda=device == "cuda")
