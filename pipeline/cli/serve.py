@@ -1,37 +1,20 @@
-"""`pipeline serve`: Triton in the foreground, from a package to answered requests."""
+"""`pipeline serve`: Triton of this machine in the foreground; the short form of `pipeline deploy`."""
 
 from __future__ import annotations
 
-import signal
-import threading
 from pathlib import Path
 
 import click
 
 from pipeline import progress as progress_to
 from pipeline.cli.options import recipe_argument, store_option
+from pipeline.cli.serving import package_of, serving_options, stop_on_signals
 
 
 @click.command(name="serve")
 @recipe_argument
 @store_option
-@click.option("--build", is_flag=True, help="Build what is missing first, as `pipeline build` does.")
-@click.option("--offline", is_flag=True, help="Ask no hub; use what the store has.")
-@click.option("--address", default="127.0.0.1", show_default=True, help="Where to listen.")
-@click.option(
-    "--http-port", type=int, metavar="PORT", help="By default 8000, or a free one if that is taken."
-)
-@click.option("--grpc-port", type=int, metavar="PORT", help="By default 8001, or a free one.")
-@click.option("--metrics-port", type=int, metavar="PORT", help="By default 8002, or a free one.")
-@click.option(
-    "--start-timeout-s", default=120.0, show_default=True, help="Give up when it is not ready by then."
-)
-@click.option(
-    "--health-interval-s", default=30.0, show_default=True, help="Time between checks by inference; 0: none."
-)
-@click.option(
-    "--log", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Triton's own log."
-)
+@serving_options
 def command(
     recipe: str,
     overrides: tuple[str, ...],
@@ -42,11 +25,11 @@ def command(
     http_port: int | None,
     grpc_port: int | None,
     metrics_port: int | None,
-    start_timeout_s: float,
+    start_timeout_s: float | None,
     health_interval_s: float,
     log: Path | None,
 ) -> None:
-    """Run Triton with the model of RECIPE until Ctrl-C.
+    """Run Triton with the model of RECIPE on this machine until Ctrl-C.
 
     It is ready when a real generation came back, and nothing that it starts outlives this command.
 
@@ -54,29 +37,20 @@ def command(
     pipeline serve tiny-cpu
     pipeline serve tiny-cpu --grpc-port 9001 --log triton.log
     """
-    from pipeline.deploy.local import LocalDeployment
-    from pipeline.recipe import load_recipe
-    from pipeline.stages import Builder, prepare
+    from pipeline.deploy.foreground import Options, serve
     from pipeline.store import Store
     from pipeline.triton.launch import Ports
-    from pipeline.triton.server import TritonServer
 
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-
-    loaded = load_recipe(recipe, overrides)
+    stop = stop_on_signals()
     report = progress_to.for_stream()
     shelf = Store.at(store)
-    prepared = prepare(loaded, shelf, offline=offline, progress=report)
-    builder = Builder(prepared.plan, shelf, prepared.work(report, shelf), report)
-    package = builder.run() if build else builder.finished()
-    server = TritonServer.of_package(
-        package.path,
+    package = package_of(recipe, overrides, shelf, build=build, offline=offline, report=report)
+    options = Options(
         ports=Ports.choose(address, http=http_port, grpc=grpc_port, metrics=metrics_port),
         address=address,
         log_file=log,
         start_deadline_s=start_timeout_s,
+        health_interval_s=health_interval_s,
+        running=shelf.running,
     )
-    deployment = LocalDeployment(loaded.name, package.path, server, shelf, report)
-    deployment.run(stop, health_interval_s=health_interval_s)
+    serve(package, options, report, stop)

@@ -18,6 +18,9 @@ from typing import Any
 
 import yaml
 
+from pipeline.contracts.history import precedes
+from pipeline.contracts.releases import release
+
 
 @dataclass(frozen=True, slots=True)
 class Launching:
@@ -84,6 +87,7 @@ def launching(version: str) -> Launching:
     Raises:
         UserError: the version is not known; the nearest known ones are named.
     """
+    release(version)
     data = _data()
 
     def fact(section: str, name: str, otherwise: Any = None) -> Any:
@@ -121,13 +125,7 @@ def launching(version: str) -> Launching:
 
 def _holds(entry: Mapping[str, Any], version: str) -> bool:
     since, until = entry.get("since"), entry.get("until")
-    at = _numbers(version)
-    return (since is None or _numbers(since) <= at) and (until is None or at < _numbers(until))
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """1.2.0rc4 -> (1, 2, 0): what a release candidate has, its release has."""
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    return (since is None or not precedes(version, since)) and (until is None or precedes(version, until))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""A package served by a Triton process of this machine, in the foreground, until it is told to stop.
+"""A package served in the foreground, by processes of this machine or by a container, until it is told to stop.
 
 It is announced in `<store>/running/` while it answers, so that clients find it by the name of its recipe, and checked
 by real inference all the while: Triton reports itself ready even when the process of a model is dead.
@@ -6,16 +6,17 @@ by real inference all the while: Triton reports itself ready even when the proce
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import ServerError, UserError
 from pipeline.progress import Progress
-from pipeline.store import Store
 from pipeline.triton.running import RunningServer
-from pipeline.triton.server import TritonServer
+from pipeline.triton.server import Stopped, TritonServer
 
 _POLL_S = 0.2
 _FAILURES_IN_A_ROW = 3  # a server under load may be late once
@@ -28,8 +29,10 @@ class LocalDeployment:
     name: str  # of the recipe
     package: Path
     server: TritonServer
-    store: Store
+    running: Path | None  # folder where it is announced; None: nowhere
     progress: Progress
+    on_ready: Callable[[], None] = lambda: None  # called once, after warm-up
+    on_ill: Callable[[], None] = lambda: None  # called when a health check fails, and at the end
 
     def run(self, stop: threading.Event, *, health_interval_s: float) -> None:
         """Start, announce, watch until `stop` is set, and end everything.
@@ -43,11 +46,14 @@ class LocalDeployment:
         """
         self._refuse_a_second()
         start = time.monotonic()
-        self.progress.say(f"starting Triton for {self.name} from {self.package}")
-        with self.server as server:
+        self.progress.say(
+            f"starting Triton for {self.name} from {self.package}, for at most {self.server.start_deadline_s:.0f} s"
+        )
+        with contextlib.suppress(Stopped), self.server.until(stop) as server:
             warm = server.warmup()
             record = RunningServer.of(server, self.package)
-            record.write(self.store.running, self.name)
+            if self.running is not None:
+                record.write(self.running, self.name)
             try:
                 self.progress.say(
                     f"ready after {time.monotonic() - start:.1f} s: gRPC {server.grpc_url}, HTTP {server.http_url}, "
@@ -56,13 +62,16 @@ class LocalDeployment:
                     f"  first token of a short prompt, warm: {warm.first_s * 1000:.1f} ms; log: {server.log_file}\n"
                     f'  ask: pipeline stream {self.name} "…"   talk: pipeline chat {self.name}   stop: Ctrl-C'
                 )
+                self.on_ready()
                 self._watch(stop, health_interval_s)
             finally:
-                record.remove(self.store.running, self.name)
+                self.on_ill()
+                if self.running is not None:
+                    record.remove(self.running, self.name)
         self.progress.say(f"stopped Triton for {self.name}")
 
     def _refuse_a_second(self) -> None:
-        running = RunningServer.read(self.store.running, self.name)
+        running = RunningServer.read(self.running, self.name) if self.running is not None else None
         if running is not None and running.alive:
             raise UserError(
                 f"{self.name} is served already by process {running.pid} at {running.grpc_url}; stop that first"
@@ -72,17 +81,28 @@ class LocalDeployment:
         failures, next_check = 0, time.monotonic() + health_interval_s
         while not stop.wait(_POLL_S):
             if not self.server.running:
-                raise ServerError(
-                    "\n".join(["Triton ended by itself; the end of its log:", *self.server.log_tail()])
-                )
+                raise ServerEnded(self.server.wait(), self.server.log_tail())
             if not health_interval_s or time.monotonic() < next_check:
                 continue
             next_check = time.monotonic() + health_interval_s
             try:
                 self.server.check_health()
+                if failures:
+                    self.on_ready()
                 failures = 0
             except ServerError as error:
                 failures += 1
+                self.on_ill()
                 if failures == _FAILURES_IN_A_ROW:
                     raise
                 self.progress.say(f"health check {failures} of {_FAILURES_IN_A_ROW} failed: {error}")
+
+
+class ServerEnded(ServerError):
+    """A server that was ready has ended by itself."""
+
+    def __init__(self, code: int, log_tail: list[str]) -> None:
+        self.code = code  # 128 + signal, if a signal ended it
+        super().__init__(
+            "\n".join([f"Triton ended by itself with exit code {code}; the end of its log:", *log_tail])
+        )

@@ -60,8 +60,7 @@ def test_rank_0_serves_and_rank_1_holds_the_engine_only(
         assert not [part for part in second if "port" in part]
         prefixes = {part.rpartition("=")[2] for part in (*first, *second) if "shm-region-prefix-name" in part}
         assert len(prefixes) == 2
-        for prefix in prefixes:
-            assert prefix.startswith(f"{os.path.commonprefix(sorted(prefixes))}")
+        assert len({prefix.rpartition("r")[0] for prefix in prefixes}) == 1
 
 
 def test_a_rank_that_dies_ends_the_server(
@@ -137,7 +136,7 @@ def test_a_port_that_is_taken(package: Path, folder: Path, monkeypatch: pytest.M
     launcher = two_ranks(package, folder, monkeypatch)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = Ports(taken.getsockname()[1], Ports.free().grpc, Ports.free().metrics)
-        with pytest.raises(ServerError, match="HTTP port .* cannot be used: Address already in use"):
+        with pytest.raises(ServerError, match=r"HTTP port .* cannot be used: Address already in use"):
             server_of(package, launcher, ports=ports).start()
     assert not (folder / "rank0.json").exists()
 

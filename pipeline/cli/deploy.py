@@ -1,0 +1,111 @@
+"""`pipeline deploy`: a server that is ready, warmed up and health-checked, on this machine or in a container."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from pipeline import progress as progress_to
+from pipeline.cli.options import set_option, store_option
+from pipeline.cli.serving import package_of, serving_options, stop_on_signals
+
+
+def _devices(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    try:
+        return tuple(int(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter("write numbers of GPUs with commas between them, like 0,1") from None
+
+
+@click.command(name="deploy")
+@click.argument("recipe", metavar="RECIPE", required=False)
+@set_option
+@store_option
+@click.option(
+    "--target",
+    type=click.Choice(["local", "docker"]),
+    help="Processes of this machine, or a container; by default what the recipe's runtime needs.",
+)
+@click.option(
+    "--package",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Serve this package; no RECIPE is needed then.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be run; run nothing.")
+@click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object.")
+@click.option("--image", metavar="NAME", help="Another image than the one that the package was made for.")
+@click.option(
+    "--gpus", callback=_devices, metavar="0,1,…", help="GPUs it may use; by default all that it needs."
+)
+@click.option(
+    "--pull-timeout-s",
+    default=3600.0,
+    show_default=True,
+    help="Time in which the image must have been pulled.",
+)
+@serving_options
+def command(
+    recipe: str | None,
+    overrides: tuple[str, ...],
+    store: Path | None,
+    target: str | None,
+    package: Path | None,
+    dry_run: bool,
+    as_json: bool,
+    image: str | None,
+    gpus: tuple[int, ...],
+    pull_timeout_s: float,
+    build: bool,
+    offline: bool,
+    address: str,
+    http_port: int | None,
+    grpc_port: int | None,
+    metrics_port: int | None,
+    start_timeout_s: float | None,
+    health_interval_s: float,
+    log: Path | None,
+) -> None:
+    """Serve RECIPE until Ctrl-C: checked against this machine first, ready when a real generation came back.
+
+    Nothing that it starts outlives this command.
+
+    \b
+    pipeline deploy llama-3.1-8b-fp8 --dry-run
+    pipeline deploy llama-3.1-8b-fp8 --target docker --gpus 0
+    pipeline deploy --package ./package --grpc-port 9001
+    """
+    from pipeline.deploy.foreground import Options, dry_run_of, serve
+    from pipeline.store import Store
+    from pipeline.triton.launch import Ports
+
+    if (recipe is None) == (package is None):
+        raise click.UsageError("name a RECIPE, or a folder with --package")
+    if as_json and not dry_run:
+        raise click.UsageError("--json goes with --dry-run")
+    report = progress_to.Silent() if as_json else progress_to.for_stream()
+    shelf = Store.at(store)
+    if package is None:
+        assert recipe is not None, "one of both was given"
+        package = package_of(recipe, overrides, shelf, build=build, offline=offline, report=report)
+    options = Options(
+        ports=Ports.choose(address, http=http_port, grpc=grpc_port, metrics=metrics_port),
+        address=address,
+        log_file=log,
+        start_deadline_s=start_timeout_s,
+        health_interval_s=health_interval_s,
+        running=shelf.running,
+        target="docker" if target == "docker" else "local" if target == "local" else None,
+        image=image,
+        devices=gpus,
+        pull_deadline_s=pull_timeout_s,
+    )
+    if dry_run:
+        made = dry_run_of(package, options)
+        click.echo(json.dumps(made.as_json(), indent=2) if as_json else str(made))
+        return
+    serve(package, options, report, stop_on_signals())

@@ -1,0 +1,80 @@
+"""What `pipeline serve` and `pipeline deploy` share: options, and the package of a recipe."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from pipeline.progress import Progress
+    from pipeline.store import Store
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option("--build", is_flag=True, help="Build what is missing first, as `pipeline build` does."),
+    click.option("--offline", is_flag=True, help="Ask no hub; use what the store has."),
+    click.option("--address", default="127.0.0.1", show_default=True, help="Where to listen."),
+    click.option(
+        "--http-port", type=int, metavar="PORT", help="By default 8000, or a free one if that is taken."
+    ),
+    click.option("--grpc-port", type=int, metavar="PORT", help="By default 8001, or a free one."),
+    click.option("--metrics-port", type=int, metavar="PORT", help="By default 8002, or a free one."),
+    click.option(
+        "--start-timeout-s",
+        type=click.FloatRange(min=1),
+        metavar="SECONDS",
+        help="Give up when it is not ready by then; by default 120, and more for large models.",
+    ),
+    click.option(
+        "--health-interval-s",
+        default=30.0,
+        show_default=True,
+        help="Time between checks by inference; 0: none.",
+    ),
+    click.option(
+        "--log", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Triton's own log."
+    ),
+)
+
+
+def serving_options(command: Command) -> Command:
+    """Where a server listens, how long it may take, where its log goes."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def package_of(
+    recipe: str,
+    overrides: tuple[str, ...],
+    shelf: Store,
+    *,
+    build: bool,
+    offline: bool,
+    report: Progress,
+) -> Path:
+    """The package that a recipe makes, from the store; made first with `build`.
+
+    Raises:
+        UserError: it is not built. GateFailed: its figures are over the recipe's budgets.
+    """
+    from pipeline.recipe import load_recipe
+    from pipeline.stages import Builder, prepare
+
+    prepared = prepare(load_recipe(recipe, overrides), shelf, offline=offline, progress=report)
+    builder = Builder(prepared.plan, shelf, prepared.work(report, shelf), report)
+    return (builder.run() if build else builder.finished()).path
+
+
+def stop_on_signals() -> threading.Event:
+    """An event that SIGINT and SIGTERM set."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    return stop

@@ -1,0 +1,181 @@
+"""A package, put to work in the foreground: looked at, checked against the machine, started, watched, ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pipeline.contracts.launching import launching
+from pipeline.contracts.releases import containers
+from pipeline.deploy.docker import DockerLauncher
+from pipeline.deploy.images import Image, find_image, obtain_image
+from pipeline.deploy.local import LocalDeployment
+from pipeline.deploy.machine import Machine, Software
+from pipeline.deploy.outline import Outline, outline
+from pipeline.deploy.preflight import Finding, preflight, refuse
+from pipeline.errors import ServerError, UserError
+from pipeline.progress import Progress
+from pipeline.triton.deployment import Deployment
+from pipeline.triton.gpu_launch import LaunchPlan, Place, plan_launch
+from pipeline.triton.launch import LOOPBACK, Launcher, Ports
+from pipeline.triton.native_launch import NativeLauncher, mpi_slots
+from pipeline.triton.server import TritonServer, local_launcher
+
+Target = Literal["local", "docker"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to serve, as far as the package leaves it open."""
+
+    ports: Ports
+    address: str = LOOPBACK
+    log_file: Path | None = None
+    start_deadline_s: float | None = None  # None: what the package's size asks for
+    health_interval_s: float = 30.0  # 0: no checks
+    running: Path | None = None  # folder where servers are announced
+    target: Target | None = (
+        None  # None: local for a CPU and inside a container with TensorRT-LLM, else docker
+    )
+    image: str | None = None  # None: the one that the package was made for
+    devices: tuple[int, ...] = ()  # GPUs; empty: as many as it needs
+    pull_deadline_s: float = 3600.0
+
+
+def serve(
+    package: Path,
+    options: Options,
+    progress: Progress,
+    stop: threading.Event,
+    *,
+    on_ready: Callable[[TritonServer], None] = lambda _: None,
+    on_ill: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve a package until `stop` is set.
+
+    Raises:
+        InvalidInput: the machine does not fit; all reasons at once. UserError: it cannot be served this way.
+        ServerError: it did not start, died, or stopped answering.
+    """
+    deployment = Deployment.load(package)
+    launcher: Launcher
+    if _target(deployment, options) == "docker":
+        image = obtain_image(_image(deployment, options), progress, deadline_s=options.pull_deadline_s)
+        launcher = DockerLauncher(deployment, package, image.reference, options.devices, mpi_slots())
+        launcher.check()
+        found = check_container(deployment, options, image)
+    elif deployment.runtime == "cpu":
+        launcher, found = local_launcher(deployment, package), check_local(deployment, options)
+    else:
+        launcher = NativeLauncher(deployment, package, options.devices)
+        found = check_local(deployment, options)
+    for finding in found:
+        if finding.severity == "warning":
+            progress.say(f"warning: {finding}")
+    refuse(deployment, found)
+    server = TritonServer(
+        deployment,
+        launcher,
+        ports=options.ports,
+        address=options.address,
+        log_file=options.log_file,
+        start_deadline_s=options.start_deadline_s,
+    )
+    LocalDeployment(
+        deployment.name,
+        package,
+        server,
+        options.running,
+        progress,
+        on_ready=lambda: on_ready(server),
+        on_ill=on_ill,
+    ).run(stop, health_interval_s=options.health_interval_s)
+
+
+def dry_run_of(package: Path, options: Options) -> Outline:
+    """What `serve` would run, and what this machine lacks for it; nothing is started or pulled."""
+    deployment = Deployment.load(package)
+    docker = None
+    if deployment.runtime == "cpu":
+        _target(deployment, options)
+        found = check_local(deployment, options)
+    else:
+        image = None
+        with suppress(ServerError):  # without Docker the name will do
+            image = find_image(_image(deployment, options))
+        name = image.reference if image else _image(deployment, options)
+        docker = DockerLauncher(deployment, package, name, options.devices, mpi_slots())
+        if _target(deployment, options) == "docker":
+            found = check_container(deployment, options, image)
+        else:
+            found = check_local(deployment, options)
+    return outline(
+        deployment,
+        package,
+        ports=options.ports,
+        address=options.address,
+        start_deadline_s=options.start_deadline_s or deployment.start_deadline_s,
+        docker=docker,
+        findings=tuple(found),
+    )
+
+
+def check_local(deployment: Deployment, options: Options) -> list[Finding]:
+    """What keeps this machine, or the container that this runs in, from serving."""
+    plan = _plan(deployment, options)
+    machine = Machine.here(programs=plan.programs if plan else (), devices=options.devices)
+    return preflight(deployment, plan, machine) + _ports(options)
+
+
+def check_container(deployment: Deployment, options: Options, image: Image | None) -> list[Finding]:
+    """What keeps a container of this host from serving. `image`: None if it is not here yet."""
+    plan = _plan(deployment, options)
+    machine = Machine.here(devices=options.devices)
+    versions = software_of_image(image) if image else None
+    return preflight(deployment, plan, machine.with_software(versions)) + _ports(options)
+
+
+def software_of_image(image: Image) -> Software | None:
+    """What the contracts know to be in an image of NVIDIA's; None for others."""
+    for container in containers():
+        if container.release == image.release is not None and container.conflict is None:
+            return Software(container.trtllm, container.tensorrt, image.release)
+    return None
+
+
+def _plan(deployment: Deployment, options: Options) -> LaunchPlan | None:
+    if deployment.runtime == "cpu":
+        return None
+    return plan_launch(deployment, Place(options.ports, "check-", devices=options.devices))
+
+
+def _ports(options: Options) -> list[Finding]:
+    return [
+        Finding("error", "port", fault, "name others: --http-port, --grpc-port, --metrics-port")
+        for fault in options.ports.faults(options.address)
+    ]
+
+
+def _target(deployment: Deployment, options: Options) -> Target:
+    if deployment.runtime == "cpu":
+        if options.target == "docker":
+            raise UserError(f"{deployment.name} is for this machine's CPU: --target local")
+        return "local"
+    return options.target or ("local" if Path(_server(deployment)).exists() else "docker")
+
+
+def _server(deployment: Deployment) -> str:
+    """Where the containers have the server: whoever has it there is inside one."""
+    assert deployment.requirements is not None, "a deployment for a GPU has them"
+    return launching(deployment.requirements.tensorrt_llm).server
+
+
+def _image(deployment: Deployment, options: Options) -> str:
+    if options.image:
+        return options.image
+    assert deployment.requirements is not None, "a deployment for a GPU has them"
+    return deployment.requirements.image

@@ -1,0 +1,83 @@
+"""An image of a registry, as the Docker of this machine has it: there or not, by which digest, of what release."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+
+from pipeline.errors import ServerError
+from pipeline.progress import Progress
+
+_INSPECT_DEADLINE_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What Docker says of an image."""
+
+    name: str  # as it was asked for
+    digest: str | None  # "nvcr.io/nvidia/tritonserver@sha256:…"; None for one that came from no registry
+    release: str | None  # of Triton in it: "26.07"
+
+    @property
+    def reference(self) -> str:
+        """By digest where it is known: what is run is then what was looked at."""
+        return self.digest or self.name
+
+
+def find_image(name: str, docker: str = "docker") -> Image | None:
+    """The image if this machine has it.
+
+    Raises:
+        ServerError: Docker does not answer.
+    """
+    try:
+        done = subprocess.run(
+            [docker, "image", "inspect", name],
+            capture_output=True,
+            text=True,
+            timeout=_INSPECT_DEADLINE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ServerError(f"docker does not answer: {error}") from None
+    if done.returncode:
+        if "No such image" in done.stderr or "no such image" in done.stderr:
+            return None
+        raise ServerError(f"docker does not answer: {done.stderr.strip()}")
+    facts = json.loads(done.stdout)[0]
+    environment = dict(line.partition("=")[::2] for line in facts.get("Config", {}).get("Env") or [])
+    repository = name.partition("@")[0]
+    tag = repository.rpartition("/")[2].partition(":")[2]
+    repository = repository.removesuffix(f":{tag}") if tag else repository
+    digests = [digest for digest in facts.get("RepoDigests") or [] if digest.startswith(f"{repository}@")]
+    return Image(
+        name,
+        digests[0] if digests else None,
+        environment.get("NVIDIA_TRITON_SERVER_VERSION"),
+    )
+
+
+def obtain_image(name: str, progress: Progress, *, deadline_s: float, docker: str = "docker") -> Image:
+    """The image, pulled if this machine has none of that name.
+
+    Raises:
+        ServerError: it cannot be had within the time; the text holds what Docker says.
+    """
+    found = find_image(name, docker)
+    if found is not None:
+        return found
+    progress.say(f"pulling {name} (10 to 20 GB), for at most {deadline_s / 60:.0f} minutes")
+    try:
+        done = subprocess.run(
+            [docker, "pull", "--quiet", name], capture_output=True, text=True, timeout=deadline_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ServerError(f"{name} could not be pulled within {deadline_s:g} s") from None
+    if done.returncode:
+        raise ServerError(f"{name} cannot be pulled: {done.stderr.strip()}")
+    found = find_image(name, docker)
+    if found is None:
+        raise ServerError(f"{name} was pulled, but Docker does not have it")
+    return found

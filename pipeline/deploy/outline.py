@@ -1,0 +1,116 @@
+"""What a deployment would run, before it does: the command, its environment, the `docker run` line. For people and
+scripts."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.deploy.docker import DockerLauncher
+from pipeline.deploy.preflight import Finding
+from pipeline.triton.deployment import CONTAINER_ROOT, Deployment
+from pipeline.triton.launch import Ports, Start
+from pipeline.triton.server import local_launcher
+
+_STAGE = Path("/tmp/pipeline-triton")
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """All that a start is made of."""
+
+    name: str
+    package: Path
+    command: tuple[
+        str, ...
+    ]  # of the server; for a GPU as the container runs it, with the package at CONTAINER_ROOT
+    environment: dict[str, str]  # besides what is set already
+    docker: tuple[str, ...]  # empty where no container is meant to serve
+    shm_mib: int | None
+    start_deadline_s: float
+    findings: tuple[Finding, ...]  # what this machine lacks
+
+    def as_json(self) -> dict[str, Any]:
+        """For `json.dumps`."""
+        return {
+            "name": self.name,
+            "package": str(self.package),
+            "command": list(self.command),
+            "environment": self.environment,
+            "docker": list(self.docker),
+            "shm_mib": self.shm_mib,
+            "start_deadline_s": self.start_deadline_s,
+            "findings": [
+                {
+                    "severity": found.severity,
+                    "subject": found.subject,
+                    "problem": found.problem,
+                    "fix": found.fix,
+                }
+                for found in self.findings
+            ],
+        }
+
+    def __str__(self) -> str:
+        lines = [f"# {self.name}, from {self.package}"]
+        if self.docker:
+            lines += ["# in a container:", shell_lines(self.docker), ""]
+            lines += [f"# without docker, inside the image, with the package at {CONTAINER_ROOT}:"]
+        lines += [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        lines += [shell_lines(self.command), ""]
+        lines += [f"# ready within {self.start_deadline_s:.0f} s, or it is ended"]
+        lines += [f"# {found.severity} on this machine: {found}" for found in self.findings]
+        return "\n".join(lines)
+
+
+def outline(
+    deployment: Deployment,
+    package: Path,
+    *,
+    ports: Ports,
+    address: str,
+    start_deadline_s: float,
+    docker: DockerLauncher | None,
+    findings: tuple[Finding, ...] = (),
+) -> Outline:
+    """`docker`: how a container would be started; None for a deployment that needs none.
+
+    Raises:
+        UserError: it cannot be started at all, wherever that is.
+    """
+    start = Start(_STAGE, ports, f"pipeline-{deployment.name}-", address, start_deadline_s)
+    if docker is None:
+        launch = local_launcher(deployment, package).launch(start)
+        command, environment = launch.command, {"PIPELINE_TRITON_GRPC": start.grpc_url}
+        line: tuple[str, ...] = ()
+        shm_mib = None
+    else:
+        plan = docker.plan(start)
+        command, environment = plan.command, dict(plan.environment)
+        line, shm_mib = docker.launch(start, name=f"pipeline-{deployment.name}").command, plan.shm_mib
+    return Outline(deployment.name, package, command, environment, line, shm_mib, start_deadline_s, findings)
+
+
+def shell_lines(command: tuple[str, ...]) -> str:
+    """A command for a shell, one option a line; the blocks of mpirun begin at the margin.
+
+    >>> print(shell_lines(("a", "-n", "1", "--b=c d")))
+    a \\
+      -n 1 \\
+      '--b=c d'
+    """
+    lines: list[list[str]] = []
+    for index, part in enumerate(command):
+        begins = part.startswith("-") or part == ":" or (lines and lines[-1][0] == ":")
+        if index == 0 or begins or (lines and _complete(lines[-1])):
+            lines.append([part])
+        else:
+            lines[-1].append(part)
+    return " \\\n  ".join(" ".join(map(shlex.quote, line)) for line in lines)
+
+
+def _complete(line: list[str]) -> bool:
+    """Whether an option has its value: --name=value has it in itself, -x value is two."""
+    return len(line) > 1 or "=" in line[0] or not line[0].startswith("-")

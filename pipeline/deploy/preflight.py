@@ -1,0 +1,249 @@
+"""Whether a machine can serve a deployment: pure, and all that is wrong at once, before 100 GB are loaded.
+
+Engines are for one compute capability, one version of TensorRT and TensorRT-LLM, and one number of GPUs; what is
+written in deployment.json is compared with what the machine is. Each finding says what would help, as a command where
+there is one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.contracts.gpus import Gpu, gpu, gpus
+from pipeline.contracts.launching import launching
+from pipeline.deploy.machine import GpuSeen, Machine, Software
+from pipeline.errors import Fault, InvalidInput
+from pipeline.triton.deployment import Deployment, Requirements
+from pipeline.triton.gpu_launch import LaunchPlan
+
+_MEMORY_SHARE = (
+    0.94  # of a GPU's nominal memory that its driver reports at least (ECC and firmware take some)
+)
+_BUSY_MIB = 2048  # of a GPU that others may use before it is worth a word
+_DISK_GIB = 1.0  # for the mirror, logs, and what libraries unpack
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing about the machine that a deployment cannot be served with, or only badly."""
+
+    severity: Literal["error", "warning"]
+    subject: str  # "GPU", "driver", …
+    problem: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.subject}: {self.problem}"
+        return f"{text} ({self.fix})" if self.fix else text
+
+
+def refuse(deployment: Deployment, findings: list[Finding]) -> None:
+    """Raises InvalidInput with all errors among the findings."""
+    faults = [
+        Fault(found.problem, key=found.subject, fix=found.fix)
+        for found in findings
+        if found.severity == "error"
+    ]
+    if faults:
+        raise InvalidInput(f"{deployment.name} cannot be served here", faults)
+
+
+def preflight(deployment: Deployment, plan: LaunchPlan | None, machine: Machine) -> list[Finding]:
+    """All findings, the gravest things first. `plan`: None where no GPU is needed."""
+    found: list[Finding] = []
+    requirements = deployment.requirements
+    if requirements is not None and plan is not None:
+        found += _gpus(deployment.name, requirements, machine)
+        found += _memory(deployment, machine)
+        found += _driver(requirements, machine)
+        if machine.software is not None:
+            found += _software(deployment.name, requirements, machine.software)
+            found += _programs(plan, machine.software)
+        if machine.software is not None and machine.software.own:
+            found += _limits(requirements, plan, machine)
+    if machine.disk_free_gib < _DISK_GIB:
+        free = f"{machine.disk_free_gib:.1f} GiB are free for temporary files"
+        found.append(Finding("error", "disk", free, "free some, or set TMPDIR"))
+    return sorted(found, key=lambda finding: finding.severity != "error")
+
+
+def _gpus(name: str, needed: Requirements, machine: Machine) -> Iterator[Finding]:
+    if not machine.gpus:
+        problem = machine.gpu_problem or "none of the GPUs of this machine may be used"
+        yield Finding("error", "GPU", f"{problem}; it needs {needed.gpus} x {needed.gpu}")
+        return
+    if len(machine.gpus) < needed.gpus:
+        yield Finding(
+            "error",
+            "GPU",
+            f"{len(machine.gpus)} may be used, the engines were built for {needed.gpus}",
+            f"pipeline build {name} --set runtime.tensor_parallel={_power_of_two(len(machine.gpus))}",
+        )
+    for sm in sorted({seen.sm for seen in machine.gpus} - {needed.sm}):
+        others = [seen for seen in machine.gpus if seen.sm == sm]
+        known = contract_name(others[0])
+        yield Finding(
+            "error",
+            "GPU",
+            f"{_listed(others)}: compute capability {sm / 10:.1f}, the engines were built for {needed.gpu} "
+            f"({needed.sm / 10:.1f})",
+            f"pipeline build {name} --set runtime.gpu={known}" if known else f"serve on {needed.gpu}",
+        )
+    wanted = gpu(needed.gpu)
+    for seen in machine.gpus:
+        if seen.sm == needed.sm and not _is_chip(seen, wanted):
+            yield Finding(
+                "warning",
+                "GPU",
+                f"{_listed([seen])} is not a {needed.gpu}: the engines run on it, at another speed than they were "
+                "tuned for",
+                f"pipeline build {name} --set runtime.gpu={contract_name(seen) or '…'}",
+            )
+
+
+def _memory(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    needed = deployment.requirements
+    assert needed is not None, "the caller looked"
+    wanted_mib = gpu(needed.gpu).driver_mib
+    share_mib = deployment.launch.weights_gib * 1024 / max(1, needed.gpus)
+    for seen in machine.gpus:
+        if seen.memory_mib < wanted_mib * _MEMORY_SHARE:
+            yield Finding(
+                "error",
+                "GPU memory",
+                f"{_listed([seen])} has {seen.memory_mib} MiB, the limits were made for {wanted_mib} MiB",
+                f"pipeline build {deployment.name} --set runtime.gpu={contract_name(seen) or '…'}",
+            )
+        elif seen.free_mib < share_mib:
+            yield Finding(
+                "error",
+                "GPU memory",
+                f"{_listed([seen])} has {seen.free_mib} MiB free, the weights alone need {share_mib:.0f} MiB",
+                "end what else runs on it: nvidia-smi lists it",
+            )
+        elif seen.memory_mib - seen.free_mib > _BUSY_MIB:
+            yield Finding(
+                "warning",
+                "GPU memory",
+                f"{_listed([seen])}: {seen.memory_mib - seen.free_mib} MiB are in use by others, so that the KV cache "
+                "will be smaller",
+            )
+
+
+def _driver(needed: Requirements, machine: Machine) -> Iterator[Finding]:
+    for driver in sorted({seen.driver for seen in machine.gpus}):
+        if _numbers(driver) < _numbers(needed.driver):
+            yield Finding(
+                "error",
+                "driver",
+                f"{driver} is older than {needed.driver}, the oldest that {needed.image} runs with",
+                "install a newer driver, or build with an older runtime.version: pipeline versions",
+            )
+
+
+def _software(name: str, needed: Requirements, have: Software) -> Iterator[Finding]:
+    inside = f"serve with {needed.image}: pipeline deploy {name} --target docker"
+    if have.tensorrt_llm is None:
+        where = f"Triton {have.release}" if have.release else "this machine"
+        yield Finding("error", "TensorRT-LLM", f"it is not installed in {where}", inside)
+    elif have.tensorrt_llm != needed.tensorrt_llm:
+        yield Finding(
+            "error",
+            "TensorRT-LLM",
+            f"{have.tensorrt_llm} is installed, the package was made for {needed.tensorrt_llm}",
+            f"{inside}; or pipeline build {name} --set runtime.version={have.tensorrt_llm}",
+        )
+    if needed.tensorrt is not None and have.tensorrt_llm is not None:
+        if have.tensorrt is None:
+            yield Finding("warning", "TensorRT", "its version cannot be told: no distribution says it")
+        elif not _same_release(have.tensorrt, needed.tensorrt):
+            yield Finding(
+                "error",
+                "TensorRT",
+                f"{have.tensorrt} is installed, the engines were built with {needed.tensorrt}",
+                f"{inside}; or build again in this container: pipeline build {name}",
+            )
+    release = release_of(needed.image)
+    if have.release and release and have.release != release:
+        yield Finding(
+            "warning",
+            "container",
+            f"it is release {have.release}; the package was made for {release}",
+            inside,
+        )
+
+
+def _programs(plan: LaunchPlan, have: Software) -> Iterator[Finding]:
+    for program in plan.programs:
+        if have.programs is not None and program not in have.programs:
+            yield Finding(
+                "error", "program", f"there is no {program}", "serve inside the container that has it"
+            )
+
+
+def _limits(needed: Requirements, plan: LaunchPlan, machine: Machine) -> Iterator[Finding]:
+    least = launching(needed.tensorrt_llm).least_shared_memory_mib
+    if machine.shm_mib < plan.shm_mib:
+        spans = needed.gpus > 1 and machine.shm_mib < least
+        yield Finding(
+            "error" if spans else "warning",
+            "/dev/shm",
+            f"{machine.shm_mib} MiB, {plan.shm_mib} MiB are wanted",
+            f"docker run --shm-size={plan.shm_mib}m, or --ipc=host",
+        )
+    if machine.memlock_kib is not None and needed.gpus > 1:
+        yield Finding(
+            "warning",
+            "locked memory",
+            f"a process may lock {machine.memlock_kib} KiB only",
+            "docker run --ulimit memlock=-1, or ulimit -l unlimited",
+        )
+
+
+def contract_name(seen: GpuSeen) -> str | None:
+    """The GPU's name in the contracts: same compute capability, its chip in the driver's name, nearest memory."""
+    pcie = "pcie" in _words(seen.name)
+    fitting = [known for known in gpus() if known.sm == seen.sm and _is_chip(seen, known)]
+    nearest = min(
+        fitting,
+        key=lambda known: (abs(known.driver_mib - seen.memory_mib), pcie != ("pcie" in _words(known.name))),
+        default=None,
+    )
+    return nearest.name if nearest else None
+
+
+def release_of(image: str) -> str | None:
+    """'nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3' -> '26.07'"""
+    match = re.search(r":(\d\d\.\d\d)-", image)
+    return match[1] if match else None
+
+
+def _is_chip(seen: GpuSeen, known: Gpu) -> bool:
+    """Whether the driver's name has all words of the chip's."""
+    return set(_words(known.chip)) <= set(_words(seen.name))
+
+
+def _words(name: str) -> list[str]:
+    return re.split(r"[\s-]+", name.lower())
+
+
+def _listed(seen: list[GpuSeen]) -> str:
+    return f"{seen[0].name} (GPU {', '.join(str(one.index) for one in seen)})"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def _same_release(have: str, needed: str) -> bool:
+    """Engines are tied to major, minor and patch; where one side says less, that much is compared."""
+    ours, theirs = _numbers(have)[:3], _numbers(needed)[:3]
+    length = min(len(ours), len(theirs))
+    return ours[:length] == theirs[:length]
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count.bit_length() - 1)
