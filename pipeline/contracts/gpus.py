@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import yaml
 
+from pipeline.contracts.history import precedes
 from pipeline.contracts.releases import Track
 from pipeline.errors import UserError
 
@@ -32,11 +33,17 @@ class Gpu:
     architecture: str
     sm: int  # compute capability times 10
     memory_gib: float  # as sold
+    driver_mib: int  # as the driver reports it, which is what there is
 
     @property
     def capability(self) -> str:
         """Compute capability as people write it."""
         return f"{self.sm // 10}.{self.sm % 10}"
+
+    @property
+    def usable_gib(self) -> float:
+        """What the driver reports; up to 7 percent less than is sold, because of ECC."""
+        return self.driver_mib / 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,7 @@ class Finding:
     """Why a combination cannot be had, or only perhaps."""
 
     severity: Literal["error", "warning"]
-    subject: str  # "weights" | "kv_cache"
+    subject: str  # "gpu" | "weights" | "kv_cache"
     reason: str
     sources: tuple[str, ...]
 
@@ -55,7 +62,14 @@ class Finding:
 def gpus() -> tuple[Gpu, ...]:
     """All that are known, by generation."""
     return tuple(
-        Gpu(entry["name"], entry["chip"], entry["architecture"], entry["sm"], float(entry["memory_gib"]))
+        Gpu(
+            name=entry["name"],
+            chip=entry["chip"],
+            architecture=entry["architecture"],
+            sm=entry["sm"],
+            memory_gib=float(entry["memory_gib"]),
+            driver_mib=entry["driver_mib"],
+        )
         for entry in _data()["gpus"]
     )
 
@@ -70,12 +84,26 @@ def gpu(name: str) -> Gpu:
     raise UserError(f"GPU {name} is not known; known: {', '.join(near)}")
 
 
-def support(on: Gpu, weights: str, kv_cache: str, track: Track) -> tuple[Finding, ...]:
-    """What speaks against formats of weights and KV cache on a GPU. A format that needs nothing has no findings."""
+def support(
+    on: Gpu, weights: str, kv_cache: str, track: Track, version: str | None = None
+) -> tuple[Finding, ...]:
+    """What speaks against formats of weights and KV cache on a GPU, and against the GPU in a release if one is given.
+
+    `weights` and `kv_cache` are the recipe's words (quantization.format, quantization.kv_cache); a combination that
+    nothing speaks against has no findings.
+    """
     return (
+        *(_too_old(on, version) if version is not None else ()),
         *_findings("formats", "weights", weights, on, track),
         *_findings("kv_caches", "kv_cache", kv_cache, on, track),
     )
+
+
+def _too_old(on: Gpu, version: str) -> Iterator[Finding]:
+    for entry in _data()["capabilities"]:
+        if entry["sm"] == on.sm and precedes(version, entry["since"]):
+            reason = f"{on.name} (compute capability {on.capability}): {entry['reason']}"
+            yield Finding("error", "gpu", reason, tuple(entry["source"]))
 
 
 def _findings(table: str, subject: str, chosen: str, on: Gpu, track: Track) -> Iterator[Finding]:

@@ -38,6 +38,19 @@ def release_of(version: str) -> str:
     return re.sub(r"(rc|\.post)\d+$", "", version)
 
 
+def precedes(version: str, other: str) -> bool:
+    """Whether a version is older than a release. A candidate of the release is not.
+
+    >>> precedes("1.0.0", "1.1.0"), precedes("1.10.0", "1.2.0"), precedes("1.3.0rc4", "1.3.0")
+    (True, False, False)
+    """
+
+    def numbers(text: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in release_of(text).split("."))
+
+    return numbers(version) < numbers(other)
+
+
 def refuse_unknown(version: str, versions: Sequence[str]) -> None:
     """Raises UserError if a version is none of a contract's; the text names those that are near."""
     if release_of(version) not in versions:

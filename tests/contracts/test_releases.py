@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.contracts import inflight_batcher
+from pipeline.contracts import releases as releases_module
 from pipeline.contracts.releases import TRACKS, container, containers, release, releases, require
 from pipeline.errors import UserError
 
@@ -62,3 +63,25 @@ def test_what_is_not_offered_and_why(version: str, track: str, said: str) -> Non
 def test_any_candidate_of_the_line_after_the_last_release() -> None:
     assert release("1.3.0rc4").tracks == ("pytorch",)
     assert container("1.3.0rc4").image == "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc4"
+
+
+def test_a_release_is_added_by_adding_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = releases_module._data()
+    fresh = {**facts["releases"][-1], "version": "1.4.0", "tracks": ["pytorch"], "no_tensorrt": "it is gone"}
+    image = {
+        **facts["containers"][-1],
+        "release": "26.12",
+        "trtllm": "1.4.0",
+        "image": "example/triton:26.12",
+    }
+    more = {
+        **facts,
+        "releases": [*facts["releases"], fresh],
+        "containers": [*facts["containers"], image],
+    }
+    monkeypatch.setattr(releases_module, "_data", lambda: more)
+    assert [one.version for one in releases()] == [*SUPPORTED, "1.4.0"]
+    assert require("1.4.0", "pytorch").tracks == ("pytorch",)
+    assert container("1.4.0").image == "example/triton:26.12"
+    with pytest.raises(UserError, match="it is gone"):
+        require("1.4.0", "tensorrt")
