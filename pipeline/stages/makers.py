@@ -72,6 +72,7 @@ def _calibrate(work: Work) -> Facts:
         work.inputs["dataset"],
         work.quantization,
         export_tensor_parallel=tensor_parallel_exports(work.recipe, work.role),
+        pipeline_parallel=parallelism(work.recipe, work.role).pipeline,
         into=work.into,
         progress=work.progress,
     )

@@ -14,6 +14,7 @@ import pytest
 from pipeline.checkpoint import Architecture, Checkpoint, Format, TensorFiles
 from pipeline.checkpoint.layers import round_e4m3, unpack_rows
 from pipeline.errors import StageError
+from pipeline.planning.parallelism import Parallelism
 from pipeline.progress import Silent
 from pipeline.stages.calibrate import calibrate, tensorrt_llm, unified
 from pipeline.stages.calibrate.batches import make_batches, read_samples
@@ -231,6 +232,31 @@ def _calibrate(
     )
 
 
+@pytest.mark.parametrize("form", ["fp8", "int4_awq"])
+def test_pipeline_stages_hold_the_layers_of_the_whole(
+    calibrations: Calibrations, tmp_path: Path, form: str
+) -> None:
+    whole = calibrations.calibrated(form)
+    calibrate(
+        calibrations.source(),
+        calibrations.dataset(),
+        quantization(form),
+        export_tensor_parallel=(2,),
+        pipeline_parallel=2,
+        into=tmp_path,
+        progress=Silent(),
+        device="cpu",
+    )
+    half = config(tmp_path / "trtllm-tp2-pp2")["num_hidden_layers"] // 2
+    for rank in range(4):
+        found = _rank(tmp_path / "trtllm-tp2-pp2", rank)
+        original = _rank(whole / "trtllm-tp2", rank % 2)
+        for name in found:
+            layer = name.split(".")[2] if ".layers." in name else ""
+            moved = int(layer) + (rank // 2) * half if layer.isdigit() else layer
+            np.testing.assert_array_equal(found[name], original[name.replace(f".{layer}.", f".{moved}.", 1)])
+
+
 def test_format_none_is_the_checkpoint_itself(calibrations: Calibrations) -> None:
     folder, source = calibrations.calibrated("none"), calibrations.source()
     assert (folder / "hf/model.safetensors").samefile(source / "model.safetensors")
@@ -295,7 +321,7 @@ def test_damaged_ranks_are_found(
     source = calibrations.calibrated("fp8")
     folder = tmp_path / "trtllm"
     shutil.copytree(source / "trtllm-tp2", folder)
-    layout = Layout(Architecture.read(source / "hf"), Format.FP8, None, "auto", 2, "BF16")
+    layout = Layout(Architecture.read(source / "hf"), Format.FP8, None, "auto", Parallelism(2), "BF16")
     judge(folder, layout)
     damage(folder)
     with pytest.raises(StageError, match=message.replace(".", r"\.")):
@@ -336,9 +362,9 @@ def test_nvfp4_is_exported_as_it_is_read(calibrations: Calibrations, tmp_path: P
             progress=Silent(),
         )
         assert len(check_scales(model, architecture, Format.NVFP4, "fp8")) == 14 * 2 + 2 * 2
-        tensorrt_llm.export(model, architecture, 2, tmp_path / "ranks")
+        tensorrt_llm.export(model, architecture, Parallelism(2), tmp_path / "ranks")
         unified.export(model, source, tmp_path / "hf")
-    judge(tmp_path / "ranks", Layout(architecture, Format.NVFP4, 16, "fp8", 2, "BF16"))
+    judge(tmp_path / "ranks", Layout(architecture, Format.NVFP4, 16, "fp8", Parallelism(2), "BF16"))
     unified.judge(tmp_path / "hf", Format.NVFP4, 16, "fp8")
     exported = Checkpoint(tmp_path / "hf")
     for shape in architecture.linears():

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.checkpoint import Architecture, Format
 from pipeline.errors import InvalidInput
+from pipeline.planning.parallelism import Parallelism
 from pipeline.progress import Silent
 from pipeline.stages.calibrate import calibrate
 from pipeline.stages.calibrate.preflight import check
@@ -30,6 +31,10 @@ MODEL = Architecture.from_config(
 )
 
 
+def sizes(*ranks: int) -> list[Parallelism]:
+    return [Parallelism(count) for count in ranks]
+
+
 def problems(
     form: str,
     ranks: Sequence[int] = (),
@@ -38,23 +43,23 @@ def problems(
     **settings: object,
 ) -> list[str]:
     with pytest.raises(InvalidInput) as caught:
-        check(model, quantization(form, **settings), ranks, has_cuda=has_cuda)  # type: ignore[arg-type]
+        check(model, quantization(form, **settings), sizes(*ranks), has_cuda=has_cuda)  # type: ignore[arg-type]
     return [str(fault) for fault in caught.value.faults]
 
 
 @pytest.mark.parametrize("form", ["none", "fp8", "int4_awq", "w4a8_awq", "int8_sq"])
 def test_a_common_model_passes_in_every_format(form: str) -> None:
-    assert check(MODEL, quantization(form, block=128), (1, 2, 4, 8), has_cuda=False) is Format(form)
+    assert check(MODEL, quantization(form, block=128), sizes(1, 2, 4, 8), has_cuda=False) is Format(form)
 
 
 def test_more_ranks_than_key_value_heads_share_them() -> None:
-    assert check(MODEL, quantization("fp8"), (16,), has_cuda=False) is Format.FP8
+    assert check(MODEL, quantization("fp8"), sizes(16), has_cuda=False) is Format.FP8
 
 
 def test_nvfp4_needs_a_gpu() -> None:
     (problem,) = problems("nvfp4")
     assert "needs a CUDA GPU" in problem
-    assert check(MODEL, quantization("nvfp4"), (1,), has_cuda=True) is Format.NVFP4
+    assert check(MODEL, quantization("nvfp4"), sizes(1), has_cuda=True) is Format.NVFP4
 
 
 def test_what_is_not_supported() -> None:
@@ -69,7 +74,7 @@ def test_groups_that_do_not_divide_the_model() -> None:
     assert len(found) == 2
     assert "does not divide hidden_size = 4160 (64)" in found[0]
     assert "intermediate_size = 14368 (fp8 or int8_sq" in found[1]
-    check(odd, quantization("fp8"), (1,), has_cuda=False)
+    check(odd, quantization("fp8"), sizes(1), has_cuda=False)
 
 
 def test_ranks_that_do_not_divide_the_model_are_all_named() -> None:
@@ -82,7 +87,7 @@ def test_ranks_that_do_not_divide_the_model_are_all_named() -> None:
 
 def test_groups_within_a_rank() -> None:
     small = replace(MODEL, hidden=256, heads=4, kv_heads=2, head_dim=64, intermediate=512)
-    check(small, quantization("int4_awq", block=64), (1, 2, 4), has_cuda=False)
+    check(small, quantization("int4_awq", block=64), sizes(1, 2, 4), has_cuda=False)
     found = problems("int4_awq", ranks=(1, 2, 4), model=small, block=128)
     assert found == [
         "quantization.export_tensor_parallel = 4: leaves 64 attention columns a rank, "
@@ -103,3 +108,8 @@ def test_the_stage_refuses_before_it_reads_weights(tmp_path: Path) -> None:
             progress=Silent(),
             device="cpu",
         )
+
+
+def test_stages_that_do_not_divide_the_layers() -> None:
+    with pytest.raises(InvalidInput, match="pipeline_parallel = 3: does not divide the 32 layers"):
+        check(MODEL, quantization("fp8"), [Parallelism(2, 3)], has_cuda=False)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.planning.parallelism import Parallelism
 from pipeline.progress import Progress
 from pipeline.recipe import Quantization
 from pipeline.store import Json
@@ -24,6 +25,7 @@ def calibrate(
     quantization: Quantization,
     *,
     export_tensor_parallel: Sequence[int],
+    pipeline_parallel: int = 1,
     into: Path,
     progress: Progress,
     device: str | None = None,
@@ -33,6 +35,7 @@ def calibrate(
     Args:
         dataset_dir: what `stages.dataset.freeze` left; may be None for format `none`, which measures nothing.
         export_tensor_parallel: ranks of each TensorRT-LLM checkpoint to write; may be empty.
+        pipeline_parallel: groups of ranks that share the layers of each of those checkpoints.
         device: "cpu" or "cuda"; by default a GPU if there is one.
 
     Raises:
@@ -46,7 +49,7 @@ def calibrate(
         checkpoint_dir,
         dataset_dir,
         quantization,
-        export_tensor_parallel=export_tensor_parallel,
+        exports=[Parallelism(size, pipeline_parallel) for size in sorted(set(export_tensor_parallel))],
         into=into,
         progress=progress,
         device=device,

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.checkpoint import Architecture, Checkpoint, Format
 from pipeline.errors import UserError
+from pipeline.planning.parallelism import Parallelism
 from pipeline.progress import Progress
 from pipeline.recipe import Quantization
 from pipeline.stages.calibrate import preflight
@@ -26,7 +27,7 @@ def run(
     dataset_dir: Path | None,
     quantization: Quantization,
     *,
-    export_tensor_parallel: Sequence[int],
+    exports: Sequence[Parallelism],
     into: Path,
     progress: Progress,
     device: str | None,
@@ -36,8 +37,7 @@ def run(
     architecture = Architecture.read(checkpoint_dir)
     architecture.refuse_unless_plain("calibration")
     device = device or _device()
-    ranks = sorted(set(export_tensor_parallel))
-    form = preflight.check(architecture, quantization, ranks, has_cuda=device == "cuda")
+    form = preflight.check(architecture, quantization, exports, has_cuda=device == "cuda")
     source = Checkpoint(checkpoint_dir)
     if form is not Format.NONE and source.quantization.format is not Format.NONE:
         raise UserError(
@@ -55,10 +55,10 @@ def run(
         "tools": {name: metadata.version(name) for name in _TOOLS},
     }
     with suited_to(source.tensors.elements):
-        model = work.load() if form is not Format.NONE or ranks else None
+        model = work.load() if form is not Format.NONE or exports else None
         if form is not Format.NONE and dataset_dir is not None:
             facts |= work.measure(model, dataset_dir)
-        facts["exports"] = work.export(model, ranks)
+        facts["exports"] = work.export(model, exports)
     facts["warnings"] = list(dict.fromkeys(notes.warnings))
     for warning in dict.fromkeys(notes.warnings):
         progress.say(f"    note: {warning}")
@@ -149,11 +149,11 @@ class _Calibration:
             "scales": scales,
         }
 
-    def export(self, model: Any, ranks: Sequence[int]) -> dict[str, Json]:
+    def export(self, model: Any, sizes: Sequence[Parallelism]) -> dict[str, Json]:
         """Both kinds of checkpoint, read again and judged."""
         exports: dict[str, Json] = {}
-        for count in ranks:
-            exports[f"trtllm-tp{count}"] = self._export_ranks(model, count)
+        for size in sizes:
+            exports[size.folder] = self._export_ranks(model, size)
         from pipeline.stages.calibrate import unified
 
         directory = self._into / "hf"
@@ -167,18 +167,18 @@ class _Calibration:
         self._progress.say(f"    {', '.join(f'{name}/' for name in exports)}: read again, complete")
         return exports
 
-    def _export_ranks(self, model: Any, count: int) -> Json:
+    def _export_ranks(self, model: Any, size: Parallelism) -> Json:
         from pipeline.stages.calibrate import tensorrt_llm, tensorrt_llm_files
 
-        directory = self._into / f"trtllm-tp{count}"
-        with quietly(f"the TensorRT-LLM export for {count} ranks", self._notes):
-            tensorrt_llm.export(model, self._architecture, count, directory)
+        directory = self._into / size.folder
+        with quietly(f"the TensorRT-LLM export for {size.world} ranks", self._notes):
+            tensorrt_llm.export(model, self._architecture, size, directory)
         layout = tensorrt_llm_files.Layout(
             self._architecture,
             self._form,
             self.group_size,
             self._quantization.kv_cache,
-            count,
+            size,
             "BF16" if self._architecture.dtype == "bfloat16" else "F16",
         )
         tensorrt_llm_files.judge(directory, layout)

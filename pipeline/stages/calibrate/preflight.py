@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.checkpoint import Architecture, Format
 from pipeline.errors import Fault, InvalidInput
+from pipeline.planning.parallelism import Parallelism
 from pipeline.recipe import Quantization
 
 AWQ = (Format.INT4_AWQ, Format.W4A8_AWQ)
@@ -16,14 +17,17 @@ NVFP4_GROUP = 16
 
 
 def check(
-    architecture: Architecture, quantization: Quantization, ranks: Sequence[int], *, has_cuda: bool
+    architecture: Architecture, quantization: Quantization, exports: Sequence[Parallelism], *, has_cuda: bool
 ) -> Format:
     """The format to calibrate; InvalidInput with every reason why it cannot be done."""
     faults = [*_format_faults(quantization, has_cuda)]
     if not faults:
         form = Format(quantization.format)
         group = group_size(form, quantization)
-        faults = [*_group_faults(architecture, form, group), *_rank_faults(architecture, form, group, ranks)]
+        faults = [
+            *_group_faults(architecture, form, group),
+            *_rank_faults(architecture, form, group, exports),
+        ]
     if faults:
         raise InvalidInput(f"{architecture.class_name} cannot be calibrated like this", faults)
     return form
@@ -76,10 +80,15 @@ def _group_faults(architecture: Architecture, form: Format, group: int | None) -
 
 
 def _rank_faults(
-    architecture: Architecture, form: Format, group: int | None, ranks: Sequence[int]
+    architecture: Architecture, form: Format, group: int | None, exports: Sequence[Parallelism]
 ) -> Iterator[Fault]:
     model, key = architecture, "quantization.export_tensor_parallel"
-    for count in ranks:
+    for stages in sorted({size.pipeline for size in exports}):
+        if model.layers % stages:
+            yield Fault(
+                f"does not divide the {model.layers} layers", key="runtime.pipeline_parallel", value=stages
+            )
+    for count in sorted({size.tensor for size in exports}):
         if count < 1:
             yield Fault("must be 1 or more", key=key, value=count)
             continue

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from pipeline.checkpoint import Architecture
+from pipeline.planning.parallelism import Parallelism
 from pipeline.stages.calibrate.model import DECODER_TYPES
 from pipeline.stages.calibrate.snapshot import restored
 from pipeline.stages.calibrate.unified import write_json
 
 
-def export(model: Any, architecture: Architecture, ranks: int, into: Path) -> None:
+def export(model: Any, architecture: Architecture, sizes: Parallelism, into: Path) -> None:
     """Write the checkpoint; the model is left as it was."""
     from modelopt.torch.export import export_tensorrt_llm_checkpoint
 
@@ -30,7 +31,8 @@ def export(model: Any, architecture: Architecture, ranks: int, into: Path) -> No
             DECODER_TYPES[architecture.family],
             stored_dtype(architecture),
             export_dir=into,
-            inference_tensor_parallel=ranks,
+            inference_tensor_parallel=sizes.tensor,
+            inference_pipeline_parallel=sizes.pipeline,
         )
     config = json.loads((into / "config.json").read_text(encoding="utf-8"))
     repaired = repair(config, architecture)

@@ -17,6 +17,7 @@ import numpy as np
 
 from pipeline.checkpoint import Architecture, Format, TensorFiles
 from pipeline.errors import StageError
+from pipeline.planning.parallelism import Parallelism
 
 ALGORITHMS = {
     Format.NONE: None,
@@ -45,7 +46,7 @@ class Layout:
     format: Format
     group_size: int | None
     kv_cache: str
-    ranks: int
+    sizes: Parallelism
     dtype: str  # "BF16" | "F16"
 
     @property
@@ -54,16 +55,18 @@ class Layout:
         vocab = self.architecture.vocab
         return math.ceil(vocab / 64) * 64 if self.format in _AWQ else vocab
 
-    def tensors(self) -> Iterator[_Expected]:
-        """All tensors of a rank; ranks are alike."""
-        model, ranks = self.architecture, self.ranks
-        table = (math.ceil(self.vocab / ranks), model.hidden)
-        yield self._plain("transformer.vocab_embedding.weight", table)
-        yield self._plain("lm_head.weight", table)
-        yield self._plain("transformer.ln_f.weight", (model.hidden,))
+    def tensors(self, rank: int) -> Iterator[_Expected]:
+        """All tensors of a rank; those of one pipeline stage are alike, and layers count from 0 on each."""
+        model, ranks = self.architecture, self.sizes.tensor
+        stage, table = rank // ranks, (math.ceil(self.vocab / ranks), model.hidden)
+        if stage == 0:
+            yield self._plain("transformer.vocab_embedding.weight", table)
+        if stage == self.sizes.pipeline - 1:
+            yield self._plain("lm_head.weight", table)
+            yield self._plain("transformer.ln_f.weight", (model.hidden,))
         queries, pairs = model.heads // ranks, max(model.kv_heads // ranks, 1)
         columns, inner = queries * model.head_dim, model.intermediate // ranks
-        for layer in range(model.layers):
+        for layer in range(model.layers // self.sizes.pipeline):
             block = f"transformer.layers.{layer}."
             yield self._plain(block + "input_layernorm.weight", (model.hidden,))
             yield self._plain(block + "post_layernorm.weight", (model.hidden,))
@@ -118,8 +121,8 @@ def judge(directory: Path, layout: Layout) -> None:
     """
     faults = [*_file_faults(directory, layout), *_config_faults(directory, layout)]
     if not faults:
-        expected = {name: (types, shape) for name, types, shape in layout.tensors()}
-        for rank in range(layout.ranks):
+        for rank in range(layout.sizes.world):
+            expected = {name: (types, shape) for name, types, shape in layout.tensors(rank)}
             faults += _rank_faults(directory, rank, expected)
     if faults:
         raise StageError(
@@ -128,7 +131,7 @@ def judge(directory: Path, layout: Layout) -> None:
 
 
 def _file_faults(directory: Path, layout: Layout) -> Iterator[str]:
-    wanted = {"config.json", *(f"rank{rank}.safetensors" for rank in range(layout.ranks))}
+    wanted = {"config.json", *(f"rank{rank}.safetensors" for rank in range(layout.sizes.world))}
     found = {path.name for path in directory.iterdir()}
     yield from (f"{name} is missing" for name in sorted(wanted - found))
     yield from (f"{name} is not expected" for name in sorted(found - wanted))
@@ -156,8 +159,9 @@ def _config_faults(directory: Path, layout: Layout) -> Iterator[str]:
         "norm_epsilon": (config.get("norm_epsilon"), model.norm_epsilon),
         "rotary_base": (config.get("rotary_base"), model.rope.theta),
         "position_embedding_type": (config.get("position_embedding_type"), "rope_gpt_neox"),
-        "mapping.world_size": (mapping.get("world_size"), layout.ranks),
-        "mapping.tp_size": (mapping.get("tp_size"), layout.ranks),
+        "mapping.world_size": (mapping.get("world_size"), layout.sizes.world),
+        "mapping.tp_size": (mapping.get("tp_size"), layout.sizes.tensor),
+        "mapping.pp_size": (mapping.get("pp_size"), layout.sizes.pipeline),
         "quantization.quant_algo": (quantization.get("quant_algo"), ALGORITHMS[layout.format]),
         "quantization.kv_cache_quant_algo": (
             quantization.get("kv_cache_quant_algo"),
