@@ -34,7 +34,8 @@ class Order:
     checkpoint: Path  # Hugging Face layout: the calibrated export, or the source
     ranks: Path | None  # TensorRT-LLM checkpoint, split for the ranks; only for `tensorrt`
     caches: Path  # folder of the store that outlives artifacts
-    executor: str  # who runs the builder, for runtimes that leave the choice: native | docker | print
+    reports: Path  # folder of the store for the logs of builders
+    executor: str | Path  # who runs the builder, where there is a choice: see `tensorrt.executors.executor_of`
     into: Path  # an empty folder
     progress: Progress
 

@@ -28,7 +28,8 @@ class Work:
     inputs: Mapping[str, Path]  # what the stage calls the input -> folder of the artifact
     into: Path  # an empty folder; for fetch, what a killed fetch left
     caches: Path  # of the store: what later runs may use and no artifact holds
-    executor: str  # who runs engine builders
+    reports: Path  # of the store: what people may want to read later
+    executor: str | Path  # who runs engine builders
     progress: Progress
 
     @property
@@ -107,6 +108,7 @@ def _build(work: Work) -> Facts:
         checkpoint=calibrated if calibrated.is_dir() else checkpoint,
         ranks=_ranks(work),
         caches=work.caches,
+        reports=work.reports,
         executor=work.executor,
         into=work.into,
         progress=work.progress,

@@ -35,13 +35,23 @@ class Prepared:
     sources: Mapping[str, ResolvedSource]  # role -> checkpoint
 
     def work(
-        self, progress: Progress, store: Store, executor: str = "native"
+        self, progress: Progress, store: Store, executor: str | Path = "auto"
     ) -> Callable[[Step, Mapping[str, Path], Path], Work]:
         """What the builder hands to the stage of a step; `executor`: see `runtimes.base.Order`."""
 
         def work(step: Step, inputs: Mapping[str, Path], into: Path) -> Work:
             role = step.name.partition(".")[2]
-            return Work(self.plan.recipe, role, self.sources, inputs, into, store.caches, executor, progress)
+            return Work(
+                recipe=self.plan.recipe,
+                role=role,
+                sources=self.sources,
+                inputs=inputs,
+                into=into,
+                caches=store.caches,
+                reports=store.reports,
+                executor=executor,
+                progress=progress,
+            )
 
         return work
 

@@ -74,7 +74,9 @@ class Shop:
 
     def _work(self, step: Step, inputs: Mapping[str, Path], into: Path) -> Work:
         role = step.name.partition(".")[2]
-        return Work(self.recipe, role, {}, inputs, into, self.store.caches, "native", Silent())
+        return Work(
+            self.recipe, role, {}, inputs, into, self.store.caches, self.store.reports, "native", Silent()
+        )
 
 
 def test_a_package_with_a_draft(tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""What a run of trtllm-build is asked for, whoever runs it and wherever.
+
+The flags say what the engine is; the paths depend on who looks at them, so they are put in last. The names of the
+timing cache are relative, because trtllm-build copies them into the engine's config.json, and an engine must not tell
+where it was built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAM = "trtllm-build"
+
+
+@dataclass(frozen=True, slots=True)
+class BuildJob:
+    """One engine: all its ranks.
+
+    >>> job = BuildJob(
+    ...     name="tiny-target", flags=("--max_batch_size", "8"), checkpoint=Path("/c"), output=Path("/o"),
+    ...     timing_cache=Path("/t"), log=Path("/l"), workers=1, gpus=1, version="1.2.1", image="i", gpu="l4", sm=89,
+    ... )
+    >>> " ".join(job.command(Path("/c"), Path("/o"))[:5])
+    'trtllm-build --checkpoint_dir /c --output_dir /o'
+    """
+
+    name: str  # of the recipe and the role: "llama-3.1-8b-fp8-target"
+    flags: tuple[str, ...]  # all but those with paths, and but --workers
+    checkpoint: Path  # config.json and rank<N>.safetensors
+    output: Path  # a folder for config.json and rank<N>.engine; need not be there yet
+    timing_cache: Path  # kept between builds; need not be there yet
+    log: Path  # file that keeps all the builder says
+    workers: int  # ranks that are built at the same time, a GPU each
+    gpus: int  # ranks of the engine
+    version: str  # of TensorRT-LLM
+    image: str  # the container that will serve the engine
+    gpu: str  # as the recipe names it: "h100-sxm-80g"
+    sm: int  # of that GPU: 90
+
+    def command(
+        self, checkpoint: Path, output: Path, timing_cache: str | None = "timing.cache"
+    ) -> tuple[str, ...]:
+        """The command as its runner sees the paths. `timing_cache`: a name in the working directory; None: no cache.
+
+        Several workers read the cache while rank 0 writes it, so they write a new one; see `new_timing_cache`.
+        """
+        cache: tuple[str, ...] = ()
+        if timing_cache is not None:
+            cache = (
+                *("--input_timing_cache", timing_cache),
+                *("--output_timing_cache", self.new_timing_cache(timing_cache)),
+            )
+        return (
+            PROGRAM,
+            *("--checkpoint_dir", str(checkpoint)),
+            *("--output_dir", str(output)),
+            *cache,
+            *("--workers", str(self.workers)),
+            *self.flags,
+        )
+
+    def new_timing_cache(self, timing_cache: str) -> str:
+        """Name of the cache that the command writes."""
+        return timing_cache if self.workers == 1 else f"new-{timing_cache}"
+
+
+def timing_cache_file(caches: Path, version: str, gpu: str) -> Path:
+    """Where the store keeps the cache that builders of this version on this GPU share."""
+    return caches / "timing" / f"{version}-{gpu}.cache"
