@@ -161,7 +161,9 @@ class _Planner:
             "awq_block_size": quantization.awq_block_size,
             "export_tensor_parallel": list(tensor_parallel_exports(self._recipe, role)),
         }
-        if (stages := parallelism(self._recipe, role).pipeline) > 1 and self._recipe.runtime.kind == "tensorrt":
+        if (
+            stages := parallelism(self._recipe, role).pipeline
+        ) > 1 and self._recipe.runtime.kind == "tensorrt":
             settings["export_pipeline_parallel"] = stages
         if settings["format"] == "auto" and quantization.auto is not None:
             settings["auto"] = quantization.auto.model_dump(mode="json")

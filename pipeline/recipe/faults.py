@@ -27,14 +27,14 @@ def faults_of(error: ValidationError, document: Document) -> list[Fault]:
         if detail["type"] == "rule":
             context = detail["ctx"]
             faults.append(
-                _rule(Problem(tuple(context["keys"]), context["problem"], context["fix"]), document)
+                fault_of(Problem(tuple(context["keys"]), context["problem"], context["fix"]), document)
             )
             continue
         wrong.append(without_tags(Recipe, detail["loc"]))
         if detail["input"] is not None or dotted(wrong[-1]) not in formless:
             faults.append(_fault(detail, document))
     if wrong:  # then pydantic did not get as far as the rules
-        faults += [_rule(problem, document) for problem in broken_rules(SoundValues(document.data, wrong))]
+        faults += [fault_of(problem, document) for problem in broken_rules(SoundValues(document.data, wrong))]
     return faults
 
 
@@ -68,7 +68,8 @@ class SoundValues(Values):
         return list(value) if isinstance(value, tuple) else value
 
 
-def _rule(problem: Problem, document: Document) -> Fault:
+def fault_of(problem: Problem, document: Document) -> Fault:
+    """A problem at the place where its first key was given."""
     path, *others = [tuple(key.split(".")) for key in problem.keys]
     place = document.place(path)
     value = place.text if path in document.places else None

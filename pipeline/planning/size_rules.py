@@ -1,0 +1,213 @@
+"""Rules about sizes: what must divide, what is padded or copied, and how long a sequence may be.
+
+Each function is one rule of contracts/data/compatibility.yaml, which has its severity and sources, under its id in
+CHECKS.
+A model whose sizes are not known is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from pipeline.contracts.compatibility import rule
+from pipeline.contracts.models import ModelSizes
+from pipeline.planning import fitting
+from pipeline.planning.concern import Check, Said
+from pipeline.planning.parallelism import Parallelism
+from pipeline.planning.subject import Model, Subject
+from pipeline.recipe.rules import AWQ
+
+PIPELINE, EXPERT = "runtime.pipeline_parallel", "runtime.expert_parallel"
+BLOCK = "quantization.awq_block_size"
+
+
+def _attention_heads(subject: Subject) -> Iterator[Said]:
+    for model, sizes in subject.sized:
+        if not fitting.heads_split(sizes, model.split.tensor):
+            yield Said(
+                (model.tensor_key, model.source_key),
+                f"must divide the {sizes.heads} attention heads of {_name(model)}",
+                _fitting(subject, model, sizes),
+            )
+
+
+def _kv_heads_even(subject: Subject) -> Iterator[Said]:
+    for model, sizes in subject.sized:
+        if sizes.kv_heads >= model.split.tensor and not fitting.kv_heads_split(sizes, model.split.tensor):
+            yield Said(
+                (model.tensor_key, model.source_key),
+                f"must divide the {sizes.kv_heads} key and value heads of {_name(model)}",
+                _fitting(subject, model, sizes),
+            )
+
+
+def _kv_heads_duplicate(subject: Subject) -> Iterator[Said]:
+    for model, sizes in subject.sized:
+        if sizes.kv_heads < model.split.tensor and not fitting.kv_heads_split(sizes, model.split.tensor):
+            yield Said(
+                (model.tensor_key, model.source_key),
+                f"must be a multiple of the {sizes.kv_heads} key and value heads of {_name(model)}, "
+                "each of which is copied to several ranks",
+                _fitting(subject, model, sizes),
+            )
+
+
+def _kv_heads_copied(subject: Subject) -> Iterator[Said]:
+    for model, sizes in subject.sized:
+        copies, rest = divmod(model.split.tensor, sizes.kv_heads)
+        if copies > 1 and not rest:
+            yield Said(
+                (model.tensor_key,),
+                f"each of the {sizes.kv_heads} key and value heads of {_name(model)} lies on {copies} ranks, "
+                "so a rank's KV cache is no smaller than with "
+                f"{sizes.kv_heads}",
+            )
+
+
+def _width(subject: Subject) -> Iterator[Said]:
+    for model, sizes in subject.sized:
+        if not fitting.width_splits(sizes, model.split):
+            shared = f" (with {model.split.expert} groups of experts)" if sizes.experts else ""
+            yield Said(
+                (model.tensor_key, model.source_key),
+                f"must divide the hidden size {sizes.hidden} and the inner size {sizes.intermediate} of "
+                f"{_name(model)}{shared}",
+                _fitting(subject, model, sizes),
+            )
+
+
+def _awq_blocks(subject: Subject) -> Iterator[Said]:
+    block = subject.recipe.quantization.awq_block_size
+    for model, sizes in subject.sized:
+        if not _has_awq(subject, model) or fitting.blocks_split(sizes, model.split, block):
+            continue
+        other = 64 if block == 128 and fitting.blocks_split(sizes, model.split, 64) else None
+        attention, inner = sizes.heads * sizes.head_dim, fitting.inner_per_rank(sizes, model.split)[0]
+        yield Said(
+            (model.tensor_key, BLOCK, model.format_key),
+            f"leaves a rank of {_name(model)} {attention / model.split.tensor:g} inputs of o_proj and {inner} of "
+            f"down_proj, which {BLOCK} {block} must divide",
+            (f"set {BLOCK} to {other}, or " if other else "") + _fitting(subject, model, sizes),
+        )
+
+
+def _padded_vocabulary(subject: Subject) -> Iterator[Said]:
+    for model, sizes in subject.sized:
+        over = sizes.vocab % model.split.tensor
+        if over:
+            padded = sizes.vocab + model.split.tensor - over
+            yield Said(
+                (model.tensor_key,),
+                f"the vocabulary of {_name(model)} is padded from {sizes.vocab} to {padded} tokens, and logits with it",
+            )
+
+
+def _padded_for_awq(subject: Subject) -> Iterator[Said]:
+    multiple: int = rule("vocab.pad_awq").facts["multiple"]
+    for model, sizes in subject.sized:
+        if _has_awq(subject, model) and sizes.vocab % multiple:
+            padded = -(-sizes.vocab // multiple) * multiple
+            yield Said(
+                (model.format_key,),
+                f"the output projection of {_name(model)} is padded from {sizes.vocab} to {padded} tokens",
+            )
+
+
+def _layers(subject: Subject) -> Iterator[Said]:
+    model, sizes = subject.target, subject.target.sizes
+    if sizes is not None and model.split.pipeline > sizes.layers:
+        yield Said(
+            (PIPELINE, model.source_key),
+            f"is more than the {sizes.layers} layers of {_name(model)}",
+            f"at most {sizes.layers}",
+        )
+
+
+def _even_layers(subject: Subject) -> Iterator[Said]:
+    model, sizes = subject.target, subject.target.sizes
+    if sizes is not None and model.split.pipeline <= sizes.layers and sizes.layers % model.split.pipeline:
+        divisors = [n for n in range(1, model.split.pipeline * 2) if sizes.layers % n == 0]
+        yield Said(
+            (PIPELINE, model.source_key),
+            f"does not divide the {sizes.layers} layers of {_name(model)}: the groups wait for the one with most",
+            "one of " + ", ".join(map(str, divisors)),
+        )
+
+
+def _experts(subject: Subject) -> Iterator[Said]:
+    model, sizes = subject.target, subject.target.sizes
+    if sizes is not None and sizes.experts and not fitting.experts_split(sizes, model.split.expert):
+        fits = [
+            n
+            for n in range(1, model.split.tensor + 1)
+            if not model.split.tensor % n and not sizes.experts % n
+        ]
+        yield Said(
+            (EXPERT, model.source_key),
+            f"must divide the {sizes.experts} experts of {_name(model)}",
+            "one of " + ", ".join(map(str, fits)),
+        )
+
+
+def _dense(subject: Subject) -> Iterator[Said]:
+    model, sizes = subject.target, subject.target.sizes
+    if sizes is not None and not sizes.experts and model.split.expert > 1:
+        yield Said(
+            (EXPERT, model.source_key), f"is given, but {_name(model)} has no experts", f"remove {EXPERT}"
+        )
+
+
+def _positions(subject: Subject) -> Iterator[Said]:
+    limits = subject.recipe.limits
+    for model, sizes in subject.sized:
+        longest = _longest(sizes)
+        if not model.is_head and limits.max_sequence_tokens > longest:
+            yield Said(
+                ("limits.max_input_tokens", "limits.max_output_tokens", model.source_key),
+                f"and limits.max_output_tokens are {limits.max_sequence_tokens} tokens together, "
+                f"{_name(model)} knows {longest} positions",
+                f"together at most {longest}",
+            )
+
+
+def _longest(sizes: ModelSizes) -> int:
+    """Positions that a model has, with those that its rotary embedding is stretched to."""
+    unscaled: list[str] = rule("limits.positions").facts["unscaled"]
+    factor = 1.0 if sizes.rope.get("kind") in unscaled else float(sizes.rope.get("factor", 1))
+    return int(sizes.max_positions * factor)
+
+
+def _has_awq(subject: Subject, model: Model) -> bool:
+    auto = subject.recipe.quantization.auto
+    return model.format in AWQ or (
+        model.format == "auto" and auto is not None and bool({*auto.formats} & {*AWQ})
+    )
+
+
+def _name(model: Model) -> str:
+    return f"the {model.role}"
+
+
+def _fitting(subject: Subject, model: Model, sizes: ModelSizes) -> str:
+    """Tensor-parallel sizes that break no rule of this file; of the target, with the recipe's other sizes."""
+    block = subject.recipe.quantization.awq_block_size if _has_awq(subject, model) else None
+    split: Parallelism = model.split
+    fits = fitting.fitting_tensor_sizes(sizes, block, split.pipeline, split.expert)
+    return f"set {model.tensor_key} to {' or '.join(map(str, fits))}" if fits else ""
+
+
+CHECKS: Mapping[str, Check] = {
+    "tp.attention_heads": _attention_heads,
+    "tp.kv_heads_even": _kv_heads_even,
+    "tp.kv_heads_duplicate": _kv_heads_duplicate,
+    "tp.kv_heads_copied": _kv_heads_copied,
+    "tp.hidden_and_ffn": _width,
+    "tp.awq_block": _awq_blocks,
+    "vocab.pad_tp": _padded_vocabulary,
+    "vocab.pad_awq": _padded_for_awq,
+    "pp.layers": _layers,
+    "pp.layers_even": _even_layers,
+    "moe.ep": _experts,
+    "moe.dense": _dense,
+    "limits.positions": _positions,
+}
