@@ -6,12 +6,15 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
 
 from pipeline.cli.options import recipe_argument, set_option
 from pipeline.errors import Fault, InvalidInput, PipelineError
+from pipeline.planning.compatibility import refuse_incompatible
+from pipeline.planning.concern import Concern
 from pipeline.recipe import find_recipe, load_recipe, packaged
 from pipeline.recipe.catalog import entries
 from pipeline.recipe.copying import copy_recipe
@@ -94,17 +97,24 @@ def copy(recipe: str, destination: str, force: bool) -> None:
 def validate(recipes: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> None:
     """Check recipes, all packaged ones if none is named, and print every fault. Exit code 2 if there is any.
 
+    Judged are the file itself, and whether the release, the GPU, the formats and the split of the model exist together,
+    as far as that is known without downloading anything.
+
     \b
     pipeline recipes validate my.yaml other.yaml
     """
-    faults = {recipe: _faults(recipe, overrides) for recipe in recipes or list(packaged())}
+    verdicts = {recipe: _judge(recipe, overrides) for recipe in recipes or list(packaged())}
     if as_json:
-        rows = [{"recipe": r, "valid": not e, "faults": [_row(f) for f in _of(e)]} for r, e in faults.items()]
-        _print_json(rows)
+        _print_json([verdict.row(recipe) for recipe, verdict in verdicts.items()])
     else:
-        for recipe, error in faults.items():
-            click.echo(str(error) if error else f"{recipe}: valid", err=error is not None)
-    if any(faults.values()):
+        for recipe, verdict in verdicts.items():
+            if verdict.error is not None:
+                click.echo(str(verdict.error), err=True)
+                continue
+            click.echo(f"{recipe}: valid")
+            for concern in verdict.concerns:
+                click.echo(f"  {concern.severity}: {concern}")
+    if any(verdict.error for verdict in verdicts.values()):
         sys.exit(InvalidInput.exit_code)
 
 
@@ -126,16 +136,28 @@ def schema(check: bool) -> None:
         raise PipelineError(f"{SCHEMA_FILE} is not current; run: pipeline recipes schema > {SCHEMA_FILE}")
 
 
-def _faults(recipe: str, overrides: Sequence[str]) -> InvalidInput | None:
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """Of one recipe: why it is not valid, or what is to be known of it."""
+
+    error: InvalidInput | None = None
+    concerns: tuple[Concern, ...] = ()
+
+    def row(self, recipe: str) -> dict[str, Any]:
+        faults = self.error.faults if self.error else ()
+        return {
+            "recipe": recipe,
+            "valid": self.error is None,
+            "faults": [_row(fault) for fault in faults],
+            "concerns": [asdict(concern) for concern in self.concerns],
+        }
+
+
+def _judge(recipe: str, overrides: Sequence[str]) -> _Verdict:
     try:
-        load_recipe(recipe, overrides)
+        return _Verdict(concerns=refuse_incompatible(load_recipe(recipe, overrides)))
     except InvalidInput as error:
-        return error
-    return None
-
-
-def _of(error: InvalidInput | None) -> tuple[Fault, ...]:
-    return error.faults if error else ()
+        return _Verdict(error)
 
 
 def _row(fault: Fault) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pipeline.planning import compatibility_rules, size_rules
 from pipeline.planning.concern import Concern, Said
 from pipeline.planning.subject import Subject, known_sizes, subject
 from pipeline.recipe import Recipe
-from pipeline.recipe.locating import located
+from pipeline.recipe.locating import located, shown
 from pipeline.recipe.rule import Problem
 
 CHECKS = {**compatibility_rules.CHECKS, **size_rules.CHECKS}
@@ -44,8 +44,8 @@ def refuse_incompatible(recipe: Recipe, sizes: Mapping[str, ModelSizes] | None =
     errors = [concern for concern in found if concern.severity == "error"]
     if errors:
         problems = [Problem(concern.keys, concern.problem, concern.fix) for concern in errors]
-        subject_of_all = str(recipe.provenance.file or f"recipe {recipe.name}")
-        raise InvalidInput(subject_of_all, located(recipe, problems))
+        file = recipe.provenance.file
+        raise InvalidInput(shown(file) if file else f"recipe {recipe.name}", located(recipe, problems))
     return tuple(concern for concern in found if concern.severity != "error")
 
 

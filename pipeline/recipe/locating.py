@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from pipeline.errors import Fault
 from pipeline.recipe.document import Document
@@ -26,12 +27,18 @@ def located(recipe: Recipe, problems: Sequence[Problem]) -> list[Fault]:
     return sorted(faults, key=lambda fault: (fault.where == "--set", fault.line or 0))
 
 
+def shown(file: Path) -> str:
+    """A file as people write it: from the folder that they are in, if it lies there."""
+    here = Path.cwd()
+    return str(file.relative_to(here)) if file.is_relative_to(here) else str(file)
+
+
 def _document(recipe: Recipe) -> Document | None:
     file = recipe.provenance.file
     if file is None:
         return None
     try:
-        document = read_document(file.read_bytes(), str(file))
+        document = read_document(file.read_bytes(), shown(file))
     except OSError:
         return None
     apply_overrides(document, recipe.provenance.overrides)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from pipeline.planning.compatibility import refuse_incompatible
 from pipeline.planning.plan import DRAFT, TARGET, Plan, Step, Surroundings, make_plan
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
@@ -59,11 +60,14 @@ class Prepared:
 def prepare(
     recipe: Recipe, store: Store, *, offline: bool = False, progress: Progress | None = None
 ) -> Prepared:
-    """Resolve what the recipe names and plan its build.
+    """Resolve what the recipe names and plan its build. What is doubtful about it is said, too.
 
     Raises:
-        SourceError: a checkpoint cannot be had; UserError: the runtime cannot be built for.
+        InvalidInput: what the recipe asks for does not exist; SourceError: a checkpoint cannot be had.
     """
+    for concern in refuse_incompatible(recipe):
+        if concern.severity == "warning" and progress is not None:
+            progress.say(f"warning: {concern}")
     runtime = runtime_of(recipe)
     checkpoints = {TARGET: recipe.model} | ({DRAFT: recipe.draft} if recipe.draft is not None else {})
     sources = {
