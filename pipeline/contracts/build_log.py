@@ -1,0 +1,73 @@
+"""What the output of trtllm-build says: its phases, its warnings, memory. The patterns are data (`data/build_log.yaml`).
+
+Warnings matter because the builder changes settings without failing, and says so in them only.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+
+@dataclass(slots=True)
+class LogReader:
+    """Takes the output line by line.
+
+    >>> reader = LogReader()
+    >>> reader.feed("[10/12/2024-15:46:23] [TRT-LLM] [I] Serializing engine to /o/rank1.engine...")
+    'writing rank 1'
+    >>> reader.feed("[10/12/2024-15:46:23] [TRT-LLM] [W] Overriding paged_state to False")
+    >>> reader.warnings
+    ['Overriding paged_state to False']
+    """
+
+    engines: int = 0  # ranks that are written
+    complete: bool = False  # whether the builder said that it is through
+    peak_memory_mib: float | None = None  # of host memory, the largest that it reported
+    warnings: list[str] = field(default_factory=list)  # each once
+
+    def feed(self, line: str) -> str | None:
+        """Take a line; what it says about progress, if anything."""
+        patterns = _patterns()
+        prefixed = patterns.prefix.match(line)
+        text = prefixed["text"] if prefixed else line
+        if prefixed and prefixed["severity"] == patterns.warning and text not in self.warnings:
+            self.warnings.append(text)
+        if patterns.engine_done.search(text):
+            self.engines += 1
+        elif patterns.all_done.search(text):
+            self.complete = True
+        elif found := patterns.peak_memory.search(text):
+            self.peak_memory_mib = max(self.peak_memory_mib or 0.0, float(found[1]) + float(found[2]))
+        for pattern, said in patterns.phases:
+            if found := pattern.search(text):
+                return said.format(*found.groups())
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Patterns:
+    prefix: re.Pattern[str]
+    warning: str
+    phases: tuple[tuple[re.Pattern[str], str], ...]
+    engine_done: re.Pattern[str]
+    all_done: re.Pattern[str]
+    peak_memory: re.Pattern[str]
+
+
+@cache
+def _patterns() -> _Patterns:
+    file = resources.files("pipeline.contracts") / "data" / "build_log.yaml"
+    data: dict[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    single = {name: re.compile(data[name]["pattern"]) for name in ("engine_done", "all_done", "peak_memory")}
+    return _Patterns(
+        prefix=re.compile(data["prefix"]["pattern"]),
+        warning=data["prefix"]["warning"],
+        phases=tuple((re.compile(phase["pattern"]), phase["text"]) for phase in data["phases"]),
+        **single,
+    )
