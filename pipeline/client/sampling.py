@@ -34,6 +34,8 @@ class Sampling(TypedDict, total=False):
     end_id: int | None  # token that ends the answer instead of the tokenizer's own; -1 is none
     num_draft_tokens: int | None  # to propose per step, where the model takes it; 0 is no speculation
     log_probs: bool | None  # return the log probability of each token
+    guide_type: str | None  # json, json_schema, regex or ebnf_grammar: the answer then has that form
+    guide: str | None  # the schema, expression or grammar
 
 
 Kind = Literal["int", "float", "words", "bool"]
@@ -89,6 +91,8 @@ PARAMETERS = {
         Parameter("end_id", "int", ("end_id",), -1, _INT32),
         Parameter("num_draft_tokens", "int", ("num_draft_tokens",), 0, _INT32),
         Parameter("log_probs", "bool", ("return_log_probs",)),
+        Parameter("guide_type", "words", ("guided_decoding_guide_type",)),
+        Parameter("guide", "words", ("guided_decoding_guide",)),
     )
 }
 

@@ -1,0 +1,97 @@
+"""A gateway on a free port in front of a scripted model server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import openai
+import pytest
+
+from pipeline.cache.response_cache import ResponseCache
+from pipeline.cache.sqlite import SqliteBackend
+from pipeline.client import AsyncClient, ChatTemplate
+from pipeline.client.testing import FakeServer, Reply
+from pipeline.gateway.admission import Admission
+from pipeline.gateway.app import Gateway
+from pipeline.gateway.served import Bounds, Served
+from pipeline.gateway.server import GatewayServer
+from pipeline.gateway.tenants import Tenants
+
+TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
+{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"""
+
+
+class Words:
+    """Counts a token a word."""
+
+    class Encoding:
+        def __init__(self, text: str) -> None:
+            self.ids = text.split()
+            self.offsets = [(0, len(text))]
+
+    def encode(self, text: str, /, *, add_special_tokens: bool = True) -> Encoding:  # noqa: ARG002
+        return self.Encoding(text)
+
+
+class Running:
+    """The gateway, what stands behind it, and a client in front."""
+
+    def __init__(self, url: str, upstream: FakeServer, gateway: Gateway) -> None:
+        self.url, self.upstream, self.gateway = url, upstream, gateway
+        self.served = gateway.models["tiny"]
+
+    def client(self, key: str = "none") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    stack = ExitStack()
+
+    def start(
+        reply: Reply | None = None,
+        *,
+        tenants: Tenants | None = None,
+        places: int = 4,
+        max_waiting: int = 16,
+        cached: bool = False,
+    ) -> Running:
+        upstream = stack.enter_context(FakeServer(reply or Reply()))
+        served = Served(
+            name="tiny",
+            created=1,
+            deployment="digest",
+            plain=AsyncClient(upstream.url),
+            template=ChatTemplate(TEMPLATE),
+            tokenizer=Words(),
+            bounds=Bounds(max_input_tokens=50, max_output_tokens=40),
+            admission=Admission(places, max_waiting=max_waiting),
+            cache=ResponseCache(SqliteBackend(tmp_path / "cache.db")) if cached else None,
+        )
+        served.plain.template = served.template
+        gateway = Gateway({"tiny": served}, tenants or Tenants(), max_body_bytes=10_000)
+        server = GatewayServer(gateway, "127.0.0.1", 0, drain_s=2)
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + 10
+        while not server.started:
+            assert time.monotonic() < deadline, "the gateway did not start"
+            time.sleep(0.01)
+
+        def stop() -> None:
+            server.should_exit = True
+            thread.join(10)
+            assert not thread.is_alive()
+
+        stack.callback(stop)
+        return Running(f"http://127.0.0.1:{server.port}", upstream, gateway)
+
+    with stack:
+        yield start
