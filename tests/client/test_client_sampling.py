@@ -20,6 +20,7 @@ GOOD: dict[str, Any] = {
     "max_tokens": 16, "min_tokens": 2, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "seed": 2**64 - 1,
     "stop": ["\n", "###"], "bad_words": "bad", "repetition_penalty": 1.1, "presence_penalty": -0.5,
     "frequency_penalty": 0.5, "length_penalty": 1.0, "end_id": -1, "num_draft_tokens": 3, "log_probs": True,
+    "guide_type": "regex", "guide": "[0-9]+",
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 
 import openai
 import pytest
@@ -14,6 +15,13 @@ from pipeline.client.testing import Ending, Reply
 from tests.gateway.conftest import Start
 
 QUESTION = [{"role": "user", "content": "Where is my parcel?"}]
+
+
+def until(true: Callable[[], bool], within_s: float = 5) -> None:
+    deadline = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_whole_answer(start: Start) -> None:
@@ -184,16 +192,14 @@ def test_a_failing_model_is_an_error_before_and_in_a_stream(start: Start) -> Non
 def test_leaving_stops_the_model(start: Start) -> None:
     running = start(Reply(["a"] * 50, delay_s=0.2))
     stream = running.client().chat.completions.create(model="tiny", messages=QUESTION, stream=True)
-    next(iter(stream))
+    next(chunk for chunk in stream if chunk.choices[0].delta.content)
     stream.close()
     assert running.upstream.requests[0].cancelled.wait(5)
     with pytest.raises(openai.APITimeoutError):
-        running.client().with_options(timeout=0.5).chat.completions.create(model="tiny", messages=QUESTION)
+        running.client().with_options(timeout=1).chat.completions.create(model="tiny", messages=QUESTION)
+    until(lambda: len(running.upstream.requests) == 2)
     assert running.upstream.requests[1].cancelled.wait(5)
-    deadline = time.monotonic() + 5
-    while running.served.admission.running and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert running.served.admission.running == 0
+    until(lambda: running.served.admission.running == 0)
 
 
 def test_too_many_are_turned_away_with_a_time_to_come_back(start: Start) -> None:
