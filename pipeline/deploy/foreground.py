@@ -5,18 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from pipeline.contracts.launching import launching
-from pipeline.contracts.releases import containers
 from pipeline.deploy.docker import DockerLauncher
-from pipeline.deploy.images import Image, find_image, obtain_image
+from pipeline.deploy.images import Image, find_image, pull_image
 from pipeline.deploy.local import LocalDeployment
-from pipeline.deploy.machine import Machine, Software
+from pipeline.deploy.machine import Machine
 from pipeline.deploy.outline import Outline, outline
 from pipeline.deploy.preflight import Finding, preflight, refuse
+from pipeline.deploy.software import modules_of, software_here, software_of_image
 from pipeline.errors import ServerError, UserError
 from pipeline.progress import Progress
 from pipeline.triton.deployment import Deployment
@@ -62,24 +62,10 @@ def serve(
         ServerError: it did not start, died, or stopped answering.
     """
     deployment = Deployment.load(package)
-    launcher: Launcher
-    if _target(deployment, options) == "docker":
-        image = obtain_image(_image(deployment, options), progress, deadline_s=options.pull_deadline_s)
-        launcher = DockerLauncher(deployment, package, image.reference, options.devices, mpi_slots())
-        launcher.check()
-        found = check_container(deployment, options, image)
-    elif deployment.runtime == "cpu":
-        launcher, found = local_launcher(deployment, package), check_local(deployment, options)
-    else:
-        launcher = NativeLauncher(deployment, package, options.devices)
-        found = check_local(deployment, options)
-    for finding in found:
-        if finding.severity == "warning":
-            progress.say(f"warning: {finding}")
-    refuse(deployment, found)
+    launcher = _docker_launcher if _target(deployment, options) == "docker" else _local_launcher
     server = TritonServer(
         deployment,
-        launcher,
+        launcher(deployment, package, options, progress),
         ports=options.ports,
         address=options.address,
         log_file=options.log_file,
@@ -96,13 +82,41 @@ def serve(
     ).run(stop, health_interval_s=options.health_interval_s)
 
 
+def _local_launcher(deployment: Deployment, package: Path, options: Options, progress: Progress) -> Launcher:
+    _hold(deployment, check_local(deployment, package, options), progress)
+    if deployment.runtime == "cpu":
+        return local_launcher(deployment, package)
+    return NativeLauncher(deployment, package, options.devices)
+
+
+def _docker_launcher(deployment: Deployment, package: Path, options: Options, progress: Progress) -> Launcher:
+    """The host is looked at before gigabytes are pulled, and the image when it is there."""
+    name = _image(deployment, options)
+    launcher = DockerLauncher(deployment, package, name, options.devices, mpi_slots())
+    launcher.check()
+    image = find_image(name)
+    if image is None:
+        _hold(deployment, check_container(deployment, package, options, None), progress)
+        image = pull_image(name, progress, deadline_s=options.pull_deadline_s)
+    _hold(deployment, check_container(deployment, package, options, image), progress)
+    return replace(launcher, image=image.reference)
+
+
+def _hold(deployment: Deployment, found: list[Finding], progress: Progress) -> None:
+    """Say the warnings, refuse for the errors."""
+    for finding in found:
+        if finding.severity == "warning":
+            progress.say(f"warning: {finding}")
+    refuse(deployment, found)
+
+
 def dry_run_of(package: Path, options: Options) -> Outline:
     """What `serve` would run, and what this machine lacks for it; nothing is started or pulled."""
     deployment = Deployment.load(package)
     docker = None
     if deployment.runtime == "cpu":
         _target(deployment, options)
-        found = check_local(deployment, options)
+        found = check_local(deployment, package, options)
     else:
         image = None
         with suppress(ServerError):  # without Docker the name will do
@@ -110,9 +124,11 @@ def dry_run_of(package: Path, options: Options) -> Outline:
         name = image.reference if image else _image(deployment, options)
         docker = DockerLauncher(deployment, package, name, options.devices, mpi_slots())
         if _target(deployment, options) == "docker":
-            found = check_container(deployment, options, image)
+            found = check_container(
+                deployment, package, options, None
+            )  # to ask the image, it would have to run
         else:
-            found = check_local(deployment, options)
+            found = check_local(deployment, package, options)
     return outline(
         deployment,
         package,
@@ -124,27 +140,20 @@ def dry_run_of(package: Path, options: Options) -> Outline:
     )
 
 
-def check_local(deployment: Deployment, options: Options) -> list[Finding]:
+def check_local(deployment: Deployment, package: Path, options: Options) -> list[Finding]:
     """What keeps this machine, or the container that this runs in, from serving."""
     plan = _plan(deployment, options)
-    machine = Machine.here(programs=plan.programs if plan else (), devices=options.devices)
-    return preflight(deployment, plan, machine) + _ports(options)
+    software = software_here(plan.programs, modules_of(package)) if plan is not None else None
+    return preflight(deployment, plan, Machine.here(software, devices=options.devices)) + _ports(options)
 
 
-def check_container(deployment: Deployment, options: Options, image: Image | None) -> list[Finding]:
-    """What keeps a container of this host from serving. `image`: None if it is not here yet."""
+def check_container(
+    deployment: Deployment, package: Path, options: Options, image: Image | None
+) -> list[Finding]:
+    """What keeps a container of this host from serving. `image`: None if it is not to be asked."""
     plan = _plan(deployment, options)
-    machine = Machine.here(devices=options.devices)
-    versions = software_of_image(image) if image else None
-    return preflight(deployment, plan, machine.with_software(versions)) + _ports(options)
-
-
-def software_of_image(image: Image) -> Software | None:
-    """What the contracts know to be in an image of NVIDIA's; None for others."""
-    for container in containers():
-        if container.release == image.release is not None and container.conflict is None:
-            return Software(container.trtllm, container.tensorrt, image.release)
-    return None
+    software = software_of_image(image.reference, modules_of(package)) if image else None
+    return preflight(deployment, plan, Machine.here(software, devices=options.devices)) + _ports(options)
 
 
 def _plan(deployment: Deployment, options: Options) -> LaunchPlan | None:

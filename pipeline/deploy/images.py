@@ -1,4 +1,4 @@
-"""An image of a registry, as the Docker of this machine has it: there or not, by which digest, of what release."""
+"""An image of a registry, as the Docker of this machine has it: there or not, and by which digest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ class Image:
 
     name: str  # as it was asked for
     digest: str | None  # "nvcr.io/nvidia/tritonserver@sha256:…"; None for one that came from no registry
-    release: str | None  # of Triton in it: "26.07"
 
     @property
     def reference(self) -> str:
@@ -47,27 +46,19 @@ def find_image(name: str, docker: str = "docker") -> Image | None:
             return None
         raise ServerError(f"docker does not answer: {done.stderr.strip()}")
     facts = json.loads(done.stdout)[0]
-    environment = dict(line.partition("=")[::2] for line in facts.get("Config", {}).get("Env") or [])
     repository = name.partition("@")[0]
     tag = repository.rpartition("/")[2].partition(":")[2]
     repository = repository.removesuffix(f":{tag}") if tag else repository
     digests = [digest for digest in facts.get("RepoDigests") or [] if digest.startswith(f"{repository}@")]
-    return Image(
-        name,
-        digests[0] if digests else None,
-        environment.get("NVIDIA_TRITON_SERVER_VERSION"),
-    )
+    return Image(name, digests[0] if digests else None)
 
 
-def obtain_image(name: str, progress: Progress, *, deadline_s: float, docker: str = "docker") -> Image:
-    """The image, pulled if this machine has none of that name.
+def pull_image(name: str, progress: Progress, *, deadline_s: float, docker: str = "docker") -> Image:
+    """The image, from its registry.
 
     Raises:
         ServerError: it cannot be had within the time; the text holds what Docker says.
     """
-    found = find_image(name, docker)
-    if found is not None:
-        return found
     progress.say(f"pulling {name} (10 to 20 GB), for at most {deadline_s / 60:.0f} minutes")
     try:
         done = subprocess.run(

@@ -1,6 +1,6 @@
 """What a machine (or the container that this runs in) has of what a deployment needs. It reads; it judges nothing.
 
-Nothing heavy is imported: versions come from the metadata of installed distributions, GPUs from `nvidia-smi`.
+GPUs are what `nvidia-smi` says. What would serve on it is asked elsewhere (`pipeline.deploy.software`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from importlib import metadata
+from dataclasses import dataclass
 
-from pipeline.triton.native_launch import mpi_slots
+from pipeline.deploy.software import Software
 
 _QUERY = "index,uuid,name,compute_cap,memory.total,memory.free,driver_version"
 _NVIDIA_SMI_DEADLINE_S = 30
-_TENSORRT = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")  # distributions that hold it
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,49 +34,28 @@ class GpuSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Software:
-    """What would serve."""
-
-    tensorrt_llm: str | None
-    tensorrt: str | None
-    release: str | None  # of the Triton container: "26.07"
-    programs: frozenset[str] | None = (
-        None  # of those that were asked for, the ones that are there; None: unknown
-    )
-    own: bool = False  # whether it is that of this process, whose limits then count, too
-
-
-@dataclass(frozen=True, slots=True)
 class Machine:
     """All that is checked before anything large is loaded."""
 
     gpus: tuple[GpuSeen, ...]
     gpu_problem: str  # why there are no GPUs to see; empty if there are
-    software: Software | None  # None: another place serves, such as an image
+    software: Software | None  # None: unknown, as of an image that is not here yet
     shm_mib: int  # size of /dev/shm
     memlock_kib: int | None  # memory that a process may lock; None: any amount
-    slots: int  # of mpirun
     disk_free_gib: float  # where temporary files go
-    root: bool
 
     @classmethod
-    def here(cls, *, programs: tuple[str, ...] = (), devices: tuple[int, ...] = ()) -> Machine:
-        """This machine. `programs`: names or paths to look for; `devices`: GPUs that may be used, empty for all."""
+    def here(cls, software: Software | None, *, devices: tuple[int, ...] = ()) -> Machine:
+        """This machine. `software`: what would serve; `devices`: GPUs that may be used, empty for all."""
         gpus, problem = read_gpus()
         return cls(
             gpus=visible(gpus, devices, os.environ),
             gpu_problem=problem,
-            software=read_software(programs, os.environ),
+            software=software,
             shm_mib=shutil.disk_usage("/dev/shm").total >> 20,
             memlock_kib=_memlock_kib(),
-            slots=mpi_slots(),
             disk_free_gib=shutil.disk_usage(tempfile.gettempdir()).free / 2**30,
-            root=os.geteuid() == 0,
         )
-
-    def with_software(self, software: Software | None) -> Machine:
-        """This machine, with something else that serves."""
-        return replace(self, software=software)
 
 
 def read_gpus() -> tuple[tuple[GpuSeen, ...], str]:
@@ -125,24 +102,6 @@ def visible(
     return tuple(
         gpu for gpu in gpus for name in names if str(gpu.index) == name or gpu.uuid.startswith(f"{name}")
     )
-
-
-def read_software(programs: tuple[str, ...], environment: Mapping[str, str]) -> Software:
-    """What is installed beside this process."""
-    return Software(
-        tensorrt_llm=_version("tensorrt-llm"),
-        tensorrt=next((version for name in _TENSORRT if (version := _version(name))), None),
-        release=environment.get("NVIDIA_TRITON_SERVER_VERSION"),
-        programs=frozenset(name for name in programs if shutil.which(name) is not None),
-        own=True,
-    )
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _memlock_kib() -> int | None:

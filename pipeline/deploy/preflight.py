@@ -14,7 +14,8 @@ from typing import Literal
 
 from pipeline.contracts.gpus import Gpu, gpu, gpus
 from pipeline.contracts.launching import launching
-from pipeline.deploy.machine import GpuSeen, Machine, Software
+from pipeline.deploy.machine import GpuSeen, Machine
+from pipeline.deploy.software import Software
 from pipeline.errors import Fault, InvalidInput
 from pipeline.triton.deployment import Deployment, Requirements
 from pipeline.triton.gpu_launch import LaunchPlan
@@ -166,6 +167,13 @@ def _software(name: str, needed: Requirements, have: Software) -> Iterator[Findi
                 f"{have.tensorrt} is installed, the engines were built with {needed.tensorrt}",
                 f"{inside}; or build again in this container: pipeline build {name}",
             )
+    if have.missing:
+        yield Finding(
+            "error",
+            "Python modules",
+            f"the models import {', '.join(have.missing)}, which Triton's Python does not have",
+            "serve with an image of our Dockerfile (--image), or install them there",
+        )
     release = release_of(needed.image)
     if have.release and release and have.release != release:
         yield Finding(

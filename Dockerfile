@@ -1,0 +1,63 @@
+# TensorRT-LLM behind Triton: one image that builds engines, one that serves them, both on the same upstream image, so
+# that what was built is what runs.
+#
+#   docker build --target build -t pipeline-build .
+#   docker build --target serve -t pipeline-serve .
+#   docker run --gpus all --shm-size=2g --ulimit memlock=-1 --ulimit stack=67108864 \
+#     --mount type=bind,source=PACKAGE,target=/deployment,readonly -p 8000-8002:8000-8002 pipeline-serve
+#
+# `pipeline deploy RECIPE --dry-run` prints the exact line for a package; compose.yaml has both as services. Another
+# version of TensorRT-LLM is another TRITON_IMAGE: `pipeline versions` names it.
+ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3
+
+# The wheel, made once for both.
+FROM ${TRITON_IMAGE} AS wheel
+WORKDIR /source
+COPY pyproject.toml README.md LICENSE ./
+COPY pipeline pipeline
+COPY model_repo model_repo
+COPY calibration calibration
+COPY recipes recipes
+RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
+# pipeline[hub,calibrate] in an environment of its own, because it pins torch and ModelOpt for itself; trtllm-build is the
+# image's. The store is a volume: what was built outlives the container.
+FROM ${TRITON_IMAGE} AS build
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    python3 -m venv --without-pip /opt/pipeline \
+    && wheel=$(find /wheels -name 'pipeline-*.whl') \
+    && python3 -m pip --python /opt/pipeline/bin/python install --no-cache-dir "${wheel}[hub,calibrate]" "tokenizers>=0.22" \
+    && ln -s /opt/pipeline/bin/pipeline /usr/local/bin/pipeline \
+    && install --directory --owner=1000 --group=1000 /store /home/pipeline
+ENV HOME=/home/pipeline \
+    PIPELINE_STORE=/store
+VOLUME /store
+WORKDIR /home/pipeline
+USER 1000:1000
+ENTRYPOINT ["pipeline"]
+CMD ["--help"]
+
+# The core of pipeline beside the image's own Python, in which Triton runs the models: they need gRPC, the tensors' wire
+# format and a tokenizer there, and nothing that is there already may change for it. /opt/pipeline sees that Python's
+# packages, so that their versions can be checked.
+FROM ${TRITON_IMAGE} AS serve
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    python3 -m pip list --format=freeze >/tmp/present.txt \
+    && python3 -m pip install --no-cache-dir --break-system-packages --constraint /tmp/present.txt \
+        "tritonclient[grpc]>=2.60" "tokenizers>=0.21" "jinja2>=3.1" \
+    && rm /tmp/present.txt \
+    && python3 -m venv --without-pip --system-site-packages /opt/pipeline \
+    && wheel=$(find /wheels -name 'pipeline-*.whl') \
+    && python3 -m pip --python /opt/pipeline/bin/python install --no-cache-dir "${wheel}" \
+    && ln -s /opt/pipeline/bin/pipeline /usr/local/bin/pipeline \
+    && install --directory --owner=1000 --group=1000 /home/pipeline
+ENV HOME=/home/pipeline \
+    PIPELINE_PACKAGE=/deployment \
+    PIPELINE_READY_FILE=/tmp/pipeline/ready.json
+WORKDIR /home/pipeline
+EXPOSE 8000 8001 8002
+# Green after the warm-up, and only while a generation comes back. A model of 140 GiB takes 20 minutes to load.
+HEALTHCHECK --interval=30s --timeout=30s --start-period=30m --retries=3 \
+    CMD ["/opt/pipeline/bin/python", "-m", "pipeline.deploy.readiness"]
+USER 1000:1000
+ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh", "/opt/pipeline/bin/python", "-m", "pipeline.deploy.entrypoint"]

@@ -1,0 +1,237 @@
+"""What a machine is refused for, before anything is loaded, and what is said to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.contracts.gpus import gpus
+from pipeline.deploy.machine import GpuSeen, Machine, read_gpus, visible
+from pipeline.deploy.preflight import Finding, contract_name, preflight, refuse, release_of
+from pipeline.deploy.software import Software
+from pipeline.errors import InvalidInput
+from pipeline.triton.deployment import Deployment, LaunchSpec
+from pipeline.triton.gpu_launch import LaunchPlan, Place, plan_launch
+from pipeline.triton.launch import Ports
+from tests.support.deployments import gpu_deployment
+from tests.support.nvidia_smi import line, put_nvidia_smi
+
+H100 = GpuSeen(0, "GPU-0", "NVIDIA H100 80GB HBM3", 90, 81559, 81000, "590.44.01")
+TWO = LaunchSpec(mode="leader", world_size=2, engine_models=("tensorrt_llm",), weights_gib=70)
+DEPLOYMENT = gpu_deployment(TWO, gpus=2)
+PLAN = plan_launch(DEPLOYMENT, Place(Ports(8000, 8001, 8002), "x-"))
+SOFTWARE = Software("1.2.1", "10.14.1.48", "26.07", (), frozenset(PLAN.programs), own=True)
+FITTING = Machine(
+    gpus=(H100, replace(H100, index=1)),
+    gpu_problem="",
+    software=SOFTWARE,
+    shm_mib=4096,
+    memlock_kib=None,
+    disk_free_gib=100.0,
+)
+
+
+def found(
+    machine: Machine, deployment: Deployment = DEPLOYMENT, plan: LaunchPlan | None = PLAN
+) -> list[Finding]:
+    return preflight(deployment, plan, machine)
+
+
+def only(machine: Machine) -> Finding:
+    (one,) = found(machine)
+    return one
+
+
+def test_nothing_is_said_of_a_machine_that_fits() -> None:
+    assert found(FITTING) == []
+
+
+def test_no_gpu() -> None:
+    one = only(replace(FITTING, gpus=(), gpu_problem="there is no nvidia-smi"))
+    assert str(one) == "GPU: there is no nvidia-smi; it needs 2 x h100-sxm-80g"
+
+
+def test_too_few_gpus_name_the_build_that_would_fit() -> None:
+    one = only(replace(FITTING, gpus=(H100,)))
+    assert one.problem == "1 may be used, the engines were built for 2"
+    assert one.fix == "pipeline build llama --set runtime.tensor_parallel=1"
+
+
+def test_another_compute_capability_names_the_build_for_it() -> None:
+    a100 = GpuSeen(1, "GPU-1", "NVIDIA A100-SXM4-80GB", 80, 81920, 81000, "590.44.01")
+    one = only(replace(FITTING, gpus=(H100, a100)))
+    assert one.severity == "error"
+    assert (
+        "NVIDIA A100-SXM4-80GB (GPU 1): compute capability 8.0, the engines were built for h100-sxm-80g (9.0)"
+        in str(one)
+    )
+    assert one.fix == "pipeline build llama --set runtime.gpu=a100-sxm-80g"
+
+
+def test_a_sibling_of_the_same_capability_is_warned_about() -> None:
+    h200 = replace(H100, name="NVIDIA H200", memory_mib=143771, free_mib=143000)
+    one, two = found(replace(FITTING, gpus=(h200, replace(h200, index=1))))
+    assert one.severity == two.severity == "warning"
+    assert "at another speed" in one.problem
+    assert one.fix == "pipeline build llama --set runtime.gpu=h200-sxm-141g"
+
+
+def test_less_memory_than_the_limits_were_made_for() -> None:
+    small = replace(H100, name="NVIDIA H100 64GB", memory_mib=65536, free_mib=65000)
+    one, two = found(replace(FITTING, gpus=(small, replace(small, index=1))))
+    assert one.severity == two.severity == "error"
+    assert "has 65536 MiB, the limits were made for 81559 MiB" in one.problem
+
+
+def test_memory_that_others_use() -> None:
+    busy = replace(H100, free_mib=30000)
+    one = only(replace(FITTING, gpus=(busy, replace(H100, index=1))))
+    assert (one.severity, one.subject) == ("error", "GPU memory")
+    assert "30000 MiB free, the weights alone need 35840 MiB" in one.problem
+    one = only(replace(FITTING, gpus=(replace(H100, free_mib=70000), replace(H100, index=1))))
+    assert one.severity == "warning"
+    assert "11559 MiB are in use by others" in one.problem
+
+
+@pytest.mark.parametrize(
+    ("driver", "fits"),
+    [("590.44.01", True), ("590.48", True), ("600.1", True), ("590.44", False), ("580.95.05", False)],
+)
+def test_the_driver_may_be_newer_but_not_older(driver: str, fits: bool) -> None:
+    machine = replace(FITTING, gpus=(replace(H100, driver=driver), replace(H100, index=1, driver=driver)))
+    if fits:
+        assert found(machine) == []
+    else:
+        assert f"{driver} is older than 590.44.01, the oldest that nvcr.io" in only(machine).problem
+
+
+def test_another_version_of_tensorrt_llm_names_both_ways_out() -> None:
+    one = only(replace(FITTING, software=replace(SOFTWARE, tensorrt_llm="1.1.0")))
+    assert one.problem == "1.1.0 is installed, the package was made for 1.2.1"
+    assert "pipeline deploy llama --target docker" in one.fix
+    assert "pipeline build llama --set runtime.version=1.1.0" in one.fix
+
+
+@pytest.mark.parametrize(
+    ("have", "fits"), [("10.14.1.48", True), ("10.14.1", True), ("10.14.2.1", False), ("10.13.3.9", False)]
+)
+def test_tensorrt_is_the_one_that_the_engines_were_built_with(have: str, fits: bool) -> None:
+    machine = replace(FITTING, software=replace(SOFTWARE, tensorrt=have))
+    if fits:
+        assert found(machine) == []
+    else:
+        assert only(machine).problem == f"{have} is installed, the engines were built with 10.14.1.48"
+
+
+def test_nothing_is_installed() -> None:
+    one = only(replace(FITTING, software=replace(SOFTWARE, tensorrt_llm=None, tensorrt=None, release=None)))
+    assert one.problem == "it is not installed in this machine"
+
+
+def test_another_release_with_the_same_versions_is_a_warning() -> None:
+    one = only(replace(FITTING, software=replace(SOFTWARE, release="26.04")))
+    assert (one.severity, one.problem) == ("warning", "it is release 26.04; the package was made for 26.07")
+
+
+def test_modules_that_the_models_import() -> None:
+    one = only(replace(FITTING, software=replace(SOFTWARE, missing=("grpc", "tritonclient"))))
+    assert "the models import grpc, tritonclient, which Triton's Python does not have" in one.problem
+
+
+def test_programs_that_the_command_runs() -> None:
+    one = only(replace(FITTING, software=replace(SOFTWARE, programs=frozenset({PLAN.programs[-1]}))))
+    assert one.problem == "there is no mpirun"
+
+
+def test_shared_memory_and_locked_memory() -> None:
+    one = only(replace(FITTING, shm_mib=64))
+    assert (one.severity, one.problem) == ("error", "64 MiB, 2560 MiB are wanted")
+    assert "--shm-size=2560m" in one.fix
+    assert only(replace(FITTING, shm_mib=2000)).severity == "warning"
+    assert only(replace(FITTING, memlock_kib=8192)).subject == "locked memory"
+
+
+def test_limits_of_this_machine_do_not_count_for_an_image() -> None:
+    image = replace(SOFTWARE, own=False, programs=None)
+    assert found(replace(FITTING, software=image, shm_mib=64, memlock_kib=64)) == []
+    assert found(replace(FITTING, software=None, shm_mib=64, memlock_kib=64)) == []
+
+
+def test_a_full_disk_counts_for_the_cpu_as_well() -> None:
+    cpu = DEPLOYMENT.model_copy(update={"runtime": "cpu", "requirements": None})
+    (one,) = found(replace(FITTING, gpus=(), software=None, disk_free_gib=0.2), cpu, None)
+    assert one.subject == "disk"
+
+
+def test_all_errors_are_said_at_once_and_warnings_refuse_nothing() -> None:
+    bad = replace(
+        FITTING,
+        gpus=(replace(H100, driver="535.1"),),
+        software=replace(SOFTWARE, tensorrt_llm="1.1.0", tensorrt="10.13.3.9"),
+        memlock_kib=64,
+    )
+    with pytest.raises(InvalidInput) as caught:
+        refuse(DEPLOYMENT, found(bad))
+    text = str(caught.value)
+    assert text.startswith("llama cannot be served here: 4 faults\n")
+    for subject in ("GPU: 1 may", "driver: 535.1", "TensorRT-LLM: 1.1.0", "TensorRT: 10.13.3.9"):
+        assert subject in text
+    refuse(DEPLOYMENT, [Finding("warning", "GPU", "slow")])
+
+
+@pytest.mark.parametrize("known", gpus(), ids=lambda known: known.name)
+def test_every_gpu_of_the_contracts_is_recognized(known) -> None:  # type: ignore[no-untyped-def]
+    pcie = " PCIe" if "pcie" in known.name else ""
+    seen = GpuSeen(
+        0, "GPU-0", f"NVIDIA {known.chip}{pcie}", known.sm, known.driver_mib, known.driver_mib, "1"
+    )
+    assert contract_name(seen) == known.name
+
+
+def test_unknown_gpus_have_no_name() -> None:
+    assert contract_name(replace(H100, name="NVIDIA T4", sm=75)) is None
+
+
+def test_release_of() -> None:
+    assert release_of("nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3") == "26.07"
+    assert release_of("own/image:1.0") is None
+
+
+def test_nvidia_smi_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_nvidia_smi(
+        tmp_path, monkeypatch, "\n".join([line(0), line(1, "NVIDIA L4", "8.9", 23034, 23000, "550.1")])
+    )
+    seen, problem = read_gpus()
+    assert problem == ""
+    assert seen[0] == GpuSeen(0, "GPU-0abc", "NVIDIA H100 80GB HBM3", 90, 81559, 81000, "590.44.01")
+    assert seen[1].sm == 89
+    assert [gpu.index for gpu in visible(seen, (1,), {})] == [1]
+    assert [gpu.index for gpu in visible(seen, (), {"CUDA_VISIBLE_DEVICES": "0"})] == [0]
+    assert [gpu.index for gpu in visible(seen, (), {"CUDA_VISIBLE_DEVICES": "GPU-1abc"})] == [1]
+    assert visible(seen, (), {"CUDA_VISIBLE_DEVICES": ""}) == ()
+    assert Machine.here(None).gpus[0].driver == "590.44.01"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", 9, "couldn't communicate"),
+        ("0, GPU-0, NVIDIA H100, [N/A], 1, 1, 590", 0, "what cannot be read"),
+        ("", 0, "lists no GPU"),
+    ],
+    ids=["driver", "text", "none"],
+)  # fmt: skip
+def test_a_sick_nvidia_smi_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, code: int, said: str
+) -> None:
+    put_nvidia_smi(tmp_path, monkeypatch, text, code)
+    seen, problem = read_gpus()
+    assert seen == ()
+    assert said in problem
+
+
+def test_no_nvidia_smi_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "no nvidia-smi" in read_gpus()[1]
