@@ -1,0 +1,145 @@
+"""`pipeline versions`: the releases of TensorRT-LLM that recipes may name, and why a combination is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, get_args
+
+import click
+
+from pipeline.contracts.releases import TRACKS, Release, Track, containers, lines, release, releases
+from pipeline.errors import UserError
+from pipeline.recipe.quantization import Format, KvCacheFormat
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pipeline.planning.offer import Answer
+
+_WIDE = 160  # columns, where the output is no terminal
+_FORMATS, _KV_CACHES = get_args(Format), get_args(KvCacheFormat)
+
+
+@click.command(name="versions")
+@click.argument("version", metavar="[VERSION]", required=False)
+@click.option(
+    "--check", is_flag=True, help="Say whether the combination exists, and why not; exit code 2 if not."
+)
+@click.option("--runtime", type=click.Choice(TRACKS), help="Only this runtime.")
+@click.option("--gpu", metavar="GPU", help="On this GPU, such as h100-sxm-80g.")
+@click.option(
+    "--quantization", type=click.Choice(_FORMATS), default="none", show_default=True, help="Of the weights."
+)
+@click.option(
+    "--kv-cache", type=click.Choice(_KV_CACHES), default="auto", show_default=True, help="Of the KV cache."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    version: str | None,
+    check: bool,
+    runtime: Track | None,
+    gpu: str | None,
+    quantization: str,
+    kv_cache: str,
+    as_json: bool,
+) -> None:
+    """Print the releases of TensorRT-LLM with their runtimes, containers and pins, or check one combination.
+
+    \b
+    pipeline versions
+    pipeline versions 1.2.1
+    pipeline versions --check 1.2.1 --gpu b200-sxm-180g --quantization int4_awq
+    """
+    from pipeline.planning.offer import ask
+
+    combining = bool(gpu or quantization != "none" or kv_cache != "auto")
+    if check or combining:
+        versions = (version,) if version else tuple(one.version for one in releases())
+        runtimes: tuple[Track, ...] = (runtime,) if runtime else TRACKS
+        answers = [ask(one, kind, gpu, quantization, kv_cache) for one in versions for kind in runtimes]
+        _print_answers(answers, as_json)
+        if not any(answer.offered for answer in answers):
+            sys.exit(UserError.exit_code)
+        return
+    _print_matrix(_chosen(version, runtime), as_json)
+
+
+def _chosen(version: str | None, runtime: Track | None) -> list[Release]:
+    found = [release(version)] if version else list(releases())
+    return [one for one in found if runtime is None or runtime in one.tracks]
+
+
+def _print_matrix(chosen: list[Release], as_json: bool) -> None:
+    if as_json:
+        rows = [asdict(one) for one in chosen]
+        click.echo(json.dumps({"releases": rows, "candidates": list(lines())}, indent=2))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    headers = (
+        "VERSION",
+        "RUNTIMES",
+        "TRITON CONTAINERS",
+        "TENSORRT",
+        "TORCH",
+        "CUDA",
+        "MODELOPT",
+        "DRIVER FROM",
+    )
+    for header in headers:
+        table.add_column(header, no_wrap=header not in ("TORCH", "TRITON CONTAINERS"))
+    for one in chosen:
+        table.add_row(*_row(one))
+    _print(table)
+    refused: dict[str, list[str]] = {}  # reason -> releases
+    for one in chosen:
+        for track, reason in one.refusals.items():
+            refused.setdefault(f"without {track}: {reason}", []).append(one.version)
+    for reason, of in refused.items():
+        click.echo(f"{', '.join(of)} {reason}")
+    shown = {c.release for one in chosen for c in one.containers}
+    for disputed in containers():
+        if disputed.conflict and (len(chosen) > 1 or disputed.release in shown):
+            click.echo(
+                f"* {disputed.release}: {disputed.conflict}; what is really inside is looked up before loading"
+            )
+    if len(chosen) > 1:
+        click.echo(
+            "Candidates of what follows are taken too, by their whole name: " + ", ".join(lines()) + "rcN"
+        )
+
+
+def _row(one: Release) -> tuple[str, ...]:
+    shown = ", ".join(f"{c.release or c.image}{'*' if c.conflict else ''}" for c in one.containers)
+    oldest = one.containers[0].driver if one.containers else ""
+    tensorrt = one.tensorrt or ("not known" if "tensorrt" in one.tracks else "none")
+    pins = (pin or "not known" for pin in (one.torch, one.cuda, one.modelopt))
+    return (one.version, ", ".join(one.tracks), shown, tensorrt, *pins, oldest)
+
+
+def _print_answers(answers: list[Answer], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps([asdict(answer) | {"offered": answer.offered} for answer in answers], indent=2))
+        return
+    for answer in answers:
+        verdict = "yes" if answer.offered else "no"
+        click.echo(
+            f"{answer.version} {answer.runtime}: {verdict}{f', {answer.image}' if answer.image else ''}"
+        )
+        for reason in answer.reasons:
+            click.echo(f"  {reason.severity}: {reason.text} [{', '.join(reason.sources)}]")
+
+
+def _print(table: Table) -> None:
+    from rich.console import Console
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDE
+    console = Console(width=width, highlight=False)
+    with console.capture() as captured:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in captured.get().strip("\n").splitlines()))

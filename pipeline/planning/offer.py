@@ -1,0 +1,59 @@
+"""Whether a combination of release, runtime, GPU and formats exists, and every reason why not. Pure.
+
+>>> ask("1.2.1", "tensorrt", "b200-sxm-180g", "int4_awq").offered
+False
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.contracts.compatibility import Severity, rule
+from pipeline.contracts.gpus import gpu, support
+from pipeline.contracts.releases import Track, container, require
+from pipeline.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Something that speaks against a combination."""
+
+    severity: Severity
+    text: str
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is to be said of one combination."""
+
+    version: str
+    runtime: Track
+    image: str | None  # of the container that would serve; None where there is none
+    reasons: tuple[Reason, ...]
+
+    @property
+    def offered(self) -> bool:
+        return not any(reason.severity == "error" for reason in self.reasons)
+
+
+def ask(version: str, runtime: Track, on: str | None, form: str = "none", kv_cache: str = "auto") -> Answer:
+    """All reasons at once. `on` is the name of a GPU (None: any), `form` and `kv_cache` are the recipe's words."""
+    image, reasons = None, []
+    try:
+        require(version, runtime)
+        image = container(version).image
+    except UserError as error:
+        reasons.append(Reason("error", str(error), rule("release").sources))
+    if on is not None:
+        try:
+            findings = support(gpu(on), form, kv_cache, runtime, version if image else None)
+            reasons += [Reason(found.severity, found.reason, found.sources) for found in findings]
+        except UserError as error:
+            reasons.append(Reason("error", str(error), rule("gpu").sources))
+    kept: list[str] = rule("kvq.weight_combo").facts["kept_with"]
+    if runtime == "tensorrt" and (kv_cache == "int8" or (kv_cache == "fp8" and form not in kept)):
+        name = "kvq.int8" if kv_cache == "int8" else "kvq.weight_combo"
+        text = f"a KV cache of {kv_cache} with weights of {form} leaves no reuse, no chunked context and no draft"
+        reasons.append(Reason("warning", text, rule(name).sources))
+    return Answer(version, runtime, image, tuple(reasons))

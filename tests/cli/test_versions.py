@@ -1,0 +1,138 @@
+"""`pipeline versions`, as a user calls it: the matrix, and why combinations are refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from pipeline.cli.main import main
+from pipeline.contracts.releases import releases
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["pipeline", "versions", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out, err = capfd.readouterr()
+        assert "Traceback" not in err
+        return Done(int(caught.value.code or 0), out, err)
+
+    return run
+
+
+def test_the_matrix_has_a_row_a_release(run: Run) -> None:
+    done = run()
+    assert done.code == 0
+    rows = {line.split()[0]: line for line in done.out.splitlines() if line.startswith(" ")}
+    for one in releases():
+        row = rows[one.version]
+        for cell in (
+            *one.tracks,
+            *(c.release for c in one.containers),
+            one.tensorrt,
+            one.torch,
+            one.modelopt,
+        ):
+            assert cell is not None
+            assert cell in row
+    assert "0.19.0, 0.20.0, 0.21.0 without pytorch: its LLM API was experimental" in done.out
+    assert "26.03*" in rows["1.2.0"]
+    assert "* 25.11: the support table says 1.0.3.2510, the backend's branch 1.2.0rc2" in done.out
+
+
+def test_the_matrix_as_json(run: Run) -> None:
+    found = run("--json").json
+    assert [row["version"] for row in found["releases"]] == [one.version for one in releases()]
+    assert found["candidates"] == ["1.3.0"]
+    newest = found["releases"][-1]["containers"][-1]
+    assert newest["image"] == "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
+    assert newest["driver"] == "590.44.01"
+
+
+def test_one_release_and_one_runtime(run: Run) -> None:
+    assert [row["version"] for row in run("1.1.0", "--json").json["releases"]] == ["1.1.0"]
+    only = [row["version"] for row in run("--runtime", "pytorch", "--json").json["releases"]]
+    assert only == ["1.0.0", "1.1.0", "1.2.0", "1.2.1"]
+    candidate = run("1.3.0rc14")
+    assert "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc14" in candidate.out
+    assert "1.3.0rc14 without tensorrt" in candidate.out
+
+
+def test_an_unknown_release_names_near_ones(run: Run) -> None:
+    done = run("1.2.3")
+    assert done.code == 2
+    assert "TensorRT-LLM 1.2.3 is not known; known: " in done.err
+    assert "1.2.1" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("1.2.1",), 0, "1.2.1 tensorrt: yes, nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"),
+        (("0.19.0", "--runtime", "pytorch"), 2, "experimental before 1.0.0"),
+        (("1.3.0rc14", "--runtime", "tensorrt"), 2, "1.2.1 is the last of them that has trtllm-build"),
+        (("1.2.1", "--runtime", "tensorrt", "--gpu", "b200-sxm-180g", "--quantization", "int4_awq"), 2,
+         "refuses INT4 AWQ weights on compute capability 10.0 to 11.9 [builder]"),
+        (("1.2.1", "--gpu", "b200-sxm-180g", "--quantization", "int4_awq"), 0, "1.2.1 pytorch: yes"),
+        (("1.2.1", "--gpu", "h100-sxm-80g", "--quantization", "nvfp4"), 2, "NVFP4 needs Blackwell"),
+        (("1.2.1", "--gpu", "a100-sxm-80g", "--quantization", "fp8"), 2, "compute capability 8.9 or newer"),
+        (("1.0.0", "--gpu", "b300-sxm-288g"), 2, "came with TensorRT-LLM 1.1.0"),
+        (("1.2.1", "--gpu", "h100"), 2, "GPU h100 is not known; known: h100-sxm-80g, h100-pcie-80g, h100-nvl-94g"),
+        (("1.2.1", "--runtime", "tensorrt", "--quantization", "int4_awq", "--kv-cache", "fp8"), 0,
+         "leaves no reuse, no chunked context and no draft"),
+        (("9.9.9",), 2, "9.9.9 pytorch: no"),
+    ],
+)  # fmt: skip
+def test_check(run: Run, arguments: tuple[str, ...], code: int, said: str) -> None:
+    done = run("--check", *arguments)
+    assert (done.code, done.err) == (code, "")
+    assert said in done.out
+
+
+def test_check_without_a_release_goes_over_all(run: Run) -> None:
+    done = run("--check", "--gpu", "b300-sxm-288g", "--runtime", "tensorrt", "--json")
+    assert done.code == 0
+    assert [answer["version"] for answer in done.json if answer["offered"]] == ["1.1.0", "1.2.0", "1.2.1"]
+    refused = next(answer for answer in done.json if answer["version"] == "1.0.0")
+    assert refused["reasons"][0]["severity"] == "error"
+    assert refused["reasons"][0]["sources"] == ["relnotes"]
+
+
+def test_all_reasons_at_once(run: Run) -> None:
+    done = run(
+        "--check", "0.19.0", "--runtime", "pytorch", "--gpu", "a10-24g", "--quantization", "nvfp4", "--json"
+    )
+    assert done.code == 2
+    assert len(done.json[0]["reasons"]) == 2
+
+
+def test_wrong_use(run: Run) -> None:
+    assert run("--quantization", "fp5").code == 2
+    assert run("--runtime", "cpu").code == 2
+
+
+def test_help_shows_an_example(run: Run) -> None:
+    done = run("--help")
+    assert done.code == 0
+    assert "  pipeline versions --check 1.2.1 --gpu b200-sxm-180g --quantization int4_awq" in done.out
