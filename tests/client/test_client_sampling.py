@@ -44,6 +44,7 @@ def test_every_parameter_reaches_its_tensor() -> None:
         "text_input": "Hi",
         "stream": True,
     }
+    expected |= {f"guided_decoding_{name}": expected.pop(name) for name in ("guide_type", "guide")}
     del expected["stop"], expected["log_probs"]
     for name, value in expected.items():
         assert tensors[name] == pytest.approx(value if isinstance(value, list) else [value]), name
