@@ -11,9 +11,14 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 
 SOURCES = Path(__file__).resolve().parents[2] / "model_repo"
 _FOLDER = Path(tempfile.mkdtemp(prefix="pipeline-models-"))
 atexit.register(shutil.rmtree, _FOLDER)
 (_FOLDER / "shared").symlink_to(SOURCES / "shared")
 sys.path.insert(0, str(_FOLDER))
+
+_TRITON = ModuleType("triton_python_backend_utils")  # there inside of Triton only
+_TRITON.TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1  # type: ignore[attr-defined]
+sys.modules.setdefault("triton_python_backend_utils", _TRITON)

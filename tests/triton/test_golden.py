@@ -1,4 +1,7 @@
-"""The configs of recipes/tiny-cpu.yaml, as text; `PIPELINE_WRITE_GOLDEN=1 pytest` writes them after a change."""
+"""The configs of recipes/tiny-cpu.yaml, its draft in the engine and as a model of its own.
+
+`PIPELINE_WRITE_GOLDEN=1 pytest` writes them after a change.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,30 @@ import pytest
 
 from pipeline.recipe import load_recipe
 from pipeline.runtimes.cpu.runtime import serving_settings
+from pipeline.triton.config import ModelConfig
 from pipeline.triton.cpu_models import cpu_models
 from pipeline.triton.pbtxt import checked, parse
 from pipeline.triton.token_ids import token_ids
 from tests.support.served import CHECKPOINTS
 
-GOLDEN = Path(__file__).parent / "golden" / "tiny-cpu"
-RECIPE = load_recipe(str(CHECKPOINTS.parent / "tiny-cpu.yaml"), ())
-CONFIGS = cpu_models(serving_settings(RECIPE), token_ids(CHECKPOINTS / "support-target", vocab_size=2048))
+GOLDEN = Path(__file__).parent / "golden"
+IDS = token_ids(CHECKPOINTS / "support-target", vocab_size=2048)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
-def test_the_config_of_each_model(config) -> None:  # type: ignore[no-untyped-def]
-    path = GOLDEN / config.name / "config.pbtxt"
+def configs(*overrides: str) -> tuple[ModelConfig, ...]:
+    recipe = load_recipe(str(CHECKPOINTS.parent / "tiny-cpu.yaml"), overrides)
+    return cpu_models(serving_settings(recipe), IDS)
+
+
+KINDS = {"tiny-cpu": configs(), "tiny-cpu-bls": configs("runtime.speculation=bls")}
+EACH = [
+    pytest.param(kind, config, id=f"{kind}-{config.name}") for kind, made in KINDS.items() for config in made
+]
+
+
+@pytest.mark.parametrize(("kind", "config"), EACH)
+def test_the_config_of_each_model(kind: str, config: ModelConfig) -> None:
+    path = GOLDEN / kind / config.name / "config.pbtxt"
     text = checked(config)
     if os.environ.get("PIPELINE_WRITE_GOLDEN"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,5 +44,6 @@ def test_the_config_of_each_model(config) -> None:  # type: ignore[no-untyped-de
     assert parse(text) == config
 
 
-def test_nothing_else_is_there() -> None:
-    assert {path.name for path in GOLDEN.iterdir()} == {config.name for config in CONFIGS}
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_else_is_there(kind: str) -> None:
+    assert {path.name for path in (GOLDEN / kind).iterdir()} == {config.name for config in KINDS[kind]}

@@ -15,10 +15,11 @@ from pipeline.progress import Silent
 from pipeline.triton.cpu_models import CpuSettings, cpu_models
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.packaging import CpuSources, package_cpu
+from pipeline.triton.pbtxt import parse
 from pipeline.triton.repository import content_digest, verify
 from pipeline.triton.server import TritonServer
 from pipeline.triton.token_ids import token_ids
-from tests.support.served import CHECKPOINTS, ENGINE, SETTINGS
+from tests.support.served import CHECKPOINTS, ENGINE, SETTINGS, package_support_pair
 from tests.support.streams import joined
 
 MODELS = {"preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls"}
@@ -118,3 +119,58 @@ def test_a_moved_package_serves(package: Path, server: TritonServer, tmp_path: P
     assert text == joined(server.grpc_url, "tensorrt_llm_bls", **asked)
     assert content_digest(moved) == before  # serving writes nothing into a package
     assert not list(moved.rglob("__pycache__"))
+
+
+def parameters(settings: CpuSettings, model: str) -> dict[str, str]:
+    made = cpu_models(settings, token_ids(CHECKPOINTS / "support-target", 2048))
+    return dict(next(config.parameters for config in made if config.name == model))
+
+
+def test_two_engines_share_what_one_would_have() -> None:
+    given = replace(
+        SETTINGS, max_draft_tokens=4, speculation="bls", threads=8, kv_cache_mib=100, draft_kv_share=0.2
+    )
+    target, draft = (parameters(given, model) for model in ("tensorrt_llm", "tensorrt_llm_draft"))
+    assert (target["cpu_threads"], draft["cpu_threads"]) == ("6", "2")
+    assert (target["cpu_kv_cache_mib"], draft["cpu_kv_cache_mib"]) == ("80", "20")
+    assert (target["cpu_max_draft_tokens"], draft["cpu_max_draft_tokens"]) == ("4", "0")
+    assert "cpu_draft_model_path" not in target
+    for engine in (target, draft):  # a round sends the answer so far
+        assert engine["cpu_max_input_tokens"] == str(256 + 700 - 1)
+        assert engine["cpu_max_sequence_tokens"] == str(256 + 700)
+    limits = parameters(given, "tensorrt_llm_bls")
+    assert (limits["max_draft_tokens"], limits["max_input_tokens"], limits["max_output_tokens"]) == (
+        "4",
+        "256",
+        "700",
+    )
+
+
+@pytest.mark.parametrize("changes", [{}, {"max_draft_tokens": 4}, {"speculation": "bls"}])
+def test_one_engine_where_the_bls_does_not_speculate(changes: dict[str, object]) -> None:
+    made = cpu_models(replace(SETTINGS, **changes), token_ids(CHECKPOINTS / "support-target", 2048))  # type: ignore[arg-type]
+    assert [config.name for config in made] == sorted(MODELS, key=[config.name for config in made].index)
+    assert "tensorrt_llm_draft_model_name" not in made[-1].parameters
+
+
+def test_a_draft_with_an_engine_of_its_own(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, max_draft_tokens=4, speculation="bls", kv_cache_mib=64)
+    package = package_support_pair(tmp_path, draft=True, settings=settings)
+    repository = package / "model_repository"
+    assert {path.name for path in repository.iterdir()} == MODELS | {"tensorrt_llm_draft"}
+    weights = repository / "tensorrt_llm_draft/1/target/openvino_model.bin"
+    assert os.path.samefile(weights, tmp_path / "draft" / "openvino_model.bin")
+    assert (repository / "tensorrt_llm_draft/1/engine/__init__.py").is_file()
+    assert not (repository / "tensorrt_llm/1/draft").exists()
+    deployment = Deployment.load(package)
+    assert set(deployment.models) == MODELS | {"tensorrt_llm_draft"}
+    assert deployment.limits.max_draft_tokens == 4
+    sizes = [
+        int(parse(text).parameters["cpu_kv_cache_mib"])
+        for text in (
+            (repository / model / "config.pbtxt").read_text()
+            for model in ("tensorrt_llm", "tensorrt_llm_draft")
+        )
+    ]
+    assert sum(sizes) == 64
+    assert sizes[0] > sizes[1] > 0
