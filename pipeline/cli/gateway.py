@@ -86,7 +86,7 @@ def command(
                 )
             package, url = running.deployment.parent, running.grpc_url
         models[recipe.name] = served(
-            recipe, package, url, shelf.caches / "responses", max_waiting=max_waiting
+            recipe, package, url, shelf.caches, max_waiting=max_waiting
         )
     gateway = Gateway(models, Tenants.load(keys) if keys else Tenants())
     click.echo(

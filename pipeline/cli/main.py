@@ -14,7 +14,7 @@ import click
 from pipeline import __version__
 from pipeline.errors import PipelineError
 
-VERBS = ("build", "chat", "deploy", "gateway", "plan", "recipes", "serve", "store", "stream", "versions")
+VERBS = ("build", "cache", "chat", "deploy", "gateway", "plan", "recipes", "serve", "store", "stream", "versions")
 
 
 class _Verbs(click.Group):

@@ -25,7 +25,7 @@ def served(recipe: Recipe, package: Path, url: str, caches: Path, *, max_waiting
     Args:
         package: the folder of deployment.json, whose tokenizer and limits are used.
         url: host:port of Triton's gRPC.
-        caches: where the response cache lies if the recipe names no place.
+        caches: folder of the store in which the response cache lies if the recipe names no place.
 
     Raises:
         UserError: the cache that the recipe asks for cannot be had.
@@ -44,7 +44,7 @@ def served(recipe: Recipe, package: Path, url: str, caches: Path, *, max_waiting
         tokenizer=Tokenizer.from_file(str(tokenizer / "tokenizer.json")),
         bounds=Bounds(limits.max_input_tokens, limits.max_output_tokens),
         admission=Admission(limits.max_concurrency, max_waiting=max_waiting),
-        cache=response_cache(recipe.cache, caches / f"{recipe.name}.db"),
+        cache=response_cache(recipe.cache, cache_file(recipe, caches)),
     )
 
 
@@ -59,7 +59,7 @@ def response_cache(settings: CacheSettings, file: Path) -> ResponseCache | None:
     if settings.semantic is not None:
         raise UserError("cache.semantic: semantic lookup is not served yet; remove it to use the exact cache")
     try:
-        backend = _backend(settings, file)
+        backend = open_backend(settings, file)
     except (BackendDown, ValueError) as error:
         raise UserError(f"the response cache cannot be used: {error}") from error
     return ResponseCache(
@@ -67,13 +67,24 @@ def response_cache(settings: CacheSettings, file: Path) -> ResponseCache | None:
     )
 
 
-def _backend(settings: CacheSettings, file: Path) -> Backend:
+def cache_file(recipe: Recipe, caches: Path) -> Path:
+    """Where the embedded cache of a recipe lies: where it says, or in the store."""
+    backend = recipe.cache.backend
+    named = backend.path if backend.kind == "sqlite" else None
+    return Path(named).expanduser() if named else caches / "responses" / f"{recipe.name}.db"
+
+
+def open_backend(settings: CacheSettings, file: Path) -> Backend:
+    """The backend that a recipe names; `file` is where the embedded one lies.
+
+    Raises:
+        BackendDown: it cannot be used. ValueError: the key in the environment is none.
+    """
     from pipeline.cache.sealing import Sealed
     from pipeline.cache.sqlite import SqliteBackend
 
     if settings.backend.kind == "redis":
         raise ValueError("backend redis is not served yet; use sqlite")
-    path = Path(settings.backend.path).expanduser() if settings.backend.path else file
     capacity = Capacity(settings.max_entries, settings.max_mib * 2**20)
     secret = os.environ.get(CACHE_KEY)
-    return SqliteBackend(path, capacity, codec=Sealed(secret) if secret else None)
+    return SqliteBackend(file, capacity, codec=Sealed(secret) if secret else None)
