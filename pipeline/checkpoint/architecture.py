@@ -224,8 +224,4 @@ def _faults(config: Mapping[str, Any]) -> Iterator[Fault]:
     for key, plain in (("num_experts", 0), ("num_local_experts", 0), ("pretraining_tp", 1)):
         if config.get(key) not in (None, 0, plain) and not (mixtral and key == "num_local_experts"):
             yield Fault("is not supported", key=key, value=config[key])
-    if config.get("partial_rotary_factor", 1.0) not in (None, 1.0):
-        yield Fault(
-            "is not supported", key="partial_rotary_factor", value=config["partial_rotary_factor"], fix="1.0"
-        )
     yield from rope_faults(config)

@@ -59,6 +59,8 @@ def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
             settings["rope_theta"] = config["rope_theta"]
     settings["rope_type"] = settings.get("rope_type") or settings.pop("type", None) or "default"
     settings.pop("type", None)
+    if settings.get("partial_rotary_factor") in (None, 1.0):  # all channels turn, which need not be said
+        settings.pop("partial_rotary_factor", None)
     return settings
 
 
@@ -74,6 +76,9 @@ def _llama3(inverse: NDArray[np.float32], scaling: Mapping[str, float]) -> NDArr
 def rope_faults(config: Mapping[str, Any]) -> Iterator[Fault]:
     settings = rope_settings(config)
     kind = settings["rope_type"]
+    share = settings.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if share not in (None, 1.0):
+        yield Fault("is not supported", key="partial_rotary_factor", value=share, fix="1.0")
     needed = {
         "default": (),
         "linear": ("factor",),

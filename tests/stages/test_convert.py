@@ -84,7 +84,6 @@ def test_it_is_modelopts_export(
     exported = tensorrt_llm.repair(
         json.loads((tmp_path / "theirs" / "config.json").read_text()), architecture
     )
-    exported["architecture"] = written["architecture"]  # ModelOpt's for Mistral is LlamaForCausalLM, too
     assert {key: written.get(key) for key in exported.keys() - _OWN} == {
         key: value for key, value in exported.items() if key not in _OWN
     }
@@ -122,7 +121,7 @@ def make_other(
     return tensors
 
 
-@pytest.mark.parametrize("sizes", [Parallelism(1), Parallelism(2), Parallelism(4, 2)])
+@pytest.mark.parametrize("sizes", [Parallelism(1), Parallelism(2), Parallelism(4)])
 def test_phi_3_has_up_before_gate(tmp_path: Path, sizes: Parallelism) -> None:
     source = make_other(tmp_path / "source", "Phi3ForCausalLM", vocab=72)
     convert(tmp_path / "source", sizes, into=tmp_path, progress=Silent())
@@ -159,6 +158,7 @@ def test_mixtrals_experts_lie_where_the_mapping_says(tmp_path: Path, sizes: Para
     ranks = ranks_of(tmp_path / sizes.folder)
     config = json.loads((tmp_path / sizes.folder / "config.json").read_text())
     assert config["moe"] == {"num_experts": 4, "top_k": 2, "normalization_mode": 1}
+    assert config["hidden_act"] == "swiglu"
     assert config["mapping"]["moe_tp_size"] * config["mapping"]["moe_ep_size"] == sizes.tensor
     moe = "model.layers.0.block_sparse_moe."
     each, width = 4 // sizes.expert, 32 // (sizes.tensor // sizes.expert)
@@ -235,6 +235,12 @@ def test_sizes_that_do_not_divide_are_all_told(tmp_path: Path) -> None:
     for said in ("4 attention heads", "2 key-value heads", "4 layers", "4 experts"):
         assert said in text
     assert not (tmp_path / "trtllm-tp3-pp3-ep2").exists()
+
+
+def test_phi_3_has_no_pipeline_stages(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path / "source", "phi3")
+    with pytest.raises(InvalidInput, match="is not offered by TensorRT-LLM's Phi3ForCausalLM"):
+        convert(source, Parallelism(1, 2), into=tmp_path, progress=Silent())
 
 
 def test_expert_parallel_without_experts(tmp_path: Path) -> None:

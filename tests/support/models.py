@@ -16,12 +16,14 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-Architecture = Literal["llama", "qwen2", "qwen3", "mistral"]
+Architecture = Literal["llama", "qwen2", "qwen3", "mistral", "mixtral", "phi3"]
 CLASSES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "phi3": "Phi3ForCausalLM",
 }
 BEGIN, END, TURN = "<|begin|>", "<|end|>", "<|turn|>"
 LLAMA3_SCALING = {
@@ -59,6 +61,7 @@ def make_checkpoint(
     head_dim: int = 64,
     intermediate: int = 512,
     vocab: int = 512,
+    experts: int = 4,
     max_positions: int = 2048,
     rope_theta: float = 500000.0,
     rope_scaling: Mapping[str, Any] | None = None,
@@ -72,7 +75,9 @@ def make_checkpoint(
     (`rope_parameters`), or as the checkpoints of the hub have them (`rope_theta` and `rope_scaling`).
     """
     directory.mkdir(parents=True, exist_ok=True)
-    config = _config(architecture, tied, hidden, layers, heads, kv_heads, head_dim, intermediate, vocab)
+    config = _config(
+        architecture, tied, hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, experts
+    )
     config |= {"max_position_embeddings": max_positions, "dtype": dtype}
     scaling = dict(rope_scaling) if rope_scaling else None
     if rope_key == "rope_parameters":
@@ -118,7 +123,7 @@ def make_tokenizer(directory: Path, vocab: int = 512) -> None:
 
 def _config(
     architecture: str, tied: bool, hidden: int, layers: int, heads: int, kv_heads: int, head_dim: int,
-    intermediate: int, vocab: int,
+    intermediate: int, vocab: int, experts: int,
 ) -> dict[str, Any]:  # fmt: skip
     config: dict[str, Any] = {
         "architectures": [CLASSES[architecture]],
@@ -139,19 +144,21 @@ def _config(
     }
     if architecture in ("llama", "qwen3"):
         config["attention_bias"] = False
-    if architecture == "mistral":
+    if architecture in ("mistral", "mixtral"):
         config["sliding_window"] = None
+    if architecture == "mixtral":
+        config |= {"num_local_experts": experts, "num_experts_per_tok": 2}
+    if architecture == "phi3":
+        del config["head_dim"]  # it has none of its own
     if architecture.startswith("qwen"):
         config["use_sliding_window"] = False
     return config
 
 
 def _weights(config: Mapping[str, Any], random: np.random.Generator) -> dict[str, np.ndarray]:
-    hidden, dim, inner = config["hidden_size"], config["head_dim"], config["intermediate_size"]
+    hidden = config["hidden_size"]
+    dim = config.get("head_dim") or hidden // config["num_attention_heads"]
     queries, pairs = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
-
-    def linear(rows: int, columns: int) -> np.ndarray:
-        return random.standard_normal((rows, columns)) / np.sqrt(columns)
 
     def norm(size: int) -> np.ndarray:
         return np.exp(0.5 * random.standard_normal(size))
@@ -161,21 +168,44 @@ def _weights(config: Mapping[str, Any], random: np.random.Generator) -> dict[str
         block = f"model.layers.{layer}."
         weights[block + "input_layernorm.weight"] = norm(hidden)
         weights[block + "post_attention_layernorm.weight"] = norm(hidden)
-        for name, rows in (("q_proj", queries), ("k_proj", pairs), ("v_proj", pairs)):
-            weights[f"{block}self_attn.{name}.weight"] = linear(rows, hidden)
-            if config["model_type"] == "qwen2":
-                weights[f"{block}self_attn.{name}.bias"] = 0.1 * random.standard_normal(rows)
+        if config["model_type"] == "phi3":
+            rows = queries + 2 * pairs
+            weights[block + "self_attn.qkv_proj.weight"] = _linear(random, rows, hidden)
+        else:
+            for name, rows in (("q_proj", queries), ("k_proj", pairs), ("v_proj", pairs)):
+                weights[f"{block}self_attn.{name}.weight"] = _linear(random, rows, hidden)
+                if config["model_type"] == "qwen2":
+                    weights[f"{block}self_attn.{name}.bias"] = 0.1 * random.standard_normal(rows)
         if config["model_type"] == "qwen3":
             weights[block + "self_attn.q_norm.weight"] = norm(dim)
             weights[block + "self_attn.k_norm.weight"] = norm(dim)
-        weights[block + "self_attn.o_proj.weight"] = linear(hidden, queries)
-        weights[block + "mlp.gate_proj.weight"] = linear(inner, hidden)
-        weights[block + "mlp.up_proj.weight"] = linear(inner, hidden)
-        weights[block + "mlp.down_proj.weight"] = linear(hidden, inner)
+        weights[block + "self_attn.o_proj.weight"] = _linear(random, hidden, queries)
+        weights |= {block + name: value for name, value in _feed_forward(config, random).items()}
     weights["model.norm.weight"] = norm(hidden)
     if not config["tie_word_embeddings"]:
         weights["lm_head.weight"] = 0.1 * random.standard_normal((config["vocab_size"], hidden))
     return weights
+
+
+def _feed_forward(config: Mapping[str, Any], random: np.random.Generator) -> dict[str, np.ndarray]:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    if config["model_type"] == "mixtral":
+        experts = range(config["num_local_experts"])
+        weights = {"block_sparse_moe.gate.weight": _linear(random, len(experts), hidden)}
+        for expert in (f"block_sparse_moe.experts.{number}." for number in experts):
+            weights[expert + "w1.weight"] = _linear(random, inner, hidden)
+            weights[expert + "w3.weight"] = _linear(random, inner, hidden)
+            weights[expert + "w2.weight"] = _linear(random, hidden, inner)
+        return weights
+    if config["model_type"] == "phi3":
+        upper = {"mlp.gate_up_proj.weight": _linear(random, 2 * inner, hidden)}
+    else:
+        upper = {f"mlp.{name}.weight": _linear(random, inner, hidden) for name in ("gate_proj", "up_proj")}
+    return {**upper, "mlp.down_proj.weight": _linear(random, hidden, inner)}
+
+
+def _linear(random: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+    return random.standard_normal((rows, columns)) / np.sqrt(columns)
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

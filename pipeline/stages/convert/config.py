@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline import __version__
-from pipeline.checkpoint import Architecture
+from pipeline.checkpoint import Architecture, Format, Quantization
 from pipeline.planning.parallelism import Parallelism
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16"}
@@ -29,8 +29,14 @@ def stored_dtype(model: Architecture) -> str:
     return "bfloat16" if model.dtype == "bfloat16" else "float16"
 
 
-def rank_config(model: Architecture, sizes: Parallelism) -> dict[str, Any]:
-    """The same for all ranks."""
+def rank_config(
+    model: Architecture, sizes: Parallelism, quantization: Quantization | None = None
+) -> dict[str, Any]:
+    """The same for all ranks.
+
+    `hidden_act`: a gated feed-forward is implied by "silu" for Llama and Qwen; experts and Phi-3 say "swiglu"
+    (models/llama/config.py, models/phi3/config.py).
+    """
     rope = model.rope
     scaling = (
         None
@@ -39,7 +45,7 @@ def rank_config(model: Architecture, sizes: Parallelism) -> dict[str, Any]:
     )
     config: dict[str, Any] = {
         "producer": {"name": "pipeline", "version": __version__},
-        "architecture": "LlamaForCausalLM" if model.family in ("mistral", "mixtral") else model.class_name,
+        "architecture": model.class_name,
         "dtype": stored_dtype(model),
         "logits_dtype": "float32",
         "num_hidden_layers": model.layers,
@@ -52,7 +58,7 @@ def rank_config(model: Architecture, sizes: Parallelism) -> dict[str, Any]:
         "vocab_size": model.vocab,
         "max_position_embeddings": model.max_positions,
         "position_embedding_type": "rope_gpt_neox",
-        "hidden_act": "swiglu" if model.fused else "silu",
+        "hidden_act": "swiglu" if model.fused or model.experts else "silu",
         "use_parallel_embedding": True,
         "embedding_sharding_dim": 0,
         "share_embedding_table": False,
@@ -67,7 +73,7 @@ def rank_config(model: Architecture, sizes: Parallelism) -> dict[str, Any]:
         "qk_layernorm": model.qk_norm,
         "model_type": _MODEL_TYPES[model.family],
         "mapping": _mapping(sizes, with_experts=bool(model.experts)),
-        "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
+        "quantization": _quantization(model, quantization or Quantization()),
     }
     if model.family.startswith("qwen"):
         config["qwen_type"] = model.family
@@ -77,8 +83,6 @@ def rank_config(model: Architecture, sizes: Parallelism) -> dict[str, Any]:
             "top_k": model.experts_per_token,
             "normalization_mode": _RENORMALIZE,
         }
-    if model.family == "phi3":
-        config["original_max_position_embeddings"] = model.max_positions
     return config
 
 
@@ -87,3 +91,16 @@ def _mapping(sizes: Parallelism, *, with_experts: bool) -> dict[str, int]:
     if with_experts:
         mapping |= {"moe_tp_size": sizes.tensor // sizes.expert, "moe_ep_size": sizes.expert}
     return mapping
+
+
+def _quantization(model: Architecture, quantization: Quantization) -> dict[str, Any]:
+    """What is excluded must be said in full: the patterns replace TensorRT-LLM's own, which spare router and head
+    (quantization/quantize.py).
+    """
+    if quantization.format is Format.NONE:
+        return {"quant_algo": None, "kv_cache_quant_algo": None}
+    return {
+        "quant_algo": "FP8",
+        "kv_cache_quant_algo": quantization.kv_cache,
+        "exclude_modules": ["lm_head", *(["*router"] if model.experts else [])],
+    }

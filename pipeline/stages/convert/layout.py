@@ -11,82 +11,37 @@ and Phi-3 (models/phi3/convert.py), and ModelOpt's export. Which rank holds whic
     vocabulary         rows, filled up with zeros to the same number on each rank
 
 Layers are numbered from 0 on each pipeline rank; the first has the embedding, the last the norm and the head.
+
+FP8 weights are split like any other; each layer has one scale for its weights and one for its inputs, which all ranks
+hold. Weights that become one layer must have been rounded with one scale, as ModelOpt's unified export does it. Of the
+experts, each has a scale for its weights, and all share the largest for their inputs (layers/moe.py, MOEWeightWrapper).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
-from pipeline.checkpoint import Architecture
-from pipeline.planning.parallelism import Parallelism
+from pipeline.checkpoint import Architecture, Format, Quantization
+from pipeline.stages.convert.parts import FLOAT32, Part, Rank, Scale, Slice
 
-FLOAT32 = "F32"
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """A rectangle of a source tensor; of a vector, its rows."""
-
-    tensor: str
-    rows: tuple[int, int]
-    columns: tuple[int, int] | None = None  # None: all
-
-    @property
-    def size(self) -> int:
-        """Rows."""
-        return self.rows[1] - self.rows[0]
+_Span = tuple[int, int]
+_FP8 = "F8_E4M3"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One tensor of a rank: slices below each other, and zeros up to its shape."""
-
-    name: str
-    shape: tuple[int, ...]
-    slices: tuple[Slice, ...]
-    dtype: str | None = None  # None: that of the checkpoint
-
-
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """One process of the engine, numbered as upstream numbers them: tensor-parallel ranks are neighbours."""
-
-    number: int
-    sizes: Parallelism
-
-    @property
-    def tensor(self) -> int:
-        """Place within the layers."""
-        return self.number % self.sizes.tensor
-
-    @property
-    def stage(self) -> int:
-        """Place among the groups of layers."""
-        return self.number // self.sizes.tensor
-
-    @property
-    def expert(self) -> int:
-        """Which group of experts."""
-        return self.tensor % self.sizes.expert
-
-    @property
-    def within_expert(self) -> int:
-        """Which part of each expert."""
-        return self.tensor // self.sizes.expert
-
-
-def parts(model: Architecture, rank: Rank) -> Iterator[Part]:
+def parts(
+    model: Architecture, rank: Rank, quantization: Quantization | None = None
+) -> Iterator[Part | Scale]:
     """All tensors of a rank, in the order of execution."""
-    return _Layout(model, rank).parts()
+    return _Layout(model, rank, quantization or Quantization()).parts()
 
 
 class _Layout:
-    def __init__(self, model: Architecture, rank: Rank) -> None:
+    def __init__(self, model: Architecture, rank: Rank, quantization: Quantization) -> None:
         self._model, self._rank, self._sizes = model, rank, rank.sizes
+        self._fp8, self._kv_cache = quantization.format is Format.FP8, quantization.kv_cache
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[Part | Scale]:
         model, stage = self._model, self._rank.stage
         each = model.layers // self._sizes.pipeline
         if stage == 0:
@@ -97,7 +52,7 @@ class _Layout:
             yield self._vector("transformer.ln_f.weight", "model.norm.weight", model.hidden)
             yield self._vocabulary("lm_head.weight", model.embedding if model.tied else "lm_head.weight")
 
-    def _layer(self, source: str, name: str) -> Iterator[Part]:
+    def _layer(self, source: str, name: str) -> Iterator[Part | Scale]:
         model = self._model
         yield self._vector(f"{name}input_layernorm.weight", f"{source}input_layernorm.weight", model.hidden)
         yield from self._attention(f"{source}self_attn.", f"{name}attention.")
@@ -111,27 +66,21 @@ class _Layout:
         else:
             yield from self._mlp(f"{source}mlp.", f"{name}mlp.")
 
-    def _attention(self, source: str, name: str) -> Iterator[Part]:
-        model, ranks, at = self._model, self._sizes.tensor, self._rank.tensor
-        queries = _share(model.heads * model.head_dim, ranks, at)
-        pairs = _share(max(model.kv_heads, ranks) * model.head_dim, ranks, at)
-        if ranks > model.kv_heads:  # each head serves several ranks
-            head = at * model.kv_heads // ranks
-            pairs = (head * model.head_dim, (head + 1) * model.head_dim)
-        spans = (queries, pairs, pairs)
+    def _attention(self, source: str, name: str) -> Iterator[Part | Scale]:
+        model = self._model
+        spans = self._heads()
         if model.fused:
             widths = (model.heads, model.kv_heads, model.kv_heads)
             starts = [sum(widths[:index]) * model.head_dim for index in range(3)]
             found = [(f"{source}qkv_proj", _moved(span, by)) for span, by in zip(spans, starts, strict=True)]
         else:
             found = [(f"{source}{part}_proj", span) for part, span in zip("qkv", spans, strict=True)]
-        rows = sum(high - low for low, high in spans)
-        for kind in ("weight", "bias") if model.qkv_bias else ("weight",):
-            shape = (rows, model.hidden) if kind == "weight" else (rows,)
-            yield Part(
-                f"{name}qkv.{kind}", shape, tuple(Slice(f"{tensor}.{kind}", span) for tensor, span in found)
-            )
-        yield self._columns(f"{name}dense.weight", f"{source}o_proj.weight", model.heads * model.head_dim)
+        yield from self._rows(f"{name}qkv", found, bias=model.qkv_bias)
+        if self._kv_cache is not None:
+            key, value = f"{source}k_proj.k_scale", f"{source}v_proj.v_scale"
+            for cache, group in (("k", (key,)), ("v", (value,)), ("kv", (key, value))):
+                yield Scale(f"{name}{cache}_cache_scaling_factor", (1,), (group,), same=False)
+        yield from self._columns(f"{name}dense", f"{source}o_proj", model.heads * model.head_dim)
         if model.output_bias:
             yield self._vector(f"{name}dense.bias", f"{source}o_proj.bias", model.hidden)
         if model.qk_norm:
@@ -140,43 +89,74 @@ class _Layout:
                     f"{name}{part}_layernorm.weight", f"{source}{part}_norm.weight", model.head_dim
                 )
 
-    def _mlp(self, source: str, name: str) -> Iterator[Part]:
+    def _heads(self) -> tuple[_Span, _Span, _Span]:
+        """Rows of the rank's heads in q, k and v."""
+        model, ranks, at = self._model, self._sizes.tensor, self._rank.tensor
+        queries = _share(model.heads * model.head_dim, ranks, at)
+        pairs = _share(model.kv_heads * model.head_dim, ranks, at)
+        if ranks > model.kv_heads:  # each head serves several ranks
+            head = at * model.kv_heads // ranks
+            pairs = (head * model.head_dim, (head + 1) * model.head_dim)
+        return queries, pairs, pairs
+
+    def _mlp(self, source: str, name: str) -> Iterator[Part | Scale]:
         model = self._model
         span = _share(model.intermediate, self._sizes.tensor, self._rank.tensor)
-        rows = span[1] - span[0]
         for ours, theirs in (("fc", "gate_proj"), ("gate", "up_proj")):
-            yield Part(
-                f"{name}{ours}.weight", (rows, model.hidden), (Slice(f"{source}{theirs}.weight", span),)
-            )
-            if model.mlp_bias:
-                yield Part(f"{name}{ours}.bias", (rows,), (Slice(f"{source}{theirs}.bias", span),))
-        yield self._columns(f"{name}proj.weight", f"{source}down_proj.weight", model.intermediate)
+            yield from self._rows(f"{name}{ours}", [(f"{source}{theirs}", span)], bias=model.mlp_bias)
+        yield from self._columns(f"{name}proj", f"{source}down_proj", model.intermediate)
         if model.mlp_bias:
             yield self._vector(f"{name}proj.bias", f"{source}down_proj.bias", model.hidden)
 
-    def _fused_mlp(self, source: str, name: str) -> Iterator[Part]:
-        model = self._model
-        gate = _share(model.intermediate, self._sizes.tensor, self._rank.tensor)
-        halves = (_moved(gate, model.intermediate), gate)  # up before gate
-        slices = tuple(Slice(f"{source}gate_up_proj.weight", half) for half in halves)
-        yield Part(f"{name}fc.weight", (2 * (gate[1] - gate[0]), model.hidden), slices)
-        yield self._columns(f"{name}proj.weight", f"{source}down_proj.weight", model.intermediate)
+    def _fused_mlp(self, source: str, name: str) -> Iterator[Part | Scale]:
+        inner = self._model.intermediate
+        gate = _share(inner, self._sizes.tensor, self._rank.tensor)
+        halves = [(f"{source}gate_up_proj", span) for span in (_moved(gate, inner), gate)]  # up before gate
+        yield from self._rows(f"{name}fc", halves, bias=False)
+        yield from self._columns(f"{name}proj", f"{source}down_proj", inner)
 
-    def _experts(self, source: str, name: str) -> Iterator[Part]:
+    def _experts(self, source: str, name: str) -> Iterator[Part | Scale]:
         model, sizes, rank = self._model, self._sizes, self._rank
         chosen = range(*_share(model.experts, sizes.expert, rank.expert))
         inner = _share(model.intermediate, sizes.tensor // sizes.expert, rank.within_expert)
-        width = inner[1] - inner[0]
         router = Slice(f"{source}gate.weight", (0, model.experts))
         yield Part(f"{name}router.weight", (model.experts, model.hidden), (router,), FLOAT32)
-        upper = [
-            Slice(f"{source}experts.{expert}.{part}.weight", inner)
-            for expert in chosen
-            for part in ("w3", "w1")
-        ]
-        yield Part(f"{name}fc.weight", (len(chosen), 2 * width, model.hidden), tuple(upper))
-        lower = [Slice(f"{source}experts.{expert}.w2.weight", (0, model.hidden), inner) for expert in chosen]
-        yield Part(f"{name}proj.weight", (len(chosen), model.hidden, width), tuple(lower))
+        expert, kind, width = f"{source}experts.{{}}.{{}}", self._kind, inner[1] - inner[0]
+        upper = [Slice(expert.format(at, f"{part}.weight"), inner) for at in chosen for part in ("w3", "w1")]
+        yield Part(f"{name}fc.weight", (len(chosen), 2 * width, model.hidden), tuple(upper), kind)
+        lower = [Slice(expert.format(at, "w2.weight"), (0, model.hidden), inner) for at in chosen]
+        yield Part(f"{name}proj.weight", (len(chosen), model.hidden, width), tuple(lower), kind)
+        if not self._fp8:
+            return
+        for layer, names in (("fc", ("w3", "w1")), ("proj", ("w2",))):
+            groups = [tuple(expert.format(at, f"{part}.weight_scale") for part in names) for at in chosen]
+            yield Scale(f"{name}{layer}.weights_scaling_factor", (len(chosen), 1), tuple(groups))
+            everyone = (
+                expert.format(at, f"{part}.input_scale") for at in range(model.experts) for part in names
+            )
+            yield Scale(f"{name}{layer}.activation_scaling_factor", (1,), (tuple(everyone),), same=False)
+
+    def _rows(self, name: str, found: Sequence[tuple[str, _Span]], *, bias: bool) -> Iterator[Part | Scale]:
+        """A layer whose outputs are divided: rows of one or more source layers."""
+        rows = sum(high - low for _, (low, high) in found)
+        slices = tuple(Slice(f"{layer}.weight", span) for layer, span in found)
+        yield Part(f"{name}.weight", (rows, self._model.hidden), slices, self._kind)
+        if bias:
+            yield Part(f"{name}.bias", (rows,), tuple(Slice(f"{layer}.bias", span) for layer, span in found))
+        yield from self._scales(name, [layer for layer, _ in found])
+
+    def _columns(self, name: str, source: str, columns: int) -> Iterator[Part | Scale]:
+        """A layer whose inputs are divided."""
+        span, hidden = _share(columns, self._sizes.tensor, self._rank.tensor), self._model.hidden
+        piece = Slice(f"{source}.weight", (0, hidden), span)
+        yield Part(f"{name}.weight", (hidden, span[1] - span[0]), (piece,), self._kind)
+        yield from self._scales(name, [source])
+
+    def _scales(self, name: str, layers: Sequence[str]) -> Iterator[Scale]:
+        if self._fp8:
+            for ours, theirs in (("weights", "weight_scale"), ("activation", "input_scale")):
+                group = tuple(dict.fromkeys(f"{layer}.{theirs}" for layer in layers))
+                yield Scale(f"{name}.{ours}_scaling_factor", (1,), (group,))
 
     def _vocabulary(self, name: str, tensor: str) -> Part:
         model, ranks = self._model, self._sizes.tensor
@@ -184,20 +164,19 @@ class _Layout:
         low = min(self._rank.tensor * rows, model.vocab)
         return Part(name, (rows, model.hidden), (Slice(tensor, (low, min(low + rows, model.vocab))),))
 
-    def _columns(self, name: str, tensor: str, columns: int) -> Part:
-        span = _share(columns, self._sizes.tensor, self._rank.tensor)
-        return Part(
-            name, (self._model.hidden, span[1] - span[0]), (Slice(tensor, (0, self._model.hidden), span),)
-        )
-
     def _vector(self, name: str, tensor: str, size: int) -> Part:
         return Part(name, (size,), (Slice(tensor, (0, size)),))
 
+    @property
+    def _kind(self) -> str | None:
+        """Type of the weights of linear layers."""
+        return _FP8 if self._fp8 else None
 
-def _share(total: int, ranks: int, at: int) -> tuple[int, int]:
+
+def _share(total: int, ranks: int, at: int) -> _Span:
     each = total // ranks
     return at * each, (at + 1) * each
 
 
-def _moved(span: tuple[int, int], by: int) -> tuple[int, int]:
+def _moved(span: _Span, by: int) -> _Span:
     return span[0] + by, span[1] + by

@@ -13,35 +13,42 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.checkpoint.tensors import DTYPES, Array, TensorFiles
-from pipeline.stages.convert.layout import Part, Slice
+from pipeline.errors import StageError
+from pipeline.stages.convert.parts import Part, Scale, Slice
 
 _CHUNK_BYTES = 32 * 2**20
 _ALIGNMENT = 8  # of the first tensor, as the reference implementation pads its header
+_FLOATS = ("F32", "F16", "BF16")  # may become each other; quantized weights may not
 
 
 def write_rank(
-    file: Path, parts: Sequence[Part], source: TensorFiles, dtype: str, advance: Callable[[int], None]
+    file: Path, parts: Sequence[Part | Scale], source: TensorFiles, dtype: str, advance: Callable[[int], None]
 ) -> None:
     """Write one rank.
 
     Args:
         dtype: of tensors that name none: "BF16" or "F16".
         advance: told the bytes as they are written.
+
+    Raises:
+        StageError: a source tensor is of a type that cannot become the rank's, or scales differ that must not.
     """
     with file.open("wb") as stream:
         stream.write(_header(parts, dtype))
         for part in parts:
-            for chunk in _chunks(part, source, DTYPES[part.dtype or dtype]):
+            kind = part.dtype or dtype
+            chunks = _scales(part, source) if isinstance(part, Scale) else _chunks(part, source, kind)
+            for chunk in chunks:
                 stream.write(chunk.data)
                 advance(chunk.nbytes)
 
 
-def bytes_of(parts: Sequence[Part], dtype: str) -> int:
+def bytes_of(parts: Sequence[Part | Scale], dtype: str) -> int:
     """What they take, without the header."""
     return sum(math.prod(part.shape) * DTYPES[part.dtype or dtype].itemsize for part in parts)
 
 
-def _header(parts: Sequence[Part], dtype: str) -> bytes:
+def _header(parts: Sequence[Part | Scale], dtype: str) -> bytes:
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
     for part in parts:
@@ -57,9 +64,22 @@ def _header(parts: Sequence[Part], dtype: str) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _chunks(part: Part, source: TensorFiles, dtype: np.dtype) -> Iterator[Array]:  # type: ignore[type-arg]
-    written = 0
+def _scales(scale: Scale, source: TensorFiles) -> Iterator[Array]:
+    values = []
+    for group in scale.groups:
+        found = np.array([source[name].astype(np.float32).reshape(()) for name in group])
+        if scale.same and not (found == found[0]).all():
+            raise StageError(f"{scale.name}: {', '.join(group)} must be equal, and are {found.tolist()}")
+        values.append(found.max())
+    yield np.array(values, np.float32).view(np.uint8)
+
+
+def _chunks(part: Part, source: TensorFiles, kind: str) -> Iterator[Array]:
+    written, dtype = 0, DTYPES[kind]
     for piece in part.slices:
+        given = source.headers[piece.tensor].dtype
+        if given != kind and not (given in _FLOATS and kind in _FLOATS):
+            raise StageError(f"{piece.tensor} is {given}, which cannot be stored as {kind}")
         for rows in _rows(piece, source[piece.tensor]):
             chunk = np.ascontiguousarray(rows.astype(dtype, copy=False))
             written += chunk.size
