@@ -11,6 +11,7 @@ variables, because a container's are:
     PIPELINE_ADDRESS             where to listen; 0.0.0.0
     PIPELINE_HTTP_PORT, PIPELINE_GRPC_PORT, PIPELINE_METRICS_PORT      8000, 8001, 8002
     PIPELINE_START_TIMEOUT_S     time to become ready; what the package's size asks for
+    PIPELINE_STOP_TIMEOUT_S      time to end, a third of it for requests in flight; 45
     PIPELINE_HEALTH_INTERVAL_S   time between checks by inference; 30, 0 makes none
     PIPELINE_READY_FILE          there while it is ready; /tmp/pipeline/ready.json
 """
@@ -46,6 +47,7 @@ class Settings:
     address: str
     ports: Ports
     start_deadline_s: float | None
+    stop_deadline_s: float
     health_interval_s: float
     ready_file: Path
 
@@ -73,6 +75,7 @@ class Settings:
                 metrics=int(number("PIPELINE_METRICS_PORT", 8002)),
             ),
             start_deadline_s=number("PIPELINE_START_TIMEOUT_S", 0) or None,
+            stop_deadline_s=number("PIPELINE_STOP_TIMEOUT_S", 45),
             health_interval_s=number("PIPELINE_HEALTH_INTERVAL_S", 30),
             ready_file=Path(environment.get(FILE_VARIABLE) or DEFAULT_FILE),
         )
@@ -113,6 +116,7 @@ def _serve(settings: Settings, log: Path, stop: threading.Event) -> None:
         address=settings.address,
         log_file=log,
         start_deadline_s=settings.start_deadline_s,
+        stop_deadline_s=settings.stop_deadline_s,
         health_interval_s=settings.health_interval_s,
         target="local",
     )

@@ -11,7 +11,6 @@ from typing import Literal
 
 from pipeline.contracts.launching import launching
 from pipeline.deploy.docker import DockerLauncher
-from pipeline.deploy.images import Image, find_image, pull_image
 from pipeline.deploy.local import LocalDeployment
 from pipeline.deploy.machine import Machine
 from pipeline.deploy.outline import Outline, outline
@@ -21,6 +20,7 @@ from pipeline.errors import ServerError, UserError
 from pipeline.progress import Progress
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.gpu_launch import LaunchPlan, Place, plan_launch
+from pipeline.triton.images import Image, find_image, pull_image
 from pipeline.triton.launch import LOOPBACK, Launcher, Ports
 from pipeline.triton.native_launch import NativeLauncher, mpi_slots
 from pipeline.triton.server import TritonServer, local_launcher
@@ -36,6 +36,7 @@ class Options:
     address: str = LOOPBACK
     log_file: Path | None = None
     start_deadline_s: float | None = None  # None: what the package's size asks for
+    stop_deadline_s: float = 10.0  # a third of it is for requests in flight
     health_interval_s: float = 30.0  # 0: no checks
     running: Path | None = None  # folder where servers are announced
     target: Target | None = (
@@ -70,6 +71,7 @@ def serve(
         address=options.address,
         log_file=options.log_file,
         start_deadline_s=options.start_deadline_s,
+        stop_deadline_s=options.stop_deadline_s,
     )
     LocalDeployment(
         deployment.name,

@@ -44,7 +44,7 @@ class Software:
 
     tensorrt_llm: str | None
     tensorrt: str | None
-    release: str | None  # of the Triton container: "26.07"
+    release: str | None  # of the Triton container, by its NVIDIA_TRITON_SERVER_VERSION: "26.07"
     missing: tuple[str, ...] = ()  # modules that the models import and that are not there
     programs: frozenset[str] | None = (
         None  # of those that were asked for, the ones that are there; None: unknown

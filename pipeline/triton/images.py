@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+import threading
 from dataclasses import dataclass
 
 from pipeline.errors import ServerError
 from pipeline.progress import Progress
 
 _INSPECT_DEADLINE_S = 60
+_LAYER = re.compile(r"[0-9a-f]{12}: ")
+_DONE = (": Pull complete", ": Already exists")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +65,49 @@ def pull_image(name: str, progress: Progress, *, deadline_s: float, docker: str 
     """
     progress.say(f"pulling {name} (10 to 20 GB), for at most {deadline_s / 60:.0f} minutes")
     try:
-        done = subprocess.run(
-            [docker, "pull", "--quiet", name], capture_output=True, text=True, timeout=deadline_s, check=False
+        pull = subprocess.Popen(
+            [docker, "pull", name],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
         )
-    except subprocess.TimeoutExpired:
-        raise ServerError(f"{name} could not be pulled within {deadline_s:g} s") from None
-    if done.returncode:
-        raise ServerError(f"{name} cannot be pulled: {done.stderr.strip()}")
+    except OSError as error:
+        raise ServerError(f"docker does not answer: {error}") from None
+    late = threading.Event()
+    timer = threading.Timer(deadline_s, lambda: _end(pull, late))
+    timer.start()
+    try:
+        with pull:
+            said = _follow(pull, name, progress)
+    except BaseException:
+        pull.kill()
+        raise
+    finally:
+        timer.cancel()
+    if late.is_set():
+        raise ServerError(f"{name} could not be pulled within {deadline_s:g} s")
+    if pull.returncode:
+        raise ServerError(f"{name} cannot be pulled: {' '.join(said[-3:])}")
     found = find_image(name, docker)
     if found is None:
         raise ServerError(f"{name} was pulled, but Docker does not have it")
     return found
+
+
+def _follow(pull: subprocess.Popen[str], name: str, progress: Progress) -> list[str]:
+    """Count the layers as they come; all that is said besides."""
+    assert pull.stdout is not None, "it was started with a pipe"
+    said = []
+    with progress.task(f"pull {name}", unit="layers") as task:
+        for line in map(str.strip, pull.stdout):
+            if _LAYER.match(line) is None:
+                said.append(line)
+            elif line.endswith(_DONE):
+                task.advance()
+    return said
+
+
+def _end(pull: subprocess.Popen[str], late: threading.Event) -> None:
+    late.set()
+    pull.kill()
