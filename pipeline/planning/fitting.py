@@ -55,11 +55,11 @@ def experts_split(sizes: ModelSizes, expert: int) -> bool:
     return sizes.experts % expert == 0
 
 
-def fitting_tensor_sizes(sizes: ModelSizes, block: int | None, pipeline: int, expert: int) -> tuple[int, ...]:
+def fitting_tensor_sizes(sizes: ModelSizes, block: int | None, expert: int) -> tuple[int, ...]:
     """Tensor-parallel sizes that the model can be split by; `block`: of AWQ, None for other formats.
 
     >>> from pipeline.contracts.models import known_model
-    >>> fitting_tensor_sizes(known_model("Qwen/Qwen2.5-72B-Instruct"), 128, 1, 1)
+    >>> fitting_tensor_sizes(known_model("Qwen/Qwen2.5-72B-Instruct"), 128, 1)
     (1,)
     """
     return tuple(
@@ -68,6 +68,6 @@ def fitting_tensor_sizes(sizes: ModelSizes, block: int | None, pipeline: int, ex
         if tensor % expert == 0
         and heads_split(sizes, tensor)
         and kv_heads_split(sizes, tensor)
-        and width_splits(sizes, Parallelism(tensor, pipeline, expert))
-        and (block is None or blocks_split(sizes, Parallelism(tensor, pipeline, expert), block))
+        and width_splits(sizes, Parallelism(tensor, expert=expert))
+        and (block is None or blocks_split(sizes, Parallelism(tensor, expert=expert), block))
     )

@@ -13,7 +13,6 @@ from pipeline.contracts.compatibility import rule
 from pipeline.contracts.models import ModelSizes
 from pipeline.planning import fitting
 from pipeline.planning.concern import Check, Said
-from pipeline.planning.parallelism import Parallelism
 from pipeline.planning.subject import Model, Subject
 from pipeline.recipe.rules import AWQ
 
@@ -191,8 +190,8 @@ def _name(model: Model) -> str:
 def _fitting(subject: Subject, model: Model, sizes: ModelSizes) -> str:
     """Tensor-parallel sizes that break no rule of this file; of the target, with the recipe's other sizes."""
     block = subject.recipe.quantization.awq_block_size if _has_awq(subject, model) else None
-    split: Parallelism = model.split
-    fits = fitting.fitting_tensor_sizes(sizes, block, split.pipeline, split.expert)
+    expert = model.split.expert if sizes.experts else 1
+    fits = fitting.fitting_tensor_sizes(sizes, block, expert)
     return f"set {model.tensor_key} to {' or '.join(map(str, fits))}" if fits else ""
 
 
