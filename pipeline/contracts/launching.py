@@ -49,7 +49,6 @@ class Launching:
     shared_memory_mib: int  # of one rank
     shared_memory_mib_of_a_further_rank: int
     least_shared_memory_mib: int  # for more than one rank
-    release_variable: str  # says which release a container is
     gave_up: tuple[str, ...]  # in the log: nothing will become ready any more
 
     def shm_mib(self, ranks: int, models_mib: int = 0) -> int:
@@ -118,7 +117,6 @@ def launching(version: str) -> Launching:
         shared_memory_mib=fact("container", "shared_memory_mib"),
         shared_memory_mib_of_a_further_rank=fact("container", "shared_memory_mib_of_a_further_rank"),
         least_shared_memory_mib=fact("container", "least_shared_memory_mib"),
-        release_variable=fact("container", "release_variable"),
         gave_up=tuple(fact("log", "gave_up")),
     )
 

@@ -72,7 +72,12 @@ def plan_launch(deployment: Deployment, place: Place) -> LaunchPlan:
         command=command,
         environment=environment,
         ranks=len(blocks),
-        programs=(*((facts.mpirun,) if _needs_mpirun(spec) else ()), *before, server),
+        programs=(
+            *((facts.mpirun,) if _needs_mpirun(spec) else ()),
+            *before,
+            server,
+            *((facts.worker,) if spec.mode == "orchestrator" else ()),
+        ),
         shm_mib=facts.shm_mib(spec.workers, spec.shm_mib),
         gave_up=facts.gave_up,
     )

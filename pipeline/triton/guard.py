@@ -34,6 +34,7 @@ _CANNOT_BE_RUN = 127  # as a shell says it
 _POLL_S = 0.1
 _CLEANUP_DEADLINE_S = 30.0
 _KILLING_DEADLINE_S = 10.0
+AFTERWARDS_S = _KILLING_DEADLINE_S + _CLEANUP_DEADLINE_S + 5  # what a guard may take after the stop deadline
 
 
 @dataclass(frozen=True, slots=True)

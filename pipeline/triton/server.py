@@ -12,6 +12,7 @@ without a deadline, and none is done before a real generation came back. Everyth
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import secrets
 import signal
@@ -166,7 +167,7 @@ class TritonServer:
         with contextlib.suppress(ProcessLookupError):
             self._guard.send_signal(signal.SIGTERM)
         try:
-            self._guard.wait(self._stop_deadline_s + 5)
+            self._guard.wait(self._stop_deadline_s + guard.AFTERWARDS_S)
         except subprocess.TimeoutExpired:
             self._guard.kill()  # the kernel then kills the server
             self._guard.wait()
@@ -304,5 +305,5 @@ def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=2) as response:
             return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
+    except (urllib.error.URLError, http.client.HTTPException, OSError):
         return False

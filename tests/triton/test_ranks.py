@@ -9,7 +9,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,26 @@ from tests.support.waiting import wait_for
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """For temporary files; whatever a test does, nothing of its servers may be left."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = set(Path("/dev/shm").iterdir())
+    marks: list[str] = []
+    monkeypatch.setattr(guard, "Duty", _remembering(marks))
     yield tmp_path / "ranks"
     assert not [path for path in tmp_path.glob("pipeline-triton-*") if path.is_dir()]
-    assert not [
-        path for path in set(Path("/dev/shm").iterdir()) - before if path.name.startswith("pipeline-")
-    ]
+    for mark in marks:
+        assert not list(Path("/dev/shm").glob(f"{mark}*"))
+        assert not guard.marked(mark)
     for path in (tmp_path / "ranks").glob("rank*.json"):
         assert not Path(f"/proc/{json.loads(path.read_text())['pid']}").exists(), path.name
+
+
+def _remembering(marks: list[str]) -> Callable[..., guard.Duty]:
+    real = guard.Duty
+
+    def make(*arguments: Any) -> guard.Duty:
+        duty = real(*arguments)
+        marks.append(duty.mark)
+        return duty
+
+    return make
 
 
 def rank(folder: Path, number: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ServerError
+from pipeline.triton import guard
 from pipeline.triton.installation import Installation
 from pipeline.triton.launch import Ports
 from pipeline.triton.server import TritonServer
@@ -171,17 +172,18 @@ def test_a_server_that_is_killed_is_seen(copy: Path) -> None:
 
 
 def test_stopping_leaves_nothing(copy: Path, tmp_path: Path) -> None:
-    before = set(Path("/dev/shm").iterdir())
     server = TritonServer.of_package(copy, log_file=copy / "log")
     server.start()
     assert server.running
     assert list(tmp_path.glob("pipeline-triton-*"))
+    assert server._duty is not None
+    mark = server._duty.mark  # others may run servers at the same time
+    assert list(Path("/dev/shm").glob(f"{mark}*"))
     server.stop()
     assert not server.running
     assert not list(tmp_path.glob("pipeline-triton-*"))
-    assert not [
-        region for region in set(Path("/dev/shm").iterdir()) - before if region.name.startswith("pipeline-")
-    ]
+    assert not list(Path("/dev/shm").glob(f"{mark}*"))
+    assert not guard.marked(mark)
     server.stop()  # once more is no fault
 
 
