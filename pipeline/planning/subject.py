@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipeline.contracts.models import ModelSizes, known_model
 from pipeline.planning.parallelism import Parallelism, parallelism
@@ -79,10 +80,15 @@ def known_sizes(recipe: Recipe) -> dict[str, ModelSizes]:
 def _sizes(checkpoint: Checkpoint) -> ModelSizes | None:
     if isinstance(checkpoint.source, HubSource):
         return known_model(checkpoint.source.repo)
+    return sizes_in(checkpoint.source.path)
+
+
+def sizes_in(folder: Path) -> ModelSizes | None:
+    """What the config.json of a checkpoint says; None if it cannot be read, which fetching it explains."""
     try:
-        config = json.loads((checkpoint.source.path / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None  # fetching it says what is wrong with it
+        return None
     return ModelSizes.from_config(config) if isinstance(config, dict) else None
 
 

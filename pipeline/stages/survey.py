@@ -14,9 +14,10 @@ from pipeline.planning.compatibility import refuse_incompatible
 from pipeline.planning.plan import DRAFT, TARGET, Plan, Step, Surroundings, make_plan
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
-from pipeline.runtimes.base import Runtime, runtime_of
+from pipeline.runtimes.base import ExecutorChoice, Runtime, runtime_of
 from pipeline.stages.dataset import identity
 from pipeline.stages.fetch import ResolvedSource, resolve
+from pipeline.stages.fitness import refuse_unfit
 from pipeline.stages.makers import Work
 from pipeline.store import Json, Store
 
@@ -36,12 +37,14 @@ class Prepared:
     sources: Mapping[str, ResolvedSource]  # role -> checkpoint
 
     def work(
-        self, progress: Progress, store: Store, executor: str | Path = "auto"
+        self, progress: Progress, store: Store, executor: ExecutorChoice
     ) -> Callable[[Step, Mapping[str, Path], Path], Work]:
         """What the builder hands to the stage of a step; `executor`: see `runtimes.base.Order`."""
 
         def work(step: Step, inputs: Mapping[str, Path], into: Path) -> Work:
             role = step.name.partition(".")[2]
+            if step.stage != "fetch":
+                refuse_unfit(self.plan, store)
             return Work(
                 recipe=self.plan.recipe,
                 role=role,
@@ -81,7 +84,9 @@ def prepare(
         build={role: runtime.build_settings(recipe, role) for role in checkpoints},
         package=runtime.package_settings(recipe),
     )
-    return Prepared(make_plan(recipe, around), sources)
+    plan = make_plan(recipe, around)
+    refuse_unfit(plan, store)
+    return Prepared(plan, sources)
 
 
 def tool_versions(runtime: Runtime) -> dict[str, dict[str, str]]:

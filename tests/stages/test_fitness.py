@@ -1,0 +1,67 @@
+"""A model of the hub that nobody knows: it is judged once it is fetched, before anything long is done with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import InvalidInput
+from pipeline.progress import Silent
+from pipeline.recipe import Recipe, load_recipe
+from pipeline.stages import Builder, prepare
+from pipeline.store import Store
+from tests.support.checkpoints import CONFIG, whole
+from tests.support.hub import LoopbackHub
+
+REPO = "org/nobody-knows"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: LoopbackHub) -> Recipe:
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    file = tmp_path / "r.yaml"
+    file.write_text(
+        "name: r\n"
+        f"model: {{source: 'hf:{REPO}'}}\n"
+        "runtime: {kind: pytorch, version: 1.2.1, gpu: h100-sxm-80g, tensor_parallel: 64}\n"
+        "limits: {max_input_tokens: 8, max_output_tokens: 8, max_concurrency: 1}\n"
+    )
+    return load_recipe(file)
+
+
+@pytest.fixture
+def hub() -> LoopbackHub:
+    return LoopbackHub()
+
+
+def test_judged_once_it_is_fetched(recipe: Recipe, hub: LoopbackHub, tmp_path: Path) -> None:
+    sizes = {
+        "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 64, "vocab_size": 64, "max_position_embeddings": 64,
+    }  # fmt: skip
+    config = {**json.loads(CONFIG), **sizes}
+    with hub:
+        hub.add(REPO, whole() | {"config.json": json.dumps(config).encode()})
+        store = Store(tmp_path / "store")
+        prepared = prepare(recipe, store)  # nothing is known yet
+        builder = Builder(prepared.plan, store, prepared.work(Silent(), store), Silent())
+        with pytest.raises(InvalidInput, match="must divide the 4 attention heads of the target"):
+            builder.run()
+        assert [artifact.manifest.stage for artifact in store.list()] == ["fetch"]
+        with pytest.raises(InvalidInput, match=r"r\.yaml:3: runtime\.tensor_parallel = 64"):
+            prepare(recipe, store)  # what is known now is said at once
+
+
+def test_a_config_that_is_none_is_left_to_the_stages(
+    recipe: Recipe, hub: LoopbackHub, tmp_path: Path
+) -> None:
+    with hub:
+        hub.add(REPO, whole())
+        store = Store(tmp_path / "store")
+        prepared = prepare(recipe, store)
+        Builder(prepared.plan, store, prepared.work(Silent(), store), Silent()).run("fetch.target")
+        prepare(recipe, store)
