@@ -1,4 +1,4 @@
-"""What the output of trtllm-build says: its phases, its warnings, memory. The patterns are data (`data/build_log.yaml`).
+"""What the output of trtllm-build says: phases, warnings, memory. The patterns are data (`data/build_log.yaml`).
 
 Warnings matter because the builder changes settings without failing, and says so in them only.
 """

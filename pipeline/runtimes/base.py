@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
 from pipeline.store import Json
+
+if TYPE_CHECKING:
+    from pipeline.runtimes.tensorrt.executors.job import BuildJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,27 @@ class Engines:
 
 
 @dataclass(frozen=True, slots=True)
+class ExecutorChoice:
+    """Who runs an engine's builder: this machine, a container on it, another machine."""
+
+    name: Literal["auto", "native", "docker", "print", "adopt"] = "auto"
+    deadline_s: float | None = None  # for one engine; None: none
+    devices: tuple[int, ...] = ()  # GPUs that may be used; empty: those that the builder finds
+    folder: Path | None = None  # for adopt: what was built elsewhere
+
+
+AUTO = ExecutorChoice()
+
+
+class BuiltElsewhere(Exception):
+    """An engine is to be built on another machine. Not a failure: `job` is what that machine is asked for."""
+
+    def __init__(self, job: BuildJob) -> None:
+        self.job = job
+        super().__init__(job.name)
+
+
+@dataclass(frozen=True, slots=True)
 class Order:
     """What one engine is built from, and where."""
 
@@ -35,7 +59,7 @@ class Order:
     ranks: Path | None  # TensorRT-LLM checkpoint, split for the ranks; only for `tensorrt`
     caches: Path  # folder of the store that outlives artifacts
     reports: Path  # folder of the store for the logs of builders
-    executor: str | Path  # who runs the builder, where there is a choice: see `tensorrt.executors.executor_of`
+    executor: ExecutorChoice  # who runs the builder, for runtimes that leave the choice
     into: Path  # an empty folder
     progress: Progress
 

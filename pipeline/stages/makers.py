@@ -13,7 +13,7 @@ from pipeline.planning.parallelism import parallelism
 from pipeline.planning.plan import DRAFT, tensor_parallel_exports
 from pipeline.progress import Progress
 from pipeline.recipe import Gate, Quantization, Recipe
-from pipeline.runtimes.base import Engines, Order, runtime_of
+from pipeline.runtimes.base import Engines, ExecutorChoice, Order, runtime_of
 from pipeline.stages.fetch import ResolvedSource, fetch
 from pipeline.store import Json
 
@@ -29,7 +29,7 @@ class Work:
     into: Path  # an empty folder; for fetch, what a killed fetch left
     caches: Path  # of the store: what later runs may use and no artifact holds
     reports: Path  # of the store: what people may want to read later
-    executor: str | Path  # who runs engine builders
+    executor: ExecutorChoice  # who runs engine builders
     progress: Progress
 
     @property

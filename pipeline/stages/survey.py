@@ -14,7 +14,7 @@ from pipeline.planning.compatibility import refuse_incompatible
 from pipeline.planning.plan import DRAFT, TARGET, Plan, Step, Surroundings, make_plan
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
-from pipeline.runtimes.base import ExecutorChoice, Runtime, runtime_of
+from pipeline.runtimes.base import AUTO, ExecutorChoice, Runtime, runtime_of
 from pipeline.stages.dataset import identity
 from pipeline.stages.fetch import ResolvedSource, resolve
 from pipeline.stages.fitness import refuse_unfit
@@ -37,7 +37,7 @@ class Prepared:
     sources: Mapping[str, ResolvedSource]  # role -> checkpoint
 
     def work(
-        self, progress: Progress, store: Store, executor: ExecutorChoice
+        self, progress: Progress, store: Store, executor: ExecutorChoice = AUTO
     ) -> Callable[[Step, Mapping[str, Path], Path], Work]:
         """What the builder hands to the stage of a step; `executor`: see `runtimes.base.Order`."""
 

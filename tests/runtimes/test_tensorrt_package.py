@@ -16,11 +16,13 @@ from pipeline.errors import StageError, UserError
 from pipeline.planning.plan import Plan, Step, Surroundings, make_plan
 from pipeline.progress import Silent
 from pipeline.recipe import Recipe, TensorRTRuntime, load_recipe
+from pipeline.runtimes.base import AUTO
 from pipeline.runtimes.tensorrt.packaging import package_settings, requirements
 from pipeline.stages.builder import Builder
 from pipeline.stages.makers import Work
 from pipeline.store import Artifact, Json, Store
 from pipeline.triton.deployment import Deployment
+from pipeline.triton.gpu_launch import launch_faults
 from pipeline.triton.repository import content_digest
 from tests.support.engine_folders import make_engine
 from tests.support.served import CHECKPOINTS
@@ -75,7 +77,7 @@ class Shop:
     def _work(self, step: Step, inputs: Mapping[str, Path], into: Path) -> Work:
         role = step.name.partition(".")[2]
         return Work(
-            self.recipe, role, {}, inputs, into, self.store.caches, self.store.reports, "native", Silent()
+            self.recipe, role, {}, inputs, into, self.store.caches, self.store.reports, AUTO, Silent()
         )
 
 
@@ -90,6 +92,7 @@ def test_a_package_with_a_draft(tmp_path: Path) -> None:
     )  # fmt: skip
     assert deployment.limits.max_draft_tokens == 4
     assert deployment.launch.mode == "orchestrator"
+    assert launch_faults(deployment) == []
     assert deployment.requirements == requirements(recipe())
     assert deployment.requirements is not None
     assert deployment.requirements.image == container("1.2.1").image
@@ -120,6 +123,7 @@ def test_every_version_is_packaged_for_its_container(tmp_path: Path, version: st
     assert deployment.requirements.image == container(version).image
     assert deployment.requirements.gpus == 2
     assert deployment.launch.mode == "leader"
+    assert launch_faults(deployment) == []
 
 
 def test_engines_that_the_builder_changed_stop_the_build(tmp_path: Path) -> None:

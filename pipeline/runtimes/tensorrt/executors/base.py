@@ -19,7 +19,7 @@ class BuildLog:
     """A run that ended well."""
 
     executor: str  # "native", "docker", "adopted"
-    command: tuple[str, ...]  # trtllm-build as its runner saw it
+    command: tuple[str, ...]  # as in `BuildJob.shown`
     lines: tuple[str, ...]  # the last ones
     warnings: tuple[str, ...]  # each once, in order, without time and severity
     seconds: float
@@ -27,6 +27,8 @@ class BuildLog:
     host: str  # where it ran
     image: str | None = None  # of the container that it ran in
     image_digest: str | None = None  # "nvcr.io/…@sha256:…"
+    gpu: str | None = None  # as its driver names it
+    driver: str | None = None
 
     def facts(self) -> dict[str, Json]:
         """For the manifest of the engine."""
@@ -35,10 +37,12 @@ class BuildLog:
             "command": list(self.command),
             "warnings": list(self.warnings),
             "seconds": round(self.seconds, 3),
-            "host": self.host,
             "peak_memory_mib": self.peak_memory_mib,
+            "host": self.host,
             "image": self.image,
             "image_digest": self.image_digest,
+            "gpu": self.gpu,
+            "driver": self.driver,
         }
         return {key: value for key, value in found.items() if value is not None}
 

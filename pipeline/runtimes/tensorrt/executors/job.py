@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAM = "trtllm-build"
+TIMING_CACHE = "timing.cache"  # in the working directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class BuildJob:
     ...     name="tiny-target", flags=("--max_batch_size", "8"), checkpoint=Path("/c"), output=Path("/o"),
     ...     timing_cache=Path("/t"), log=Path("/l"), workers=1, gpus=1, version="1.2.1", image="i", gpu="l4", sm=89,
     ... )
-    >>> " ".join(job.command(Path("/c"), Path("/o"))[:5])
+    >>> " ".join(job.command("/c", "/o")[:5])
     'trtllm-build --checkpoint_dir /c --output_dir /o'
     """
 
@@ -38,31 +39,28 @@ class BuildJob:
     gpu: str  # as the recipe names it: "h100-sxm-80g"
     sm: int  # of that GPU: 90
 
-    def command(
-        self, checkpoint: Path, output: Path, timing_cache: str | None = "timing.cache"
-    ) -> tuple[str, ...]:
-        """The command as its runner sees the paths. `timing_cache`: a name in the working directory; None: no cache.
-
-        Several workers read the cache while rank 0 writes it, so they write a new one; see `new_timing_cache`.
-        """
-        cache: tuple[str, ...] = ()
-        if timing_cache is not None:
-            cache = (
-                *("--input_timing_cache", timing_cache),
-                *("--output_timing_cache", self.new_timing_cache(timing_cache)),
-            )
+    def command(self, checkpoint: Path | str, output: Path | str) -> tuple[str, ...]:
+        """The command as its runner sees the paths, to be run where the timing cache lies."""
         return (
             PROGRAM,
             *("--checkpoint_dir", str(checkpoint)),
             *("--output_dir", str(output)),
-            *cache,
+            *("--input_timing_cache", TIMING_CACHE),
+            *("--output_timing_cache", self.new_timing_cache),
             *("--workers", str(self.workers)),
             *self.flags,
         )
 
-    def new_timing_cache(self, timing_cache: str) -> str:
-        """Name of the cache that the command writes."""
-        return timing_cache if self.workers == 1 else f"new-{timing_cache}"
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The command without paths of any machine, for facts and comparisons."""
+        return self.command("CHECKPOINT", "ENGINE")
+
+    @property
+    def new_timing_cache(self) -> str:
+        """Name of the cache that is written. A lone worker extends the cache rank by rank; several would read it while
+        rank 0 writes."""
+        return TIMING_CACHE if self.workers == 1 else f"new-{TIMING_CACHE}"
 
 
 def timing_cache_file(caches: Path, version: str, gpu: str) -> Path:

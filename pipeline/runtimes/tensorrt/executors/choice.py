@@ -1,0 +1,56 @@
+"""From what the command line says to the executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pipeline.errors import UserError
+from pipeline.progress import Progress
+from pipeline.runtimes.base import ExecutorChoice
+from pipeline.runtimes.tensorrt.executors.base import BuildLog, Executor
+from pipeline.runtimes.tensorrt.executors.docker import Docker
+from pipeline.runtimes.tensorrt.executors.elsewhere import Adopted, Printed
+from pipeline.runtimes.tensorrt.executors.job import BuildJob
+from pipeline.runtimes.tensorrt.executors.native import Native
+
+
+def executor_of(choice: ExecutorChoice) -> Executor:
+    """The executor that was chosen."""
+    match choice.name:
+        case "auto":
+            return _Auto(choice)
+        case "native":
+            return Native(choice.deadline_s, choice.devices)
+        case "docker":
+            return Docker(choice.deadline_s, choice.devices)
+        case "print":
+            return Printed()
+        case "adopt":
+            assert choice.folder is not None, "there is nothing to adopt without a folder"
+            return Adopted(choice.folder)
+
+
+@dataclass(frozen=True, slots=True)
+class _Auto:
+    """`native` where trtllm-build of the version is on PATH, else `docker` where that works."""
+
+    choice: ExecutorChoice
+
+    def check(self, version: str) -> None:
+        self._executor(version)
+
+    def run(self, job: BuildJob, progress: Progress) -> BuildLog:
+        return self._executor(job.version).run(job, progress)
+
+    def _executor(self, version: str) -> Executor:
+        reasons = []
+        for name in ("native", "docker"):
+            executor = executor_of(replace(self.choice, name=name))
+            try:
+                executor.check(version)
+            except UserError as error:
+                reasons.append(f"  {name}: {error}")
+            else:
+                return executor
+        what = f"nothing here can run trtllm-build {version}; --executor print makes a script for a machine that can"
+        raise UserError("\n".join([what, *reasons]))

@@ -1,0 +1,136 @@
+"""Jobs for another machine, and the way back: `Printed` hands a job on, `Adopted` takes its result.
+
+What comes back is the folder that the printed script (`script`) fills for one engine:
+
+    engine/           what trtllm-build wrote
+    build.log         all that it said
+    facts.txt         name=value: artifact, command, version, host, gpu, driver, image, image_digest, seconds
+    SHA256SUMS        of all these, as sha256sum writes it; the last file to appear
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.contracts.build_log import LogReader
+from pipeline.errors import UserError
+from pipeline.progress import Progress
+from pipeline.runtimes.base import BuiltElsewhere
+from pipeline.runtimes.tensorrt.executors.base import BuildLog
+from pipeline.runtimes.tensorrt.executors.builder import check_space
+from pipeline.runtimes.tensorrt.executors.job import BuildJob
+from pipeline.store import files
+
+ENGINE, LOG, FACTS, SUMS = "engine", "build.log", "facts.txt", "SHA256SUMS"
+_TAIL = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """See `Executor`: runs nothing here."""
+
+    def check(self, version: str) -> None:
+        """Any machine can print a script."""
+
+    def run(self, job: BuildJob, progress: Progress) -> BuildLog:  # noqa: ARG002
+        raise BuiltElsewhere(job)
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """See `Executor`: takes what was built elsewhere as if it had been built here."""
+
+    folder: Path
+
+    def check(self, version: str) -> None:
+        """Raises UserError: it is no such folder."""
+        missing = [name for name in (ENGINE, LOG, FACTS, SUMS) if not (self.folder / name).exists()]
+        if missing:
+            raise UserError(
+                f"{self.folder}: no {', '.join(missing)}: not a folder that a script of --executor print filled, or "
+                "the script did not come to its end"
+            )
+        facts = read_facts(self.folder)
+        if facts.get("version") != version:
+            raise UserError(
+                f"{self.folder} was built with TensorRT-LLM {facts.get('version')}, runtime.version is {version}"
+            )
+
+    def run(self, job: BuildJob, progress: Progress) -> BuildLog:
+        self.check(job.version)
+        facts = read_facts(self.folder)
+        self._compare(job, facts)
+        check_space(job)
+        self._verify(progress)
+        job.output.mkdir(exist_ok=True)
+        for name, _ in files.walk(self.folder / ENGINE):
+            target = job.output / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source = self.folder / ENGINE / name
+            if not files.clone(source, target):  # never a link: the folder stays its owner's
+                files.copy(source, target)
+        return self._log(job, facts)
+
+    def _compare(self, job: BuildJob, facts: dict[str, str]) -> None:
+        """Raises UserError: it was built for something else."""
+        artifact = job.output.parent.name  # the store makes an artifact in a folder of its name
+        if facts.get("artifact") != artifact:
+            raise UserError(
+                f"{self.folder} was built for {facts.get('artifact')}, this build is {artifact}: the recipe, the "
+                "checkpoint or the tools have changed since the script was printed; print it again"
+            )
+        asked, given = shlex.join(job.shown), facts.get("command", "")
+        if asked != given:
+            raise UserError(f"{self.folder} was built by another command\n  asked: {asked}\n  given: {given}")
+
+    def _verify(self, progress: Progress) -> None:
+        """Raises UserError: files are missing, changed or unknown."""
+        recorded = read_sums(self.folder / SUMS)
+        found = dict(files.walk(self.folder))
+        found.pop(SUMS)
+        faults = [f"missing: {name}" for name in sorted(recorded.keys() - found.keys())]
+        faults += [f"not in {SUMS}: {name}" for name in sorted(found.keys() - recorded.keys())]
+        faults += [f"not a plain file: {name}" for name, info in found.items() if not files.is_plain(info)]
+        both = sorted(recorded.keys() & {name for name, info in found.items() if files.is_plain(info)})
+        total = sum(found[name].st_size for name in both)
+        with progress.task(f"verify {self.folder}", total, "B") as task:
+            hashes = files.sha256_all(self.folder, both, task.advance)
+        faults += [f"changed: {name}" for name in both if hashes[name] != recorded[name]]
+        if faults:
+            raise UserError("\n  ".join([f"{self.folder}: damaged on its way; copy it again", *faults]))
+
+    def _log(self, job: BuildJob, facts: dict[str, str]) -> BuildLog:
+        reader = LogReader()
+        lines = (self.folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+        for line in lines:
+            reader.feed(line)
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        job.log.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return BuildLog(
+            executor="adopted",
+            command=job.shown,
+            lines=tuple(line for line in lines if line.strip())[-_TAIL:],
+            warnings=tuple(reader.warnings),
+            seconds=float(facts.get("seconds", "0")),
+            peak_memory_mib=reader.peak_memory_mib,
+            host=facts.get("host", ""),
+            image=facts.get("image") or None,
+            image_digest=facts.get("image_digest") or None,
+            gpu=facts.get("gpu") or None,
+            driver=facts.get("driver") or None,
+        )
+
+
+def read_facts(folder: Path) -> dict[str, str]:
+    """Name -> value of facts.txt."""
+    lines = (folder / FACTS).read_text(encoding="utf-8").splitlines()
+    return dict(line.partition("=")[::2] for line in lines if "=" in line)
+
+
+def read_sums(path: Path) -> dict[str, str]:
+    """File -> SHA-256, from what `sha256sum` printed."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    pairs = (line.split(maxsplit=1) for line in lines if line.strip())
+    return {name.removeprefix("*").removeprefix("./"): digest for digest, name in pairs}

@@ -1,0 +1,52 @@
+"""The timing cache between the store and a builder: TensorRT's measurements of kernels, which save most of a build.
+
+Builders work on copies, and a new cache appears in the store by one rename, so any number of builders may share it;
+the last one wins, and what it lacks of another's is measured again. What upstream does with a cache that is broken is
+in `pipeline/contracts/data/build_errors.yaml`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.runtimes.tensorrt.executors.job import TIMING_CACHE, BuildJob
+
+
+@dataclass(slots=True)
+class TimingCache:
+    """That of one build."""
+
+    job: BuildJob
+    folder: Path  # where the builder runs
+    lent: bool = False  # whether it started with the store's
+
+    def lend(self) -> None:
+        """Copy the store's cache, if there is one, to where the builder looks for it."""
+        self.lent = False
+        if self.job.timing_cache.is_file():
+            shutil.copyfile(self.job.timing_cache, self.folder / TIMING_CACHE)
+            self.lent = True
+
+    def take_back(self) -> None:
+        """Publish what the builder wrote."""
+        written = self.folder / self.job.new_timing_cache
+        if not written.is_file() or not written.stat().st_size:
+            return
+        kept = self.job.timing_cache
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        beside = kept.with_name(f".{kept.name}-{secrets.token_hex(4)}")
+        try:
+            shutil.copyfile(written, beside)
+            os.replace(beside, kept)
+        finally:
+            beside.unlink(missing_ok=True)
+
+    def drop(self) -> None:
+        """Put the store's cache away, and what is left of the copies."""
+        self.job.timing_cache.unlink(missing_ok=True)
+        for name in (TIMING_CACHE, self.job.new_timing_cache):
+            (self.folder / name).unlink(missing_ok=True)
