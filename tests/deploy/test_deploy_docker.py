@@ -18,6 +18,7 @@ from pipeline.triton.running import RunningServer
 from tests.support.command import Command
 from tests.support.containers import DIGEST, StandInDocker
 from tests.support.nvidia_smi import line, put_nvidia_smi
+from tests.support.waiting import wait_for
 
 IMAGE = container("1.2.1").image
 DIST = {"tensorrt_llm": "1.2.1", "tensorrt": "10.14.1.48"}
@@ -81,6 +82,18 @@ def test_from_a_package_to_an_answer_and_back(
     assert f"type=bind,source={gpu_package},target=/deployment,readonly" in run
     assert f"127.0.0.1:{free.grpc}:8001" in run
     assert not docker.called("pull")
+
+
+def test_the_container_goes_when_its_owner_is_killed(
+    gpu_package: Path, docker: StandInDocker, tmp_path: Path
+) -> None:
+    _, options = ports()
+    with deploying(gpu_package, tmp_path, *options) as one:
+        one.wait_for("ready after")
+        one.process.kill()
+    wait_for(lambda: bool(docker.called("rm", "--force")), "the removal of the container")
+    (run,) = [call for call in docker.called("run") if "--entrypoint" not in call]
+    assert docker.called("rm", "--force", run[run.index("--name") + 1])
 
 
 def test_an_image_that_is_not_here_is_pulled_after_the_host_was_looked_at(
