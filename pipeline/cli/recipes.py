@@ -13,7 +13,6 @@ import click
 
 from pipeline.cli.options import recipe_argument, set_option
 from pipeline.errors import Fault, InvalidInput, PipelineError
-from pipeline.planning.compatibility import refuse_incompatible
 from pipeline.planning.concern import Concern
 from pipeline.recipe import find_recipe, load_recipe, packaged
 from pipeline.recipe.catalog import entries
@@ -154,8 +153,10 @@ class _Verdict:
 
 
 def _judge(recipe: str, overrides: Sequence[str]) -> _Verdict:
+    from pipeline.stages.judging import judge
+
     try:
-        return _Verdict(concerns=refuse_incompatible(load_recipe(recipe, overrides)))
+        return _Verdict(concerns=judge(load_recipe(recipe, overrides)))
     except InvalidInput as error:
         return _Verdict(error)
 
