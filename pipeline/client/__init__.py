@@ -16,8 +16,10 @@ from pipeline.client.aio import AsyncClient, AsyncStream
 from pipeline.client.channel import KeepAlive
 from pipeline.client.chunk import Answer, Chunk, FinishReason
 from pipeline.client.conversation import Conversation
+from pipeline.client.endpoints import Retries
 from pipeline.client.errors import (
     BetweenTokensDeadline,
+    Busy,
     Cancelled,
     ClientError,
     ConnectFailed,
@@ -38,6 +40,7 @@ __all__ = [
     "AsyncClient",
     "AsyncStream",
     "BetweenTokensDeadline",
+    "Busy",
     "Cached",
     "Cancelled",
     "ChatTemplate",
@@ -53,6 +56,7 @@ __all__ = [
     "Message",
     "ModelNotFound",
     "Refused",
+    "Retries",
     "Sampling",
     "ServerFailed",
     "Stats",

@@ -15,6 +15,8 @@ from pipeline.client import failures
 from pipeline.client.base import GOODBYE_S, ClientBase, Prompt, StreamBase
 from pipeline.client.channel import METHODS
 from pipeline.client.chunk import Answer, Chunk
+from pipeline.client.endpoints import Endpoint, Endpoints
+from pipeline.client.errors import ClientError, ConnectFailed
 from pipeline.client.model import Model, read_model
 from pipeline.client.sampling import Sampling
 
@@ -30,8 +32,7 @@ class AsyncClient(ClientBase):
 
     def _prepare(self) -> None:
         self._reading_model = asyncio.Lock()
-        self._channel: Any = None
-        self._infer: Any = None
+        self._opened: Endpoints | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -42,26 +43,37 @@ class AsyncClient(ClientBase):
     async def aclose(self) -> None:
         """Ends the connection; streams that are open raise `Cancelled`."""
         self._closed = True
-        if self._channel is not None:
-            await self._channel.close()
+        if self._opened is not None:
+            for endpoint in self._opened.all:
+                await endpoint.channel.close()
 
     async def model(self) -> Model:
         """What the model takes and gives; the server is asked once."""
         self._not_closed()
         async with self._reading_model:
             if self._model is None:
-                config = self._open().unary_unary(
-                    METHODS + "ModelConfig",
-                    request_serializer=pb.ModelConfigRequest.SerializeToString,
-                    response_deserializer=pb.ModelConfigResponse.FromString,
-                )
-                request = pb.ModelConfigRequest(name=self.model_name)
-                try:
-                    reply = await config(request, timeout=self.timeouts.connect_s, metadata=self._metadata)
-                except grpc.RpcError as error:
-                    raise failures.from_status(error, url=self.url) from None
-                self._model = read_model(reply.config)
+                self._model = await self._read_model()
             return self._model
+
+    async def _read_model(self) -> Model:
+        """From the first server that answers."""
+        request, endpoints = pb.ModelConfigRequest(name=self.model_name), self._open()
+        for attempt in range(1, self.retries.attempts + 1):
+            endpoint = endpoints.take()
+            failed: grpc.RpcError | None = None
+            try:
+                timeout_s = self.timeouts.connect_s
+                reply = await endpoint.config(request, timeout=timeout_s, metadata=self._metadata)
+                return read_model(reply.config)
+            except grpc.RpcError as error:
+                failed = error
+            finally:
+                endpoints.give_back(endpoint, failed=failed is not None)
+            reason = failures.from_status(failed, url=endpoint.url)
+            if not isinstance(reason, ConnectFailed) or attempt == self.retries.attempts:
+                raise reason from None
+            await asyncio.sleep(0.0 if len(endpoints.all) > attempt else self.retries.wait_s(attempt))
+        raise AssertionError("there is at least one attempt")
 
     def stream(
         self,
@@ -88,20 +100,29 @@ class AsyncClient(ClientBase):
                 pass
             return stream.answer()
 
-    def _open(self) -> Any:
-        """The channel; gRPC ties it to the running loop, hence not before there is one."""
-        if self._channel is None:
-            self._channel = (
-                grpc.aio.secure_channel(self.url, self._credentials, self._options)
-                if self._credentials
-                else grpc.aio.insecure_channel(self.url, self._options)
-            )
-            self._infer = self._channel.unary_stream(
-                METHODS + "ModelStreamInfer",
-                request_serializer=pb.ModelInferRequest.SerializeToString,
-                response_deserializer=pb.ModelStreamInferResponse.FromString,
-            )
-        return self._channel
+    def _open(self) -> Endpoints:
+        """The channels; gRPC ties them to the running loop, hence not before there is one."""
+        if self._opened is None:
+            self._opened = Endpoints([self._connect(url) for url in self.urls])
+        return self._opened
+
+    def _connect(self, url: str) -> Endpoint:
+        channel = (
+            grpc.aio.secure_channel(url, self._credentials, self._options)
+            if self._credentials
+            else grpc.aio.insecure_channel(url, self._options)
+        )
+        config = channel.unary_unary(
+            METHODS + "ModelConfig",
+            request_serializer=pb.ModelConfigRequest.SerializeToString,
+            response_deserializer=pb.ModelConfigResponse.FromString,
+        )
+        infer = channel.unary_stream(
+            METHODS + "ModelStreamInfer",
+            request_serializer=pb.ModelInferRequest.SerializeToString,
+            response_deserializer=pb.ModelStreamInferResponse.FromString,
+        )
+        return Endpoint(url, channel, infer, config)
 
 
 class AsyncStream(StreamBase):
@@ -113,11 +134,16 @@ class AsyncStream(StreamBase):
 
     async def __aenter__(self) -> Self:
         self._check()
-        request = self._request(await self._client.model())
+        self._model = await self._client.model()
         self._loop = asyncio.get_running_loop()
-        self._exchange.sent()
-        self._call = self._client._infer(request, metadata=self._client._metadata)
+        self._send()
         return self
+
+    def _send(self) -> None:
+        endpoint = self._take(self._client._open())
+        request = self._request(self._model)
+        self._exchange.sent(self._first_sent)
+        self._call = endpoint.infer(request, metadata=self._client._metadata)
 
     async def __aexit__(self, *_: object) -> None:
         if self._exchange.finished:
@@ -128,6 +154,7 @@ class AsyncStream(StreamBase):
                     await self._call.read()
         if self._alarm is not None:
             self._alarm.cancel()
+        self._give_back(self._client._open())
         self._leave()
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
@@ -136,24 +163,36 @@ class AsyncStream(StreamBase):
     async def __anext__(self) -> Chunk:
         exchange = self._exchange
         while not exchange.finished:
-            self._arm(self._patience_s)
             try:
-                message = await self._call.read()
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if self._stopped is None or (task is not None and task.cancelling()):
-                    raise  # the task is being cancelled, not the call
-                raise self._stopped from None
-            except grpc.RpcError as error:
-                raise self._stopped or exchange.broken(error) from None
-            finally:
-                self._waits_until = math.inf
-            if message is grpc.aio.EOF:
-                raise self._stopped or exchange.broken_off()
-            chunk = exchange.receive(message)
+                chunk = exchange.receive(await self._read())
+            except ClientError as error:
+                await asyncio.sleep(self._wait_before_retry(error, self._client._open()))
+                if self._stopped is not None:
+                    raise self._stopped from None
+                self._send()
+                exchange = self._exchange
+                continue
             if chunk is not None:
                 return chunk
         raise StopAsyncIteration
+
+    async def _read(self) -> pb.ModelStreamInferResponse:
+        exchange = self._exchange
+        self._arm(self._patience_s)
+        try:
+            message = await self._call.read()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._stopped is None or (task is not None and task.cancelling()):
+                raise  # the task is being cancelled, not the call
+            raise self._stopped from None
+        except grpc.RpcError as error:
+            raise self._stopped or exchange.broken(error) from None
+        finally:
+            self._waits_until = math.inf
+        if message is grpc.aio.EOF:
+            raise self._stopped or exchange.broken_off()
+        return message
 
     def _arm(self, within_s: float | None) -> None:
         """One timer serves all reads of a stream: it is moved when it goes off, not at each token."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +12,16 @@ from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.client.channel import KeepAlive, options, target
 from pipeline.client.chunk import Answer, FinishReason
-from pipeline.client.errors import BetweenTokensDeadline, Cancelled, ClientError, FirstTokenDeadline
+from pipeline.client.endpoints import Endpoint, Endpoints, Retries
+from pipeline.client.errors import (
+    BetweenTokensDeadline,
+    Busy,
+    Cancelled,
+    ClientError,
+    ConnectFailed,
+    FirstTokenDeadline,
+    Refused,
+)
 from pipeline.client.exchange import Exchange
 from pipeline.client.model import Model
 from pipeline.client.request import build_request
@@ -28,13 +38,15 @@ GOODBYE_S = 1.0
 class ClientBase:
     """Where requests go, and with which settings.
 
+    `url` may name several servers with the same model; each request goes to the healthy one with the fewest requests.
+
     `template` is needed for messages only. `defaults` are sampling parameters for every request. `headers` are sent
     with every call; `credentials` (of `grpc.ssl_channel_credentials`) make it TLS.
     """
 
     def __init__(
         self,
-        url: str,
+        url: str | Sequence[str],
         *,
         model: str = "tensorrt_llm_bls",
         template: ChatTemplate | None = None,
@@ -43,8 +55,12 @@ class ClientBase:
         keep_alive: KeepAlive | None = None,
         headers: Mapping[str, str] | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        retries: Retries | None = None,
     ) -> None:
-        self.url = target(url)
+        self.urls = tuple(target(one) for one in ([url] if isinstance(url, str) else url))
+        if not self.urls:
+            raise Refused("no url: name host:port of at least one server")
+        self.url = ", ".join(self.urls)
         self.model_name = model
         self.template = template
         self.timeouts = timeouts or Timeouts()
@@ -52,6 +68,7 @@ class ClientBase:
         self._metadata = tuple((headers or {}).items())
         self._options = options(keep_alive or KeepAlive())
         self._credentials = credentials
+        self.retries = retries or Retries()
         self._model: Model | None = None
         self._closed = False
         self._prepare()
@@ -85,6 +102,10 @@ class StreamBase:
         self._running: Exchange | None = None
         self._call: Any = None
         self._stopped: ClientError | None = None  # why we broke the call off
+        self._endpoint: Endpoint | None = None  # where it is, or was last, asked
+        self._held = False  # whether it counts as under way there
+        self._failures = 0
+        self._first_sent = 0.0
 
     @property
     def text(self) -> str:
@@ -130,11 +151,35 @@ class StreamBase:
         max_tokens = self._sampling.get("max_tokens")
         self._running = Exchange(
             model,
-            url=self._client.url,
+            url=self._endpoint.url if self._endpoint else self._client.url,
             request_id=self.request_id,
             max_tokens=max_tokens if isinstance(max_tokens, int) else None,
         )
         return request
+
+    def _take(self, endpoints: Endpoints) -> Endpoint:
+        self._endpoint, self._held = endpoints.take(avoid=self._endpoint), True
+        self._first_sent = self._first_sent or time.perf_counter()
+        return self._endpoint
+
+    def _wait_before_retry(self, error: ClientError, endpoints: Endpoints) -> float:
+        """How long to wait (s) before asking again; raises `error` if it is final."""
+        self._failures += 1
+        self._give_back(endpoints, failed=isinstance(error, ConnectFailed))
+        started = self._running is not None and self._running.started
+        if started or self._stopped is not None or not isinstance(error, ConnectFailed | Busy):
+            raise error
+        retries, patience_s = self._client.retries, self._client.timeouts.first_token_s
+        wait_s = 0.0 if len(endpoints.all) > self._failures else retries.wait_s(self._failures)
+        late = patience_s is not None and time.perf_counter() + wait_s - self._first_sent >= patience_s
+        if self._failures >= retries.attempts or late:
+            raise error
+        return wait_s
+
+    def _give_back(self, endpoints: Endpoints, *, failed: bool = False) -> None:
+        if self._endpoint is not None and self._held:
+            self._held = False
+            endpoints.give_back(self._endpoint, failed=failed)
 
     @property
     def _patience_s(self) -> float | None:

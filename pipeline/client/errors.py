@@ -9,6 +9,7 @@
     │   └── BetweenTokensDeadline  the answer stalled for `Timeouts.between_tokens_s`
     ├── Cancelled                  the answer was stopped, by `cancel()` or by the server
     └── ServerFailed               the server broke off: an error of the model, or the connection was lost in the answer
+        └── Busy                   it has too much to do: nothing of the answer had come
 
 Each message is one line that can be shown to a user. `request_id` finds the request in the server's log. Mistakes in
 the use of the library itself (a closed client, a stream outside of its `with` block) are RuntimeError.
@@ -61,3 +62,7 @@ class Cancelled(ClientError):
 
 class ServerFailed(ClientError):
     """The server broke off: the model raised, the process died, or the answer ended without its end mark."""
+
+
+class Busy(ServerFailed):
+    """The server has too much to do and turned the request away. It is safe to try again, later or elsewhere."""

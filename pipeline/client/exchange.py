@@ -61,9 +61,9 @@ class Exchange:
     def text(self) -> str:
         return "".join(self._texts)
 
-    def sent(self) -> None:
-        """The request goes out now: the clock starts."""
-        self._sent_at = time.perf_counter()
+    def sent(self, at: float | None = None) -> None:
+        """The request goes out now, or went out first at `at` (`perf_counter`): the clock starts."""
+        self._sent_at = time.perf_counter() if at is None else at
 
     def receive(self, message: pb.ModelStreamInferResponse) -> Chunk | None:
         """The chunk in a message, None if it brings nothing new. ClientError if the server reports one."""

@@ -11,7 +11,15 @@ from collections.abc import Collection
 
 import grpc
 
-from pipeline.client.errors import Cancelled, ClientError, ConnectFailed, ModelNotFound, Refused, ServerFailed
+from pipeline.client.errors import (
+    Busy,
+    Cancelled,
+    ClientError,
+    ConnectFailed,
+    ModelNotFound,
+    Refused,
+    ServerFailed,
+)
 
 Code = grpc.StatusCode
 _BUSY = "queue size"  # Triton: "Exceeds maximum queue size"
@@ -31,7 +39,7 @@ def from_status(error: grpc.RpcError, *, url: str, started: bool = False) -> Cli
         case Code.UNAVAILABLE if started:
             return ServerFailed(f"the server was lost in the middle of the answer: {text}")
         case Code.UNAVAILABLE if _BUSY in text:
-            return ServerFailed(f"the server has too much to do: {text}")
+            return Busy(f"the server has too much to do: {text}")
         case Code.UNAVAILABLE | Code.DEADLINE_EXCEEDED:
             return ConnectFailed(f"no answer from {url}: {text}")
         case Code.INVALID_ARGUMENT | Code.OUT_OF_RANGE | Code.FAILED_PRECONDITION:
@@ -55,7 +63,7 @@ def from_message(message: str, *, at_admission: bool, inputs: Collection[str] = 
     if "unknown model" in text.lower():
         return ModelNotFound(text)
     if _BUSY in text:
-        return ServerFailed(f"the server has too much to do: {text}")
+        return Busy(f"the server has too much to do: {text}")
     if at_admission or _TOO_LONG.search(text) or (colon and (_VALUE.match(subject) or subject in inputs)):
         return Refused(text)
     return Cancelled(text) if _CANCELLED.search(text) else ServerFailed(text)

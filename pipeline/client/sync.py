@@ -6,6 +6,7 @@ import collections
 import contextlib
 import math
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, Unpack
 
@@ -16,6 +17,8 @@ from pipeline.client import failures
 from pipeline.client.base import GOODBYE_S, ClientBase, Prompt, StreamBase
 from pipeline.client.channel import METHODS, single_threaded
 from pipeline.client.chunk import Answer, Chunk
+from pipeline.client.endpoints import Endpoint, Endpoints
+from pipeline.client.errors import ClientError, ConnectFailed
 from pipeline.client.model import Model, read_model
 from pipeline.client.sampling import Sampling
 from pipeline.client.watchdog import Watchdog
@@ -34,22 +37,26 @@ class Client(ClientBase):
     def _prepare(self) -> None:
         self._watchdog = Watchdog()
         self._reading_model = threading.Lock()
+        self._endpoints = Endpoints([self._connect(url) for url in self.urls])
+
+    def _connect(self, url: str) -> Endpoint:
         options = [*self._options, single_threaded()]
-        self._channel = (
-            grpc.secure_channel(self.url, self._credentials, options)
+        channel = (
+            grpc.secure_channel(url, self._credentials, options)
             if self._credentials
-            else grpc.insecure_channel(self.url, options)
+            else grpc.insecure_channel(url, options)
         )
-        self._config = self._channel.unary_unary(
+        config = channel.unary_unary(
             METHODS + "ModelConfig",
             request_serializer=pb.ModelConfigRequest.SerializeToString,
             response_deserializer=pb.ModelConfigResponse.FromString,
         )
-        self._infer = self._channel.unary_stream(
+        infer = channel.unary_stream(
             METHODS + "ModelStreamInfer",
             request_serializer=pb.ModelInferRequest.SerializeToString,
             response_deserializer=pb.ModelStreamInferResponse.FromString,
         )
+        return Endpoint(url, channel, infer, config)
 
     def __enter__(self) -> Self:
         return self
@@ -60,20 +67,35 @@ class Client(ClientBase):
     def close(self) -> None:
         """Ends the connection; streams that are open raise `Cancelled`."""
         self._closed = True
-        self._channel.close()
+        for endpoint in self._endpoints.all:
+            endpoint.channel.close()
 
     def model(self) -> Model:
         """What the model takes and gives; the server is asked once."""
         self._not_closed()
         with self._reading_model:
             if self._model is None:
-                request = pb.ModelConfigRequest(name=self.model_name)
-                try:
-                    reply = self._config(request, timeout=self.timeouts.connect_s, metadata=self._metadata)
-                except grpc.RpcError as error:
-                    raise failures.from_status(error, url=self.url) from None
-                self._model = read_model(reply.config)
+                self._model = self._read_model()
             return self._model
+
+    def _read_model(self) -> Model:
+        """From the first server that answers."""
+        request = pb.ModelConfigRequest(name=self.model_name)
+        for attempt in range(1, self.retries.attempts + 1):
+            endpoint = self._endpoints.take()
+            failed: grpc.RpcError | None = None
+            try:
+                reply = endpoint.config(request, timeout=self.timeouts.connect_s, metadata=self._metadata)
+                return read_model(reply.config)
+            except grpc.RpcError as error:
+                failed = error
+            finally:
+                self._endpoints.give_back(endpoint, failed=failed is not None)
+            reason = failures.from_status(failed, url=endpoint.url)
+            if not isinstance(reason, ConnectFailed) or attempt == self.retries.attempts:
+                raise reason from None
+            time.sleep(0.0 if len(self._endpoints.all) > attempt else self.retries.wait_s(attempt))
+        raise AssertionError("there is at least one attempt")
 
     def stream(
         self,
@@ -109,11 +131,16 @@ class Stream(StreamBase):
 
     def __enter__(self) -> Self:
         self._check()
-        request = self._request(self._client.model())
+        self._model = self._client.model()
         self._client._watchdog.watch(self)
-        self._exchange.sent()
-        self._call = self._client._infer(request, metadata=self._client._metadata)
+        self._send()
         return self
+
+    def _send(self) -> None:
+        endpoint = self._take(self._client._endpoints)
+        request = self._request(self._model)
+        self._exchange.sent(self._first_sent)
+        self._call = endpoint.infer(request, metadata=self._client._metadata)
 
     def __exit__(self, *_: object) -> None:
         if self._exchange.finished:
@@ -121,6 +148,7 @@ class Stream(StreamBase):
             with contextlib.suppress(grpc.RpcError):  # the answer is complete, whatever comes now
                 collections.deque(self._call, maxlen=0)
         self._client._watchdog.forget(self)
+        self._give_back(self._client._endpoints)
         self._leave()
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -129,7 +157,15 @@ class Stream(StreamBase):
     def __next__(self) -> Chunk:
         exchange = self._exchange
         while not exchange.finished:
-            chunk = exchange.receive(self._read())
+            try:
+                chunk = exchange.receive(self._read())
+            except ClientError as error:
+                time.sleep(self._wait_before_retry(error, self._client._endpoints))
+                if self._stopped is not None:
+                    raise self._stopped from None
+                self._send()
+                exchange = self._exchange
+                continue
             if chunk is not None:
                 return chunk
         raise StopIteration

@@ -35,6 +35,7 @@ class FakeServer:
         *,
         model: config_pb.ModelConfig | None = None,
         port: int = 0,  # any that is free
+        credentials: grpc.ServerCredentials | None = None,  # with them it speaks TLS
     ) -> None:
         self.config = model or bls()
         self.requests: list[Received] = []
@@ -44,7 +45,12 @@ class FakeServer:
             ThreadPoolExecutor(_STREAMS_AT_ONCE, thread_name_prefix="fake-server")
         )
         self._server.add_generic_rpc_handlers((self._handlers(),))
-        self.port: int = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        address = f"127.0.0.1:{port}"
+        self.port: int = (
+            self._server.add_secure_port(address, credentials)
+            if credentials
+            else self._server.add_insecure_port(address)
+        )
         self.url = f"127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:

@@ -1,0 +1,179 @@
+"""Several servers, servers that fail, and servers that have too much to do: both clients alike."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import grpc
+import pytest
+
+from pipeline.client import Answer, AsyncClient, Busy, Client, ConnectFailed, Refused, Retries, ServerFailed
+from pipeline.client.endpoints import Endpoint, Endpoints
+from pipeline.client.testing import Ending, FakeServer, Reply
+
+Ask = Callable[..., Answer]
+QUICK = Retries(attempts=3, first_s=0.01)
+
+
+def blocking(urls: list[str], **settings: object) -> Answer:
+    with Client(urls, **{"retries": QUICK, **settings}) as client:  # type: ignore[arg-type]
+        return client.generate("Hi", max_tokens=4)
+
+
+def in_a_loop(urls: list[str], **settings: object) -> Answer:
+    async def ask() -> Answer:
+        async with AsyncClient(urls, **{"retries": QUICK, **settings}) as client:  # type: ignore[arg-type]
+            return await client.generate("Hi", max_tokens=4)
+
+    return asyncio.run(ask())
+
+
+both = pytest.mark.parametrize("ask", [blocking, in_a_loop])
+
+
+def nobody() -> str:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+@both
+def test_a_server_that_is_gone_is_passed_over(ask: Ask) -> None:
+    with FakeServer(Reply(["a"])) as server:
+        for urls in ([nobody(), server.url], [server.url, nobody()], [nobody(), nobody(), server.url]):
+            assert ask(urls).text == "a"
+
+
+@both
+def test_when_all_are_gone_it_fails_soon(ask: Ask) -> None:
+    began = time.monotonic()
+    with pytest.raises(ConnectFailed):
+        ask([nobody(), nobody()])
+    assert time.monotonic() - began < 5
+
+
+@both
+def test_a_server_that_is_lost_before_its_first_token_is_replaced(ask: Ask) -> None:
+    with FakeServer(Reply([], ending=Ending.LOST)) as lost, FakeServer(Reply(["a"])) as server:
+        answers = [ask(urls) for urls in ([lost.url, server.url], [server.url, lost.url])]
+        assert [answer.text for answer in answers] == ["a", "a"]
+        assert lost.requests
+
+
+@both
+def test_a_server_that_is_lost_in_the_answer_is_not_asked_again(ask: Ask) -> None:
+    with (
+        FakeServer(Reply(["a"], ending=Ending.LOST)) as lost,
+        FakeServer(Reply(["a"], ending=Ending.LOST)) as other,
+    ):
+        with pytest.raises(ServerFailed, match="in the middle of the answer"):
+            ask([lost.url, other.url])
+        assert len(lost.requests) + len(other.requests) == 1
+
+
+@both
+def test_a_busy_server_is_asked_again_after_a_while(ask: Ask) -> None:
+    full = "[request id: 1] Exceeds maximum queue size"
+    replies = iter([Reply([], ending=Ending.ERROR, error=full)] * 2 + [Reply(["a"])])
+    with FakeServer(lambda _: next(replies)) as server:
+        answer = ask([server.url])
+        assert answer.text == "a"
+        assert len(server.requests) == 3
+        assert answer.stats.ttft_ms is not None
+        assert answer.stats.ttft_ms > 10  # the waits are a part of it
+
+
+@both
+def test_in_the_end_it_is_too_busy(ask: Ask) -> None:
+    with FakeServer(Reply([], ending=Ending.ERROR, error="Exceeds maximum queue size")) as server:
+        with pytest.raises(Busy, match="too much to do"):
+            ask([server.url])
+        assert len(server.requests) == 3
+        with pytest.raises(Busy):
+            ask([server.url], retries=Retries(attempts=1))
+        assert len(server.requests) == 4
+
+
+@both
+def test_a_refused_request_is_not_repeated(ask: Ask) -> None:
+    with FakeServer(Reply([], ending=Ending.ERROR, error="max_tokens = 9: must be at most 4")) as server:
+        with pytest.raises(Refused):
+            ask([server.url, server.url])
+        assert len(server.requests) == 1
+
+
+def test_requests_are_spread_by_how_many_are_under_way() -> None:
+    with (
+        FakeServer(Reply(["a"], first_delay_s=0.3)) as one,
+        FakeServer(Reply(["a"], first_delay_s=0.3)) as other,
+    ):
+
+        async def ask() -> None:
+            async with AsyncClient([one.url, other.url]) as client:
+                await asyncio.gather(*(client.generate("Hi", max_tokens=4) for _ in range(10)))
+
+        asyncio.run(ask())
+        assert len(one.requests) == len(other.requests) == 5
+
+
+def test_a_failed_endpoint_rests_longer_each_time_and_comes_back() -> None:
+    endpoints = Endpoints([Endpoint(name, None, None, None) for name in "ab"])
+    failed = endpoints.take()
+    endpoints.give_back(failed, failed=True)
+    first_rest = failed.rests_until
+    for _ in range(4):
+        other = endpoints.take()
+        assert other is not failed
+        endpoints.give_back(other)
+    failed.outstanding += 1
+    endpoints.give_back(failed, failed=True)
+    assert failed.rests_until > first_rest
+    failed.outstanding += 1
+    endpoints.give_back(failed)
+    assert {endpoints.take().url for _ in range(2)} == {"a", "b"}
+
+
+def test_tls() -> None:
+    certificate, key = self_signed()
+    server_side = grpc.ssl_server_credentials([(key, certificate)])
+    with FakeServer(Reply(["a"]), credentials=server_side) as server:
+        port = server.url.rpartition(":")[2]
+        trusted = grpc.ssl_channel_credentials(certificate)
+        for ask in (blocking, in_a_loop):
+            assert ask([f"localhost:{port}"], credentials=trusted).text == "a"
+            with pytest.raises(ConnectFailed):
+                ask(
+                    [f"localhost:{port}"],
+                    credentials=grpc.ssl_channel_credentials(),
+                    retries=Retries(attempts=1),
+                )
+
+
+def self_signed() -> tuple[bytes, bytes]:
+    """Certificate and key for localhost, as PEM."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return certificate.public_bytes(pem), private
