@@ -14,7 +14,8 @@ _ERROR = re.compile(r"E\d{4} [\d:.]+ \d+ [\w.]+:\d+\] (?P<text>.*)")
 # "[TensorRT-LLM][ERROR] message", "[trtllm] Failed to start engine: message", "error: creating server: message"
 _ERROR_OF_OTHERS = re.compile(
     r"(?:\[1,\d+\]<std\w+>:\s*)?(?P<text>\[TensorRT-LLM\]\[ERROR\].*|\[trtllm\].*[Ff]ailed.*"
-    r"|error: creating server:.*|mpirun (?:noticed|has detected|was unable).*|There are not enough slots.*)"
+    r"|error: creating server:.*|(?:mpirun|prterun) (?:noticed|has detected|was unable).*"
+    r"|There are not enough slots.*|All nodes which are allocated for this job.*)"
 )
 _TRACE = "\\n\\nAt:"  # what follows is Python's traceback, in one line
 _SAID_AGAIN = (

@@ -86,6 +86,7 @@ def test_unknown_versions_are_refused() -> None:
             "/dev/shm",
         ),
         ("There are not enough slots available in the system to satisfy the 4", "fewer slots"),
+        ("All nodes which are allocated for this job are already filled.", "fewer slots"),
         ("ImportError: libcuda.so.1: cannot open shared object file: No such file or directory", "no driver"),
     ],
 )

@@ -132,16 +132,14 @@ def test_workers_in_sessions_of_their_own_go_when_mpirun_is_killed(
 ) -> None:
     worker = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)"
     launcher = two_ranks(package, folder, monkeypatch, other=worker)
-    server = server_of(package, launcher)
-    server.start()
-    assert server._duty is not None
-    mark = server._duty.mark
-    mine = guard.marked(mark)
-    parent = next(pid for pid in mine if "/bin/mpirun" in Path(f"/proc/{pid}/cmdline").read_text())
-    os.kill(parent, signal.SIGKILL)
-    assert server.wait() == 128 + signal.SIGKILL
-    wait_for(lambda: not guard.marked(mark), "the end of all ranks")
-    server.stop()
+    with server_of(package, launcher) as server:
+        assert server._duty is not None
+        assert server._guard is not None
+        mark, guarding = server._duty.mark, server._guard.pid
+        children = Path(f"/proc/{guarding}/task/{guarding}/children").read_text()
+        os.kill(int(children), signal.SIGKILL)
+        assert server.wait() == 128 + signal.SIGKILL
+        wait_for(lambda: not guard.marked(mark), "the end of all ranks")
 
 
 def test_a_port_that_is_taken(package: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
