@@ -7,6 +7,7 @@ CHECKS.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from pipeline.contracts import gpus, llm_args, llmapi
 from pipeline.contracts.compatibility import rule
@@ -18,7 +19,7 @@ from pipeline.planning.subject import Model, Subject
 from pipeline.recipe import PyTorchRuntime
 
 VERSION, KIND, GPU = "runtime.version", "runtime.kind", "runtime.gpu"
-KV_CACHE = "quantization.kv_cache"
+KV_CACHE, BATCH_TOKENS = "quantization.kv_cache", "limits.max_batch_tokens"
 
 
 def _release(subject: Subject) -> Iterator[Said]:
@@ -181,6 +182,54 @@ def _instances(subject: Subject) -> Iterator[Said]:
         )
 
 
+def _draft_length(subject: Subject) -> Iterator[Said]:
+    draft, (least, most) = subject.recipe.draft, rule("rt.spec_length").facts["usual"]
+    if draft is not None and not least <= draft.max_draft_tokens <= most:
+        yield Said(("draft.max_draft_tokens",), f"is outside the usual {least} to {most}")
+
+
+def _clipped_batch_tokens(subject: Subject) -> Iterator[Said]:
+    limits = subject.recipe.limits
+    most = limits.max_sequence_tokens * limits.max_concurrency
+    if limits.max_batch_tokens is not None and limits.max_batch_tokens > most:
+        yield Said(
+            (BATCH_TOKENS, "limits.max_concurrency"),
+            f"is cut to {most} by the engine builder, which is limits.max_concurrency whole sequences",
+            f"at most {most}",
+        )
+
+
+def _large_batch_tokens(subject: Subject) -> Iterator[Said]:
+    given, most = subject.recipe.limits.max_batch_tokens, rule("build.max_num_tokens_large").facts["most"]
+    if given is not None and given > most:
+        yield Said(
+            (BATCH_TOKENS,), f"is more than {most}, which the engine builder warns of", f"at most {most}"
+        )
+
+
+def _known_issue(subject: Subject) -> Iterator[Said]:
+    for issue in rule("known.issue").facts["issues"]:
+        if _has(issue, subject):
+            yield Said((issue["key"], VERSION), issue["problem"], issue["fix"])
+
+
+def _has(issue: Mapping[str, Any], subject: Subject) -> bool:
+    """Whether a recipe meets all conditions of an issue."""
+    runtime, target = subject.gpu_runtime, subject.target
+    assert runtime is not None, "the rule is about TensorRT-LLM"
+    version, sm = runtime.version, {gpu.name: gpu.sm for gpu in gpus.gpus()}.get(runtime.gpu)
+    architecture = target.sizes.architecture if target.sizes is not None else None
+    return (
+        not precedes(version, issue["since"])
+        and precedes(version, issue["until"])
+        and runtime.kind in issue.get("runtimes", (runtime.kind,))
+        and sm in issue.get("capabilities", (sm,))
+        and architecture in issue.get("architectures", (architecture,))
+        and target.format in issue.get("formats", (target.format,))
+        and all(getattr(runtime, setting) > least for setting, least in issue["above"].items())
+    )
+
+
 CHECKS: Mapping[str, Check] = {
     "release": _release,
     "gpu": _gpu,
@@ -189,7 +238,11 @@ CHECKS: Mapping[str, Check] = {
     "kvq.int8": _int8_kv_cache,
     "rt.spec_same_vocab": _same_vocabulary,
     "rt.spec_formats": _formats_of_speculation,
+    "rt.spec_length": _draft_length,
     "rt.spec_overlap": _overlap,
     "draft.ranks": _draft_ranks,
     "llmapi.instances": _instances,
+    "build.max_num_tokens_clip": _clipped_batch_tokens,
+    "build.max_num_tokens_large": _large_batch_tokens,
+    "known.issue": _known_issue,
 }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.contracts import inflight_batcher
+from pipeline.contracts import inflight_batcher, llm_args, llmapi
 from pipeline.contracts import releases as releases_module
-from pipeline.contracts.releases import TRACKS, container, containers, release, releases, require
+from pipeline.contracts.launching import launching
+from pipeline.contracts.releases import TRACKS, container, containers, lines, release, releases, require
 from pipeline.errors import UserError
 
 SUPPORTED = ["0.19.0", "0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.0", "1.2.1"]
@@ -17,8 +18,21 @@ def test_the_supported_releases_oldest_first() -> None:
 
 
 def test_other_contracts_know_the_same_versions() -> None:
-    with_engines = [one.version for one in releases() if "tensorrt" in one.tracks]
-    assert list(inflight_batcher.versions()) == with_engines
+    of = {track: [one.version for one in releases() if track in one.tracks] for track in TRACKS}
+    assert list(inflight_batcher.versions()) == of["tensorrt"]
+    assert list(llm_args.versions()) == [*of["pytorch"], *lines()]
+    assert set(llmapi.versions()) >= {*of["pytorch"], *lines()}
+    for version in [*SUPPORTED, *(f"{line}rc1" for line in lines())]:
+        assert launching(version).server
+
+
+def test_the_llm_api_refuses_the_releases_that_lack_its_runtime() -> None:
+    for one in releases():
+        if "pytorch" in one.tracks:
+            llm_args.require(one.version)
+        else:
+            with pytest.raises(UserError, match=r"experimental before 1\.0\.0"):
+                llm_args.require(one.version)
 
 
 @pytest.mark.parametrize("version", [*SUPPORTED, "1.3.0rc14"])
