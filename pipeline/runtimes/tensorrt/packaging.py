@@ -35,7 +35,7 @@ def package_settings(recipe: Recipe) -> Mapping[str, Json]:
         "kv_cache": recipe.kv_cache.model_dump(mode="json"),
         "scheduler": recipe.scheduler.model_dump(mode="json"),
         "requirements": requirements(recipe).model_dump(mode="json"),
-        "gpu_memory_gib": gpu(_runtime(recipe).gpu).memory_gib,
+        "gpu_memory_mib": gpu(_runtime(recipe).gpu).driver_mib,
         "sources": content_digest(resources.folder("model_repo")),
     }
 
@@ -53,7 +53,7 @@ def package(recipe: Recipe, engines: Engines, into: Path, progress: Progress) ->
     )
     target = EngineFolder.read(sources.target)
     draft = EngineFolder.read(sources.draft) if sources.draft is not None else None
-    gpu_bytes = int(gpu(_runtime(recipe).gpu).memory_gib * 2**30)
+    gpu_bytes = gpu(_runtime(recipe).gpu).driver_mib * 2**20
     return package_engines(
         recipe.name,
         engine_settings(recipe, target, draft, gpu_bytes),
