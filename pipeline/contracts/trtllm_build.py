@@ -1,0 +1,211 @@
+"""The command line of trtllm-build: its flags by version, and whether its argument parser takes a command.
+
+The facts are data (`data/trtllm_build.yaml`, each with its source). What the builder then makes of the values is in
+`trtllm_build_effects`.
+
+>>> check("1.2.1", ["--max_batch_size", "8", "--kv_cache_type", "pagd", "--gpus_per_node", "2"])
+['--kv_cache_type pagd: must be one of continuous, paged, disabled', '--gpus_per_node: no such flag in 1.2.1']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+import yaml
+
+from pipeline.contracts.history import holding, refuse_unknown
+
+Kind = Literal["text", "integer", "choice", "toggle", "switch", "list"]
+Value = str | int | bool | tuple[str, ...] | None
+TOGGLE = ("enable", "disable")
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag, in one version."""
+
+    name: str  # without the dashes
+    kind: Kind
+    default: Value  # None: none, or it depends on the model
+    choices: tuple[str, ...]  # empty: any
+    aliases: tuple[str, ...]
+    config: str | None  # where config.json says it: "build_config.max_batch_size"
+    sources: tuple[str, ...]
+
+    @property
+    def in_config(self) -> tuple[str, ...]:
+        """The keys that lead to it in config.json; none if it is not there."""
+        return tuple(self.config.split(".")) if self.config else ()
+
+
+def versions() -> tuple[str, ...]:
+    """The releases whose trtllm-build is known, oldest first."""
+    return tuple(data()["versions"])
+
+
+def flags(version: str) -> Mapping[str, Flag]:
+    """The flags by name.
+
+    Raises:
+        UserError: the version is not known.
+    """
+    refuse_unknown(version, versions())
+    return _flags(version)
+
+
+def check(version: str, argv: Sequence[str]) -> list[str]:
+    """What the argument parser has against a command (without the program), all at once; empty if it takes it.
+
+    Raises:
+        UserError: the version is not known.
+    """
+    return [read.fault for read in _read(version, argv) if read.fault is not None]
+
+
+def parse(version: str, argv: Sequence[str]) -> dict[str, Value]:
+    """The values of a command that `check` finds nothing against; all flags, defaults for those that are not said.
+
+    A toggle is "enable" or "disable", a switch True or False; the last one counts where a flag is said twice.
+    """
+    values = {name: False if flag.kind == "switch" else flag.default for name, flag in flags(version).items()}
+    values.update({read.flag.name: read.value for read in _read(version, argv) if read.flag is not None})
+    return values
+
+
+def said(version: str, argv: Sequence[str]) -> frozenset[str]:
+    """The flags that a command names."""
+    return frozenset(read.flag.name for read in _read(version, argv) if read.flag is not None)
+
+
+def config_value(flag: Flag, value: Value) -> Any:
+    """What config.json has for a value of a flag.
+
+    >>> config_value(flags("1.2.1")["kv_cache_type"], "paged"), config_value(flags("1.2.1")["gemm_plugin"], "disable")
+    ('PAGED', None)
+    """
+    match flag.name, flag.kind, value:
+        case "kv_cache_type", _, str():
+            return value.upper()
+        case "speculative_decoding_mode", _, _:
+            return data()["speculative_modes"]["numbers"][value or "none"]
+        case _, "toggle", _:
+            return value == "enable"
+        case _, "choice", "disable":
+            return None
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """One flag of a command, or what is wrong at its place."""
+
+    flag: Flag | None
+    value: Value = None
+    fault: str | None = None
+
+
+def _read(version: str, argv: Sequence[str]) -> Iterator[_Read]:
+    """The way of Python's argparse: `--flag value` or `--flag=value`, and unambiguous beginnings of names."""
+    known = flags(version)
+    left = list(argv)
+    while left:
+        word = left.pop(0)
+        if not _is_flag(word):
+            yield _Read(None, fault=f"{word}: belongs to no flag")
+            continue
+        name, equals, attached = word.partition("=")
+        found = _named(known, name.removeprefix("--"))
+        words = [attached] if equals else []
+        if isinstance(found, str):
+            yield _Read(None, fault=f"{name}: {found.format(version=version)}")
+            if not equals and left and not _is_flag(left[0]):
+                left.pop(0)
+            continue
+        if found.kind != "switch" and not equals:
+            most = len(left) if found.kind == "list" else 1
+            while left and len(words) < most and not _is_flag(left[0]):
+                words.append(left.pop(0))
+        fault = _fault(found, words)
+        if fault is not None:
+            yield _Read(None, fault=fault)
+        else:
+            yield _Read(found, _value(found, words))
+
+
+def _is_flag(word: str) -> bool:
+    """A negative number is a value, because no flag looks like one; neither is anything with a blank."""
+    if not word.startswith("-") or word == "-" or " " in word:
+        return False
+    return not word[1:].replace(".", "", 1).isdigit()
+
+
+def _named(known: Mapping[str, Flag], name: str) -> Flag | str:
+    by_name = {said: flag for flag in known.values() for said in (flag.name, *flag.aliases)}
+    if name in by_name:
+        return by_name[name]
+    near = sorted(said for said in by_name if name and said.startswith(name))
+    if len(near) == 1:
+        return by_name[near[0]]
+    return f"may be {', '.join(near)}" if near else "no such flag in {version}"
+
+
+def _fault(flag: Flag, words: Sequence[str]) -> str | None:
+    if flag.kind == "switch":
+        return f"--{flag.name} {words[0]}: takes no value" if words else None
+    if not words:
+        return f"--{flag.name}: needs a value"
+    if flag.kind == "integer" and not _is_integer(words[0]):
+        return f"--{flag.name} {words[0]}: must be a whole number"
+    if flag.choices and words[0] not in flag.choices:
+        return f"--{flag.name} {words[0]}: must be one of {', '.join(flag.choices)}"
+    return None
+
+
+def _is_integer(word: str) -> bool:
+    try:
+        int(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _value(flag: Flag, words: Sequence[str]) -> Value:
+    match flag.kind:
+        case "switch":
+            return True
+        case "integer":
+            return int(words[0])
+        case "list":
+            return tuple(words)
+    return words[0]
+
+
+@cache
+def _flags(version: str) -> Mapping[str, Flag]:
+    entries = holding(data()["flags"], version, versions())
+    return {entry["name"]: _flag(entry) for entry in entries}
+
+
+def _flag(entry: Mapping[str, Any]) -> Flag:
+    toggled = TOGGLE if entry["kind"] == "toggle" else ()
+    return Flag(
+        name=entry["name"],
+        kind=entry["kind"],
+        default=entry.get("default"),
+        choices=tuple(entry.get("choices", toggled)),
+        aliases=tuple(entry.get("aliases", ())),
+        config=entry.get("config"),
+        sources=tuple(entry["source"]),
+    )
+
+
+@cache
+def data() -> Mapping[str, Any]:
+    """The whole of data/trtllm_build.yaml."""
+    file = resources.files("pipeline.contracts") / "data" / "trtllm_build.yaml"
+    loaded: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    return loaded
