@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from pipeline import progress as progress_to
-from pipeline.cli.options import recipe_argument, store_option
+from pipeline.cli.options import gpus_option, recipe_argument, store_option
 
 if TYPE_CHECKING:
-    from pipeline.stages import Outcome
+    from pipeline.planning.plan import Plan
+    from pipeline.stages import HandedOver, Outcome
+    from pipeline.store import Store
 
 
 @click.command(name="build")
@@ -29,6 +32,21 @@ if TYPE_CHECKING:
 @click.option(
     "--dry-run", is_flag=True, help="Say what would be made and what is there already; make nothing."
 )
+@click.option(
+    "--executor",
+    type=click.Choice(["auto", "native", "docker", "print"]),
+    default="auto",
+    show_default=True,
+    help="Who runs trtllm-build (runtime tensorrt): this machine, the container that will serve, or a script for "
+    "another machine. auto: native where it is on PATH, else docker.",
+)
+@gpus_option
+@click.option(
+    "--executor-timeout-s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Time in which trtllm-build must have made one engine; by default any.",
+)
 @click.option("--offline", is_flag=True, help="Ask no hub; use what the store has.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on standard output, no progress."
@@ -39,6 +57,9 @@ def command(
     store: Path | None,
     until: str,
     dry_run: bool,
+    executor: Literal["auto", "native", "docker", "print"],
+    gpus: tuple[int, ...],
+    executor_timeout_s: float | None,
     offline: bool,
     as_json: bool,
 ) -> None:
@@ -49,10 +70,13 @@ def command(
     \b
     pipeline build tiny-cpu
     pipeline build my.yaml --set quantization.format=int4_awq --until evaluate
+    pipeline build llama-3.1-8b-fp8 --executor docker --gpus 0
+    pipeline build llama-3.1-8b-fp8 --executor print
     """
     from pipeline.cli.tables import plan_json, plan_table
     from pipeline.recipe import load_recipe
-    from pipeline.stages import Builder, prepare
+    from pipeline.runtimes.base import ExecutorChoice
+    from pipeline.stages import Builder, HandedOver, check_executor, demanded, prepare
     from pipeline.store import Store, human_bytes
 
     loaded = load_recipe(recipe, overrides)
@@ -72,7 +96,17 @@ def command(
         report.say(f"  {outcome.step.name:<17} {took:<16} {size:>10}  {outcome.artifact.path}")
 
     start = time.monotonic()
-    last = Builder(prepared.plan, shelf, prepared.work(report, shelf), report, show).run(until)
+    choice = ExecutorChoice(executor, executor_timeout_s, gpus)
+    check_executor(
+        choice, loaded, (step for step, _, needed in demanded(prepared.plan, shelf, until) if needed)
+    )
+    builder = Builder(prepared.plan, shelf, prepared.work(report, shelf, choice), report, show)
+    try:
+        last = builder.run(until)
+    except HandedOver as handed:
+        words = shlex.join([recipe, *(word for override in overrides for word in ("--set", override))])
+        _hand_over(prepared.plan, handed, shelf, words, as_json)
+        return
     if as_json:
         click.echo(json.dumps(_summary(loaded.name, last.path, outcomes), indent=2))
         return
@@ -81,6 +115,26 @@ def command(
     click.echo(str(last.path))
     if until == "package":
         report.say(f"next: pipeline serve {recipe}")
+
+
+def _hand_over(plan: Plan, handed: HandedOver, store: Store, words: str, as_json: bool) -> None:
+    """Say where the build goes on. The script is the result, so this is no failure: exit code 0."""
+    from pipeline.stages import write_script
+
+    script = write_script(plan, handed, store, words)
+    steps = [step.name for step, _ in handed.jobs]
+    adopt = [f"pipeline adopt {words} {step} FOLDER" for step in steps]
+    if as_json:
+        waiting = [{"step": step.name, "artifact": step.key.name} for step, _ in handed.jobs]
+        summary = {"recipe": plan.recipe.name, "script": str(script), "handed_over": waiting, "next": adopt}
+        click.echo(json.dumps(summary, indent=2))
+        return
+    click.echo(str(script))
+    lines = [
+        f"{plan.recipe.name}: {' and '.join(steps)} to be built by that script on a machine with the GPU; then"
+    ]
+    lines += [f"next: {line}" for line in (*adopt, f"pipeline build {words}")]
+    click.echo("\n".join(lines), err=True)
 
 
 def _summary(name: str, path: Path, outcomes: list[Outcome]) -> dict[str, object]:

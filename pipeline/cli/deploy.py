@@ -8,17 +8,8 @@ from pathlib import Path
 import click
 
 from pipeline import progress as progress_to
-from pipeline.cli.options import set_option, store_option
+from pipeline.cli.options import gpus_option, set_option, store_option
 from pipeline.cli.serving import package_of, serving_options, stop_on_signals
-
-
-def _devices(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    try:
-        return tuple(int(part) for part in value.split(","))
-    except ValueError:
-        raise click.BadParameter("write numbers of GPUs with commas between them, like 0,1") from None
 
 
 @click.command(name="deploy")
@@ -39,9 +30,7 @@ def _devices(_context: click.Context, _parameter: click.Parameter, value: str | 
 @click.option("--dry-run", is_flag=True, help="Print what would be run; run nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object.")
 @click.option("--image", metavar="NAME", help="Another image than the one that the package was made for.")
-@click.option(
-    "--gpus", callback=_devices, metavar="0,1,…", help="GPUs it may use; by default all that it needs."
-)
+@gpus_option
 @click.option(
     "--pull-timeout-s",
     default=3600.0,

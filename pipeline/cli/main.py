@@ -14,7 +14,20 @@ import click
 from pipeline import __version__
 from pipeline.errors import PipelineError
 
-VERBS = ("build", "cache", "chat", "deploy", "gateway", "plan", "recipes", "serve", "store", "stream", "versions")
+VERBS = (
+    "adopt",
+    "build",
+    "cache",
+    "chat",
+    "deploy",
+    "gateway",
+    "plan",
+    "recipes",
+    "serve",
+    "store",
+    "stream",
+    "versions",
+)
 
 
 class _Verbs(click.Group):

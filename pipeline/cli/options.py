@@ -21,6 +21,20 @@ store_option = click.option(
 )  # fmt: skip
 
 
+def _devices(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    try:
+        return tuple(int(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter("write numbers of GPUs with commas between them, like 0,1") from None
+
+
+gpus_option = click.option(
+    "--gpus", callback=_devices, metavar="0,1,…", help="GPUs that may be used; by default all that are needed."
+)  # fmt: skip
+
+
 def recipe_argument(command: Command) -> Command:
     """RECIPE (a file, or the name of a packaged recipe) and --set, for `load_recipe(recipe, overrides)`."""
     return click.argument("recipe", metavar="RECIPE")(set_option(command))

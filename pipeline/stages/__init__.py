@@ -5,6 +5,17 @@ Builder(prepared.plan, store, prepared.work(progress), progress).run()
 """
 
 from pipeline.stages.builder import Builder, Outcome, demanded
+from pipeline.stages.handover import HandedOver, check_adoptable, check_executor, write_script
 from pipeline.stages.survey import Prepared, prepare
 
-__all__ = ["Builder", "Outcome", "Prepared", "demanded", "prepare"]
+__all__ = [
+    "Builder",
+    "HandedOver",
+    "Outcome",
+    "Prepared",
+    "check_adoptable",
+    "check_executor",
+    "demanded",
+    "prepare",
+    "write_script",
+]

@@ -14,7 +14,9 @@ from pathlib import Path
 from pipeline.errors import UserError
 from pipeline.planning.plan import Plan, Step
 from pipeline.progress import Progress
+from pipeline.runtimes.base import BuiltElsewhere
 from pipeline.stages.gate import hold_to_gate
+from pipeline.stages.handover import HandedOver
 from pipeline.stages.makers import MAKERS, Work
 from pipeline.store import Artifact, Json, Store
 
@@ -45,6 +47,7 @@ class Builder:
 
         Raises:
             GateFailed: the calibrated model is over the recipe's budget; nothing after `evaluate` was made.
+            HandedOver: engines are to be built on another machine; all before them is made.
             UserError: there is no such step.
         """
         if until not in self.plan:
@@ -82,15 +85,30 @@ class Builder:
                 hold_to_gate(self.plan.recipe, self._have[name], self.store, self.progress)
         return self._have[name]
 
+    def _inputs(self, step: Step) -> dict[str, Path]:
+        """Each input's folder. All are made, even if one of them waits for another machine."""
+        paths, jobs = {}, []
+        for role, source in step.inputs.items():
+            try:
+                paths[role] = self._realize(source).path
+            except HandedOver as handed:
+                jobs += handed.jobs
+        if jobs:
+            raise HandedOver(jobs)
+        return paths
+
     def _make(self, step: Step) -> Artifact:
-        inputs = {role: self._realize(source).path for role, source in step.inputs.items()}
+        inputs = self._inputs(step)
         self.progress.say(f"{step.name}: {_purpose(step)}")
         start = time.monotonic()
 
         def make(into: Path) -> Mapping[str, Json]:
             return MAKERS[step.stage](self.work(step, inputs, into))
 
-        artifact = self.store.obtain(step.key, make, recipe=self.plan.recipe.name, progress=self.progress)
+        try:
+            artifact = self.store.obtain(step.key, make, recipe=self.plan.recipe.name, progress=self.progress)
+        except BuiltElsewhere as elsewhere:
+            raise HandedOver([(step, elsewhere.job)]) from None
         self.on_outcome(Outcome(step, artifact, made=True, seconds=time.monotonic() - start))
         return artifact
 

@@ -45,23 +45,14 @@ class Adopted:
     folder: Path
 
     def check(self, version: str) -> None:
-        """Raises UserError: it is no such folder."""
-        missing = [name for name in (ENGINE, LOG, FACTS, SUMS) if not (self.folder / name).exists()]
-        if missing:
-            raise UserError(
-                f"{self.folder}: no {', '.join(missing)}: not a folder that a script of --executor print filled, or "
-                "the script did not come to its end"
-            )
-        facts = read_facts(self.folder)
-        if facts.get("version") != version:
-            raise UserError(
-                f"{self.folder} was built with TensorRT-LLM {facts.get('version')}, runtime.version is {version}"
-            )
+        """A folder is checked against its job."""
 
     def run(self, job: BuildJob, progress: Progress) -> BuildLog:
-        self.check(job.version)
-        facts = read_facts(self.folder)
-        self._compare(job, facts)
+        # The store makes an artifact in a folder of its name.
+        facts = check_folder(self.folder, job.output.parent.name, job.version)
+        asked, given = shlex.join(job.shown), facts.get("command", "")
+        if asked != given:
+            raise UserError(f"{self.folder} was built by another command\n  asked: {asked}\n  given: {given}")
         check_space(job)
         self._verify(progress)
         job.output.mkdir(exist_ok=True)
@@ -72,18 +63,6 @@ class Adopted:
             if not files.clone(source, target):  # never a link: the folder stays its owner's
                 files.copy(source, target)
         return self._log(job, facts)
-
-    def _compare(self, job: BuildJob, facts: dict[str, str]) -> None:
-        """Raises UserError: it was built for something else."""
-        artifact = job.output.parent.name  # the store makes an artifact in a folder of its name
-        if facts.get("artifact") != artifact:
-            raise UserError(
-                f"{self.folder} was built for {facts.get('artifact')}, this build is {artifact}: the recipe, the "
-                "checkpoint or the tools have changed since the script was printed; print it again"
-            )
-        asked, given = shlex.join(job.shown), facts.get("command", "")
-        if asked != given:
-            raise UserError(f"{self.folder} was built by another command\n  asked: {asked}\n  given: {given}")
 
     def _verify(self, progress: Progress) -> None:
         """Raises UserError: files are missing, changed or unknown."""
@@ -121,6 +100,31 @@ class Adopted:
             gpu=facts.get("gpu") or None,
             driver=facts.get("driver") or None,
         )
+
+
+def check_folder(folder: Path, artifact: str, version: str) -> dict[str, str]:
+    """The facts of a folder that holds what is to become the artifact.
+
+    Raises:
+        UserError: it is no such folder, or one for something else.
+    """
+    missing = [name for name in (ENGINE, LOG, FACTS, SUMS) if not (folder / name).exists()]
+    if missing:
+        raise UserError(
+            f"{folder}: no {', '.join(missing)}: not a folder that a script of --executor print filled, or the "
+            "script did not come to its end"
+        )
+    facts = read_facts(folder)
+    if facts.get("version") != version:
+        raise UserError(
+            f"{folder} was built with TensorRT-LLM {facts.get('version')}, runtime.version is {version}"
+        )
+    if facts.get("artifact") != artifact:
+        raise UserError(
+            f"{folder} was built as {facts.get('artifact')}, what is missing is {artifact}: it is of another step, or "
+            "the recipe, a checkpoint or the tools have changed since; then print the script again"
+        )
+    return facts
 
 
 def read_facts(folder: Path) -> dict[str, str]:

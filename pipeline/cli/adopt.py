@@ -1,0 +1,45 @@
+"""`pipeline adopt`: take an engine that was built on another machine into the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pipeline import progress as progress_to
+from pipeline.cli.options import recipe_argument, store_option
+
+
+@click.command(name="adopt")
+@recipe_argument
+@click.argument("step", metavar="STEP")
+@click.argument("folder", metavar="FOLDER", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@store_option
+@click.option("--offline", is_flag=True, help="Ask no hub; use what the store has.")
+def command(
+    recipe: str, overrides: tuple[str, ...], step: str, folder: Path, store: Path | None, offline: bool
+) -> None:
+    """Take FOLDER, which a script of `pipeline build RECIPE --executor print` filled, as the engine of STEP.
+
+    Its checksums, the command that made it and all that the engine says of itself are checked as if it had been built
+    here. The folder is copied and left as it is.
+
+    \b
+    pipeline adopt llama-3.1-8b-fp8 build.target llama-3.1-8b-fp8-engines/target
+    """
+    from pipeline.recipe import load_recipe
+    from pipeline.stages import Builder, check_adoptable, prepare
+    from pipeline.store import Store
+
+    loaded = load_recipe(recipe, overrides)
+    report = progress_to.for_stream()
+    shelf = Store.at(store)
+    prepared = prepare(loaded, shelf, offline=offline, progress=report)
+    choice = check_adoptable(prepared.plan, step, folder.absolute())
+    found = shelf.find(prepared.plan[step].key)
+    if found is None:
+        found = Builder(prepared.plan, shelf, prepared.work(report, shelf, choice), report).run(step)
+        report.say(f"{loaded.name}: adopted {step} from {folder}")
+    else:
+        report.say(f"{loaded.name}: {step} is in the store already; {folder} is not needed")
+    click.echo(str(found.path))
