@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.runtimes.cpu.engine import Refused, Request, Sampling
+from pipeline.runtimes.cpu.engine import EngineSettings, Refused, Request, Sampling
+from pipeline.runtimes.cpu.engine.core import EngineCore
 from pipeline.runtimes.cpu.engine.noise import gumbel
 from pipeline.runtimes.cpu.engine.sampler import Draw, Row, choose, sample
 from pipeline.runtimes.cpu.engine.sequence import Sequence
+from tests.support.engine import answer, request
+from tests.support.fake_model import FakeModel
 
 VOCAB = 50
 DRAWS = 20_000
@@ -187,6 +190,18 @@ def test_min_new_tokens_holds_back_end_id_and_stop_words() -> None:
     made.append(7)
     made.drafts = [7]
     assert choose(np.repeat(row, 2, axis=0), [Row(made, 0), Row(made, 1)]).tokens == [third, best]
+
+
+def test_top_p_that_is_not_set_stays_so() -> None:
+    """Else it would be at its least from the second token on, and top-k would keep one token."""
+    assert Sampling(top_k=2).next_top_p(0.0, 7) == 0
+    core = EngineCore(FakeModel(), None, EngineSettings(max_concurrency=8, kv_blocks=200))  # type: ignore[arg-type]
+    seeds = range(40)
+    answers = [
+        answer(core, request(seed, [1, 2, 3], 2, sampling=Sampling(top_k=2, temperature=9.0, seed=seed)))
+        for seed in seeds
+    ]
+    assert len({tuple(one.tokens) for (one,) in answers}) == 4
 
 
 def test_top_p_decays_and_is_restored() -> None:
