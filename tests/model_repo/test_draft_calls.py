@@ -241,7 +241,7 @@ def test_a_stop_that_came_too_early_is_said_again() -> None:
     both = pair(target, Engine())
     answer = both.go_on(AT, 9)
     next(answer)
-    both._running = None  # as before the call began
+    both._running.clear()  # as before the call began
     both.stop()
     assert not target.stopped
     list(answer)
@@ -305,9 +305,10 @@ def test_figures_of_many_calls() -> None:
 
 
 def test_an_answer_from_both() -> None:
-    target = Engine(tokens(4, 5, 6, total_draft_tokens=2), tokens(7, total_draft_tokens=2))
+    target = Engine(tokens(4), tokens(5, 6, total_draft_tokens=1), tokens(7, total_draft_tokens=2))
     both = pair(target, Engine(tokens(4, 5), tokens(7, 8)))
     loop = DraftTarget(both, [1, 2], max_tokens=9, draft_tokens=2)
-    assert [step.tokens for step in loop.steps()] == [(4, 5, 6), (7,)]
-    assert [asked["input_ids"].tolist()[0] for asked in target.asked] == [[1, 2], [1, 2, 4, 5, 6]]
-    assert (loop.proposed, loop.accepted) == (4, 3)
+    assert [step.tokens for step in loop.steps()] == [(4,), (5, 6), (7,)]
+    assert [asked["input_ids"].tolist()[0] for asked in target.asked] == [[1, 2], [1, 2, 4], [1, 2, 4, 5, 6]]
+    assert [asked["draft_input_ids"].tolist() for asked in target.asked[1:]] == [[[5]], [[7, 8]]]
+    assert (loop.proposed, loop.accepted) == (3, 2)

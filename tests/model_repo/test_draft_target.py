@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 
 import pytest
 from hypothesis import given
@@ -138,12 +139,42 @@ def test_any_draft_gives_the_text_of_the_target(
         assert loop.accepted == loop.proposed
 
 
+def names(pair: Pair) -> list[str]:
+    """Calls in order; of the first two, which run at once, the draft's first."""
+    called = [name for name, _ in pair.calls]
+    return sorted(called[:2]) + called[2:]
+
+
 def test_tokens_go_out_after_each_round() -> None:
     pair = Pair(lambda tokens: 1 + len(tokens) % 4, lambda tokens: 1 + len(tokens) % 4)
     steps, loop = run(pair, [1], max_tokens=12, draft_tokens=3)
-    assert [len(step.tokens) for step in steps] == [4, 4, 4]
-    assert (loop.rounds, loop.proposed, loop.accepted) == (3, 9, 9)
-    assert pair.calls == [("propose", 3), ("verify", 3)] * 3
+    assert [len(step.tokens) for step in steps] == [1, 3, 4, 4]
+    assert (loop.rounds, loop.proposed, loop.accepted) == (3, 8, 8)
+    assert names(pair) == ["propose", "verify", "verify", "propose", "verify", "propose", "verify"]
+
+
+def test_a_head_start_that_began_otherwise_is_dropped() -> None:
+    pair = Pair(
+        lambda tokens: 1 + len(tokens) % 4, lambda tokens: 1 + len(tokens) % 4 if len(tokens) > 1 else 9
+    )
+    steps, loop = run(pair, [1], max_tokens=9, draft_tokens=3)
+    assert [len(step.tokens) for step in steps] == [1, 4, 4]
+    assert (loop.proposed, loop.accepted) == (6, 6)
+    assert names(pair) == ["propose", "verify", "propose", "verify", "propose", "verify"]
+
+
+def test_the_first_token_does_not_wait_for_the_draft() -> None:
+    arrived = Event()
+
+    def wait(name: str) -> None:
+        if name == "propose":
+            assert arrived.wait(10)
+
+    pair = Pair(scripted(1), scripted(2), end_id=None, on_call=wait)
+    steps = DraftTarget(pair, [1], max_tokens=9, draft_tokens=3).steps()
+    assert len(next(steps).tokens) == 1
+    arrived.set()
+    assert len(tokens_of(list(steps))) == 8
 
 
 def test_the_last_token_needs_no_draft() -> None:
@@ -152,14 +183,20 @@ def test_the_last_token_needs_no_draft() -> None:
     assert pair.calls == [("verify", 0)]
 
 
+def test_logits_stay_beside_their_tokens() -> None:
+    proposal = Proposal((4, 5, 6), [[4], [5], [6]])
+    assert proposal.rest(1).first(1) == Proposal((5,), [[5]])
+    assert Proposal((4, 5)).rest(1) == Proposal((5,))
+
+
 def test_an_end_within_a_checked_block_is_the_end() -> None:
     """The target says nothing of why it made less; that it made only what it was given tells."""
     answer = [1, 2, 3, 4, END]
     pair = Pair(lambda tokens: answer[len(tokens) - 1], lambda tokens: 1 + (len(tokens) - 1) % 4)
     steps, loop = run(pair, [9], max_tokens=20, draft_tokens=7)
-    assert tokens_of(steps) == [1, 2, 3, 4]
-    assert pair.calls == [("propose", 7), ("verify", 7)]
-    assert (loop.proposed, loop.accepted) == (7, 4)
+    assert [step.tokens for step in steps] == [(1,), (2, 3, 4)]
+    assert names(pair) == ["propose", "verify", "verify"]
+    assert (loop.proposed, loop.accepted) == (6, 3)
 
 
 def test_a_block_that_the_engine_cut_is_no_end() -> None:
@@ -168,7 +205,7 @@ def test_a_block_that_the_engine_cut_is_no_end() -> None:
         lambda tokens: len(tokens) % 4 + 1, lambda tokens: len(tokens) % 4 + 1, drops=1, says_checked=True
     )
     steps, _ = run(pair, [1], max_tokens=9, draft_tokens=3)
-    assert [len(step.tokens) for step in steps] == [3, 3, 2, 1]
+    assert [len(step.tokens) for step in steps] == [1, 2, 3, 2, 1]
 
 
 def test_a_stop_word_across_rounds() -> None:
@@ -186,11 +223,13 @@ def test_an_engine_that_knows_no_stop_words_is_cut(draft_tokens: int) -> None:
     assert tokens_of(list(loop.steps())) == [1, 2, 3, 4]
 
 
-def test_a_failing_draft_is_not_asked_again() -> None:
-    pair = Pair(scripted(1), scripted(1), end_id=None, fails_at=1)
+@pytest.mark.parametrize(("fails_at", "calls"), [(0, 1), (1, 2)])
+def test_a_failing_draft_is_not_asked_again(fails_at: int, calls: int) -> None:
+    pair = Pair(lambda tokens: 1 + len(tokens) % 4, lambda tokens: 1 + len(tokens) % 4, fails_at=fails_at)
     steps, _ = run(pair, [1], max_tokens=20, draft_tokens=3)
     assert len(tokens_of(steps)) == 20
-    assert [name for name, _ in pair.calls] == ["propose", "verify", "propose", "go_on"]
+    assert names(pair).count("propose") == calls
+    assert names(pair)[-1] == "go_on"
     assert [str(error) for error in pair.errors] == ["the draft is gone"]
 
 
@@ -199,7 +238,7 @@ def test_what_the_target_raises_is_raised() -> None:
         def verify(self, at: Position, proposal: Proposal) -> Made:
             raise RuntimeError(f"no {len(at.tokens) + len(proposal.tokens)}")
 
-    with pytest.raises(RuntimeError, match="no 3"):
+    with pytest.raises(RuntimeError, match="no 1"):
         run(Broken(scripted(1), lambda _: 4), [1], max_tokens=9, draft_tokens=2)
 
 

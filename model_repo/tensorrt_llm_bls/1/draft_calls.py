@@ -62,7 +62,7 @@ class EnginePair:
         self._inputs = {name: array for name, array in inputs.items() if name not in own}
         self._draft_inputs = {name: array for name, array in self._inputs.items() if name not in _TARGET_ONLY}
         self._lock = threading.Lock()  # guards the one below
-        self._running: EngineModel | None = None
+        self._running: set[EngineModel] = set()
         self._stopped = threading.Event()
         self.figures = Figures()
 
@@ -135,12 +135,12 @@ class EnginePair:
         self._speculation.health.failed(error)
 
     def stop(self) -> None:
-        """End the call that is under way; later ones are not made."""
+        """End the calls that are under way; later ones are not made."""
         with self._lock:
             self._stopped.set()
-            running = self._running
-        if running is not None:
-            self._stop(running)
+            running = tuple(self._running)
+        for model in running:
+            self._stop(model)
 
     def _call(
         self,
@@ -153,7 +153,7 @@ class EnginePair:
         with self._lock:
             if self._stopped.is_set():
                 return
-            self._running = model
+            self._running.add(model)
         stopping = False
         try:
             for response in model.responses(self._id, inputs, outputs, timeout_s=timeout_s):
@@ -165,7 +165,7 @@ class EnginePair:
                     self._stop(model)
         finally:
             with self._lock:
-                self._running = None
+                self._running.discard(model)
 
     def _stop(self, model: EngineModel) -> None:
         try:

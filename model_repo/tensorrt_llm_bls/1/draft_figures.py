@@ -8,11 +8,12 @@ first call (later calls find what the answer itself left), and the total is that
 from __future__ import annotations
 
 from collections.abc import Mapping
+from threading import Lock
 
 import numpy as np
 from shared.tensors import Array
 
-_FIRST = ("arrival_time_ns", "first_scheduled_time_ns")
+_EARLIEST = ("arrival_time_ns", "first_scheduled_time_ns")
 _TARGET_FIRST = ("first_token_time_ns", "kv_cache_reused_blocks")
 _TARGET_LAST = ("last_token_time_ns", "kv_cache_alloc_total_blocks")
 _TARGET_SUM = "kv_cache_alloc_new_blocks"
@@ -23,14 +24,18 @@ class Figures:
 
     def __init__(self) -> None:
         self._values: dict[str, Array] = {}
+        self._lock = Lock()
 
     def add_draft(self, outputs: Mapping[str, Array]) -> None:
         """The outputs of a call of the draft."""
-        self._keep_first(outputs, _FIRST)
+        self._keep_earliest(outputs)
 
     def add_target(self, outputs: Mapping[str, Array]) -> None:
         """The outputs of a call of the target."""
-        self._keep_first(outputs, (*_FIRST, *_TARGET_FIRST))
+        self._keep_earliest(outputs)
+        for name in _TARGET_FIRST:
+            if name in outputs:
+                self._values.setdefault(name, outputs[name])
         self._values |= {name: outputs[name] for name in _TARGET_LAST if name in outputs}
         if _TARGET_SUM in outputs:
             self._values[_TARGET_SUM] = outputs[_TARGET_SUM] + self._values.get(_TARGET_SUM, 0)
@@ -49,7 +54,8 @@ class Figures:
             "acceptance_rate": np.array([[accepted / max(1, proposed)]], np.float32),
         }
 
-    def _keep_first(self, outputs: Mapping[str, Array], names: tuple[str, ...]) -> None:
-        for name in names:
-            if name in outputs:
-                self._values.setdefault(name, outputs[name])
+    def _keep_earliest(self, outputs: Mapping[str, Array]) -> None:
+        with self._lock:  # the first calls of both models run at once
+            for name in _EARLIEST:
+                if name in outputs:
+                    self._values[name] = np.minimum(outputs[name], self._values.get(name, outputs[name]))

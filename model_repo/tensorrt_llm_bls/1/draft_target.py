@@ -3,6 +3,9 @@
 The loop only: no Triton, no tensors. Each round is one call of each model with all tokens so far, so both need a cache
 that finds the beginning of a prompt again. What comes out is what the target chooses, whatever the draft proposes.
 
+The first token does not wait for the draft: while the target computes it, the draft reads the prompt, too, and proposes
+what may follow. If it began with the target's token, the rest is the next proposal.
+
 What the engine models behind it must be and do (C++ backend of TensorRT-LLM 0.19 to 1.2, and the cpu engine):
 
 * both: `enable_kv_cache_reuse` true; prompts up to the longest sequence less one (on the C++ backend: chunked context,
@@ -19,8 +22,9 @@ its own, unless that was `end_id`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from threading import Event
+from threading import Event, Thread
 from typing import Any, Protocol
 
 from shared.words import Words
@@ -41,6 +45,14 @@ class Proposal:
 
     tokens: tuple[int, ...] = ()
     logits: Any = None  # [tokens, vocabulary] that they were drawn from; None: the target compares tokens
+
+    def first(self, count: int) -> Proposal:
+        """Not more than `count` tokens of it."""
+        return Proposal(self.tokens[:count], None if self.logits is None else self.logits[:count])
+
+    def rest(self, count: int) -> Proposal:
+        """What follows its first `count` tokens."""
+        return Proposal(self.tokens[count:], None if self.logits is None else self.logits[count:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +78,7 @@ class Step:
 
 
 class Pair(Protocol):
-    """The two models. Each call blocks; all raise what their model raises."""
+    """The two models. Each call blocks; all raise what their model raises. One of each may be called at once."""
 
     def propose(self, at: Position, count: int) -> Proposal:
         """Up to `count` tokens that may come next; fewer where the draft would end the answer."""
@@ -109,7 +121,7 @@ class DraftTarget:
         self._over = False
         self._stopped = Event()
         self._cum_log_prob = 0.0
-        self.rounds = 0  # calls of the target that checked a proposal, empty ones included
+        self.rounds = 0  # calls of the target after a proposal, empty ones included
         self.proposed = self.accepted = 0  # tokens, in the whole answer
 
     @property
@@ -127,8 +139,13 @@ class DraftTarget:
         Raises:
             Exception: whatever the target raises. What the draft raises ends the speculation, not the answer.
         """
+        head_start: Future[Proposal] | None = None
+        if self._draft_tokens and self._max_tokens > 1:
+            head_start = self._start()
+            yield self._take(self._pair.verify(self._position(), Proposal()), Proposal())
         while not self._over and not self._stopped.is_set() and self._draft_tokens:
-            proposal = self._proposal()
+            proposal = self._proposal(head_start)
+            head_start = None
             if proposal is not None and not self._stopped.is_set():
                 self.rounds += 1
                 yield self._take(self._pair.verify(self._position(), proposal), proposal)
@@ -143,19 +160,39 @@ class DraftTarget:
             yield Step((), (), self._cum_log_prob, last=True)
 
     def _position(self) -> Position:
-        return Position(self._tokens, self.made, max(0, self._min_tokens - self.made))
+        return Position(self._tokens.copy(), self.made, max(0, self._min_tokens - self.made))
 
-    def _proposal(self) -> Proposal | None:
+    def _start(self) -> Future[Proposal]:
+        """Ask the draft, in a thread of its own, what follows the prompt."""
+        future: Future[Proposal] = Future()
+        at, count = self._position(), min(self._draft_tokens, self._max_tokens - 1)
+
+        def run() -> None:
+            try:
+                future.set_result(self._pair.propose(at, count))
+            except Exception as error:
+                future.set_exception(error)  # raised where the result is asked for
+
+        Thread(target=run, name="head start", daemon=True).start()
+        return future
+
+    def _proposal(self, head_start: Future[Proposal] | None) -> Proposal | None:
         """What the draft proposes, with room for the target's own token; None if it failed."""
-        count = min(self._draft_tokens, self._max_tokens - self.made - 1)
-        if count == 0:
-            return Proposal()
         try:
+            proposal = Proposal() if head_start is None else self._after_first(head_start.result())
+            count = min(self._draft_tokens, self._max_tokens - self.made - 1)
+            if proposal.tokens or count == 0:
+                return proposal.first(count)
             return self._pair.propose(self._position(), count)
         except Exception as error:
             self._pair.give_up(error)
             self._draft_tokens = 0
             return None
+
+    def _after_first(self, proposal: Proposal) -> Proposal:
+        """What is left of a proposal for the whole answer, if the answer began as it does."""
+        made = tuple(self._tokens[self._prompt :])
+        return proposal.rest(len(made)) if proposal.tokens[: len(made)] == made else Proposal()
 
     def _take(self, made: Made, proposal: Proposal | None) -> Step:
         tokens = self._up_to_stop_word(made.tokens[: self._max_tokens - self.made])
