@@ -145,7 +145,9 @@ def dry_run_of(package: Path, options: Options) -> Outline:
 def check_local(deployment: Deployment, package: Path, options: Options) -> list[Finding]:
     """What keeps this machine, or the container that this runs in, from serving."""
     plan = _plan(deployment, options)
-    software = software_here(plan.programs, modules_of(package)) if plan is not None else None
+    if plan is None:
+        return preflight(deployment, None, Machine.here(None, look_for_gpus=False)) + _ports(options)
+    software = software_here(plan.programs, modules_of(package))
     return preflight(deployment, plan, Machine.here(software, devices=options.devices)) + _ports(options)
 
 

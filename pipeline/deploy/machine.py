@@ -27,9 +27,11 @@ class Machine:
     disk_free_gib: float  # where temporary files go
 
     @classmethod
-    def here(cls, software: Software | None, *, devices: tuple[int, ...] = ()) -> Machine:
+    def here(
+        cls, software: Software | None, *, devices: tuple[int, ...] = (), look_for_gpus: bool = True
+    ) -> Machine:
         """This machine. `software`: what would serve; `devices`: GPUs that may be used, empty for all."""
-        gpus, problem = read_gpus()
+        gpus, problem = read_gpus() if look_for_gpus else ((), "")
         return cls(
             gpus=visible(gpus, devices, os.environ),
             gpu_problem=problem,

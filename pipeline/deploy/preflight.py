@@ -58,9 +58,12 @@ def preflight(deployment: Deployment, plan: LaunchPlan | None, machine: Machine)
     found: list[Finding] = []
     requirements = deployment.requirements
     if requirements is not None and plan is not None:
-        found += _gpus(deployment.name, requirements, machine)
-        found += _memory(deployment, machine)
-        found += _driver(requirements, machine)
+        used = machine.gpus[
+            : requirements.gpus
+        ]  # the first ones, in their own order, as CUDA and Docker take them
+        found += _gpus(deployment.name, requirements, machine, used)
+        found += _memory(deployment, used)
+        found += _driver(requirements, used)
         if machine.software is not None:
             found += _software(deployment.name, requirements, machine.software)
             found += _programs(plan, machine.software)
@@ -72,30 +75,32 @@ def preflight(deployment: Deployment, plan: LaunchPlan | None, machine: Machine)
     return sorted(found, key=lambda finding: finding.severity != "error")
 
 
-def _gpus(name: str, needed: Requirements, machine: Machine) -> Iterator[Finding]:
+def _gpus(name: str, needed: Requirements, machine: Machine, used: tuple[GpuSeen, ...]) -> Iterator[Finding]:
     if not machine.gpus:
         problem = machine.gpu_problem or "none of the GPUs of this machine may be used"
         yield Finding("error", "GPU", f"{problem}; it needs {needed.gpus} x {needed.gpu}")
         return
-    if len(machine.gpus) < needed.gpus:
+    if len(used) < needed.gpus:
         yield Finding(
             "error",
             "GPU",
-            f"{len(machine.gpus)} may be used, the engines were built for {needed.gpus}",
-            f"pipeline build {name} --set runtime.tensor_parallel={_power_of_two(len(machine.gpus))}",
+            f"{len(used)} may be used, the engines were built for {needed.gpus}",
+            f"pipeline build {name} --set runtime.tensor_parallel={_power_of_two(len(used))}",
         )
-    for sm in sorted({seen.sm for seen in machine.gpus} - {needed.sm}):
-        others = [seen for seen in machine.gpus if seen.sm == sm]
+    right = [str(seen.index) for seen in machine.gpus if seen.sm == needed.sm][: needed.gpus]
+    for sm in sorted({seen.sm for seen in used} - {needed.sm}):
+        others = [seen for seen in used if seen.sm == sm]
         known = contract_name(others[0])
+        build = f"pipeline build {name} --set runtime.gpu={known}" if known else f"serve on {needed.gpu}"
         yield Finding(
             "error",
             "GPU",
             f"{_listed(others)}: compute capability {sm / 10:.1f}, the engines were built for {needed.gpu} "
             f"({needed.sm / 10:.1f})",
-            f"pipeline build {name} --set runtime.gpu={known}" if known else f"serve on {needed.gpu}",
+            f"--gpus {','.join(right)}" if len(right) == needed.gpus else build,
         )
     wanted = gpu(needed.gpu)
-    for seen in machine.gpus:
+    for seen in used:
         if seen.sm == needed.sm and not _is_chip(seen, wanted):
             yield Finding(
                 "warning",
@@ -106,12 +111,12 @@ def _gpus(name: str, needed: Requirements, machine: Machine) -> Iterator[Finding
             )
 
 
-def _memory(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+def _memory(deployment: Deployment, used: tuple[GpuSeen, ...]) -> Iterator[Finding]:
     needed = deployment.requirements
     assert needed is not None, "the caller looked"
     wanted_mib = gpu(needed.gpu).driver_mib
     share_mib = deployment.launch.weights_gib * 1024 / max(1, needed.gpus)
-    for seen in machine.gpus:
+    for seen in used:
         if seen.memory_mib < wanted_mib * _MEMORY_SHARE:
             yield Finding(
                 "error",
@@ -124,7 +129,7 @@ def _memory(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
                 "error",
                 "GPU memory",
                 f"{_listed([seen])} has {seen.free_mib} MiB free, the weights alone need {share_mib:.0f} MiB",
-                "end what else runs on it: nvidia-smi lists it",
+                "end what else runs on it (nvidia-smi lists it), or name other GPUs with --gpus",
             )
         elif seen.memory_mib - seen.free_mib > _BUSY_MIB:
             yield Finding(
@@ -135,8 +140,8 @@ def _memory(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
             )
 
 
-def _driver(needed: Requirements, machine: Machine) -> Iterator[Finding]:
-    for driver in sorted({seen.driver for seen in machine.gpus}):
+def _driver(needed: Requirements, used: tuple[GpuSeen, ...]) -> Iterator[Finding]:
+    for driver in sorted({seen.driver for seen in used}):
         if _numbers(driver) < _numbers(needed.driver):
             yield Finding(
                 "error",

@@ -71,6 +71,18 @@ def test_another_compute_capability_names_the_build_for_it() -> None:
     assert one.fix == "pipeline build llama --set runtime.gpu=a100-sxm-80g"
 
 
+def test_gpus_that_would_not_be_used_do_not_count() -> None:
+    old = GpuSeen(2, "GPU-2", "Tesla T4", 75, 15360, 200, "590.44.01")
+    assert found(replace(FITTING, gpus=(*FITTING.gpus, old))) == []
+
+
+def test_where_others_would_do_they_are_named() -> None:
+    old = GpuSeen(0, "GPU-0", "Tesla T4", 75, 15360, 15000, "590.44.01")
+    right = (replace(H100, index=1), replace(H100, index=3))
+    errors = [one for one in found(replace(FITTING, gpus=(old, *right))) if one.subject == "GPU"]
+    assert [one.fix for one in errors] == ["--gpus 1,3"]
+
+
 def test_a_sibling_of_the_same_capability_is_warned_about() -> None:
     h200 = replace(H100, name="NVIDIA H200", memory_mib=143771, free_mib=143000)
     one, two = found(replace(FITTING, gpus=(h200, replace(h200, index=1))))
