@@ -13,7 +13,7 @@ from pipeline.cli.serving import package_of, serving_options, stop_on_signals
 
 
 @click.command(name="deploy")
-@click.argument("recipe", metavar="RECIPE", required=False)
+@click.argument("recipe", metavar="[RECIPE]", required=False)
 @set_option
 @store_option
 @click.option(
