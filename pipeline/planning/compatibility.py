@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from pipeline.contracts.compatibility import rule
 from pipeline.contracts.models import ModelSizes
 from pipeline.errors import InvalidInput
-from pipeline.planning import compatibility_rules, size_rules
+from pipeline.planning import compatibility_rules, own_rules, size_rules
 from pipeline.planning.concern import Concern, Said
 from pipeline.planning.subject import Subject, known_sizes, subject
 from pipeline.recipe import Recipe
 from pipeline.recipe.locating import located, shown
 from pipeline.recipe.rule import Problem
 
-CHECKS = {**compatibility_rules.CHECKS, **size_rules.CHECKS}
+CHECKS = {**compatibility_rules.CHECKS, **own_rules.CHECKS, **size_rules.CHECKS}
 _ORDER = {"error": 0, "warning": 1, "note": 2}
 
 

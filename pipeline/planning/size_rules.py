@@ -75,10 +75,32 @@ def _width(subject: Subject) -> Iterator[Said]:
             )
 
 
+def _groups(subject: Subject) -> Iterator[Said]:
+    """Weights of a row that share a scale: whole groups, in every layer."""
+    of_format: dict[str, int] = rule("quantization.groups").facts["sizes"]
+    block = subject.recipe.quantization.awq_block_size
+    for model, sizes in subject.sized:
+        group = block if _has_awq(subject, model) else of_format.get(model.format, 1)
+        uneven = [columns for columns in _columns(sizes) if columns % group]
+        if uneven:
+            smaller = group == 128 and not any(columns % 64 for columns in uneven)
+            yield Said(
+                (BLOCK if group == block else model.format_key, model.source_key),
+                f"groups of {group} weights do not divide {' and '.join(map(str, uneven))} columns of {_name(model)}",
+                "64" if smaller else "choose a format without groups, such as fp8",
+            )
+
+
+def _columns(sizes: ModelSizes) -> tuple[int, ...]:
+    """Inputs of the linear layers of a block, each size once."""
+    return tuple(dict.fromkeys((sizes.hidden, sizes.heads * sizes.head_dim, sizes.intermediate)))
+
+
 def _awq_blocks(subject: Subject) -> Iterator[Said]:
     block = subject.recipe.quantization.awq_block_size
     for model, sizes in subject.sized:
-        if not _has_awq(subject, model) or fitting.blocks_split(sizes, model.split, block):
+        whole = any(columns % block for columns in _columns(sizes))  # then no split is to blame
+        if not _has_awq(subject, model) or whole or fitting.blocks_split(sizes, model.split, block):
             continue
         other = 64 if block == 128 and fitting.blocks_split(sizes, model.split, 64) else None
         attention, inner = sizes.heads * sizes.head_dim, fitting.inner_per_rank(sizes, model.split)[0]
@@ -128,9 +150,19 @@ def _even_layers(subject: Subject) -> Iterator[Said]:
         divisors = [n for n in range(1, model.split.pipeline * 2) if sizes.layers % n == 0]
         yield Said(
             (PIPELINE, model.source_key),
-            f"does not divide the {sizes.layers} layers of {_name(model)}: the groups wait for the one with most",
+            f"does not divide the {sizes.layers} layers of {_name(model)}",
             "one of " + ", ".join(map(str, divisors)),
         )
+
+
+def _models_without_stages(subject: Subject) -> Iterator[Said]:
+    model, sizes = subject.target, subject.target.sizes
+    if (
+        sizes is not None
+        and model.split.pipeline > 1
+        and sizes.architecture in rule("pp.models").facts["models"]
+    ):
+        yield Said((PIPELINE, model.source_key), f"must be 1 for {sizes.architecture}", f"remove {PIPELINE}")
 
 
 def _experts(subject: Subject) -> Iterator[Said]:
@@ -201,11 +233,13 @@ CHECKS: Mapping[str, Check] = {
     "tp.kv_heads_duplicate": _kv_heads_duplicate,
     "tp.kv_heads_copied": _kv_heads_copied,
     "tp.hidden_and_ffn": _width,
+    "quantization.groups": _groups,
     "tp.awq_block": _awq_blocks,
     "vocab.pad_tp": _padded_vocabulary,
     "vocab.pad_awq": _padded_for_awq,
     "pp.layers": _layers,
     "pp.layers_even": _even_layers,
+    "pp.models": _models_without_stages,
     "moe.ep": _experts,
     "moe.dense": _dense,
     "limits.positions": _positions,

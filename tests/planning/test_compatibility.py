@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.checkpoint.architecture import FAMILIES
+from pipeline.contracts import checkpoint
 from pipeline.contracts.compatibility import rule, rules
 from pipeline.contracts.models import known_model
 from pipeline.errors import InvalidInput
 from pipeline.planning.compatibility import CHECKS, concerns, refuse_incompatible
 from pipeline.planning.subject import known_sizes
 from pipeline.recipe import Recipe, load_recipe, packaged
+from pipeline.stages.convert import FORMATS
 
 FP8, LLAMA_70B, QWEN72, MIXTRAL = "llama-3.1-8b-fp8", "llama-3.3-70b-fp8", "qwen2.5-72b-fp8", "mixtral-8x7b"
 EAGLE, NVFP4, AWQ, QWEN3, PHI = (
@@ -110,7 +113,17 @@ EDGES = [
     (QWEN72, (f"{TP}=5",), "vocab.pad_tp", "note"),
     (AWQ, (), "vocab.pad_awq", None),
     (LLAMA_70B, (f"{PP}=5",), "pp.layers_even", None),
-    (LLAMA_70B, (f"{PP}=3",), "pp.layers_even", "warning"),
+    (LLAMA_70B, (f"{PP}=3",), "pp.layers_even", "error"),
+    (NVFP4, (f"{PP}=3",), "pp.layers_even", "warning"),
+    (PHI, (f"{PP}=1",), "pp.models", None),
+    (PHI, (f"{PP}=2",), "pp.models", "error"),
+    (PHI, (f"{PP}=2", *TO_PYTORCH), "pp.models", None),
+    (PHI, (), "calibrate.formats", None),
+    (PHI, ("quantization.format=int8_sq",), "calibrate.formats", "error"),
+    (PHI, TO_AWQ, "calibrate.formats", "error"),
+    (FP8, ("quantization.format=int8_sq",), "calibrate.formats", None),
+    (FP8, ("quantization.kv_cache=int8",), "calibrate.formats", "error"),
+    (FP8, ("quantization.format=auto", "quantization.auto={effective_bits: 6}"), "calibrate.formats", "error"),
     (MIXTRAL, (f"{TP}=8", f"{EP}=8"), "moe.ep", None),
     (MIXTRAL, (f"{TP}=16", f"{EP}=16"), "moe.ep", "error"),
     (QWEN72, (f"{EP}=1",), "moe.dense", None),
@@ -120,7 +133,13 @@ EDGES = [
     ("tiny-cpu", ("limits.max_input_tokens=768",), "limits.positions", None),
     ("tiny-cpu", ("limits.max_input_tokens=769",), "limits.positions", "error"),
 ]  # fmt: skip
-BY_SIZES = {"rt.spec_same_vocab", "pp.layers", "vocab.pad_awq"}  # tested below, with sizes that are made up
+BY_SIZES = {
+    "rt.spec_same_vocab",
+    "pp.layers",
+    "vocab.pad_awq",
+    "model.class",
+    "quantization.groups",
+}  # tested below, with sizes that are made up
 
 
 def severities(recipe: Recipe, name: str) -> list[str]:
@@ -185,6 +204,49 @@ def test_awq_pads_the_vocabulary_to_a_multiple_of_64() -> None:
     assert "from 128257 to 128320" in found.problem
 
 
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "architecture", "refused"),
+    [
+        (FP8, (), "MixtralForCausalLM", False),
+        (FP8, (), "GemmaForCausalLM", True),
+        (NVFP4, (), "GemmaForCausalLM", True),  # it is calibrated
+        ("tiny-cpu", (), "Phi3ForCausalLM", False),
+        ("tiny-cpu", (), "MixtralForCausalLM", True),
+        (NVFP4, ("quantization={}",), "GemmaForCausalLM", False),  # upstream reads it
+    ],
+)
+def test_classes_of_models(recipe: str, overrides: Sequence[str], architecture: str, refused: bool) -> None:
+    loaded = load_recipe(recipe, overrides)
+    sizes = {"target": replace(known_sizes(loaded)["target"], architecture=architecture)}
+    assert ("model.class" in {c.rule for c in concerns(loaded, sizes)}) == refused
+
+
+def test_the_classes_are_those_that_are_read_and_converted() -> None:
+    facts = rule("model.class").facts
+    assert set(facts["calibrated"]) == set(FAMILIES)
+    assert set(facts["cpu"]) == set(FAMILIES) - {"MixtralForCausalLM"}
+    assert set(facts["converted"]) == set(checkpoint.facts()["architectures"]["names"])
+    assert set(rule("calibrate.formats").facts["fused_formats"]) == set(FORMATS)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "columns", "fix"),
+    [
+        (QWEN72, TO_AWQ, 29568, None),
+        (QWEN72, TO_AWQ, 29568 + 64, "64"),
+        (QWEN72, TO_AWQ, 29568 + 32, "choose a format without groups, such as fp8"),
+        (QWEN72, (), 29568 + 32, None),
+        (NVFP4, (), 16 * 1001, None),
+        (NVFP4, (), 16 * 1001 + 8, "choose a format without groups, such as fp8"),
+    ],
+)
+def test_groups(recipe: str, overrides: Sequence[str], columns: int, fix: str | None) -> None:
+    loaded = load_recipe(recipe, (*overrides, f"{TP}=1"))
+    sizes = {"target": replace(known_sizes(loaded)["target"], intermediate=columns)}
+    found = [c for c in concerns(loaded, sizes) if c.rule in ("quantization.groups", "tp.awq_block")]
+    assert [c.fix for c in found] == ([fix] if fix else [])
+
+
 def test_a_mixture_of_formats_is_judged_by_each() -> None:
     auto = (
         "quantization.format=auto",
@@ -194,7 +256,7 @@ def test_a_mixture_of_formats_is_judged_by_each() -> None:
     said = [
         c for c in concerns(load_recipe(QWEN72, (*auto, "runtime.gpu=a100-sxm-80g"))) if c.severity == "error"
     ]
-    assert [c.rule for c in said] == ["gpu", "tp.awq_block"]
+    assert [c.rule for c in said] == ["gpu", "calibrate.formats", "tp.awq_block"]
     assert said[0].problem.startswith("fp8: a100-sxm-80g")
     cache = load_recipe(AWQ, (*auto, "quantization.kv_cache=fp8"))
     assert severities(cache, "kvq.weight_combo") == [
@@ -232,7 +294,7 @@ def test_everything_at_once_at_its_line(tmp_path: Path) -> None:
     assert faults == {
         ("quantization.format", 4, str(file)), ("quantization.kv_cache", 5, str(file)),
         ("runtime.version", 9, str(file)), ("runtime.tensor_parallel", 11, str(file)),
-        ("runtime.expert_parallel", 12, str(file)),
+        ("runtime.expert_parallel", 12, str(file)), ("runtime.pipeline_parallel", None, "--set"),
     }  # fmt: skip
     assert all(fault.value for fault in caught.value.faults)
     assert caught.value.exit_code == 2
