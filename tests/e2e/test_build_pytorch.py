@@ -96,9 +96,9 @@ def test_only_what_depends_on_a_change_is_made_again(folder: Path, built: dict[s
     [
         ("runtime.version=0.21.0", "0.21.0"),
         ("runtime.version=1.2.7", "1.2.7 is not known"),
-        ("runtime.overlap_scheduler=true", "cannot overlap scheduling with a draft"),
+        ("runtime.overlap_scheduler=true", "cannot be true with draft_target speculation"),
         ("quantization={format: fp8, calibration: {dataset: support}}", "FP8 needs compute capability 8.9"),
-        ("runtime.instances=2", "TensorRT-LLM 1.2.1 has one instance only"),
+        ("runtime.instances=2", "TensorRT-LLM 1.2.1 cannot spread instances over GPUs"),
     ],
 )
 def test_what_the_version_cannot_do_is_refused_before_anything_is_made(
