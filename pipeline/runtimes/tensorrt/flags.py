@@ -1,0 +1,150 @@
+"""The flags of trtllm-build for one engine: everything that makes an engine what it is, and no paths.
+
+Pure. What the builder would change by itself is asked for as it will be, so that config.json can be held against it;
+what it would turn off although the recipe needs it is refused before anything is built. Flags that matter are all
+said, because upstream's defaults differ by version; which value suits a format is data (`contracts.trtllm_build`).
+
+Off on purpose: `reduce_fusion` and `user_buffer` (tensor-parallel Llama only; upstream calls the gain a matter of the
+workload), the low-latency and SwiGLU GEMM plugins (FP8; the latter drops a scale), `gather_generation_logits` (a draft
+that hands over its logits needs it at run time only), beam search, LoRA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipeline.contracts.gpus import gpu
+from pipeline.contracts.releases import require
+from pipeline.contracts.trtllm_build import data
+from pipeline.contracts.trtllm_build_effects import Model, effects
+from pipeline.errors import Fault, InvalidInput
+from pipeline.planning.parallelism import parallelism
+from pipeline.recipe import Recipe, TensorRTRuntime
+from pipeline.runtimes.tensorrt.limits import EngineLimits, engine_limits
+
+ALGORITHMS: dict[str, str | None] = {  # recipe's format -> quant_algo of the checkpoint
+    "none": None,
+    "fp8": "FP8",
+    "int4_awq": "W4A16_AWQ",
+    "w4a8_awq": "W4A8_AWQ",
+    "int8_sq": "W8A8_SQ_PER_CHANNEL",
+    "nvfp4": "NVFP4",
+    "auto": "MIXED_PRECISION",
+}
+_KV_CACHES: dict[str, str | None] = {"auto": None, "fp8": "FP8", "int8": "INT8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """How one model is stored, in the recipe's words."""
+
+    weights: str
+    kv_cache: str
+
+    @property
+    def algorithm(self) -> str | None:
+        """Upstream's quant_algo."""
+        return ALGORITHMS[self.weights]
+
+    @property
+    def kv_algorithm(self) -> str | None:
+        """Upstream's kv_cache_quant_algo."""
+        return _KV_CACHES[self.kv_cache]
+
+
+def formats(recipe: Recipe, role: str) -> Formats:
+    """Of the target or the draft. A checkpoint that is not calibrated has no scales for another KV cache."""
+    drafted = recipe.draft is not None and role == "draft"
+    weights = recipe.draft.quantization if drafted and recipe.draft else recipe.quantization.format
+    return Formats(weights, recipe.quantization.kv_cache if weights != "none" else "auto")
+
+
+def build_flags(recipe: Recipe, role: str) -> tuple[str, ...]:
+    """The flags, in a fixed order.
+
+    Raises:
+        UserError: the version or the GPU is not known; InvalidInput: the builder would refuse them, or build something
+            else than they say.
+    """
+    runtime = _runtime(recipe)
+    require(runtime.version, "tensorrt")
+    found, limits, sm = formats(recipe, role), engine_limits(recipe, role), gpu(runtime.gpu).sm
+    words = tuple(
+        word for name, value in _values(recipe, found, limits, sm) for word in (f"--{name}", str(value))
+    )
+    if found.weights != "auto":  # what auto chooses is known once it is calibrated
+        _refuse_changes(recipe, role, words, found, sm)
+    return words
+
+
+def _values(recipe: Recipe, found: Formats, limits: EngineLimits, sm: int) -> Iterator[tuple[str, str | int]]:
+    yield "max_batch_size", limits.max_batch_size
+    yield "max_input_len", limits.max_input_len
+    yield "max_seq_len", limits.max_seq_len
+    yield "max_num_tokens", limits.max_num_tokens
+    yield "max_beam_width", limits.max_beam_width
+    if limits.max_draft_len:
+        yield "speculative_decoding_mode", "draft_tokens_external"
+        yield "max_draft_len", limits.max_draft_len
+    yield "kv_cache_type", "paged"
+    yield "tokens_per_block", limits.tokens_per_block
+    yield "remove_input_padding", "enable"
+    yield "context_fmha", "enable"
+    yield "use_paged_context_fmha", _toggle(limits.paged_context_fmha)
+    yield "use_fp8_context_fmha", _toggle(_computes_in_fp8(found, sm))
+    yield "paged_state", "disable"  # of recurrent models; the builder would turn it off with a warning
+    for entry in data()["recommended"]:
+        by_format = entry.get("by_format", {})
+        if found.weights in by_format:
+            yield entry["flag"], by_format[found.weights]
+    # Kernels that depend on the load make a draft's and its target's greedy tokens part more often.
+    yield "multiple_profiles", _toggle(recipe.draft is None)
+    yield "logits_dtype", "float32"
+    yield "profiling_verbosity", "layer_names_only"
+    yield "log_level", "info"
+
+
+def _computes_in_fp8(found: Formats, sm: int) -> bool:
+    """Attention over prompts: with an FP8 KV cache, where the weights' format goes with it; else in 16 bits."""
+    facts = data()["fp8_context"]
+    able: bool = found.algorithm in facts["algorithms"] and sm >= facts["oldest_sm"]
+    return able and found.kv_cache == "fp8"
+
+
+def _refuse_changes(recipe: Recipe, role: str, words: tuple[str, ...], found: Formats, sm: int) -> None:
+    sizes = parallelism(recipe, role)
+    model = Model(
+        architecture="",  # no flag here depends on it
+        dtype="bfloat16",
+        quant_algo=found.algorithm,
+        kv_cache_quant_algo=found.kv_algorithm,
+        tensor_parallel=sizes.tensor,
+        ranks=sizes.world,
+    )
+    outcome = effects(_runtime(recipe).version, words, model, sm)
+    reasons = [outcome.refusal] if outcome.refusal else [str(change) for change in outcome.changes]
+    if not reasons:
+        return
+    key = "quantization.format" if role == "target" else "draft.quantization"
+    raise InvalidInput(
+        f"recipe {recipe.name}, engine of the {role}",
+        [
+            Fault(
+                f"with quantization.kv_cache {found.kv_cache} on {_runtime(recipe).gpu}, {reason}",
+                key=key,
+                value=found.weights,
+                fix="choose other formats, another GPU, or do without what needs the flag",
+            )
+            for reason in reasons
+        ],
+    )
+
+
+def _toggle(on: bool) -> str:
+    return "enable" if on else "disable"
+
+
+def _runtime(recipe: Recipe) -> TensorRTRuntime:
+    assert isinstance(recipe.runtime, TensorRTRuntime), "chosen by runtime.kind"
+    return recipe.runtime
