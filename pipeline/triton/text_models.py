@@ -17,7 +17,7 @@ from pipeline.triton.token_ids import TokenIds
 OURS = frozenset(
     {"end_id", "pad_id", "stop_token_ids", "vocab_size", "tokenizer_dir", "add_special_tokens", "skip_special_tokens",
      "cancellation_check_period_ms", "exclude_input_in_output", "max_draft_tokens", "max_input_tokens",
-     "max_output_tokens", "draft_acceptance_threshold", "draft_timeout_ms"}
+     "max_output_tokens", "draft_acceptance_threshold", "draft_timeout_ms", "max_open_requests"}
 )  # fmt: skip
 
 
@@ -109,6 +109,8 @@ def tensorrt_llm_bls(settings: TextSettings, ids: TokenIds) -> ModelConfig:
         parameters["tensorrt_llm_draft_model_name"] = DRAFT_MODEL
         limits = asdict(settings.draft).items()
         parameters |= {name: str(value) for name, value in limits if value is not None}
+        if settings.max_queue_size:
+            parameters["max_open_requests"] = str(settings.max_concurrency + settings.max_queue_size)
     return ModelConfig(
         name="tensorrt_llm_bls",
         backend="python",

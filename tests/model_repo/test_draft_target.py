@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 
@@ -109,6 +109,7 @@ stop_words = st.lists(
     end_id=st.sampled_from([None, END, 3]),
     fails_at=st.one_of(st.none(), st.integers(0, 4)),
     drops=st.integers(0, 3),
+    adapts=st.booleans(),
 )
 def test_any_draft_gives_the_text_of_the_target(
     target: int,
@@ -121,13 +122,14 @@ def test_any_draft_gives_the_text_of_the_target(
     end_id: int | None,
     fails_at: int | None,
     drops: int,
+    adapts: bool,
 ) -> None:
     scripts = scripted(target), scripted(target if draft is None else draft)
     alone = Pair(*scripts, words, end_id)
     pair = Pair(*scripts, words, end_id, fails_at, drops, says_checked=drops > 0)
     limits = {"max_tokens": max_tokens, "min_tokens": min_tokens}
     expected, _ = run(alone, prompt, draft_tokens=0, **limits)
-    steps, loop = run(pair, prompt, draft_tokens=draft_tokens, **limits)
+    steps, loop = run(pair, prompt, draft_tokens=draft_tokens, adapts=adapts, **limits)
     assert tokens_of(steps) == tokens_of(expected)
     assert [step.last for step in steps] == [False] * (len(steps) - 1) + [True]
     assert loop.made == len(tokens_of(steps)) <= max_tokens
@@ -151,6 +153,20 @@ def test_tokens_go_out_after_each_round() -> None:
     assert [len(step.tokens) for step in steps] == [1, 3, 4, 4]
     assert (loop.rounds, loop.proposed, loop.accepted) == (3, 8, 8)
     assert names(pair) == ["propose", "verify", "verify", "propose", "verify", "propose", "verify"]
+
+
+def test_fewer_are_proposed_where_few_are_kept() -> None:
+    """And more again, where the draft is right again."""
+    pair = Pair(
+        lambda tokens: 1 + len(tokens) % 4, lambda tokens: 1 + len(tokens) % 4 if len(tokens) > 20 else 9
+    )
+    _, loop = run(pair, [1], max_tokens=60, draft_tokens=5, adapts=True)
+    counts = [count for name, count in pair.calls if name == "propose"]
+    assert counts[:6] == [5, 5, 4, 3, 2, 1]
+    assert counts[-3:-1] == [5, 5]
+    _, fixed = run(replace(pair, calls=[]), [1], max_tokens=60, draft_tokens=5)
+    assert loop.proposed < 0.7 * fixed.proposed
+    assert loop.accepted == pytest.approx(fixed.accepted, abs=4)
 
 
 def test_a_head_start_that_began_otherwise_is_dropped() -> None:

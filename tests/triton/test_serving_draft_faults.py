@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from pipeline.triton.server import TritonServer
 from tests.support.engine import QUESTIONS, TURN
@@ -150,3 +152,30 @@ def test_a_draft_that_does_not_answer(copy: Path) -> None:
         finally:
             os.kill(draft, signal.SIGCONT)
         wait_for(lambda: server.ask() == (text, proposed), "the draft's return")
+
+
+def test_a_full_server_refuses_answers_but_ends_those_it_began(tmp_path: Path) -> None:
+    """Each round is a request to an engine that takes two; none is refused in the middle of an answer."""
+    settings = replace(SETTINGS, max_draft_tokens=4, speculation="bls", max_concurrency=1, max_queue_size=1)
+    texts: list[str] = []
+    refusals: list[str] = []
+    with serving(package_support_pair(tmp_path, draft=True, settings=settings)) as server:
+        text, _ = server.ask(end_id=-1)
+
+        def one() -> None:
+            for _ in range(5):
+                try:
+                    texts.append(server.ask(end_id=-1)[0])
+                except InferenceServerException as error:
+                    refusals.append(error.message())
+
+        threads = [Thread(target=one) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert texts == [text] * len(texts)
+        assert len(texts) >= 2
+        assert refusals
+        assert all("Exceeds maximum queue size" in refusal for refusal in refusals)
+        assert not server.warnings()

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Any, Protocol
 
+from draft_length import DraftLength
 from shared.words import Words
 
 
@@ -107,15 +108,16 @@ class DraftTarget:
         *,
         max_tokens: int,
         draft_tokens: int,
+        adapts: bool = False,
         min_tokens: int = 0,
         stop_words: Words = (),
     ) -> None:
-        """`draft_tokens`: proposed in one round, at most; 0 is the target alone."""
+        """`draft_tokens`: proposed in one round, at most; 0 is the target alone. `adapts`: fewer where few are kept."""
         self._pair = pair
         self._tokens = list(prompt)
         self._prompt = len(prompt)
         self._max_tokens = max_tokens
-        self._draft_tokens = draft_tokens
+        self._length = DraftLength(draft_tokens, adapts=adapts)
         self._min_tokens = min_tokens
         self._stop_words = [list(word) for word in stop_words]
         self._over = False
@@ -140,10 +142,10 @@ class DraftTarget:
             Exception: whatever the target raises. What the draft raises ends the speculation, not the answer.
         """
         head_start: Future[Proposal] | None = None
-        if self._draft_tokens and self._max_tokens > 1:
+        if self._length.tokens and self._max_tokens > 1:
             head_start = self._start()
             yield self._take(self._pair.verify(self._position(), Proposal()), Proposal())
-        while not self._over and not self._stopped.is_set() and self._draft_tokens:
+        while not self._over and not self._stopped.is_set() and self._length.tokens:
             proposal = self._proposal(head_start)
             head_start = None
             if proposal is not None and not self._stopped.is_set():
@@ -165,7 +167,7 @@ class DraftTarget:
     def _start(self) -> Future[Proposal]:
         """Ask the draft, in a thread of its own, what follows the prompt."""
         future: Future[Proposal] = Future()
-        at, count = self._position(), min(self._draft_tokens, self._max_tokens - 1)
+        at, count = self._position(), min(self._length.tokens, self._max_tokens - 1)
 
         def run() -> None:
             try:
@@ -180,13 +182,13 @@ class DraftTarget:
         """What the draft proposes, with room for the target's own token; None if it failed."""
         try:
             proposal = Proposal() if head_start is None else self._after_first(head_start.result())
-            count = min(self._draft_tokens, self._max_tokens - self.made - 1)
+            count = min(self._length.tokens, self._max_tokens - self.made - 1)
             if proposal.tokens or count == 0:
                 return proposal.first(count)
             return self._pair.propose(self._position(), count)
         except Exception as error:
             self._pair.give_up(error)
-            self._draft_tokens = 0
+            self._length.give_up()
             return None
 
     def _after_first(self, proposal: Proposal) -> Proposal:
@@ -205,7 +207,9 @@ class DraftTarget:
     def _count(self, proposal: Proposal, made: Made, tokens: tuple[int, ...]) -> None:
         checked = proposal.tokens if made.checked is None else proposal.tokens[: made.checked]
         self.proposed += len(checked)
-        self.accepted += _common(checked, tokens)
+        kept = _common(checked, tokens)
+        self.accepted += kept
+        self._length.learn(len(checked), kept=kept)
         self._over = self._over or _common(checked, made.tokens) == len(
             made.tokens
         )  # see the top of this file

@@ -56,6 +56,7 @@ class DraftTargetCall:
             self._prompt,
             max_tokens=int(max_tokens.flat[0]),
             draft_tokens=draft_tokens,
+            adapts=read(request, "num_draft_tokens") is None,  # a number that is asked for is kept
             min_tokens=0 if minimum is None else int(minimum.flat[0]),
             stop_words=unpack(prompts.stop_words[0]),
         )

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
+from admission import Admission
 from dialect import Dialect
 from draft_health import DraftHealth
 from engine_model import EngineModel
@@ -55,6 +56,8 @@ class TritonPythonModel:
             exclude_input_in_output=parameters.flag("exclude_input_in_output", False),
         )
         self._watch = CancellationWatch(parameters.number("cancellation_check_period_ms", 100) / 1000)
+        most = parameters.number("max_open_requests") if parameters.has("max_open_requests") else None
+        self._admission = Admission(most)
         self._threads = ThreadPoolExecutor(_MAX_OPEN_REQUESTS, thread_name_prefix="request")
 
     def execute(self, requests: list[Any]) -> None:
@@ -71,13 +74,14 @@ class TritonPythonModel:
     def _serve(self, request: Any, sender: WatchedSender) -> None:
         last = None
         try:
-            serving = Serving(request, self._setup)
-            self._watch.watch(sender, on_cancel=serving.stop)
-            try:
-                for response in serving.responses():
-                    sender.send(response)
-            finally:
-                serving.stop()  # does nothing unless something went wrong
+            with self._admission.place():
+                serving = Serving(request, self._setup)
+                self._watch.watch(sender, on_cancel=serving.stop)
+                try:
+                    for response in serving.responses():
+                        sender.send(response)
+                finally:
+                    serving.stop()  # does nothing unless something went wrong
         except Exception as error:
             last = failure(error)
         sender.send(last, flags=FINAL)

@@ -1,7 +1,8 @@
 """Whether an answer is speculated with a draft model, and how far ahead.
 
-By default every answer is that can be; `num_draft_tokens` of a request says otherwise, and 0 turns it off. An answer
-that cannot be speculated comes from the target alone; it is refused only if its request asks for draft tokens by name.
+By default every answer is that can be, as far ahead as it pays; `num_draft_tokens` of a request says how far, and 0
+turns it off. An answer that cannot be speculated comes from the target alone; it is refused only if its request asks
+for draft tokens by name.
 """
 
 from __future__ import annotations
@@ -43,9 +44,7 @@ class Speculation:
     draft: EngineModel
     health: DraftHealth
     dialect: Dialect
-    max_draft_tokens: int | None = (
-        None  # that the target checks in one round, and the default; None: not known
-    )
+    max_draft_tokens: int | None = None  # that the target checks in one round, and the default; None: unknown
     max_input_tokens: int | None = None  # of a prompt; the engines take longer ones, because rounds send them
     max_output_tokens: int | None = None
     acceptance_threshold: float | None = None  # with `use_draft_logits`; None: a random number for each token
