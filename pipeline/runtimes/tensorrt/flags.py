@@ -11,14 +11,15 @@ that hands over its logits needs it at run time only), beam search, LoRA.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.contracts.gpus import gpu
 from pipeline.contracts.releases import require
 from pipeline.contracts.trtllm_build import data
 from pipeline.contracts.trtllm_build_effects import Model, effects
-from pipeline.errors import Fault, InvalidInput
+from pipeline.errors import Fault, InvalidInput, StageError
 from pipeline.planning.parallelism import parallelism
 from pipeline.recipe import Recipe, TensorRTRuntime
 from pipeline.runtimes.tensorrt.limits import EngineLimits, engine_limits
@@ -60,8 +61,27 @@ def formats(recipe: Recipe, role: str) -> Formats:
     return Formats(weights, recipe.quantization.kv_cache if weights != "none" else "auto")
 
 
-def build_flags(recipe: Recipe, role: str) -> tuple[str, ...]:
-    """The flags, in a fixed order.
+def checkpoint_formats(config: Mapping[str, Any]) -> Formats:
+    """Of a checkpoint, by its config.json: what `auto` chose, or what a source was quantized to before.
+
+    Raises:
+        StageError: there is no such format here.
+    """
+    quantization = config.get("quantization") or {}
+    weights = {algorithm: name for name, algorithm in ALGORITHMS.items()}
+    kv_caches = {algorithm: name for name, algorithm in _KV_CACHES.items()}
+    try:
+        return Formats(
+            weights[quantization.get("quant_algo")], kv_caches[quantization.get("kv_cache_quant_algo")]
+        )
+    except KeyError as error:
+        raise StageError(
+            f"the checkpoint is quantized by {error.args[0]}, which no recipe asks for"
+        ) from None
+
+
+def build_flags(recipe: Recipe, role: str, found: Formats | None = None) -> tuple[str, ...]:
+    """The flags, in a fixed order. `found`: of the checkpoint once it is there; until then the recipe's are taken.
 
     Raises:
         UserError: the version or the GPU is not known; InvalidInput: the builder would refuse them, or build something
@@ -69,12 +89,13 @@ def build_flags(recipe: Recipe, role: str) -> tuple[str, ...]:
     """
     runtime = _runtime(recipe)
     require(runtime.version, "tensorrt")
-    found, limits, sm = formats(recipe, role), engine_limits(recipe, role), gpu(runtime.gpu).sm
+    stored = found or formats(recipe, role)
+    limits, sm = engine_limits(recipe, role), gpu(runtime.gpu).sm
     words = tuple(
-        word for name, value in _values(recipe, found, limits, sm) for word in (f"--{name}", str(value))
+        word for name, value in _values(recipe, stored, limits, sm) for word in (f"--{name}", str(value))
     )
-    if found.weights != "auto":  # what auto chooses is known once it is calibrated
-        _refuse_changes(recipe, role, words, found, sm)
+    if found is not None or stored.weights != "auto":
+        _refuse_changes(recipe, role, words, stored, sm)
     return words
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.errors import UserError
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
 from pipeline.runtimes.base import Engines, Order
@@ -17,11 +16,15 @@ class TensorRTRuntime:
 
     packages = ()
 
-    def build_settings(self, recipe: Recipe, role: str) -> Mapping[str, Json]:  # noqa: ARG002
-        return {"runtime": recipe.runtime.kind}
+    def build_settings(self, recipe: Recipe, role: str) -> Mapping[str, Json]:
+        from pipeline.runtimes.tensorrt.building import build_settings
+
+        return build_settings(recipe, role)
 
     def build(self, order: Order) -> Mapping[str, Json]:
-        raise UserError(f"recipe {order.recipe.name}: engines are not built for runtime.kind = tensorrt yet")
+        from pipeline.runtimes.tensorrt.building import build
+
+        return build(order)
 
     def package_settings(self, recipe: Recipe) -> Mapping[str, Json]:
         from pipeline.runtimes.tensorrt.packaging import package_settings

@@ -1,0 +1,147 @@
+"""Whether a folder holds the engine that was asked for. Files decide, not the builder's exit code.
+
+Every value that the command names is looked up in config.json, where the builder writes what it used; the checkpoint's
+mapping and quantization must come back unchanged; every rank must have a plan. Warnings that say that a value was
+changed count even where config.json looks right.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.contracts.trtllm_build import data, flags, said
+from pipeline.contracts.trtllm_build_effects import Outcome, understood
+from pipeline.errors import StageError
+
+_KEPT = (  # of the checkpoint's config.json; logits_dtype has a flag
+    "architecture",
+    "dtype",
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "mapping.world_size",
+    "mapping.tp_size",
+    "mapping.pp_size",
+    "mapping.moe_tp_size",
+    "mapping.moe_ep_size",
+    "quantization.quant_algo",
+    "quantization.kv_cache_quant_algo",
+    "quantization.group_size",
+)
+_SMALLEST_SHARE = 0.5  # of the checkpoint's bytes; a plan holds all weights, at most embeddings are shared
+
+
+def verify(
+    folder: Path,
+    *,
+    version: str,
+    argv: Sequence[str],
+    expected: Outcome,
+    checkpoint: Path,
+    warnings: Sequence[str],
+) -> None:
+    """Hold the files of an engine against the command that made it.
+
+    `expected`: what the contract says of the command; `checkpoint`: the folder that it was built from; `warnings`:
+    those of the builder's log.
+
+    Raises:
+        StageError: with everything that differs.
+    """
+    source = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    config, broken = _config(folder)
+    differences = list(broken)
+    differences += _missing_ranks(folder, checkpoint, source["mapping"]["world_size"])
+    if config is not None:
+        if config.get("version") != version:
+            differences.append(
+                f"config.json: version is {config.get('version')!r}, runtime.version is {version!r}"
+            )
+        differences += _changed_values(config, version, argv, expected, warnings)
+        differences += _changed_model(config, source)
+    differences += _told_changes(version, argv, expected, warnings)
+    if differences:
+        raise StageError(
+            "\n  ".join(["trtllm-build left something else than it was asked for:", *differences])
+        )
+
+
+def _config(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    path = folder / "config.json"
+    if not path.is_file():
+        return None, ["config.json is missing"]
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        return None, [f"config.json cannot be read: {error}"]
+    if not isinstance(config, dict) or not config.keys() >= set(data()["config"]["keys"]):
+        return None, [f"config.json lacks one of {', '.join(data()['config']['keys'])}"]
+    return config, []
+
+
+def _missing_ranks(folder: Path, checkpoint: Path, ranks: int) -> Iterator[str]:
+    for rank in range(ranks):
+        plan, weights = folder / f"rank{rank}.engine", checkpoint / f"rank{rank}.safetensors"
+        if not plan.is_file():
+            yield f"{plan.name} is missing"
+            continue
+        size, least = plan.stat().st_size, int(weights.stat().st_size * _SMALLEST_SHARE)
+        managed = folder / f"rank{rank}_managed_weights.safetensors"
+        size += managed.stat().st_size if managed.is_file() else 0
+        if not size:
+            yield f"{plan.name} is empty"
+        elif size < least:
+            yield f"{plan.name} has {size} bytes and cannot hold the weights of {weights.name}: it was cut off"
+    known = {f"rank{rank}.engine" for rank in range(ranks)}
+    yield from (
+        f"{path.name} is of no rank" for path in sorted(folder.glob("rank*.engine")) if path.name not in known
+    )
+
+
+def _changed_values(
+    config: Mapping[str, Any], version: str, argv: Sequence[str], expected: Outcome, warnings: Sequence[str]
+) -> Iterator[str]:
+    reasons = {
+        message.changes: message.text for line in warnings if (message := understood(line)) is not None
+    }
+    dtype = config["pretrained_config"].get("dtype")
+    known = flags(version)
+    for name in sorted(said(version, argv)):
+        flag, wanted = known[name], expected.values[name]
+        if flag.config is None:
+            continue
+        found = _at(config, flag.in_config)
+        if found == wanted or (wanted == "auto" and found == dtype):
+            continue
+        reason = f" (the builder says: {reasons[name]})" if name in reasons else ""
+        yield f"config.json: {flag.config} is {found!r}, asked for {wanted!r}{reason}"
+
+
+def _changed_model(config: Mapping[str, Any], source: Mapping[str, Any]) -> Iterator[str]:
+    for key in _KEPT:
+        keys = tuple(key.split("."))
+        wanted, found = _at(source, keys), _at(config["pretrained_config"], keys)
+        if wanted is not None and found != wanted:
+            yield f"config.json: pretrained_config.{key} is {found!r}, the checkpoint has {wanted!r}"
+
+
+def _told_changes(
+    version: str, argv: Sequence[str], expected: Outcome, warnings: Sequence[str]
+) -> Iterator[str]:
+    """Warnings of changes that the contract does not expect of this command."""
+    foreseen, asked = {message.id for message in expected.messages}, said(version, argv)
+    for line in warnings:
+        message = understood(line)
+        if message is not None and message.changes in asked and message.id not in foreseen:
+            yield f"{message.changes} was changed: the builder says: {message.text}"
+
+
+def _at(values: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        values = values.get(key) if isinstance(values, Mapping) else None
+    return values
