@@ -52,16 +52,17 @@ Path(words["--output_timing_cache"]).write_text(play.get("cache", "measured"))
 
 
 class ScriptedBuilder:
-    """First on PATH. What it was called with is in `calls`."""
+    """First on PATH, if there is a `monkeypatch`. What it was called with is in `calls`."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch | None = None) -> None:
         self.folder = folder
-        programs = folder / "bin"
-        programs.mkdir(parents=True)
-        program = programs / "trtllm-build"
+        self.programs = folder / "bin"
+        self.programs.mkdir(parents=True)
+        program = self.programs / "trtllm-build"
         program.write_text(_PROGRAM.format(python=sys.executable, folder=str(folder)))
         program.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+        if monkeypatch is not None:
+            monkeypatch.setenv("PATH", f"{self.programs}{os.pathsep}{os.environ['PATH']}")
         self.play()
 
     def play(self, *lines: str, ranks: int = 1, **what: Any) -> None:

@@ -1,0 +1,283 @@
+"""Engines that another machine builds: the script is run for real, and what it leaves is taken as if made here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import UserError
+from pipeline.progress import Silent
+from pipeline.runtimes.base import AUTO, BuiltElsewhere, ExecutorChoice
+from pipeline.runtimes.tensorrt.executors import BuildJob, executor_of
+from pipeline.runtimes.tensorrt.executors.elsewhere import Adopted, Printed, read_facts, read_sums
+from pipeline.runtimes.tensorrt.executors.script import Handover, render, write_script
+from tests.support.build_jobs import job_in
+from tests.support.builder_docker import DIGEST, BuilderDocker
+from tests.support.nvidia_smi import line, put_nvidia_smi
+from tests.support.scripted_builder import ScriptedBuilder
+
+GOLDEN = Path(__file__).parent / "golden" / "build-script.sh"
+ARTIFACT = "build-0123456789abcdef0123"
+IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
+
+
+def handovers(folder: Path) -> list[Handover]:
+    target = job_in(folder)
+    draft = job_in(
+        folder, name="tiny-draft", flags=("--max_batch_size", "8", "--use_paged_context_fmha", "enable")
+    )
+    return [Handover("build.target", ARTIFACT, target), Handover("build.draft", "build-aa", draft)]
+
+
+def script_in(folder: Path, engines: Sequence[Handover]) -> Path:
+    path = folder / "tiny-build.sh"
+    write_script(path, render("tiny", "tiny.yaml --set 'a=b c'", engines))
+    return path
+
+
+def run(script: Path, *, code: int = 0, **environment: str) -> str:
+    """What it said."""
+    done = subprocess.run(
+        [script],
+        cwd=script.parent,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_nvidia_smi(
+        tmp_path / "smi", monkeypatch, "\n".join(line(index, "NVIDIA L4", "8.9") for index in range(2))
+    )
+
+
+@pytest.fixture
+def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedBuilder:
+    return ScriptedBuilder(tmp_path / "program", monkeypatch)
+
+
+def test_printed_runs_nothing(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    with pytest.raises(BuiltElsewhere) as caught:
+        Printed().run(job, Silent())
+    assert caught.value.job == job
+
+
+def test_the_script(tmp_path: Path) -> None:
+    text = render("tiny", "tiny.yaml", handovers(tmp_path)).replace(str(tmp_path), "/store")
+    if not GOLDEN.exists() or os.environ.get("WRITE_GOLDEN"):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+    subprocess.run(["bash", "-n", GOLDEN], check=True)
+    assert "{{range" in text, "Docker's braces are Docker's"
+    assert not [part for part in ("{%", "@(", ")@") if part in text]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_there_and_back(tmp_path: Path, builder: ScriptedBuilder) -> None:
+    builder.play(
+        "[11/20/2026-10:00:00] [TRT-LLM] [W] Overriding paged_state to False", cache="measured there"
+    )
+    engines = handovers(tmp_path)
+    said = run(script_in(tmp_path / "there", engines))
+    folder = tmp_path / "there" / "tiny-engines" / "target"
+    assert f"pipeline adopt tiny.yaml --set 'a=b c' build.target {folder}" in said
+    assert sorted(read_sums(folder / "SHA256SUMS")) == [
+        "build.log",
+        "engine/config.json",
+        "engine/rank0.engine",
+        "facts.txt",
+    ]
+    subprocess.run(
+        ["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=folder, check=True, stdout=subprocess.DEVNULL
+    )
+    assert [call["cache"] for call in builder.calls] == [None, "measured there"], (
+        "the draft's builder starts with it"
+    )
+    assert [call["gpus"] for call in builder.calls] == ["0", "0"]
+
+    job = engines[0].job
+    log = Adopted(folder).run(job, Silent())
+    assert (job.output / "rank0.engine").read_bytes() == b"plan"
+    assert log.executor == "adopted"
+    assert log.warnings == ("Overriding paged_state to False",)
+    assert log.host == os.uname().nodename
+    assert (log.gpu, log.driver) == ("NVIDIA L4", "590.44.01")
+    assert (log.image, log.image_digest) == (None, None)
+    assert "Engine serialized" in job.log.read_text()
+    os.link(job.output / "config.json", tmp_path / "one")
+    assert not os.path.samefile(job.output / "config.json", folder / "engine" / "config.json"), "it is a copy"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_what_is_finished_is_not_built_again(tmp_path: Path, builder: ScriptedBuilder) -> None:
+    script = script_in(tmp_path / "there", handovers(tmp_path))
+    run(script)
+    assert "target is built already" in run(script)
+    assert len(builder.calls) == 2
+    changed = script_in(tmp_path / "there", [Handover("build.target", "build-bb", job_in(tmp_path))])
+    run(changed)
+    assert len(builder.calls) == 3, "that was another engine"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_in_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = ScriptedBuilder(tmp_path / "program")
+    site = tmp_path / "site" / "tensorrt_llm-1.2.1.dist-info"
+    site.mkdir(parents=True)
+    (site / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: 1.2.1\n")
+    docker = BuilderDocker(tmp_path / "docker", monkeypatch, inside=builder.programs)
+    docker.set(registry={IMAGE: DIGEST}, site=str(site.parent))
+    engines = handovers(tmp_path)
+    run(script_in(tmp_path / "there", engines), GPUS="1")
+    assert docker.run[docker.run.index("--gpus") + 1] == '"device=1"'
+    log = Adopted(tmp_path / "there" / "tiny-engines" / "target").run(engines[0].job, Silent())
+    assert (log.image, log.image_digest) == (IMAGE, f"nvcr.io/nvidia/tritonserver@{DIGEST}")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_another_place(tmp_path: Path, builder: ScriptedBuilder) -> None:  # noqa: ARG001
+    engines = handovers(tmp_path)
+    script = script_in(tmp_path / "there", engines)
+    elsewhere = tmp_path / "copied here"
+    shutil.copytree(engines[0].job.checkpoint, elsewhere)
+    shutil.rmtree(engines[0].job.checkpoint)
+    assert "set TARGET_CHECKPOINT" in run(script, code=1)
+    run(script, OUT="some where", TARGET_CHECKPOINT=str(elsewhere), DRAFT_CHECKPOINT=str(elsewhere))
+    assert (script.parent / "some where" / "draft" / "SHA256SUMS").is_file()
+
+
+def test_no_gpu(tmp_path: Path, builder: ScriptedBuilder) -> None:
+    assert "not a machine with an NVIDIA GPU" in run(
+        script_in(tmp_path, handovers(tmp_path)), code=1, PATH="/usr/bin:/bin"
+    )
+    assert builder.calls == []
+
+
+def test_the_wrong_gpu(tmp_path: Path, builder: ScriptedBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_nvidia_smi(
+        tmp_path / "smi", monkeypatch, line(0, "NVIDIA L4", "8.9") + "\n" + line(1, capability="9.0")
+    )
+    script = script_in(tmp_path / "there", handovers(tmp_path))
+    assert "GPU 1 is NVIDIA H100 80GB HBM3 (SM 90); this is for l4-24g (SM 89)" in run(script, code=1)
+    assert builder.calls == []
+    run(script, GPUS="0")
+    assert len(builder.calls) == 2
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_wrong_version(tmp_path: Path, builder: ScriptedBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site" / "tensorrt_llm-1.0.0.dist-info"
+    site.mkdir(parents=True)
+    (site / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: 1.0.0\n")
+    monkeypatch.setenv("PYTHONPATH", str(site.parent))
+    script = script_in(tmp_path / "there", handovers(tmp_path))
+    assert "trtllm-build is of TensorRT-LLM 1.0.0, not 1.2.1" in run(script, code=1)
+    assert builder.calls == []
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("what", [{"exit_code": 1}, {"ranks": 0}])
+def test_a_failed_build_is_not_finished(
+    tmp_path: Path, builder: ScriptedBuilder, what: dict[str, int]
+) -> None:
+    builder.play("no", **what)
+    assert "its log: " in run(script_in(tmp_path / "there", handovers(tmp_path)), code=1)
+    folder = tmp_path / "there" / "tiny-engines" / "target"
+    assert not (folder / "SHA256SUMS").exists()
+    with pytest.raises(UserError, match="the script did not come to its end"):
+        Adopted(folder).run(job_in(tmp_path), Silent())
+
+
+# What is not taken
+
+
+@pytest.fixture
+def filled(tmp_path: Path, builder: ScriptedBuilder, gpu: None) -> Path:  # noqa: ARG001
+    """A folder that the script filled."""
+    run(script_in(tmp_path / "there", handovers(tmp_path)))
+    return tmp_path / "there" / "tiny-engines" / "target"
+
+
+def refusal(folder: Path, job: BuildJob) -> str:
+    with pytest.raises(UserError) as caught:
+        Adopted(folder).run(job, Silent())
+    assert not job.output.exists() or not any(job.output.iterdir())
+    return str(caught.value)
+
+
+def test_changed_files(tmp_path: Path, filled: Path) -> None:
+    (filled / "engine" / "rank0.engine").write_bytes(b"cut")
+    assert "changed: engine/rank0.engine" in refusal(filled, job_in(tmp_path))
+
+
+def test_missing_and_unknown_files(tmp_path: Path, filled: Path) -> None:
+    (filled / "engine" / "rank0.engine").rename(filled / "engine" / "rank1.engine")
+    text = refusal(filled, job_in(tmp_path))
+    assert "missing: engine/rank0.engine" in text
+    assert "not in SHA256SUMS: engine/rank1.engine" in text
+
+
+def test_links(tmp_path: Path, filled: Path) -> None:
+    (filled / "engine" / "rank0.engine").unlink()
+    (filled / "engine" / "rank0.engine").symlink_to("/etc/passwd")
+    assert "not a plain file: engine/rank0.engine" in refusal(filled, job_in(tmp_path))
+
+
+def test_another_engine(tmp_path: Path, filled: Path) -> None:
+    job = job_in(tmp_path, output=tmp_path / "work" / "build-ffffffffffffffffffff" / "engine")
+    job.output.parent.mkdir()
+    assert "what is missing is build-ffffffffffffffffffff" in refusal(filled, job)
+
+
+def test_another_command(tmp_path: Path, filled: Path) -> None:
+    text = refusal(filled, job_in(tmp_path, flags=("--max_batch_size", "9")))
+    assert "another command" in text
+    assert "--max_batch_size 9" in text
+
+
+def test_another_version(tmp_path: Path, filled: Path) -> None:
+    assert "runtime.version is 1.2.0" in refusal(filled, job_in(tmp_path, version="1.2.0"))
+
+
+def test_any_folder(tmp_path: Path) -> None:
+    assert "no engine, build.log, facts.txt, SHA256SUMS" in refusal(tmp_path, job_in(tmp_path))
+
+
+def test_facts_may_hold_anything(filled: Path) -> None:
+    assert read_facts(filled)["command"].startswith("trtllm-build --checkpoint_dir CHECKPOINT")
+
+
+# Which executor
+
+
+def test_auto_prefers_the_builder_of_this_machine(tmp_path: Path, builder: ScriptedBuilder) -> None:
+    assert executor_of(AUTO).run(job_in(tmp_path), Silent()).executor == "native"
+    assert len(builder.calls) == 1
+
+
+def test_auto_takes_docker_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = ScriptedBuilder(tmp_path / "program")
+    BuilderDocker(tmp_path / "docker", monkeypatch, inside=inside.programs).set(images={IMAGE: DIGEST})
+    assert executor_of(AUTO).run(job_in(tmp_path), Silent()).executor == "docker"
+
+
+def test_auto_says_why_nothing_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError) as caught:
+        executor_of(ExecutorChoice()).check("1.2.1")
+    text = str(caught.value)
+    assert "nothing here can run trtllm-build 1.2.1; --executor print" in text
+    assert "native: there is no trtllm-build on PATH" in text
+    assert "docker: there is no 'docker' on PATH" in text
