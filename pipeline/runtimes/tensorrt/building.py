@@ -122,7 +122,7 @@ def build_job(order: Order) -> BuildJob:
         checkpoint=order.ranks,
         output=order.into / ENGINE,
         timing_cache=timing_cache_file(order.caches, runtime.version, runtime.gpu),
-        log=order.reports / f"{name}-build.log",
+        log=order.reports / f"{name}-{order.into.name}.log",  # one an artifact: two may be built at once
         workers=workers((file.stat().st_size for file in files), gpus, memory),
         gpus=ranks,
         version=runtime.version,
