@@ -312,3 +312,28 @@ def test_an_answer_from_both() -> None:
     assert [asked["input_ids"].tolist()[0] for asked in target.asked] == [[1, 2], [1, 2, 4], [1, 2, 4, 5, 6]]
     assert [asked["draft_input_ids"].tolist() for asked in target.asked[1:]] == [[[5]], [[7, 8]]]
     assert (loop.proposed, loop.accepted) == (3, 2)
+
+
+FULL = Refused("[request id: x] Exceeds maximum queue size")
+
+
+def test_a_round_waits_while_the_queue_is_full() -> None:
+    target = Engine(FULL, FULL, tokens(4))
+    assert pair(target, Engine()).verify(AT, Proposal()) == Made((4,))
+    assert len(target.asked) == 3
+
+
+def test_what_is_refused_for_another_reason_is_refused() -> None:
+    with pytest.raises(Refused, match="too long"):
+        pair(Engine(Refused("too long")), Engine()).verify(AT, Proposal())
+
+
+def test_it_waits_no_longer_than_its_answer_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Engine(FULL, FULL, FULL)
+    both = pair(target, Engine())
+    target.during = lambda: both.stop() if len(target.asked) == 2 else None
+    assert both.verify(AT, Proposal()) == Made(())
+    assert len(target.asked) == 2
+    monkeypatch.setattr("draft_calls.DEADLINE_S", -1.0)
+    with pytest.raises(Refused, match="maximum queue size"):
+        pair(Engine(FULL), Engine()).verify(AT, Proposal())

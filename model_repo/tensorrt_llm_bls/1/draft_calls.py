@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from draft_figures import Figures
 from draft_target import Made, Position, Proposal
 from engine_inputs import LOG_PROBS, PERFORMANCE
 from engine_model import EngineModel
+from patience import DEADLINE_S, patiently
 from shared.refusal import Refused
 from shared.tensors import Array
 from speculation import Speculation
@@ -156,11 +158,10 @@ class EnginePair:
             self._running.add(model)
         stopping = False
         try:
-            for response in model.responses(self._id, inputs, outputs, timeout_s=timeout_s):
+            call = partial(model.responses, self._id, inputs, outputs, timeout_s=timeout_s)
+            for response in patiently(call, self._stopped, timeout_s or DEADLINE_S):
                 yield response
-                if (
-                    self._stopped.is_set() and not stopping
-                ):  # `stop` may have come before the call reached its model
+                if self._stopped.is_set() and not stopping:  # `stop` may have come before the call was known
                     stopping = True
                     self._stop(model)
         finally:
