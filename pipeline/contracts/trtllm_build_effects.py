@@ -69,7 +69,7 @@ def _changes(asked: Mapping[str, Any], build: Build) -> tuple[Change, ...]:
     meant = {**asked}
     if "max_seq_len" in meant:
         meant["max_seq_len"] += build.grown
-    reasons = {message.changes: message.text for message in build.messages}
+    reasons = {flag: message.text for message in build.messages for flag in message.changes}
     return tuple(
         Change(flag, value, build.values[flag], reasons.get(flag, "without a word"))
         for flag, value in sorted(meant.items())
@@ -81,7 +81,9 @@ def understood(line: str) -> Message | None:
     """The known message that a line of the log is (without time and severity)."""
     for pattern, message in _patterns():
         if pattern.fullmatch(line.strip()):
-            return Message(message["id"], message["severity"], line.strip(), message.get("changes"))
+            return Message(
+                message["id"], message["severity"], line.strip(), tuple(message.get("changes", ()))
+            )
     return None
 
 

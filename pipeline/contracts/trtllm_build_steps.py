@@ -58,7 +58,7 @@ class Message:
     id: str
     severity: str  # "W" | "I"
     text: str
-    changes: str | None  # the flag whose value it changed
+    changes: tuple[str, ...]  # the flags whose values it may have changed
 
 
 class Refused(Exception):
@@ -92,7 +92,7 @@ class Build:
     def say(self, name: str, **numbers: Any) -> None:
         entry = next(entry for entry in data()["messages"] if entry["id"] == name)
         text = entry["text"].format(**{**self.values, **numbers})
-        self.messages.append(Message(name, entry["severity"], text, entry.get("changes")))
+        self.messages.append(Message(name, entry["severity"], text, tuple(entry.get("changes", ()))))
 
     def refuse(self, name: str, **numbers: Any) -> None:
         entry = next(

@@ -106,9 +106,8 @@ def _missing_ranks(folder: Path, checkpoint: Path, ranks: int) -> Iterator[str]:
 def _changed_values(
     config: Mapping[str, Any], version: str, argv: Sequence[str], expected: Outcome, warnings: Sequence[str]
 ) -> Iterator[str]:
-    reasons = {
-        message.changes: message.text for line in warnings if (message := understood(line)) is not None
-    }
+    told = [message for line in warnings if (message := understood(line)) is not None]
+    reasons = {flag: message.text for message in told for flag in message.changes}
     dtype = config["pretrained_config"].get("dtype")
     known = flags(version)
     for name in sorted(said(version, argv)):
@@ -137,8 +136,10 @@ def _told_changes(
     foreseen, asked = {message.id for message in expected.messages}, said(version, argv)
     for line in warnings:
         message = understood(line)
-        if message is not None and message.changes in asked and message.id not in foreseen:
-            yield f"{message.changes} was changed: the builder says: {message.text}"
+        if message is None or message.id in foreseen:
+            continue
+        for flag in sorted(asked.intersection(message.changes)):
+            yield f"{flag} was changed: the builder says: {message.text}"
 
 
 def _at(values: Any, keys: Sequence[str]) -> Any:

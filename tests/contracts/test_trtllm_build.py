@@ -1,0 +1,178 @@
+"""The command line of trtllm-build: sound data, and a parser that judges as Python's argparse does."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.contracts.releases import releases
+from pipeline.contracts.trtllm_build import check, config_value, data, flags, parse, said, versions
+from pipeline.errors import UserError
+from tests.support.trtllm_build import parser
+
+ENTRIES = [
+    *data()["flags"], *data()["messages"], *data()["refusals"], *data()["recommended"],
+    data()["speculative_modes"], data()["fp8_context"], data()["config"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.get("name", entry.get("id", "")))
+def test_every_fact_has_a_source_and_a_span(entry: dict[str, Any]) -> None:
+    assert entry["source"]
+    assert set(entry["source"]) <= set(data()["sources"])
+    assert {entry.get("since"), entry.get("until")} <= {None, *versions()}
+
+
+def test_every_source_is_used() -> None:
+    used = {source for entry in ENTRIES for source in entry["source"]}
+    assert used == set(data()["sources"])
+
+
+def test_it_knows_the_releases_that_have_it() -> None:
+    assert versions() == tuple(one.version for one in releases() if "tensorrt" in one.tracks)
+
+
+@pytest.mark.parametrize("version", ["0.18.0", "1.2.9", "1.3.0"])
+def test_an_unknown_version(version: str) -> None:
+    with pytest.raises(UserError, match=rf"{version} is not known; known: .*\d"):
+        flags(version)
+
+
+@pytest.mark.parametrize("version", versions())
+def test_flags_are_sound(version: str) -> None:
+    known = flags(version)
+    names = [name for flag in known.values() for name in (flag.name, *flag.aliases)]
+    assert len(names) == len(set(names))
+    for flag in known.values():
+        assert flag.default is None or not flag.choices or flag.default in flag.choices
+        assert bool(flag.choices) == (flag.kind in ("choice", "toggle"))
+    for message in data()["messages"]:
+        assert set(message.get("changes", ())) <= known.keys()
+
+
+def test_what_differs_between_versions() -> None:
+    def only(version: str, other: str) -> set[str]:
+        return flags(version).keys() - flags(other).keys()
+
+    assert only("1.1.0", "1.2.0") == {"auto_parallel", "gpus_per_node", "cluster_key"}
+    assert only("1.2.1", "0.19.0") == set()
+
+
+def test_all_faults_at_once() -> None:
+    argv = [
+        *("--max_batch_size", "many"),
+        *("--max_sequence", "5"),
+        "--max_input_len",
+        "--context_fmha=on",
+        "--fast_build=yes",
+        "--max",
+        "left",
+        "over",
+        "--gemm_plugin",
+    ]
+    assert check("1.2.1", argv) == [
+        "--max_batch_size many: must be a whole number",
+        "--max_sequence: no such flag in 1.2.1",
+        "--max_input_len: needs a value",
+        "--context_fmha on: must be one of enable, disable",
+        "--fast_build yes: takes no value",
+        "--max: may be max_batch_size, max_beam_width, max_decoder_seq_len, max_draft_len, max_encoder_input_len, "
+        "max_input_len, max_lora_rank, max_multimodal_len, max_num_tokens, max_prompt_embedding_table_size, "
+        "max_seq_len",
+        "over: belongs to no flag",
+        "--gemm_plugin: needs a value",
+    ]
+
+
+def test_a_flag_that_went() -> None:
+    assert check("1.1.0", ["--auto_parallel", "2"]) == []
+    assert check("1.2.0", ["--auto_parallel", "2"]) == ["--auto_parallel: no such flag in 1.2.0"]
+
+
+def test_values() -> None:
+    argv = [
+        "--max_decoder_seq_len=100",
+        "--fast_build",
+        "--lora_dir",
+        "a",
+        "b",
+        "--workers",
+        "2",
+        "--workers",
+        "3",
+    ]
+    values = parse("1.2.1", argv)
+    assert values["max_seq_len"] == 100
+    assert values["fast_build"] is True
+    assert values["strip_plan"] is False
+    assert values["lora_dir"] == ("a", "b")
+    assert values["workers"] == 3
+    assert values["max_num_tokens"] == 8192
+    assert values["gemm_plugin"] is None
+    assert said("1.2.1", argv) == {"max_seq_len", "fast_build", "lora_dir", "workers"}
+
+
+def test_values_as_config_json_has_them() -> None:
+    known = flags("1.2.1")
+    assert config_value(known["context_fmha"], "enable") is True
+    assert config_value(known["gemm_plugin"], "auto") == "auto"
+    assert config_value(known["speculative_decoding_mode"], None) == 1
+    assert config_value(known["speculative_decoding_mode"], "draft_tokens_external") == 2
+    assert config_value(known["max_batch_size"], 7) == 7
+
+
+names = st.sampled_from(
+    [f"--{name}" for flag in flags("1.1.0").values() for name in (flag.name, *flag.aliases)]
+)
+cut_names = st.tuples(names, st.integers(3, 30)).map(lambda pair: pair[0][: pair[1]])
+values_ = st.sampled_from(
+    [
+        "enable",
+        "disable",
+        "auto",
+        "fp8",
+        "paged",
+        "8",
+        "-5",
+        "+3",
+        "1_0",
+        "1.5",
+        "",
+        "x y",
+        "-",
+        "none",
+        "hf",
+        "float32",
+    ]
+)
+words = st.one_of(
+    names,
+    cut_names,
+    values_,
+    st.tuples(st.one_of(names, cut_names), values_).map("=".join),
+    st.just("--no_such_flag"),
+    st.just("-q"),
+)
+
+
+@given(argv=st.lists(words, max_size=6))
+@settings(max_examples=400, deadline=None)
+def test_it_judges_as_argparse_does(argv: list[str]) -> None:
+    refused = ""
+    with contextlib.redirect_stderr(io.StringIO()) as shown:
+        try:
+            parsed = parser("1.1.0").parse_args(argv)
+        except SystemExit:
+            refused = shown.getvalue()
+    faults = check("1.1.0", argv)
+    assert bool(faults) == bool(refused), (faults, refused)
+    if not refused:
+        found = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in vars(parsed).items()
+        }
+        assert parse("1.1.0", argv) == found
