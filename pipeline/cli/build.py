@@ -119,22 +119,26 @@ def command(
 
 def _hand_over(plan: Plan, handed: HandedOver, store: Store, words: str, as_json: bool) -> None:
     """Say where the build goes on. The script is the result, so this is no failure: exit code 0."""
-    from pipeline.stages import write_script
+    from pipeline.stages import adopt_commands, write_script
 
     script = write_script(plan, handed, store, words)
-    steps = [step.name for step, _ in handed.jobs]
-    adopt = [f"pipeline adopt {words} {step} FOLDER" for step in steps]
+    following = [*adopt_commands(plan, handed, words), f"pipeline build {words}"]
     if as_json:
         waiting = [{"step": step.name, "artifact": step.key.name} for step, _ in handed.jobs]
-        summary = {"recipe": plan.recipe.name, "script": str(script), "handed_over": waiting, "next": adopt}
+        summary = {
+            "recipe": plan.recipe.name,
+            "script": str(script),
+            "handed_over": waiting,
+            "next": following,
+        }
         click.echo(json.dumps(summary, indent=2))
         return
     click.echo(str(script))
+    steps = " and ".join(step.name for step, _ in handed.jobs)
     lines = [
-        f"{plan.recipe.name}: {' and '.join(steps)} to be built by that script on a machine with the GPU; then"
+        f"{plan.recipe.name}: run that script on a machine with the GPU for {steps}; with its folders here:"
     ]
-    lines += [f"next: {line}" for line in (*adopt, f"pipeline build {words}")]
-    click.echo("\n".join(lines), err=True)
+    click.echo("\n".join([*lines, *(f"next: {command}" for command in following)]), err=True)
 
 
 def _summary(name: str, path: Path, outcomes: list[Outcome]) -> dict[str, object]:

@@ -5,7 +5,7 @@ Builder(prepared.plan, store, prepared.work(progress), progress).run()
 """
 
 from pipeline.stages.builder import Builder, Outcome, demanded
-from pipeline.stages.handover import HandedOver, check_adoptable, check_executor, write_script
+from pipeline.stages.handover import HandedOver, adopt_commands, check_adoptable, check_executor, write_script
 from pipeline.stages.survey import Prepared, prepare
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "HandedOver",
     "Outcome",
     "Prepared",
+    "adopt_commands",
     "check_adoptable",
     "check_executor",
     "demanded",

@@ -48,6 +48,17 @@ def write_script(plan: Plan, handed: HandedOver, store: Store, words: str) -> Pa
     return path
 
 
+def adopt_commands(plan: Plan, handed: HandedOver, words: str) -> list[str]:
+    """What to run when the script's folders are here; they have the names that the script gives them."""
+    from pipeline.runtimes.tensorrt.executors.script import folder_name
+
+    folder = folder_name(plan.recipe.name)
+    return [
+        f"pipeline adopt {words} {step.name} {folder}/{step.name.partition('.')[2]}"
+        for step, _ in handed.jobs
+    ]
+
+
 def check_adoptable(plan: Plan, name: str, folder: Path) -> ExecutorChoice:
     """Whether the folder holds the engine of the step; the choice that makes a build take it.
 

@@ -87,7 +87,7 @@ def render(recipe: str, words: str, engines: Sequence[Handover]) -> str:
         words=words,
         words_in_quotes=_in_double_quotes(words),
         engines=engines,
-        folder=f"{recipe}-engines",
+        folder=folder_name(recipe),
         gpu=jobs[0].gpu,
         sm=jobs[0].sm,
         version=version,
@@ -98,6 +98,11 @@ def render(recipe: str, words: str, engines: Sequence[Handover]) -> str:
         engine=ENGINE,
         work=WORK,
     )
+
+
+def folder_name(recipe: str) -> str:
+    """Of the folder in which the script leaves one folder for each engine."""
+    return f"{recipe}-engines"
 
 
 def write_script(path: Path, text: str) -> None:
