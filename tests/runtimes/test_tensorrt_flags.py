@@ -1,0 +1,346 @@
+"""From recipes to limits and flags of engines: a golden file of all formats, and what holds for any recipe.
+
+`PIPELINE_WRITE_GOLDEN=1 pytest` writes the golden file after a change.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from pipeline.contracts.gpus import gpu
+from pipeline.contracts.trtllm_build import check, flags, parse, said, versions
+from pipeline.contracts.trtllm_build_effects import Model, effects
+from pipeline.errors import InvalidInput, StageError, UserError
+from pipeline.planning.parallelism import parallelism
+from pipeline.recipe import Recipe
+from pipeline.runtimes.tensorrt.flags import Formats, build_flags, checkpoint_formats, formats
+from pipeline.runtimes.tensorrt.limits import engine_limits
+from pipeline.runtimes.tensorrt.runtime import TensorRTRuntime
+from tests.support.rank_checkpoints import rank_config
+
+GOLDEN = Path(__file__).parent / "golden" / "trtllm_build.txt"
+FORMATS = ("none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4")
+GPUS = {"nvfp4": "b200-sxm-180g"}
+
+
+def recipe(
+    weights: str = "none",
+    kv: str = "auto",
+    *,
+    version: str = "1.2.1",
+    on: str | None = None,
+    draft: Mapping[str, Any] | None = None,
+    tensor: int = 1,
+    limits: Mapping[str, Any] | None = None,
+    **sections: Any,
+) -> Recipe:
+    needs = weights != "none" or (draft or {}).get("quantization", "none") != "none"
+    quantization: dict[str, Any] = {"format": weights, "kv_cache": kv}
+    quantization |= {"calibration": {"dataset": "support"}} if needs else {}
+    quantization |= {"auto": {"effective_bits": 6.0}} if weights == "auto" else {}
+    return Recipe.model_validate(
+        {
+            "name": "r",
+            "model": {"source": "hf:a/b"},
+            "draft": {"source": "hf:a/d", "max_draft_tokens": 5, **draft} if draft is not None else None,
+            "quantization": quantization,
+            "runtime": {
+                "kind": "tensorrt",
+                "version": version,
+                "gpu": on or GPUS.get(weights, "h100-sxm-80g"),
+                "tensor_parallel": tensor,
+            },
+            "limits": {"max_input_tokens": 8192, "max_output_tokens": 1024, "max_concurrency": 64}
+            | dict(limits or {}),
+            **sections,
+        }
+    )
+
+
+def roles(made: Recipe) -> tuple[str, ...]:
+    return ("target",) if made.draft is None else ("target", "draft")
+
+
+def combinations(version: str) -> dict[str, tuple[str, ...]]:
+    """Name -> flags, of every format with each KV cache that goes with it, alone and with a draft."""
+    found = {}
+    for weights, kv_cache, draft in product(FORMATS, ("auto", "fp8"), (None, {})):
+        try:
+            made = recipe(weights, kv_cache, version=version, draft=draft)
+        except ValueError:
+            continue  # the recipe's own rules
+        for role in roles(made):
+            name = f"{weights}, KV cache {kv_cache}, {'alone' if draft is None else role}"
+            try:
+                found[name] = build_flags(made, role)
+            except InvalidInput:
+                found[name] = ("refused",)
+    return found
+
+
+def test_golden() -> None:
+    """Versions with the same flags stand together."""
+    blocks: dict[str, list[str]] = {}
+    for version in versions():
+        lines = [f"  {name}: {shlex.join(words)}" for name, words in combinations(version).items()]
+        blocks.setdefault("\n".join(lines).replace(" --", "\n    --"), []).append(version)
+    text = "\n".join(f"{', '.join(alike)}:\n{block}\n" for block, alike in blocks.items())
+    if os.environ.get("PIPELINE_WRITE_GOLDEN"):
+        GOLDEN.write_text(text, encoding="utf-8")
+    assert GOLDEN.read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize(
+    ("version", "weights", "tensor", "drafted"),
+    list(product(versions(), FORMATS, (1, 2, 4, 8), (False, True))),
+)
+def test_every_combination(version: str, weights: str, tensor: int, drafted: bool) -> None:
+    made = recipe(weights, version=version, tensor=tensor, draft={} if drafted else None)
+    for role in roles(made):
+        words = build_flags(made, role)
+        assert check(version, words) == []
+        values = parse(version, words)
+        assert values["kv_cache_type"] == "paged"
+        assert values["use_paged_context_fmha"] == "enable"
+        assert (values["speculative_decoding_mode"] is not None) == (drafted and role == "target")
+        assert values["max_draft_len"] == (5 if drafted and role == "target" else 0)
+
+
+recipes = st.builds(
+    recipe,
+    st.sampled_from(FORMATS),
+    st.sampled_from(["auto", "fp8"]),
+    version=st.sampled_from(versions()),
+    on=st.sampled_from(["a100-sxm-80g", "l40s-48g", "h100-sxm-80g", "b200-sxm-180g", "rtx-pro-6000-96g"]),
+    draft=st.one_of(st.none(), st.fixed_dictionaries({"max_draft_tokens": st.integers(1, 16)})),
+    tensor=st.sampled_from([1, 2, 4, 8]),
+    limits=st.fixed_dictionaries(
+        {
+            "max_input_tokens": st.integers(1, 40_000),
+            "max_output_tokens": st.integers(17, 4000),
+            "max_concurrency": st.integers(1, 1024),
+        },
+        optional={"max_batch_tokens": st.integers(1, 70_000)},
+    ),
+    scheduler=st.fixed_dictionaries({"chunked_context": st.booleans()}),
+    kv_cache=st.fixed_dictionaries({"reuse": st.booleans()}),
+)
+
+
+def valid(strategy: Any) -> Any:
+    """Those that break no rule of recipes."""
+
+    @st.composite
+    def drawn(draw: Any) -> Recipe:
+        try:
+            made: Recipe = draw(strategy)
+        except ValueError:
+            assume(False)
+        return made
+
+    return drawn()
+
+
+@given(valid(recipes))
+@settings(max_examples=300, deadline=None)
+def test_the_builder_keeps_what_it_is_asked_for(made: Recipe) -> None:
+    for role in roles(made):
+        try:
+            words = build_flags(made, role)
+        except InvalidInput:
+            continue
+        found, sizes = formats(made, role), parallelism(made, role)
+        model = Model(
+            "LlamaForCausalLM", "bfloat16", found.algorithm, found.kv_algorithm, sizes.tensor, sizes.world
+        )
+        outcome = effects(made.runtime.version, words, model, gpu(made.runtime.gpu).sm)
+        limits = engine_limits(made, role)
+        assert check(made.runtime.version, words) == []
+        assert outcome.refusal is None
+        assert outcome.changes == ()
+        assert outcome.values["max_seq_len"] == limits.built_seq_len
+        assert outcome.values["max_num_tokens"] == limits.max_num_tokens
+        needs = made.kv_cache.reuse or made.scheduler.chunked_context or made.draft is not None
+        assert outcome.values["use_paged_context_fmha"] == needs == limits.paged_context_fmha
+
+
+@given(valid(recipes))
+@settings(max_examples=300, deadline=None)
+def test_limits(made: Recipe) -> None:
+    for role in roles(made):
+        asked, limits = made.limits, engine_limits(made, role)
+        batch, tokens, drafted = limits.max_batch_size, limits.max_num_tokens, limits.max_draft_len
+        assert batch == asked.max_concurrency
+        assert tokens >= batch * (drafted + 1), "build.max_num_tokens_spec, build.batch_le_tokens"
+        assert tokens >= limits.tokens_per_block, "build.max_num_tokens_block"
+        most = max(limits.max_seq_len * batch, limits.tokens_per_block)
+        assert tokens <= most, "build.max_num_tokens_clip"
+        assert limits.max_input_len <= limits.max_seq_len, "build.input_lt_seq"
+        assert limits.max_seq_len == asked.max_input_tokens + asked.max_output_tokens
+        assert limits.tokens_per_block & (limits.tokens_per_block - 1) == 0, "build.tokens_per_block"
+        longest = asked.max_input_tokens if made.draft is None else limits.max_seq_len - 1
+        assert limits.max_input_len == longest
+        if not made.scheduler.chunked_context:
+            assert tokens >= longest, "a prompt is one step"
+        if tokens % limits.tokens_per_block:
+            assert tokens == most, "no whole number of blocks fits"
+        if asked.max_batch_tokens is None and tokens > 8192:
+            assert tokens - limits.tokens_per_block < max(batch * (drafted + 1), longest + drafted)
+
+
+@pytest.mark.parametrize(
+    ("limits", "chunked", "draft", "tokens"),
+    [
+        ({}, True, None, 8192),
+        ({}, False, None, 8192),
+        ({"max_input_tokens": 10_000}, True, None, 8192),
+        ({"max_input_tokens": 10_000}, False, None, 10_016),
+        ({"max_batch_tokens": 1000}, True, None, 992),
+        ({"max_batch_tokens": 64}, True, None, 64),
+        ({"max_batch_tokens": 2048}, True, None, 2048),
+        ({"max_concurrency": 512}, True, {"max_draft_tokens": 16}, 8704),
+        ({"max_concurrency": 1, "max_input_tokens": 1000, "max_output_tokens": 100}, True, None, 1088),
+        ({"max_concurrency": 1, "max_input_tokens": 1000, "max_output_tokens": 5}, False, None, 1005),
+        ({"max_concurrency": 1, "max_input_tokens": 4, "max_output_tokens": 4}, True, None, 32),
+        ({"max_concurrency": 2}, False, {}, 9248),
+        ({"max_concurrency": 1}, False, {}, 9216),
+    ],
+)
+def test_tokens_of_a_step(limits: dict[str, int], chunked: bool, draft: Any, tokens: int) -> None:
+    made = recipe(limits=limits, draft=draft, scheduler={"chunked_context": chunked})
+    assert engine_limits(made, "target").max_num_tokens == tokens
+
+
+def test_target_and_draft_take_the_same_sequences() -> None:
+    made = recipe(draft={})
+    target, draft = engine_limits(made, "target"), engine_limits(made, "draft")
+    assert (target.max_seq_len, target.built_seq_len, target.max_draft_len) == (9216, 9221, 5)
+    assert (draft.max_seq_len, draft.built_seq_len, draft.max_draft_len) == (9216, 9216, 0)
+    assert target.max_input_len == draft.max_input_len == 9215
+    assert target.max_batch_size == draft.max_batch_size
+
+
+@pytest.mark.parametrize(
+    ("weights", "kv_cache", "on", "said_by_the_builder"),
+    [
+        (
+            "int4_awq",
+            "fp8",
+            "h100-sxm-80g",
+            "FP8 Paged Context FMHA is disabled because FP8 context FMHA is disabled",
+        ),
+        ("int8_sq", "fp8", "h100-sxm-80g", "FP8 Paged Context FMHA is disabled"),
+        ("fp8", "int8", "h100-sxm-80g", "doesn't work with int8 kv cache"),
+        ("fp8", "fp8", "a100-sxm-80g", "FP8 Paged Context FMHA is disabled"),
+        ("int4_awq", "auto", "b200-sxm-180g", "INT8/INT4 quantization is not supported on SM>=100"),
+        ("int8_sq", "auto", "b200-sxm-180g", "SmoothQuant is not supported on SM>=100"),
+    ],
+)
+def test_what_the_builder_would_turn_off_or_refuse(
+    weights: str, kv_cache: str, on: str, said_by_the_builder: str
+) -> None:
+    with pytest.raises(InvalidInput, match=said_by_the_builder) as caught:
+        build_flags(recipe(weights, kv_cache, on=on), "target")
+    assert f"quantization.format = {weights}" in str(caught.value)
+
+
+def test_without_need_of_pages_formats_go_together() -> None:
+    made = recipe("int4_awq", "fp8", kv_cache={"reuse": False}, scheduler={"chunked_context": False})
+    values = parse("1.2.1", build_flags(made, "target"))
+    assert values["use_paged_context_fmha"] == values["use_fp8_context_fmha"] == "disable"
+
+
+@pytest.mark.parametrize(
+    ("weights", "kv_cache", "flag", "value"),
+    [
+        ("none", "auto", "gemm_plugin", "auto"),
+        ("fp8", "fp8", "gemm_plugin", "disable"),
+        ("int4_awq", "auto", "gemm_plugin", "auto"),
+        ("nvfp4", "fp8", "gemm_plugin", None),
+        ("auto", "auto", "gemm_plugin", None),
+        ("none", "auto", "use_fused_mlp", "enable"),
+        ("fp8", "fp8", "use_fused_mlp", "enable"),
+        ("w4a8_awq", "auto", "use_fused_mlp", "disable"),
+        ("fp8", "fp8", "use_fp8_context_fmha", "enable"),
+        ("fp8", "auto", "use_fp8_context_fmha", "disable"),
+        ("nvfp4", "fp8", "use_fp8_context_fmha", "enable"),
+        ("auto", "fp8", "use_fp8_context_fmha", "disable"),
+    ],
+)
+def test_flags_of_a_format(weights: str, kv_cache: str, flag: str, value: str | None) -> None:
+    words = build_flags(recipe(weights, kv_cache), "target")
+    assert parse("1.2.1", words)[flag] == value
+    assert (flag in said("1.2.1", words)) == (value is not None)
+
+
+def test_a_draft_has_formats_of_its_own() -> None:
+    made = recipe("fp8", "fp8", draft={"quantization": "none"})
+    assert formats(made, "target") == Formats("fp8", "fp8")
+    assert formats(made, "draft") == Formats("none", "auto"), "it has no scales for another KV cache"
+    made = recipe("none", draft={"quantization": "int4_awq"})
+    assert formats(made, "draft") == Formats("int4_awq", "auto")
+
+
+def test_what_auto_chose_is_taken_from_the_checkpoint() -> None:
+    made = recipe("auto", "fp8")
+    found = checkpoint_formats(rank_config(weights="fp8", kv_cache="FP8"))
+    assert found == Formats("fp8", "fp8")
+    assert parse("1.2.1", build_flags(made, "target", found))["use_fp8_context_fmha"] == "enable"
+    mixed = checkpoint_formats(rank_config(weights="auto", kv_cache="FP8"))
+    with pytest.raises(InvalidInput, match="FP8 Paged Context FMHA is disabled"):
+        build_flags(made, "target", mixed)
+
+
+def test_a_checkpoint_of_another_quantization() -> None:
+    config = rank_config() | {"quantization": {"quant_algo": "W8A16"}}
+    with pytest.raises(StageError, match="quantized by W8A16"):
+        checkpoint_formats(config)
+
+
+def test_settings_are_what_makes_an_engine() -> None:
+    runtime, made = TensorRTRuntime(), recipe(draft={})
+    settings = runtime.build_settings(made, "target")
+    assert settings["version"] == "1.2.1"
+    assert settings["gpu"] == "h100-sxm-80g"
+    assert tuple(settings["flags"]) == build_flags(made, "target")
+    for other in (
+        recipe(draft={}, version="1.2.0"),
+        recipe(draft={}, on="h200-sxm-141g"),
+        recipe(draft={"max_draft_tokens": 6}),
+        recipe(draft={}, limits={"max_concurrency": 65}),
+        recipe(),
+    ):
+        assert runtime.build_settings(other, "target") != settings
+    same = recipe(draft={}, slo={"ttft_p95_ms": 100}, kv_cache={"memory_fraction": 0.5})
+    assert runtime.build_settings(same, "target") == settings, "a server's settings need no other engine"
+    assert not any("/" in word or word in ("--workers", "--output_dir") for word in settings["flags"])
+
+
+def test_unknown_versions_and_gpus() -> None:
+    with pytest.raises(UserError, match="not known"):
+        build_flags(recipe(version="1.9.9"), "target")
+    with pytest.raises(UserError, match="not offered with runtime tensorrt"):
+        build_flags(recipe(version="1.3.0rc14"), "target")
+    with pytest.raises(UserError, match="GPU h100 is not known"):
+        build_flags(recipe(on="h100"), "target")
+
+
+@pytest.mark.parametrize("version", versions())
+def test_all_that_matters_is_said(version: str) -> None:
+    """Upstream's defaults of these changed, or may."""
+    named = said(version, build_flags(recipe(draft={}), "target"))
+    assert named >= {
+        "tokens_per_block", "use_paged_context_fmha", "use_fp8_context_fmha", "max_num_tokens", "kv_cache_type",
+        "max_batch_size", "max_seq_len", "context_fmha", "remove_input_padding",
+    }  # fmt: skip
+    for name in named - {"log_level"}:
+        assert flags(version)[name].config is not None, "it can be held against config.json"
