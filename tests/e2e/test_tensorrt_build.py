@@ -158,7 +158,9 @@ def test_a_failure(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FAILS, "killed")
     assert "out-of-memory killer" in place.build(code=1)["error"]
     monkeypatch.setenv(FAILS, "missing_rank")
-    assert "rank1.engine" in place.build(code=1)["error"], "the exit code alone says nothing"
+    error = place.build(code=1)["error"]
+    assert "rank1.engine" in error, "the exit code alone says nothing"
+    assert "the builder's log: " in error
     monkeypatch.delenv(FAILS)
     place.build()
     assert list((place.store / "work").iterdir()) == []

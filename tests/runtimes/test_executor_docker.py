@@ -38,15 +38,19 @@ def test_the_command(tmp_path: Path) -> None:
     """Golden: what a person would have to type."""
     job = job_in(tmp_path, workers=2, gpus=2)
     command = Docker(devices=(0, 3)).command(
-        job, tmp_path / "here", name="n", image=f"nvcr.io/nvidia/tritonserver@{DIGEST}", own_user=True
+        job,
+        tmp_path / "here",
+        name="n",
+        image=f"nvcr.io/nvidia/tritonserver@{DIGEST}",
+        security="name=selinux",
     )
     assert " ".join(command).replace(str(tmp_path), "/store") == (
         'docker run --rm --init --name n --gpus "device=0,3" --shm-size=2560m --ulimit memlock=-1 --ulimit '
-        f"stack=67108864 --user {os.getuid()}:{os.getgid()} "
+        f"stack=67108864 --user {os.getuid()}:{os.getgid()} --security-opt label=disable "
         "--mount type=bind,source=/store/checkpoint,target=/build/checkpoint,readonly "
         "--mount type=bind,source=/store/work/build-0123456789abcdef0123/engine,target=/build/engine "
         "--mount type=bind,source=/store/here,target=/build/work --workdir /build/work "
-        "--env HOME=/build/work --env USER=builder --env LOGNAME=builder "
+        "--env HOME=/build/work --env USER=builder --env LOGNAME=builder --env PYTHONUNBUFFERED=1 "
         f"nvcr.io/nvidia/tritonserver@{DIGEST} "
         "trtllm-build --checkpoint_dir /build/checkpoint --output_dir /build/engine "
         "--input_timing_cache timing.cache --output_timing_cache new-timing.cache --workers 2 --max_batch_size 8"

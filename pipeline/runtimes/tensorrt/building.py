@@ -60,14 +60,17 @@ def build(order: Order) -> Mapping[str, Json]:
     job = build_job(order)
     expected = _expect(order, job)
     log = executor_of(order.executor).run(job, order.progress)
-    verify(
-        job.output,
-        version=job.version,
-        argv=job.flags,
-        expected=expected,
-        checkpoint=job.checkpoint,
-        warnings=log.warnings,
-    )
+    try:
+        verify(
+            job.output,
+            version=job.version,
+            argv=job.flags,
+            expected=expected,
+            checkpoint=job.checkpoint,
+            warnings=log.warnings,
+        )
+    except StageError as error:
+        raise StageError(f"{error}\nthe builder's log: {job.log}") from None
     engine = EngineFolder.read(job.output)
     facts: dict[str, Json] = {
         "runtime": "tensorrt",

@@ -38,7 +38,7 @@ while IFS=, read -r index _ name capability _ _ gpu_driver; do
   [ "${capability/./}" = "$sm" ] || fail "GPU $index is${name} (SM ${capability/./}); this is for l4-24g (SM $sm); GPUS=… chooses"
   gpus+=("$index") gpu=${name# } driver=${gpu_driver// /}
 done < <(nvidia-smi --query-gpu=index,uuid,name,compute_cap,memory.total,memory.free,driver_version --format=csv,noheader,nounits)
-[ "${#gpus[@]}" -ge 1 ] || fail "1 GPUs are needed, there are ${#gpus[@]}"
+[ "${#gpus[@]}" -ge 1 ] || fail "GPUs needed: 1; found: ${#gpus[@]}"
 
 # The builder: of the version that will serve.
 ask='import importlib.metadata; print(importlib.metadata.version("tensorrt_llm"))'
@@ -75,11 +75,16 @@ build() {
   local used
   used=$(IFS=,; printf '%s' "${gpus[*]:0:$workers}")
   if [ -z "$image" ]; then
-    (cd "$folder/work" && CUDA_VISIBLE_DEVICES=$used trtllm-build --checkpoint_dir "$checkpoint" --output_dir "$folder/engine" "$@") \
+    (
+      cd "$folder/work" &&
+        CUDA_VISIBLE_DEVICES=$used PYTHONUNBUFFERED=1 \
+          trtllm-build --checkpoint_dir "$checkpoint" --output_dir "$folder/engine" "$@"
+    ) \
       2>&1 | tee "$folder/build.log" || fail "trtllm-build failed; its log: $folder/build.log"
   else
     "$DOCKER" run --rm --init --gpus "\"device=$used\"" --shm-size="${shm}m" --ulimit memlock=-1 --ulimit stack=67108864 \
-      --user "$(id -u):$(id -g)" --env HOME=/build/work --env USER=builder --env LOGNAME=builder --workdir /build/work \
+      --user "$(id -u):$(id -g)" --env HOME=/build/work --env USER=builder --env LOGNAME=builder --env PYTHONUNBUFFERED=1 \
+      --workdir /build/work \
       --mount "type=bind,source=$checkpoint,target=/build/checkpoint,readonly" \
       --mount "type=bind,source=$folder/engine,target=/build/engine" \
       --mount "type=bind,source=$folder/work,target=/build/work" \

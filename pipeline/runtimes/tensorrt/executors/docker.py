@@ -20,14 +20,14 @@ from pipeline.progress import Progress
 from pipeline.runtimes.tensorrt.executors.base import BuildLog
 from pipeline.runtimes.tensorrt.executors.builder import build
 from pipeline.runtimes.tensorrt.executors.gpu_check import check_gpus
-from pipeline.runtimes.tensorrt.executors.job import BuildJob
+from pipeline.runtimes.tensorrt.executors.job import UNBUFFERED, BuildJob
 from pipeline.runtimes.tensorrt.executors.process import Launch
 from pipeline.triton.images import find_image, pull_image
 
 CHECKPOINT, ENGINE, WORK = "/build/checkpoint", "/build/engine", "/build/work"  # as the container sees them
 PULL_DEADLINE_S = 3600.0
 _INFO_DEADLINE_S = 30
-_ROOTLESS = "name=rootless"
+_ROOTLESS, _SELINUX = "name=rootless", "name=selinux"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Docker:
         self._security_options()
 
     def run(self, job: BuildJob, progress: Progress) -> BuildLog:
-        own_user = _ROOTLESS not in ",".join(self._security_options())
+        security = ",".join(self._security_options())
         gpu = check_gpus(job, self.devices)
         image = find_image(job.image, self.docker) or pull_image(
             job.image, progress, deadline_s=PULL_DEADLINE_S, docker=self.docker
@@ -55,30 +55,35 @@ class Docker:
             subprocess.run(
                 remove, capture_output=True, check=False
             )  # of a builder whose guard was killed, too
-            command = self.command(job, folder, name=name, image=image.reference, own_user=own_user)
+            command = self.command(job, folder, name=name, image=image.reference, security=security)
             return Launch(command, folder, os.environ, cleanup=remove)
 
         log = build(job, progress, launch, executor="docker", deadline_s=self.deadline_s)
         return replace(log, image=job.image, image_digest=image.digest, gpu=gpu.name, driver=gpu.driver)
 
     def command(
-        self, job: BuildJob, folder: Path, *, name: str, image: str, own_user: bool
+        self, job: BuildJob, folder: Path, *, name: str, image: str, security: str
     ) -> tuple[str, ...]:
-        """`docker run`; `own_user`: give files to the user who calls (a rootless Docker does so by itself)."""
+        """`docker run`; `security`: what the daemon says of its options."""
         facts = launching(job.version)
-        user = ("--user", f"{os.getuid()}:{os.getgid()}") if own_user else ()
+        # A rootless Docker gives files to the user who calls by itself.
+        user = () if _ROOTLESS in security else ("--user", f"{os.getuid()}:{os.getgid()}")
+        # The store's files keep their labels.
+        labels = ("--security-opt", "label=disable") if _SELINUX in security else ()
+        # A user whom the image does not know has no home, and torch asks for a name.
+        environment = {"HOME": WORK, "USER": "builder", "LOGNAME": "builder", **UNBUFFERED}
         return (
             *(self.docker, "run", "--rm", "--init", "--name", name),
             *("--gpus", _gpus(self.devices, job.workers)),
             f"--shm-size={facts.shm_mib(job.workers)}m",
             *facts.container_options,
             *user,
+            *labels,
             *("--mount", _mount(job.checkpoint, CHECKPOINT, "readonly")),
             *("--mount", _mount(job.output, ENGINE)),
             *("--mount", _mount(folder, WORK)),
             *("--workdir", WORK),
-            # A user whom the image does not know has no home, and torch asks for a name.
-            *("--env", f"HOME={WORK}", "--env", "USER=builder", "--env", "LOGNAME=builder"),
+            *(part for key, value in environment.items() for part in ("--env", f"{key}={value}")),
             image,
             *job.command(CHECKPOINT, ENGINE),
         )

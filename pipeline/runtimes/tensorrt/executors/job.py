@@ -12,6 +12,7 @@ from pathlib import Path
 
 PROGRAM = "trtllm-build"
 TIMING_CACHE = "timing.cache"  # in the working directory
+UNBUFFERED = {"PYTHONUNBUFFERED": "1"}  # what is said is then in the log at once, also before a kill
 
 
 @dataclass(frozen=True, slots=True)

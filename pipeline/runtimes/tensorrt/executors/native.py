@@ -14,7 +14,7 @@ from pipeline.progress import Progress
 from pipeline.runtimes.tensorrt.executors.base import BuildLog
 from pipeline.runtimes.tensorrt.executors.builder import build
 from pipeline.runtimes.tensorrt.executors.gpu_check import check_gpus
-from pipeline.runtimes.tensorrt.executors.job import PROGRAM, BuildJob
+from pipeline.runtimes.tensorrt.executors.job import PROGRAM, UNBUFFERED, BuildJob
 from pipeline.runtimes.tensorrt.executors.process import Launch
 
 _VERSION_DEADLINE_S = 60
@@ -45,7 +45,7 @@ class Native:
     def run(self, job: BuildJob, progress: Progress) -> BuildLog:
         self.check(job.version)
         gpu = check_gpus(job, self.devices)
-        environment = dict(os.environ)
+        environment = dict(os.environ) | UNBUFFERED
         if self.devices:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.devices))
         program, *arguments = job.command(job.checkpoint, job.output)

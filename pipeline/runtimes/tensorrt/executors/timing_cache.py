@@ -26,9 +26,11 @@ class TimingCache:
 
     def lend(self) -> None:
         """Copy the store's cache, if there is one, to where the builder looks for it."""
-        self.lent = False
-        if self.job.timing_cache.is_file():
+        try:
             shutil.copyfile(self.job.timing_cache, self.folder / TIMING_CACHE)
+        except FileNotFoundError:  # there is none yet, or another builder has just put it away
+            self.lent = False
+        else:
             self.lent = True
 
     def take_back(self) -> None:
