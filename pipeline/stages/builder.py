@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.errors import UserError
 from pipeline.planning.plan import Plan, Step
@@ -19,6 +20,9 @@ from pipeline.stages.gate import hold_to_gate
 from pipeline.stages.handover import HandedOver
 from pipeline.stages.makers import MAKERS, Work
 from pipeline.store import Artifact, Json, Store
+
+if TYPE_CHECKING:
+    from pipeline.runtimes.tensorrt.executors.job import BuildJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,8 @@ class Builder:
 
     def _inputs(self, step: Step) -> dict[str, Path]:
         """Each input's folder. All are made, even if one of them waits for another machine."""
-        paths, jobs = {}, []
+        paths: dict[str, Path] = {}
+        jobs: list[tuple[Step, BuildJob]] = []
         for role, source in step.inputs.items():
             try:
                 paths[role] = self._realize(source).path
