@@ -89,7 +89,11 @@ def test_a_target_and_its_draft(workshop: Workshop, capsys: pytest.CaptureFixtur
     assert facts["limits"]["max_seq_len"] == 9221
     assert facts["rank_bytes"] == [3000]
     assert facts["build"]["executor"] == "native"
-    assert "engine of 1 rank, 0.0 GiB: as asked for, by its config.json" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "engine of 1 rank, 0.0 GiB: as asked for, by its config.json" in said
+    assert said.count("trtllm-build warns: ") == 1, "what is always said is not repeated"
+    assert "trtllm-build warns: Something that no contract knows" in said
+    assert len(facts["build"]["warnings"]) > 3
     assert str(workshop.folder) not in json.dumps(facts), "an engine does not say where it was built"
     assert str(workshop.folder) not in (target.into / "engine" / "config.json").read_text()
 

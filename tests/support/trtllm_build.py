@@ -129,6 +129,8 @@ def _build(
         assert os.path.isfile(weights), f"assert os.path.isfile(weights_path)  # {weights}"
         for message in outcome.messages:
             _say(message.severity, message.text)
+        if rank == 0:
+            _say("W", "Something that no contract knows")
         if outcome.refusal:
             name, _, text = outcome.refusal.partition(": ")
             raise type(name, (Exception,), {"__module__": "builtins"})(text)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pipeline.contracts.gpus import gpu
 from pipeline.contracts.releases import container
 from pipeline.contracts.trtllm_build import check
-from pipeline.contracts.trtllm_build_effects import Model, Outcome, effects
+from pipeline.contracts.trtllm_build_effects import Model, Outcome, effects, understood
 from pipeline.errors import StageError
 from pipeline.planning.parallelism import parallelism
 from pipeline.recipe import Recipe, TensorRTRuntime
@@ -29,6 +29,7 @@ from pipeline.store import Json
 
 ENGINE = "engine"  # folder of a build's artifact
 FACTS = "build.json"
+_SHOWN = 5  # warnings that the contract does not know; all are among the facts
 _LEFT_OPEN = (
     "auto",
     "none",
@@ -71,6 +72,8 @@ def build(order: Order) -> Mapping[str, Json]:
         )
     except StageError as error:
         raise StageError(f"{error}\nthe builder's log: {job.log}") from None
+    for line in [line for line in log.warnings if understood(line) is None][:_SHOWN]:
+        order.progress.say(f"    trtllm-build warns: {line}")
     engine = EngineFolder.read(job.output)
     facts: dict[str, Json] = {
         "runtime": "tensorrt",

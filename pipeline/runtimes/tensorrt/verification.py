@@ -33,6 +33,7 @@ _KEPT = (  # of the checkpoint's config.json; logits_dtype has a flag
     "quantization.kv_cache_quant_algo",
     "quantization.group_size",
 )
+_UNSET = -1  # moe_tp_size and moe_ep_size of a checkpoint that leaves them to upstream (mapping.py)
 _SMALLEST_SHARE = 0.5  # of the checkpoint's bytes; a plan holds all weights, at most embeddings are shared
 
 
@@ -125,7 +126,7 @@ def _changed_model(config: Mapping[str, Any], source: Mapping[str, Any]) -> Iter
     for key in _KEPT:
         keys = tuple(key.split("."))
         wanted, found = _at(source, keys), _at(config["pretrained_config"], keys)
-        if wanted is not None and found != wanted:
+        if wanted not in (None, _UNSET) and found != wanted:
             yield f"config.json: pretrained_config.{key} is {found!r}, the checkpoint has {wanted!r}"
 
 
