@@ -152,15 +152,23 @@ def _batch_fits_concurrency(values: Values) -> Iterator[Problem]:
 
 
 def _batch_fits_prompt(values: Values) -> Iterator[Problem]:
+    """On tensorrt, a draft and its target are sent the answer so far as part of the prompt, the target the drafts too."""
     key, budget, longest = (
         "limits.max_batch_tokens",
         values["limits.max_batch_tokens"],
         values["limits.max_input_tokens"],
     )
+    keys: tuple[str, ...] = (key, "limits.max_input_tokens", "scheduler.chunked_context")
+    what = "limits.max_input_tokens"
+    if values["runtime.kind"] == "tensorrt" and values["draft"] is not None:
+        whole = longest + values["limits.max_output_tokens"]
+        longest = min(whole - 1 + values["draft.max_draft_tokens"], whole * values["limits.max_concurrency"])
+        keys = (*keys, "limits.max_output_tokens", "draft.max_draft_tokens")
+        what = "prompt, answer and drafts together,"
     if budget is not None and budget < longest and not values["scheduler.chunked_context"]:
         yield Problem(
-            (key, "limits.max_input_tokens", "scheduler.chunked_context"),
-            f"must hold limits.max_input_tokens {longest}, because scheduler.chunked_context is false",
+            keys,
+            f"must hold {what} {longest}, because scheduler.chunked_context is false",
             f"at least {longest}, or set scheduler.chunked_context to true",
         )
 

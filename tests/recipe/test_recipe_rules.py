@@ -82,6 +82,10 @@ BROKEN = {
         {"limits": {"max_input_tokens": 9, "max_output_tokens": 9, "max_concurrency": 4, "max_batch_tokens": 8},
          "scheduler": {"chunked_context": False}, "runtime": TRT},
         ["limits.max_batch_tokens = 8", "limits.max_input_tokens 9", "scheduler.chunked_context is false", "least 9"]),
+    "batch smaller than a prompt with its answer and drafts": (
+        {"limits": {"max_input_tokens": 9, "max_output_tokens": 9, "max_concurrency": 4, "max_batch_tokens": 20},
+         "scheduler": {"chunked_context": False}, "runtime": TRT, "draft": DRAFT},
+        ["limits.max_batch_tokens = 20", "prompt, answer and drafts together, 21", "at least 21"]),
     "experts do not divide": (
         {"runtime": TRT | {"tensor_parallel": 4, "expert_parallel": 3}},
         ["runtime.expert_parallel = 3", "runtime.tensor_parallel, which is 4", "one of 1, 2, 4"]),
@@ -145,6 +149,9 @@ SOUND = {
     "batch of a prompt": {
         "limits": {"max_input_tokens": 9, "max_output_tokens": 9, "max_concurrency": 4, "max_batch_tokens": 9},
         "scheduler": {"chunked_context": False}, "runtime": TRT},
+    "batch of a prompt with its answer and drafts": {
+        "limits": {"max_input_tokens": 9, "max_output_tokens": 9, "max_concurrency": 4, "max_batch_tokens": 21},
+        "scheduler": {"chunked_context": False}, "runtime": TRT, "draft": DRAFT},
     "chunked prompts": {
         "limits": {"max_input_tokens": 9, "max_output_tokens": 9, "max_concurrency": 4, "max_batch_tokens": 8}},
     "experts divide": {"runtime": TRT | {"tensor_parallel": 4, "expert_parallel": 2}},
