@@ -57,6 +57,11 @@ def flags(version: str) -> Mapping[str, Flag]:
     return _flags(version)
 
 
+def tunable(version: str) -> tuple[str, ...]:
+    """Flags that a recipe may say itself."""
+    return tuple(name for name in data()["tunable"]["names"] if name in flags(version))
+
+
 def check(version: str, argv: Sequence[str]) -> list[str]:
     """What the argument parser has against a command (without the program), all at once; empty if it takes it.
 

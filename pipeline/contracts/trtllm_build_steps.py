@@ -17,14 +17,14 @@ from pipeline.contracts.trtllm_build import data, versions
 _UNSCALED_ROTARY = ("su", "longrope", "llama3")  # builder.py: their factor says nothing about the length
 _NO_POSITIONS = 2048  # builder.py: length of a model that does not say
 _MANY_TOKENS = 16384  # _common.py
-_REDUCE_FUSION = ("LlamaForCausalLM", "Gemma2ForCausalLM", "MedusaForCausalLM")
+_REDUCE_FUSION = (None, "LlamaForCausalLM", "Gemma2ForCausalLM", "MedusaForCausalLM")
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """What the builder looks at in a checkpoint's config.json."""
 
-    architecture: str
+    architecture: str | None  # None: not known yet, and taken to be able
     dtype: str  # bfloat16, float16
     quant_algo: str | None = None
     kv_cache_quant_algo: str | None = None
@@ -123,9 +123,9 @@ class Build:
             if self.sm == entry["sm"] and values[plugin]:
                 self.refuse("plugin_gpu", plugin=plugin, value=values[plugin], sm=self.sm)
         gone = "StreamingLLM is no longer" in self._text("streaming_llm")
-        if values["streamingllm"] and (gone or model.architecture != "LlamaForCausalLM"):
+        if values["streamingllm"] and (gone or model.architecture not in (None, "LlamaForCausalLM")):
             self.refuse("streaming_llm")
-        if values["pp_reduce_scatter"] and model.architecture != "MixtralForCausalLM":
+        if values["pp_reduce_scatter"] and model.architecture not in (None, "MixtralForCausalLM"):
             self.refuse("reduce_scatter")
 
     def _text(self, name: str) -> str:
@@ -196,7 +196,9 @@ class Build:
         if values["user_buffer"] and not values["reduce_fusion"]:
             self.turn_off("user_buffer", "user_buffer_off")
         if values["norm_quant_fusion"] and (
-            values["reduce_fusion"] or model.architecture != "LlamaForCausalLM" or model.quant_algo != "NVFP4"
+            values["reduce_fusion"]
+            or model.architecture not in (None, "LlamaForCausalLM")
+            or model.quant_algo != "NVFP4"
         ):
             self.turn_off("norm_quant_fusion", "norm_quant_fusion_off")
 

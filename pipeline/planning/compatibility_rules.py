@@ -6,17 +6,18 @@ CHECKS.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.contracts import gpus, llm_args, llmapi
+from pipeline.contracts import gpus, llm_args, llmapi, trtllm_build
 from pipeline.contracts.compatibility import rule
 from pipeline.contracts.history import precedes
 from pipeline.contracts.releases import container, require
 from pipeline.errors import UserError
 from pipeline.planning.concern import Check, Said
 from pipeline.planning.subject import Model, Subject
-from pipeline.recipe import PyTorchRuntime
+from pipeline.recipe import PyTorchRuntime, TensorRTRuntime
 
 VERSION, KIND, GPU = "runtime.version", "runtime.kind", "runtime.gpu"
 KV_CACHE, BATCH_TOKENS = "quantization.kv_cache", "limits.max_batch_tokens"
@@ -230,6 +231,23 @@ def _has(issue: Mapping[str, Any], subject: Subject) -> bool:
     )
 
 
+def _build_flags(subject: Subject) -> Iterator[Said]:
+    runtime = subject.recipe.runtime
+    if not isinstance(runtime, TensorRTRuntime) or not _is_known(subject):
+        return
+    allowed, key = trtllm_build.tunable(runtime.version), "runtime.build_flags"
+    for flag in runtime.build_flags:
+        name, equals, _ = flag.partition("=")
+        if not equals:
+            yield Said((key,), f"has {flag}, which has no value", f"write {flag}=enable")
+        elif name not in allowed:
+            near = difflib.get_close_matches(name, allowed, n=3) or allowed
+            yield Said((key, VERSION), f"may not have {name}", f"what it may have: {', '.join(near)}")
+        else:
+            for fault in trtllm_build.check(runtime.version, [f"--{flag}"]):
+                yield Said((key, VERSION), f"has {fault.removeprefix('--')}")
+
+
 CHECKS: Mapping[str, Check] = {
     "release": _release,
     "gpu": _gpu,
@@ -242,6 +260,7 @@ CHECKS: Mapping[str, Check] = {
     "rt.spec_overlap": _overlap,
     "draft.ranks": _draft_ranks,
     "llmapi.instances": _instances,
+    "build.flags": _build_flags,
     "build.max_num_tokens_clip": _clipped_batch_tokens,
     "build.max_num_tokens_large": _large_batch_tokens,
     "known.issue": _known_issue,

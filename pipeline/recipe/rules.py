@@ -152,7 +152,7 @@ def _batch_fits_concurrency(values: Values) -> Iterator[Problem]:
 
 
 def _batch_fits_prompt(values: Values) -> Iterator[Problem]:
-    """On tensorrt, a draft and its target are sent the answer so far as part of the prompt, the target the drafts too."""
+    """On tensorrt, a draft and its target are sent the answer so far with the prompt, and the target the drafts too."""
     key, budget, longest = (
         "limits.max_batch_tokens",
         values["limits.max_batch_tokens"],

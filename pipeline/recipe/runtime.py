@@ -86,6 +86,12 @@ class TensorRTRuntime(_GpuRuntime):
     """Engines built ahead of time by trtllm-build, served by the C++ backend (TensorRT-LLM 0.19 to 1.2.1)."""
 
     kind: Literal["tensorrt"] = Field(description="Which runtime this is.")
+    build_flags: tuple[str, ...] = Field(
+        default=(),
+        strict=False,
+        description="Flags of trtllm-build for the target's engine that nothing else here decides, as name=value.",
+        examples=[["reduce_fusion=enable", "user_buffer=enable"]],
+    )
 
 
 class NGramSpeculation(Section):

@@ -21,7 +21,7 @@ from pipeline.contracts.trtllm_build import check, flags, parse, said, versions
 from pipeline.contracts.trtllm_build_effects import Model, effects
 from pipeline.errors import InvalidInput, StageError, UserError
 from pipeline.planning.parallelism import parallelism
-from pipeline.recipe import Recipe
+from pipeline.recipe import Recipe, load_recipe
 from pipeline.runtimes.tensorrt.flags import Formats, build_flags, checkpoint_formats, formats
 from pipeline.runtimes.tensorrt.limits import engine_limits
 from pipeline.runtimes.tensorrt.runtime import TensorRTRuntime
@@ -280,6 +280,44 @@ def test_flags_of_a_format(weights: str, kv_cache: str, flag: str, value: str | 
     words = build_flags(recipe(weights, kv_cache), "target")
     assert parse("1.2.1", words)[flag] == value
     assert (flag in said("1.2.1", words)) == (value is not None)
+
+
+def of_library(name: str, *flags_: str, **overrides: str) -> Recipe:
+    said_flags = [f"runtime.build_flags=[{', '.join(flags_)}]"]
+    return load_recipe(
+        name, [*said_flags, *(f"{key.replace('__', '.')}={value}" for key, value in overrides.items())]
+    )
+
+
+def test_flags_that_a_recipe_says_itself() -> None:
+    made = of_library("llama-3.3-70b-fp8", "reduce_fusion=enable", "user_buffer=enable", "gemm_plugin=fp8")
+    values = parse("1.2.1", build_flags(made, "target"))
+    assert (values["reduce_fusion"], values["user_buffer"], values["gemm_plugin"]) == (
+        "enable",
+        "enable",
+        "fp8",
+    )
+    assert parse("1.2.1", build_flags(made, "draft"))["reduce_fusion"] == "disable", "they are the target's"
+    assert build_flags(made, "target").count("--gemm_plugin") == 1
+
+
+def test_flags_that_the_builder_would_turn_off() -> None:
+    with pytest.raises(InvalidInput, match="reduce_fusion: asked for True, built with False"):
+        build_flags(
+            of_library("llama-3.3-70b-fp8", "reduce_fusion=enable", runtime__tensor_parallel="1"), "target"
+        )
+    with pytest.raises(InvalidInput, match="Overriding reduce_fusion to False"):
+        build_flags(of_library("qwen2.5-72b-fp8", "reduce_fusion=enable"), "target")
+    with pytest.raises(InvalidInput, match="multiple_profiles is enabled, while opt_num_tokens is set"):
+        build_flags(of_library("qwen2.5-72b-fp8", "opt_num_tokens=32"), "target")
+    build_flags(of_library("qwen2.5-72b-fp8", "opt_num_tokens=32", "multiple_profiles=disable"), "target")
+
+
+def test_an_architecture_that_is_not_known_yet() -> None:
+    """hf:a/b: whether the builder keeps the fusion is seen once the checkpoint is here."""
+    made = recipe("fp8", tensor=2)
+    runtime = made.runtime.model_copy(update={"build_flags": ("reduce_fusion=enable",)})
+    assert "--reduce_fusion" in build_flags(made.model_copy(update={"runtime": runtime}), "target")
 
 
 def test_a_draft_has_formats_of_its_own() -> None:

@@ -4,9 +4,10 @@ Pure. What the builder would change by itself is asked for as it will be, so tha
 what it would turn off although the recipe needs it is refused before anything is built. Flags that matter are all
 said, because upstream's defaults differ by version; which value suits a format is data (`contracts.trtllm_build`).
 
-Off on purpose: `reduce_fusion` and `user_buffer` (tensor-parallel Llama only; upstream calls the gain a matter of the
-workload), the low-latency and SwiGLU GEMM plugins (FP8; the latter drops a scale), `gather_generation_logits` (a draft
-that hands over its logits needs it at run time only), beam search, LoRA.
+Off unless the recipe says otherwise (`runtime.build_flags`): `reduce_fusion` and `user_buffer` (tensor-parallel Llama
+only; upstream calls the gain a matter of the workload), the low-latency and SwiGLU GEMM plugins (FP8; the latter drops
+a scale). Always off: `gather_generation_logits` (a draft that hands over its logits needs it at run time only), beam
+search, LoRA.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pipeline.contracts.trtllm_build import data
 from pipeline.contracts.trtllm_build_effects import Model, effects
 from pipeline.errors import Fault, InvalidInput, StageError
 from pipeline.planning.parallelism import parallelism
+from pipeline.planning.subject import known_sizes
 from pipeline.recipe import Recipe, TensorRTRuntime
 from pipeline.runtimes.tensorrt.limits import EngineLimits, engine_limits
 
@@ -91,9 +93,12 @@ def build_flags(recipe: Recipe, role: str, found: Formats | None = None) -> tupl
     require(runtime.version, "tensorrt")
     stored = found or formats(recipe, role)
     limits, sm = engine_limits(recipe, role), gpu(runtime.gpu).sm
-    words = tuple(
-        word for name, value in _values(recipe, stored, limits, sm) for word in (f"--{name}", str(value))
-    )
+    values = dict(_values(recipe, stored, limits, sm))
+    if role == "target":
+        values |= dict(
+            flag.split("=", 1) for flag in runtime.build_flags
+        )  # planning.compatibility has judged them
+    words = tuple(word for name, value in values.items() for word in (f"--{name}", str(value)))
     if found is not None or stored.weights != "auto":
         _refuse_changes(recipe, role, words, stored, sm)
     return words
@@ -134,9 +139,9 @@ def _computes_in_fp8(found: Formats, sm: int) -> bool:
 
 
 def _refuse_changes(recipe: Recipe, role: str, words: tuple[str, ...], found: Formats, sm: int) -> None:
-    sizes = parallelism(recipe, role)
+    sizes, known = parallelism(recipe, role), known_sizes(recipe)
     model = Model(
-        architecture="",  # no flag here depends on it
+        architecture=known[role].architecture if role in known else None,
         dtype="bfloat16",
         quant_algo=found.algorithm,
         kv_cache_quant_algo=found.kv_algorithm,
