@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.contracts.releases import releases
-from pipeline.contracts.trtllm_build import check, config_value, data, flags, parse, said, versions
+from pipeline.contracts.trtllm_build import check, config_value, data, flags, parse, said, tunable, versions
 from pipeline.errors import UserError
 from tests.support.trtllm_build import parser
 
 ENTRIES = [
     *data()["flags"], *data()["messages"], *data()["refusals"], *data()["recommended"],
-    data()["speculative_modes"], data()["fp8_context"], data()["config"],
+    data()["speculative_modes"], data()["fp8_context"], data()["config"], data()["tunable"],
 ]  # fmt: skip
 
 
@@ -53,6 +53,17 @@ def test_flags_are_sound(version: str) -> None:
         assert bool(flag.choices) == (flag.kind in ("choice", "toggle"))
     for message in data()["messages"]:
         assert set(message.get("changes", ())) <= known.keys()
+
+
+@pytest.mark.parametrize("version", versions())
+def test_what_a_recipe_may_say(version: str) -> None:
+    """Nothing that decides what an engine can do, and nothing that config.json does not tell."""
+    assert tunable(version) == tuple(data()["tunable"]["names"])
+    for name in tunable(version):
+        assert flags(version)[name].config is not None
+        assert not name.startswith(
+            ("max_", "kv_", "use_paged", "use_fp8", "speculative", "tokens", "context", "gather")
+        )
 
 
 def test_what_differs_between_versions() -> None:

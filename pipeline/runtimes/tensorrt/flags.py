@@ -96,7 +96,7 @@ def build_flags(recipe: Recipe, role: str, found: Formats | None = None) -> tupl
     values = dict(_values(recipe, stored, limits, sm))
     if role == "target":
         values |= dict(
-            flag.split("=", 1) for flag in runtime.build_flags
+            flag.partition("=")[::2] for flag in runtime.build_flags
         )  # planning.compatibility has judged them
     words = tuple(word for name, value in values.items() for word in (f"--{name}", str(value)))
     if found is not None or stored.weights != "auto":
