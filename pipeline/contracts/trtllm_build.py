@@ -22,6 +22,7 @@ from pipeline.contracts.history import holding, refuse_unknown
 Kind = Literal["text", "integer", "choice", "toggle", "switch", "list"]
 Value = str | int | bool | tuple[str, ...] | None
 TOGGLE = ("enable", "disable")
+_UNKNOWN = "no such flag in {version}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def _read(version: str, argv: Sequence[str]) -> Iterator[_Read]:
     left = list(argv)
     while left:
         word = left.pop(0)
-        if not _is_flag(word):
+        if not _is_flag(known, word):
             yield _Read(None, fault=f"{word}: belongs to no flag")
             continue
         name, equals, attached = word.partition("=")
@@ -127,12 +128,12 @@ def _read(version: str, argv: Sequence[str]) -> Iterator[_Read]:
         words = [attached] if equals else []
         if isinstance(found, str):
             yield _Read(None, fault=f"{name}: {found.format(version=version)}")
-            if not equals and left and not _is_flag(left[0]):
+            if not equals and left and not _is_flag(known, left[0]):
                 left.pop(0)
             continue
         if found.kind != "switch" and not equals:
             most = len(left) if found.kind == "list" else 1
-            while left and len(words) < most and not _is_flag(left[0]):
+            while left and len(words) < most and not _is_flag(known, left[0]):
                 words.append(left.pop(0))
         fault = _fault(found, words)
         if fault is not None:
@@ -141,10 +142,13 @@ def _read(version: str, argv: Sequence[str]) -> Iterator[_Read]:
             yield _Read(found, _value(found, words))
 
 
-def _is_flag(word: str) -> bool:
-    """A negative number is a value, because no flag looks like one; neither is anything with a blank."""
-    if not word.startswith("-") or word == "-" or " " in word:
+def _is_flag(known: Mapping[str, Flag], word: str) -> bool:
+    """A negative number is a value, because no flag looks like one; so is what has a blank, unless it names a flag."""
+    if not word.startswith("-") or word == "-":
         return False
+    if " " in word:
+        name = word.partition("=")[0].removeprefix("--")
+        return word.startswith("--") and _named(known, name) != _UNKNOWN
     return not word[1:].replace(".", "", 1).isdigit()
 
 
@@ -155,7 +159,7 @@ def _named(known: Mapping[str, Flag], name: str) -> Flag | str:
     near = sorted(said for said in by_name if name and said.startswith(name))
     if len(near) == 1:
         return by_name[near[0]]
-    return f"may be {', '.join(near)}" if near else "no such flag in {version}"
+    return f"may be {', '.join(near)}" if near else _UNKNOWN
 
 
 def _fault(flag: Flag, words: Sequence[str]) -> str | None:
