@@ -87,6 +87,12 @@ def said(version: str, argv: Sequence[str]) -> frozenset[str]:
     return frozenset(read.flag.name for read in _read(version, argv) if read.flag is not None)
 
 
+def speculative_modes() -> Mapping[str, int]:
+    """How config.json says a mode."""
+    numbers: Mapping[str, int] = data()["speculative_modes"]["numbers"]
+    return numbers
+
+
 def config_value(flag: Flag, value: Value) -> Any:
     """What config.json has for a value of a flag.
 
@@ -97,7 +103,7 @@ def config_value(flag: Flag, value: Value) -> Any:
         case "kv_cache_type", _, str():
             return value.upper()
         case "speculative_decoding_mode", _, _:
-            return data()["speculative_modes"]["numbers"][value or "none"]
+            return speculative_modes()[str(value or "none")]
         case _, "toggle", _:
             return value == "enable"
         case _, "choice", "disable":

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from pipeline.contracts.history import holding
-from pipeline.contracts.trtllm_build import data, versions
+from pipeline.contracts.trtllm_build import data, speculative_modes, versions
 
 _UNSCALED_ROTARY = ("su", "longrope", "llama3")  # builder.py: their factor says nothing about the length
 _NO_POSITIONS = 2048  # builder.py: length of a model that does not say
@@ -208,7 +208,7 @@ class Build:
 
     def speculation(self) -> None:
         values = self.values
-        if values["speculative_decoding_mode"] == data()["speculative_modes"]["numbers"]["none"]:
+        if values["speculative_decoding_mode"] == speculative_modes()["none"]:
             return
         increased = values["max_seq_len"] + values["max_draft_len"]
         self.say("seq_len_increased", increased=increased)

@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from pipeline.contracts.trtllm_build import speculative_modes
 from pipeline.errors import StageError
-
-DRAFT_TOKENS_EXTERNAL = (
-    2  # SpeculativeDecodingMode is written as a number (modeling_utils.py, file index id 1189552800)
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +97,7 @@ def _values(config: Mapping[str, Any]) -> dict[str, Any]:
         "max_num_tokens": build["max_num_tokens"],
         "max_beam_width": build["max_beam_width"],
         "max_draft_len": build["max_draft_len"],
-        "verifies_drafts": build["speculative_decoding_mode"] == DRAFT_TOKENS_EXTERNAL,
+        "verifies_drafts": build["speculative_decoding_mode"] == speculative_modes()["draft_tokens_external"],
         "kv_cache_type": build["kv_cache_type"],
         "tokens_per_block": plugins["tokens_per_block"],
         "use_paged_context_fmha": plugins["use_paged_context_fmha"],
