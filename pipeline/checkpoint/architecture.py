@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint.rope import Rope, rope_faults
-from pipeline.errors import Fault, InvalidInput, SourceError, UserError
+from pipeline.errors import Fault, InvalidInput, SourceError
 
 FAMILIES: Mapping[str, str] = {
     "LlamaForCausalLM": "llama",
@@ -35,6 +35,7 @@ class LinearShape:
     rows: int  # outputs
     columns: int  # inputs
     bias: bool
+    router: bool = False  # it ranks experts, and keeps its precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +119,6 @@ class Architecture:
             fused=family == "phi3",
         )
 
-    def refuse_unless_plain(self, who: str) -> None:
-        """Raises UserError for experts and fused projections; `who` does not take them."""
-        kind = "experts" if self.experts else "fused projections" if self.fused else ""
-        if kind:
-            taken = ", ".join(name for name, family in FAMILIES.items() if family not in ("mixtral", "phi3"))
-            raise UserError(f"{self.class_name} has {kind}, which {who} does not take (it takes {taken})")
-
     def linears(self) -> Iterator[LinearShape]:
         """The linear layers of the blocks, in the order of execution (the output projection is not among
         them).
@@ -145,7 +139,7 @@ class Architecture:
         inner, hidden, mlp = self.intermediate, self.hidden, f"{block}mlp."
         if self.experts:
             moe = f"{block}block_sparse_moe."
-            yield LinearShape(moe + "gate", self.experts, hidden, False)
+            yield LinearShape(moe + "gate", self.experts, hidden, False, router=True)
             for expert in range(self.experts):
                 yield LinearShape(f"{moe}experts.{expert}.w1", inner, hidden, False)
                 yield LinearShape(f"{moe}experts.{expert}.w3", inner, hidden, False)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from pipeline.planning.parallelism import parallelism
+from pipeline.planning.parallelism import Parallelism, parallelism
 from pipeline.recipe import Gate, Recipe
 from pipeline.store import ArtifactKey, Json
 
@@ -73,19 +73,22 @@ def make_plan(recipe: Recipe, around: Surroundings) -> Plan:
     return Plan(recipe, tuple(_Planner(recipe, around).steps()))
 
 
-def tensor_parallel_exports(recipe: Recipe, role: str) -> tuple[int, ...]:
-    """Tensor-parallel sizes that a calibrated model is exported for as a TensorRT-LLM checkpoint.
+def rank_exports(recipe: Recipe, role: str) -> tuple[Parallelism, ...]:
+    """The sizes that a calibrated model is exported for as a TensorRT-LLM checkpoint.
 
-    Of the target, the recipe's, or else the runtime's own; of the draft, its own. `pytorch` reads the Hugging Face
-    export and needs none, and neither does a draft on `cpu`.
+    Of the draft, those of its engine; of the target, those of its engine, or tensor-parallel sizes that the recipe
+    lists, among them the engine's own. `pytorch` reads the Hugging Face export and needs none, and neither does a draft
+    on `cpu`.
     """
+    own, kind = parallelism(recipe, role), recipe.runtime.kind
     if role == DRAFT:
-        return (parallelism(recipe, role).tensor,) if recipe.runtime.kind == "tensorrt" else ()
-    if recipe.quantization.export_tensor_parallel is not None:
-        return recipe.quantization.export_tensor_parallel
-    if recipe.runtime.kind == "tensorrt":
-        return (recipe.runtime.tensor_parallel,)
-    return (1,) if recipe.runtime.kind == "cpu" else ()
+        return (own,) if kind == "tensorrt" else ()
+    if recipe.quantization.export_tensor_parallel is None:
+        return (own,) if kind in ("tensorrt", "cpu") else ()
+    sizes = sorted(set(recipe.quantization.export_tensor_parallel))
+    return tuple(
+        own if kind == "tensorrt" and size == own.tensor else Parallelism(tensor=size) for size in sizes
+    )
 
 
 class _Planner:
@@ -150,7 +153,7 @@ class _Planner:
         return self._step("dataset", settings, {"checkpoint": f"fetch.{TARGET}"})
 
     def _calibrate(self, role: str) -> Step:
-        quantization = self._recipe.quantization
+        quantization, exports = self._recipe.quantization, rank_exports(self._recipe, role)
         assert quantization.calibration is not None, (
             "the recipe's rules ask for it with every format but none"
         )
@@ -159,12 +162,13 @@ class _Planner:
             "batch_size": quantization.calibration.batch_size,  # changes last digits of the scales
             "kv_cache": quantization.kv_cache,
             "awq_block_size": quantization.awq_block_size,
-            "export_tensor_parallel": list(tensor_parallel_exports(self._recipe, role)),
+            "export_tensor_parallel": [size.tensor for size in exports],
         }
-        if (
-            stages := parallelism(self._recipe, role).pipeline
-        ) > 1 and self._recipe.runtime.kind == "tensorrt":
-            settings["export_pipeline_parallel"] = stages
+        settings |= {
+            f"export_{kind}_parallel": [getattr(size, kind) for size in exports]
+            for kind in ("pipeline", "expert")
+            if any(getattr(size, kind) > 1 for size in exports)
+        }
         if settings["format"] == "auto" and quantization.auto is not None:
             settings["auto"] = quantization.auto.model_dump(mode="json")
         return self._step(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.planning.parallelism import parallelism
-from pipeline.planning.plan import DRAFT, tensor_parallel_exports
+from pipeline.planning.plan import DRAFT, rank_exports
 from pipeline.progress import Progress
 from pipeline.recipe import Gate, Quantization, Recipe
 from pipeline.runtimes.base import Engines, ExecutorChoice, Order, runtime_of
@@ -72,8 +72,7 @@ def _calibrate(work: Work) -> Facts:
         work.inputs["checkpoint"],
         work.inputs["dataset"],
         work.quantization,
-        export_tensor_parallel=tensor_parallel_exports(work.recipe, work.role),
-        pipeline_parallel=parallelism(work.recipe, work.role).pipeline,
+        exports=rank_exports(work.recipe, work.role),
         into=work.into,
         progress=work.progress,
     )

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.planning.plan import Plan, Surroundings, make_plan
+from pipeline.planning.parallelism import parallelism
+from pipeline.planning.plan import Plan, Surroundings, make_plan, rank_exports
 from pipeline.recipe import Recipe, load_recipe
 
 AROUND = Surroundings(
@@ -53,6 +54,19 @@ def test_a_quantized_draft_is_exported_for_the_ranks_of_its_engine() -> None:
     assert plan["calibrate.target"].key.settings["export_tensor_parallel"] == [4]
     assert plan["calibrate.draft"].key.settings["export_tensor_parallel"] == [2]
     assert make_plan(tiny(draft[0]), AROUND)["calibrate.draft"].key.settings["export_tensor_parallel"] == []
+
+
+def test_pipeline_stages_and_groups_of_experts_are_exported_where_the_engine_has_them() -> None:
+    trt = "runtime={kind: tensorrt, version: 1.2.1, gpu: h100-sxm-80g, tensor_parallel: 4, %s}"
+    sizes = "quantization.export_tensor_parallel=[2, 4]"
+    plain = make_plan(tiny(trt % "pipeline_parallel: 1", sizes), AROUND)["calibrate.target"].key.settings
+    assert plain["export_tensor_parallel"] == [2, 4]
+    assert not {"export_pipeline_parallel", "export_expert_parallel"} & set(plain)
+    spread = tiny(trt % "pipeline_parallel: 2, expert_parallel: 4", sizes)
+    settings = make_plan(spread, AROUND)["calibrate.target"].key.settings
+    assert settings["export_pipeline_parallel"] == [1, 2]
+    assert settings["export_expert_parallel"] == [1, 4]
+    assert rank_exports(spread, "target")[1] == parallelism(spread, "target")
 
 
 def test_unquantized_has_no_calibration_and_no_gate() -> None:

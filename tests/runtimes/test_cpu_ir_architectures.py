@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from pipeline.errors import UserError
 from pipeline.progress import Silent
 from pipeline.runtimes.cpu.ir import build_ir
 from tests.support.decoding import (
@@ -68,6 +69,7 @@ VARIANTS = {
     "qwen2-window-in-some-layers": Variant("qwen2", {}, _qwen2_upper_layers_windowed),
     "qwen3": Variant("qwen3", {"tied": True, "head_dim": 32}),
     "mistral": Variant("mistral"),
+    "phi3": Variant("phi3"),
     "mistral-window": Variant("mistral", {}, _mistral_windowed),
 }
 
@@ -117,3 +119,11 @@ def test_paged_attention_gives_the_same_logits(built: Built, chunks: list[int]) 
 def test_facts_name_the_window(built: Built, request: pytest.FixtureRequest) -> None:
     windowed = "window" in request.node.callspec.params["built"]
     assert built.facts["sliding_window"] == (WINDOW if windowed else None)
+
+
+def test_experts_are_refused_by_name(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", "mixtral")
+    with pytest.raises(
+        UserError, match="MixtralForCausalLM has experts, which the cpu runtime does not take"
+    ):
+        build_ir(checkpoint, tmp_path / "ir", progress=Silent())

@@ -13,7 +13,9 @@ import pytest
 
 from pipeline.checkpoint import Architecture, Checkpoint, Format, TensorFiles
 from pipeline.checkpoint.layers import round_e4m3, unpack_rows
-from pipeline.errors import StageError
+from pipeline.contracts.checkpoint import Layout
+from pipeline.contracts.checkpoint_files import check
+from pipeline.errors import CheckpointError
 from pipeline.planning.parallelism import Parallelism
 from pipeline.progress import Silent
 from pipeline.stages.calibrate import calibrate, tensorrt_llm, unified
@@ -21,7 +23,6 @@ from pipeline.stages.calibrate.batches import make_batches, read_samples
 from pipeline.stages.calibrate.measurement import measure
 from pipeline.stages.calibrate.model import load
 from pipeline.stages.calibrate.scales import check_scales
-from pipeline.stages.calibrate.tensorrt_llm_files import Layout, judge
 from pipeline.stages.calibrate.third_party import Notes, quietly
 from pipeline.stages.threads import suited_to
 from tests.support.calibrated import Calibrations, facts, quantization
@@ -225,7 +226,7 @@ def _calibrate(
         calibrations.source(),
         calibrations.dataset(),
         quantization(form, kv_cache),
-        export_tensor_parallel=ranks,
+        exports=[Parallelism(count) for count in ranks],
         into=into,
         progress=Silent(),
         device="cpu",
@@ -241,8 +242,7 @@ def test_pipeline_stages_hold_the_layers_of_the_whole(
         calibrations.source(),
         calibrations.dataset(),
         quantization(form),
-        export_tensor_parallel=(2,),
-        pipeline_parallel=2,
+        exports=[Parallelism(2, 2)],
         into=tmp_path,
         progress=Silent(),
         device="cpu",
@@ -321,11 +321,11 @@ def test_damaged_ranks_are_found(
     source = calibrations.calibrated("fp8")
     folder = tmp_path / "trtllm"
     shutil.copytree(source / "trtllm-tp2", folder)
-    layout = Layout(Architecture.read(source / "hf"), Format.FP8, None, "auto", Parallelism(2), "BF16")
-    judge(folder, layout)
+    layout = Layout(Architecture.read(source / "hf"), "BF16", Format.FP8, tensor=2)
+    check(folder, layout)
     damage(folder)
-    with pytest.raises(StageError, match=message.replace(".", r"\.")):
-        judge(folder, layout)
+    with pytest.raises(CheckpointError, match=message.replace(".", r"\.")):
+        check(folder, layout)
 
 
 def _edit(folder: Path, **changes: Any) -> None:
@@ -364,7 +364,7 @@ def test_nvfp4_is_exported_as_it_is_read(calibrations: Calibrations, tmp_path: P
         assert len(check_scales(model, architecture, Format.NVFP4, "fp8")) == 14 * 2 + 2 * 2
         tensorrt_llm.export(model, architecture, Parallelism(2), tmp_path / "ranks")
         unified.export(model, source, tmp_path / "hf")
-    judge(tmp_path / "ranks", Layout(architecture, Format.NVFP4, 16, "fp8", Parallelism(2), "BF16"))
+    check(tmp_path / "ranks", Layout(architecture, "BF16", Format.NVFP4, 16, "fp8", tensor=2))
     unified.judge(tmp_path / "hf", Format.NVFP4, 16, "fp8")
     exported = Checkpoint(tmp_path / "hf")
     for shape in architecture.linears():

@@ -82,7 +82,7 @@ def test_ranks_that_do_not_divide_the_model_are_all_named() -> None:
     assert any("= 0: must be 1 or more" in text for text in found)
     assert any("= 3: does not divide the 32 attention heads" in text for text in found)
     assert any("= 12: neither divides the 8 key-value heads" in text for text in found)
-    assert any("= 3: does not divide the feed-forward size" in text for text in found)
+    assert any("= 3: does not divide the 14336 feed-forward columns" in text for text in found)
 
 
 def test_groups_within_a_rank() -> None:
@@ -103,7 +103,7 @@ def test_the_stage_refuses_before_it_reads_weights(tmp_path: Path) -> None:
             source,
             None,
             quantization("nvfp4"),
-            export_tensor_parallel=(1,),
+            exports=[Parallelism()],
             into=tmp_path,
             progress=Silent(),
             device="cpu",

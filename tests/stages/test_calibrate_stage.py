@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 
 from pipeline.checkpoint import Architecture, Format, TensorFiles
 from pipeline.errors import CheckpointError, StageError, UserError
+from pipeline.planning.parallelism import Parallelism
 from pipeline.progress import Silent, Task
 from pipeline.stages.calibrate import calibrate, model
 from pipeline.stages.calibrate.scales import check_scales
@@ -30,12 +31,13 @@ from tests.support.models import make_checkpoint
 AGAIN = """
 import sys
 from pathlib import Path
+from pipeline.planning.parallelism import Parallelism
 from pipeline.progress import Silent
 from pipeline.stages.calibrate import calibrate
 from tests.support.calibrated import quantization
 source, dataset, form, into = sys.argv[1:]
 Path(into).mkdir()
-calibrate(Path(source), Path(dataset), quantization(form), export_tensor_parallel=(1, 2), into=Path(into),
+calibrate(Path(source), Path(dataset), quantization(form), exports=[Parallelism(1), Parallelism(2)], into=Path(into),
           progress=Silent(), device="cpu")
 """
 
@@ -67,7 +69,7 @@ def run(calibrations: Calibrations, into: Path, form: str, **changed: Any) -> di
         "checkpoint_dir": calibrations.source(),
         "dataset_dir": calibrations.dataset(),
         "quantization": quantization(form),
-        "export_tensor_parallel": (1,),
+        "exports": [Parallelism()],
         "into": into,
         "progress": Silent(),
         "device": "cpu",

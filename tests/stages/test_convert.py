@@ -264,12 +264,3 @@ def test_a_quantized_checkpoint_is_refused(tmp_path: Path) -> None:
     (source / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="quantized already"):
         convert(source, Parallelism(), into=tmp_path, progress=Silent())
-
-
-@pytest.mark.parametrize("class_name", ["MixtralForCausalLM", "Phi3ForCausalLM"])
-def test_who_does_not_take_the_family_says_so(tmp_path: Path, class_name: str) -> None:
-    from pipeline.runtimes.cpu.ir import build_ir
-
-    make_other(tmp_path / "source", class_name, experts=4 if "Mixtral" in class_name else 0)
-    with pytest.raises(UserError, match=f"{class_name} has .* which the cpu runtime does not take"):
-        build_ir(tmp_path / "source", tmp_path / "into", progress=Silent())

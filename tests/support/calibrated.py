@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import resources
+from pipeline.planning.parallelism import Parallelism
 from pipeline.progress import Silent
 from pipeline.recipe import Quantization
 from pipeline.recipe.source import NamedDataset
@@ -91,7 +92,7 @@ class Calibrations:
             source,
             dataset,
             quantization(form, kv_cache),
-            export_tensor_parallel=ranks,
+            exports=[Parallelism(count) for count in ranks],
             into=folder,
             progress=Silent(),
             device="cpu",

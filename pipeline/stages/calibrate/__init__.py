@@ -1,6 +1,6 @@
 """Measure the scales of a checkpoint with NVIDIA ModelOpt, and export it for the engines.
 
-    calibrate(checkpoint, dataset, quantization, export_tensor_parallel=(1, 2), into=folder,
+    calibrate(checkpoint, dataset, quantization, exports=[Parallelism(1), Parallelism(2)], into=folder,
     progress=progress)
 
 leaves `hf/` (a unified Hugging Face checkpoint), `trtllm-tp1/`, `trtllm-tp2/` (TensorRT-LLM checkpoints) and
@@ -24,8 +24,7 @@ def calibrate(
     dataset_dir: Path | None,
     quantization: Quantization,
     *,
-    export_tensor_parallel: Sequence[int],
-    pipeline_parallel: int = 1,
+    exports: Sequence[Parallelism],
     into: Path,
     progress: Progress,
     device: str | None = None,
@@ -34,8 +33,7 @@ def calibrate(
 
     Args:
         dataset_dir: what `stages.dataset.freeze` left; may be None for format `none`, which measures nothing.
-        export_tensor_parallel: ranks of each TensorRT-LLM checkpoint to write; may be empty.
-        pipeline_parallel: groups of ranks that share the layers of each of those checkpoints.
+        exports: sizes of each TensorRT-LLM checkpoint to write; may be empty.
         device: "cpu" or "cuda"; by default a GPU if there is one.
 
     Raises:
@@ -49,7 +47,7 @@ def calibrate(
         checkpoint_dir,
         dataset_dir,
         quantization,
-        exports=[Parallelism(size, pipeline_parallel) for size in sorted(set(export_tensor_parallel))],
+        exports=exports,
         into=into,
         progress=progress,
         device=device,

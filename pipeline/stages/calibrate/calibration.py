@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint import Architecture, Checkpoint, Format
+from pipeline.contracts import checkpoint_files
+from pipeline.contracts.checkpoint import Layout
 from pipeline.errors import UserError
 from pipeline.planning.parallelism import Parallelism
 from pipeline.progress import Progress
@@ -35,7 +37,6 @@ def run(
     """See `pipeline.stages.calibrate.calibrate`."""
     began, notes = time.monotonic(), Notes()
     architecture = Architecture.read(checkpoint_dir)
-    architecture.refuse_unless_plain("calibration")
     device = device or _device()
     form = preflight.check(architecture, quantization, exports, has_cuda=device == "cuda")
     source = Checkpoint(checkpoint_dir)
@@ -77,7 +78,11 @@ def _device() -> str:
 
 
 class _Calibration:
-    """The steps, and what they share."""
+    """The steps, and what they share.
+
+    ModelOpt exports the ranks of dense models whose projections are separate. Those of experts it divides only in one
+    way, and those of Phi-3 not at all; theirs are divided here, from the Hugging Face export.
+    """
 
     def __init__(
         self,
@@ -152,36 +157,56 @@ class _Calibration:
     def export(self, model: Any, sizes: Sequence[Parallelism]) -> dict[str, Json]:
         """Both kinds of checkpoint, read again and judged."""
         exports: dict[str, Json] = {}
-        for size in sizes:
-            exports[size.folder] = self._export_ranks(model, size)
-        from pipeline.stages.calibrate import unified
+        divided = bool(self._architecture.experts) or self._architecture.fused
+        if not divided:
+            exports |= {size.folder: self._export_ranks(model, size) for size in sizes}
+        exports["hf"] = self._export_whole(model)
+        if divided:
+            exports |= {size.folder: self._divide(size) for size in sizes}
+        self._progress.say(f"    {', '.join(f'{name}/' for name in exports)}: read again, complete")
+        return exports
+
+    def _export_whole(self, model: Any) -> Json:
+        """The Hugging Face checkpoint. It is the last thing that is done with the model."""
+        from pipeline.stages.calibrate import experts, unified
 
         directory = self._into / "hf"
         if self._form is Format.NONE:
             unified.link(self._source, directory)
         else:
             with quietly("the Hugging Face export", self._notes):
+                if self._architecture.experts:
+                    experts.share_scales(model)
                 unified.export(model, self._source, directory)
         unified.judge(directory, self._form, self.group_size, self._quantization.kv_cache)
-        exports["hf"] = _size(directory)
-        self._progress.say(f"    {', '.join(f'{name}/' for name in exports)}: read again, complete")
-        return exports
+        return _size(directory)
 
     def _export_ranks(self, model: Any, size: Parallelism) -> Json:
-        from pipeline.stages.calibrate import tensorrt_llm, tensorrt_llm_files
+        from pipeline.stages.calibrate import tensorrt_llm
 
         directory = self._into / size.folder
         with quietly(f"the TensorRT-LLM export for {size.world} ranks", self._notes):
             tensorrt_llm.export(model, self._architecture, size, directory)
-        layout = tensorrt_llm_files.Layout(
+        return self._judged(directory, size)
+
+    def _divide(self, size: Parallelism) -> Json:
+        from pipeline.stages.convert import split
+
+        split(Checkpoint(self._into / "hf"), size, self._into / size.folder, self._progress)
+        return self._judged(self._into / size.folder, size)
+
+    def _judged(self, directory: Path, size: Parallelism) -> Json:
+        layout = Layout(
             self._architecture,
+            "BF16" if self._architecture.dtype == "bfloat16" else "F16",
             self._form,
             self.group_size,
             self._quantization.kv_cache,
-            size,
-            "BF16" if self._architecture.dtype == "bfloat16" else "F16",
+            size.tensor,
+            size.pipeline,
+            size.expert,
         )
-        tensorrt_llm_files.judge(directory, layout)
+        checkpoint_files.check(directory, layout)
         return _size(directory)
 
 

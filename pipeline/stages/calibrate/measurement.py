@@ -11,6 +11,7 @@ import torch
 from pipeline.checkpoint import Format
 from pipeline.progress import Progress
 from pipeline.stages.calibrate.batches import Batch, forward
+from pipeline.stages.calibrate.experts import all_experts
 from pipeline.stages.calibrate.formats import PASSES, modelopt_config
 
 
@@ -39,6 +40,6 @@ def measure(
         seconds.append(round(time.monotonic() - began, 2))
 
     torch.manual_seed(0)
-    with torch.no_grad():
+    with torch.no_grad(), all_experts(model):
         mtq.quantize(model, modelopt_config(form, awq_block_size, kv_cache), read_samples)
     return seconds

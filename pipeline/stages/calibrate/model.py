@@ -10,10 +10,17 @@ import torch
 
 from pipeline.checkpoint import Architecture, TensorFiles
 from pipeline.errors import StageError, UserError
-from pipeline.stages.calibrate import attention
+from pipeline.stages.calibrate import attention, experts
 
 # What ModelOpt's TensorRT-LLM export calls the families.
-DECODER_TYPES: Mapping[str, str] = {"llama": "llama", "mistral": "llama", "qwen2": "qwen", "qwen3": "qwen"}
+DECODER_TYPES: Mapping[str, str] = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen",
+    "qwen3": "qwen",
+    "phi3": "phi3",
+}
 _MEMINFO = Path("/proc/meminfo")
 
 
@@ -30,6 +37,8 @@ def check_known(directory: Path, architecture: Architecture) -> None:
     config = AutoConfig.from_pretrained(directory, local_files_only=True)
     with torch.device("meta"):
         model = auto.from_config(config)
+        if architecture.experts:
+            experts.separate(model)
     kind = get_model_type(model)
     compatible, _, _ = check_model_compatibility(get_transformer_layers(model))
     if kind != DECODER_TYPES[architecture.family] or not compatible:
@@ -61,6 +70,8 @@ def load(directory: Path, architecture: Architecture, device: str) -> Any:
     ]
     if wrong:
         raise StageError("\n  ".join([f"{directory} does not fit {architecture.class_name}:", *wrong]))
+    if architecture.experts:
+        experts.separate(model)
     return model.eval().requires_grad_(False)
 
 

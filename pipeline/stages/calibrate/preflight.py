@@ -11,6 +11,7 @@ from pipeline.checkpoint import Architecture, Format
 from pipeline.errors import Fault, InvalidInput
 from pipeline.planning.parallelism import Parallelism
 from pipeline.recipe import Quantization
+from pipeline.stages.convert import FORMATS, split_faults
 
 AWQ = (Format.INT4_AWQ, Format.W4A8_AWQ)
 NVFP4_GROUP = 16
@@ -20,7 +21,7 @@ def check(
     architecture: Architecture, quantization: Quantization, exports: Sequence[Parallelism], *, has_cuda: bool
 ) -> Format:
     """The format to calibrate; InvalidInput with every reason why it cannot be done."""
-    faults = [*_format_faults(quantization, has_cuda)]
+    faults = [*_format_faults(architecture, quantization, has_cuda)]
     if not faults:
         form = Format(quantization.format)
         group = group_size(form, quantization)
@@ -40,7 +41,15 @@ def group_size(form: Format, quantization: Quantization) -> int | None:
     return NVFP4_GROUP if form is Format.NVFP4 else None
 
 
-def _format_faults(quantization: Quantization, has_cuda: bool) -> Iterator[Fault]:
+def _format_faults(architecture: Architecture, quantization: Quantization, has_cuda: bool) -> Iterator[Fault]:
+    if (architecture.experts or architecture.fused) and quantization.format not in (*FORMATS, "auto"):
+        kind = "experts" if architecture.experts else "fused projections"
+        yield Fault(
+            f"is not offered for {architecture.class_name}, which has {kind}",
+            key="quantization.format",
+            value=quantization.format,
+            fix=" or ".join(FORMATS),
+        )
     if quantization.format == "auto":
         yield Fault(
             "is not supported yet",
@@ -83,25 +92,12 @@ def _rank_faults(
     architecture: Architecture, form: Format, group: int | None, exports: Sequence[Parallelism]
 ) -> Iterator[Fault]:
     model, key = architecture, "quantization.export_tensor_parallel"
-    for stages in sorted({size.pipeline for size in exports}):
-        if model.layers % stages:
-            yield Fault(
-                f"does not divide the {model.layers} layers", key="runtime.pipeline_parallel", value=stages
-            )
-    for count in sorted({size.tensor for size in exports}):
-        if count < 1:
-            yield Fault("must be 1 or more", key=key, value=count)
-            continue
-        if model.heads % count:
-            yield Fault(f"does not divide the {model.heads} attention heads", key=key, value=count)
-        if model.kv_heads % count and count % model.kv_heads:
-            yield Fault(
-                f"neither divides the {model.kv_heads} key-value heads nor is divided by them",
-                key=key,
-                value=count,
-            )
-        if model.intermediate % count:
-            yield Fault(f"does not divide the feed-forward size {model.intermediate}", key=key, value=count)
+    for size in exports:
+        if size.tensor < 1:
+            yield Fault("must be 1 or more", key=key, value=size.tensor)
+        else:
+            yield from split_faults(model, size, key)
+    for count in sorted({size.tensor for size in exports if size.tensor > 0}):
         if group is None or form is Format.NONE:
             continue
         for name, columns in (

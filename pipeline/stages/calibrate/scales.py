@@ -46,6 +46,8 @@ def _measured(
     model: Any, architecture: Architecture, form: Format, kv_cache: str
 ) -> Iterator[tuple[str, Tensor | None]]:
     for linear in architecture.linears():
+        if linear.router:
+            continue
         layer = model.get_submodule(linear.name)
         weight = getattr(layer, "weight_quantizer", None)
         for step, quantizer in enumerate(_steps(weight)):

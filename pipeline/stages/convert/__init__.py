@@ -12,10 +12,10 @@ from pipeline.checkpoint import Checkpoint, Format
 from pipeline.errors import UserError
 from pipeline.planning.parallelism import Parallelism
 from pipeline.progress import Progress
-from pipeline.stages.convert.splitting import split, split_faults
+from pipeline.stages.convert.splitting import FORMATS, split, split_faults
 from pipeline.store import Json
 
-__all__ = ["convert", "split", "split_faults"]
+__all__ = ["FORMATS", "convert", "split", "split_faults"]
 
 
 def convert(checkpoint: Path, sizes: Parallelism, *, into: Path, progress: Progress) -> Mapping[str, Json]:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pipeline.checkpoint import Architecture, Checkpoint, Format
+from pipeline.contracts.checkpoint import Layout
+from pipeline.contracts.checkpoint_files import check
 from pipeline.errors import Fault, InvalidInput, StageError, UserError
 from pipeline.planning.parallelism import Parallelism
 from pipeline.progress import Progress
@@ -46,12 +48,22 @@ def split(source: Checkpoint, sizes: Parallelism, folder: Path, progress: Progre
             write_rank(folder / f"rank{number}.safetensors", rank, source.tensors, dtype, task.advance)
     text = json.dumps(rank_config(model, sizes, quantization), indent=2)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+    cache = "fp8" if quantization.kv_cache else "auto"
+    layout = Layout(
+        model, dtype, quantization.format, None, cache, sizes.tensor, sizes.pipeline, sizes.expert
+    )
+    check(folder, layout, values=False)
     return {"ranks": sizes.world, "bytes": total, "dtype": stored_dtype(model), "tensors": len(ranks[0])}
 
 
-def split_faults(model: Architecture, sizes: Parallelism) -> Iterator[Fault]:
-    """What does not divide. Rules: tp.* and pp.* of TensorRT-LLM's attention and loader."""
-    key, ranks = "runtime.tensor_parallel", sizes.tensor
+def split_faults(
+    model: Architecture, sizes: Parallelism, key: str = "runtime.tensor_parallel"
+) -> Iterator[Fault]:
+    """What does not divide; `key` is where the tensor-parallel size was given.
+
+    Rules: tp.* and pp.* of TensorRT-LLM's attention and loader.
+    """
+    ranks = sizes.tensor
     for name, size in (("attention heads", model.heads), ("feed-forward columns", model.intermediate)):
         if size % ranks and not (model.experts and name != "attention heads"):
             yield Fault(f"does not divide the {size} {name}", key=key, value=ranks)

@@ -56,9 +56,7 @@ class Decoder:
 
     def _attention(self, layer: int, x: Tensor) -> Tensor:
         model, block = self._architecture, f"model.layers.{layer}.self_attn."
-        query = self.linear(block + "q_proj", x).view(-1, model.heads, model.head_dim)
-        key = self.linear(block + "k_proj", x).view(-1, model.kv_heads, model.head_dim)
-        value = self.linear(block + "v_proj", x).view(-1, model.kv_heads, model.head_dim)
+        query, key, value = self._projections(block, x)
         if model.qk_norm:
             query, key = self._norm(query, block + "q_norm"), self._norm(key, block + "k_norm")
         query, key = self._rotate(query), self._rotate(key)
@@ -68,6 +66,20 @@ class Decoder:
         samples = (torch.split(part, self._lengths) for part in (query, key, value))
         outputs = [self._attend(q, k, v, model.windows[layer]) for q, k, v in zip(*samples, strict=True)]
         return self.linear(block + "o_proj", torch.cat(outputs))
+
+    def _projections(self, block: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, [tokens, (kv_)heads, head_dim]."""
+        model = self._architecture
+        heads = (model.heads, model.kv_heads, model.kv_heads)
+        if model.fused:
+            fused = self.linear(block + "qkv_proj", x).view(len(x), -1, model.head_dim)
+            query, key, value = torch.split(fused, list(heads), dim=1)
+            return query, key, value
+        query, key, value = (
+            self.linear(f"{block}{part}_proj", x).view(len(x), count, model.head_dim)
+            for part, count in zip("qkv", heads, strict=True)
+        )
+        return query, key, value
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
         """[tokens, heads, head_dim] of one sample -> [tokens, heads * head_dim]."""
@@ -87,8 +99,27 @@ class Decoder:
         return attended[0].transpose(0, 1).flatten(1)
 
     def _feed_forward(self, block: str, x: Tensor) -> Tensor:
-        gate = functional.silu(self.linear(block + "mlp.gate_proj", x))
-        return self.linear(block + "mlp.down_proj", gate * self.linear(block + "mlp.up_proj", x))
+        if self._architecture.experts:
+            return self._experts(block + "block_sparse_moe.", x)
+        if self._architecture.fused:
+            gate, up = self.linear(block + "mlp.gate_up_proj", x).chunk(2, dim=-1)
+        else:
+            gate, up = self.linear(block + "mlp.gate_proj", x), self.linear(block + "mlp.up_proj", x)
+        return self.linear(block + "mlp.down_proj", functional.silu(gate) * up)
+
+    def _experts(self, block: str, x: Tensor) -> Tensor:
+        """Each token by the experts that the router ranks highest, in the shares that it gives these."""
+        model, result = self._architecture, torch.zeros_like(x)
+        shares = torch.softmax(self.linear(block + "gate", x), dim=-1)
+        top, chosen = torch.topk(shares, model.experts_per_token, dim=-1)
+        top = top / top.sum(dim=-1, keepdim=True)
+        for number in range(model.experts):
+            tokens, place = torch.where(chosen == number)
+            if len(tokens):
+                expert, mine = f"{block}experts.{number}.", x[tokens]
+                inner = functional.silu(self.linear(expert + "w1", mine)) * self.linear(expert + "w3", mine)
+                result.index_add_(0, tokens, self.linear(expert + "w2", inner) * top[tokens, place, None])
+        return result
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """What one linear layer makes of x [tokens, in]: smoothed, rounded as its kernel would, multiplied."""

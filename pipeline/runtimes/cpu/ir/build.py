@@ -40,7 +40,10 @@ def build_ir(
     if precision not in PRECISIONS:
         raise UserError(f"precision {precision!r} is not known; {' and '.join(PRECISIONS)} are")
     checkpoint = Checkpoint(checkpoint_dir)
-    checkpoint.architecture.refuse_unless_plain("the cpu runtime")
+    if checkpoint.architecture.experts:
+        raise UserError(
+            f"{checkpoint.architecture.class_name} has experts, which the cpu runtime does not take"
+        )
     weights = Weights(checkpoint, simulate=simulate_activations)
     checkpoint.check()
     with progress.task("Graph", total=checkpoint.architecture.layers, unit="layers") as task:

@@ -13,7 +13,7 @@ from pipeline.checkpoint import Architecture
 from pipeline.progress import Task
 from pipeline.runtimes.cpu.ir import rope
 from pipeline.runtimes.cpu.ir.attention import Attention, Inputs
-from pipeline.runtimes.cpu.ir.nodes import Node, name_nodes, rms_norm, split_heads, swap_heads
+from pipeline.runtimes.cpu.ir.nodes import Node, i64, name_nodes, rms_norm, split_heads, swap_heads
 from pipeline.runtimes.cpu.ir.weights import Weights
 
 
@@ -54,23 +54,45 @@ class _Decoder:
 
     def _attend(self, x: Node, layer: int, name: str) -> Node:
         """[batch, tokens, hidden] -> the same."""
-        arch, linear = self._arch, self._weights.linear
-        query = split_heads(linear(x, name + "q_proj"), arch.heads, arch.head_dim)
-        key = split_heads(linear(x, name + "k_proj"), arch.kv_heads, arch.head_dim)
-        value = split_heads(linear(x, name + "v_proj"), arch.kv_heads, arch.head_dim)
+        arch = self._arch
+        heads = (arch.heads, arch.kv_heads, arch.kv_heads)
+        query, key, value = (
+            split_heads(part, count, arch.head_dim)
+            for part, count in zip(self._projections(x, name), heads, strict=True)
+        )
         if arch.qk_norm:
             query, key = self._norm(query, name + "q_norm"), self._norm(key, name + "k_norm")
         query, key = self._rotate(swap_heads(query)), self._rotate(swap_heads(key))
         key, value = self._weights.cached(layer, key, swap_heads(value))
-        return linear(self._attention.attend(layer, query, key, value), name + "o_proj")
+        return self._weights.linear(self._attention.attend(layer, query, key, value), name + "o_proj")
+
+    def _projections(self, x: Node, name: str) -> list[Node]:
+        """Queries, keys and values, [batch, tokens, (kv_)heads * head_dim]."""
+        arch, linear = self._arch, self._weights.linear
+        if not arch.fused:
+            return [linear(x, f"{name}{part}_proj") for part in "qkv"]
+        sizes = [count * arch.head_dim for count in (arch.heads, arch.kv_heads, arch.kv_heads)]
+        return _parts(linear(x, name + "qkv_proj"), sizes)
 
     def _feed_forward(self, x: Node, name: str) -> Node:
-        linear = self._weights.linear
-        gate = ops.swish(linear(x, name + "gate_proj"))
-        return linear(ops.multiply(gate, linear(x, name + "up_proj")), name + "down_proj")
+        linear, inner = self._weights.linear, self._arch.intermediate
+        if self._arch.fused:
+            gate, up = _parts(linear(x, name + "gate_up_proj"), [inner, inner])
+        else:
+            gate, up = linear(x, name + "gate_proj"), linear(x, name + "up_proj")
+        return linear(ops.multiply(ops.swish(gate), up), name + "down_proj")
 
     def _norm(self, x: Node, name: str) -> Node:
         return rms_norm(x, self._weights.norm(name), self._arch.norm_epsilon)
 
     def _rotate(self, x: Node) -> Node:
         return rope.rotate(x, self._cosine, self._sine, self._arch.head_dim)
+
+
+def _parts(x: Node, sizes: list[int]) -> list[Node]:
+    """x [..., sum of sizes] divided along its last axis."""
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    return [
+        ops.slice(x, i64([start]), i64([start + size]), i64([1]), i64([-1]))
+        for start, size in zip(starts, sizes, strict=True)
+    ]
