@@ -36,8 +36,9 @@ def test_every_error_is_tried() -> None:
     assert {error.id for error in build_errors()} - set(REPORTED.values()) == {"wrong_device"}
 
 
-def test_a_silent_end_by_signal_9() -> None:
+def test_a_silent_end_by_a_signal() -> None:
     assert [error.id for error in diagnose([], exit_code=137)] == ["host_memory"]
+    assert [error.id for error in diagnose([], exit_code=139)] == ["crash"]
     said = ["torch.cuda.OutOfMemoryError: CUDA out of memory."]
     assert [error.id for error in diagnose(said, exit_code=137)] == ["gpu_memory"], "what is said comes first"
 

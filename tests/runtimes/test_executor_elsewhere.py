@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.support.build_jobs import job_in
 from tests.support.builder_docker import DIGEST, BuilderDocker
 from tests.support.nvidia_smi import line, put_nvidia_smi
 from tests.support.scripted_builder import ScriptedBuilder
+from tests.support.waiting import wait_for
 
 GOLDEN = Path(__file__).parent / "golden" / "build-script.sh"
 ARTIFACT = "build-0123456789abcdef0123"
@@ -65,6 +67,16 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedBuilder:
     return ScriptedBuilder(tmp_path / "program", monkeypatch)
+
+
+def container_of(builder: ScriptedBuilder, folder: Path, monkeypatch: pytest.MonkeyPatch) -> BuilderDocker:
+    """A Docker whose registry has the image, with the builder inside of it."""
+    site = folder / "site" / "tensorrt_llm-1.2.1.dist-info"
+    site.mkdir(parents=True)
+    (site / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: 1.2.1\n")
+    docker = BuilderDocker(folder / "docker", monkeypatch, inside=builder.programs)
+    docker.set(registry={IMAGE: DIGEST}, site=str(site.parent))
+    return docker
 
 
 def test_printed_runs_nothing(tmp_path: Path) -> None:
@@ -133,17 +145,54 @@ def test_what_is_finished_is_not_built_again(tmp_path: Path, builder: ScriptedBu
 
 @pytest.mark.usefixtures("gpu")
 def test_in_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    builder = ScriptedBuilder(tmp_path / "program")
-    site = tmp_path / "site" / "tensorrt_llm-1.2.1.dist-info"
-    site.mkdir(parents=True)
-    (site / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: 1.2.1\n")
-    docker = BuilderDocker(tmp_path / "docker", monkeypatch, inside=builder.programs)
-    docker.set(registry={IMAGE: DIGEST}, site=str(site.parent))
+    docker = container_of(ScriptedBuilder(tmp_path / "program"), tmp_path, monkeypatch)
     engines = handovers(tmp_path)
-    run(script_in(tmp_path / "there", engines), GPUS="1")
+    there = tmp_path / "there, with a comma"
+    run(script_in(there, engines), GPUS="1")
     assert docker.run[docker.run.index("--gpus") + 1] == '"device=1"'
-    log = Adopted(tmp_path / "there" / "tiny-engines" / "target").run(engines[0].job, Silent())
-    assert (log.image, log.image_digest) == (IMAGE, f"nvcr.io/nvidia/tritonserver@{DIGEST}")
+    assert docker.run[docker.run.index("--user") + 1] == f"{os.getuid()}:{os.getgid()}"
+    digest = f"nvcr.io/nvidia/tritonserver@{DIGEST}"
+    assert digest in docker.run, "what was looked at is what is run"
+    log = Adopted(there / "tiny-engines" / "target").run(engines[0].job, Silent())
+    assert (log.image, log.image_digest) == (IMAGE, digest)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_in_a_rootless_container_with_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    docker = container_of(ScriptedBuilder(tmp_path / "program"), tmp_path, monkeypatch)
+    docker.set(security=["name=rootless", "name=selinux"])
+    run(script_in(tmp_path / "there", handovers(tmp_path)))
+    assert "--user" not in docker.run
+    assert docker.run[docker.run.index("--security-opt") + 1] == "label=disable"
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_container_ends_with_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    builder = ScriptedBuilder(tmp_path / "program")
+    docker = container_of(builder, tmp_path, monkeypatch)
+    builder.play("building", seconds=60)
+    process = subprocess.Popen(
+        [script_in(tmp_path / "there", handovers(tmp_path))], cwd=tmp_path, stdout=subprocess.DEVNULL
+    )
+    wait_for((builder.folder / "begun").exists, "the build")
+    process.send_signal(number)
+    assert process.wait(30) == 128 + number
+    wait_for(lambda: not Path(f"/proc/{builder.calls[0]['pid']}").exists(), "the end of the container")
+    assert docker.calls[-1][:2] == ["rm", "--force"]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_full_disk(tmp_path: Path, builder: ScriptedBuilder) -> None:
+    df = builder.programs / "df"
+    df.write_text("#!/bin/sh\necho 'Filesystem 1024-blocks Used Available'\necho '/dev/sda 100 99 1'\n")
+    df.chmod(0o755)
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "rank1.safetensors").write_bytes(os.urandom(2**21))
+    assert "has 0 MiB free; set OUT" in run(script_in(tmp_path / "there", handovers(tmp_path)), code=1)
+    assert builder.calls == []
 
 
 @pytest.mark.usefixtures("gpu")

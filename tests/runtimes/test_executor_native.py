@@ -66,7 +66,7 @@ def test_a_build(tmp_path: Path, builder: ScriptedBuilder, capsys: pytest.Captur
 def test_the_command_says_nothing_of_this_machine(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     facts = Native().run(job, Silent()).facts()
-    assert str(tmp_path) not in " ".join(facts["command"])
+    assert str(tmp_path) not in str(facts["command"])
 
 
 def test_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,6 +214,31 @@ def test_a_cache_that_breaks_the_build_is_dropped(
     assert [call["cache"] for call in builder.calls] == ["of another TensorRT", None]
     assert job.timing_cache.read_text() == "measured"
     assert "building again without it" in capsys.readouterr().err
+
+
+def test_a_crash_may_be_the_cache(tmp_path: Path, builder: ScriptedBuilder) -> None:
+    """Once; without a kept cache, a crash is a crash."""
+    job = job_in(tmp_path)
+    job.timing_cache.parent.mkdir(parents=True)
+    job.timing_cache.write_text("cut off")
+    builder.play(signal=signal.SIGSEGV)
+    with pytest.raises(StageError, match=r"exit code 139[\s\S]*the builder crashed"):
+        Native().run(job, Silent())
+    assert [call["cache"] for call in builder.calls] == ["cut off", None]
+    assert not job.timing_cache.exists()
+
+
+def test_no_build_fails_because_of_a_cache(
+    tmp_path: Path, builder: ScriptedBuilder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = job_in(tmp_path)
+    job.timing_cache.mkdir(parents=True)  # neither to be read nor to be replaced
+    Native().run(job, Lines())
+    assert [call["cache"] for call in builder.calls] == [None]
+    said = capsys.readouterr().err
+    assert f"the timing cache {job.timing_cache} cannot be read: " in said
+    assert f"the timing cache {job.timing_cache} cannot be kept: " in said
+    assert [path.name for path in job.timing_cache.parent.iterdir()] == [job.timing_cache.name]
 
 
 def test_two_builders_share_a_cache(tmp_path: Path, builder: ScriptedBuilder) -> None:

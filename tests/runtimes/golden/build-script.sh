@@ -42,7 +42,8 @@ done < <(nvidia-smi --query-gpu=index,uuid,name,compute_cap,memory.total,memory.
 
 # The builder: of the version that will serve.
 ask='import importlib.metadata; print(importlib.metadata.version("tensorrt_llm"))'
-image='' digest=''
+image='' digest='' container=pipeline-build-$$
+options=(--rm --init --name "$container" --workdir /build/work)
 if command -v trtllm-build >/dev/null; then
   # shellcheck disable=SC2046 # the first line of the program may be several words
   found=$($(sed -n '1s/^#! *//p' "$(command -v trtllm-build)") -c "$ask" 2>/dev/null) || found=unknown
@@ -51,7 +52,15 @@ else
   "$DOCKER" image inspect "$IMAGE" >/dev/null 2>&1 || "$DOCKER" pull "$IMAGE"
   image=$IMAGE
   digest=$("$DOCKER" image inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$IMAGE" | sed -n 1p)
-  found=$("$DOCKER" run --rm --network none --entrypoint python3 "$IMAGE" -c "$ask" 2>/dev/null) || found=unknown
+  run=${digest:-$IMAGE} # what was looked at is what is run
+  security=$("$DOCKER" info --format '{{json .SecurityOptions}}')
+  case $security in *name=rootless*) ;; *) options+=(--user "$(id -u):$(id -g)") ;; esac # a rootless Docker maps users
+  case $security in *name=selinux*) options+=(--security-opt label=disable) ;; esac      # files keep their labels
+  trap '"$DOCKER" rm --force "$container" >/dev/null 2>&1 || true' EXIT                  # it ends with this script
+  trap 'exit 129' HUP
+  trap 'exit 130' INT
+  trap 'exit 143' TERM
+  found=$("$DOCKER" run --rm --network none --entrypoint python3 "$run" -c "$ask" 2>/dev/null) || found=unknown
 fi
 [ "$found" = "$version" ] || [ "$found" = unknown ] || fail "trtllm-build is of TensorRT-LLM $found, not $version"
 
@@ -71,25 +80,31 @@ build() {
   checkpoint=$(cd "$checkpoint" && pwd)
   rm -rf "$folder"
   mkdir -p "$folder/engine" "$folder/work"
+  local needed free # KiB; an engine holds the weights and little else
+  needed=$(($(du -skL "$checkpoint" | cut -f1) * 11 / 10))
+  free=$(df -Pk "$folder" | awk 'NR == 2 { print $4 }')
+  [ "$free" -ge "$needed" ] || fail "the engine needs about $((needed / 1024)) MiB, $OUT has $((free / 1024)) MiB free; set OUT"
   [ ! -f "$OUT/timing.cache" ] || cp "$OUT/timing.cache" "$folder/work/timing.cache"
   local used
   used=$(IFS=,; printf '%s' "${gpus[*]:0:$workers}")
   if [ -z "$image" ]; then
     (
       cd "$folder/work" &&
-        CUDA_VISIBLE_DEVICES=$used PYTHONUNBUFFERED=1 \
+        CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=$used PYTHONUNBUFFERED=1 \
           trtllm-build --checkpoint_dir "$checkpoint" --output_dir "$folder/engine" "$@"
     ) \
       2>&1 | tee "$folder/build.log" || fail "trtllm-build failed; its log: $folder/build.log"
   else
-    "$DOCKER" run --rm --init --gpus "\"device=$used\"" --shm-size="${shm}m" --ulimit memlock=-1 --ulimit stack=67108864 \
-      --user "$(id -u):$(id -g)" --env HOME=/build/work --env USER=builder --env LOGNAME=builder --env PYTHONUNBUFFERED=1 \
-      --workdir /build/work \
-      --mount "type=bind,source=$checkpoint,target=/build/checkpoint,readonly" \
-      --mount "type=bind,source=$folder/engine,target=/build/engine" \
-      --mount "type=bind,source=$folder/work,target=/build/work" \
-      "$IMAGE" trtllm-build --checkpoint_dir /build/checkpoint --output_dir /build/engine "$@" \
-      2>&1 | tee "$folder/build.log" || fail "trtllm-build failed; its log: $folder/build.log"
+    # In the background, so that a signal ends this script, and with it the container, at once. The double quotes keep
+    # commas for Docker.
+    "$DOCKER" run "${options[@]}" --gpus "\"device=$used\"" --shm-size="${shm}m" --ulimit memlock=-1 --ulimit stack=67108864 \
+      --env HOME=/build/work --env USER=builder --env LOGNAME=builder --env PYTHONUNBUFFERED=1 \
+      --mount "type=bind,\"source=$checkpoint\",target=/build/checkpoint,readonly" \
+      --mount "type=bind,\"source=$folder/engine\",target=/build/engine" \
+      --mount "type=bind,\"source=$folder/work\",target=/build/work" \
+      "$run" trtllm-build --checkpoint_dir /build/checkpoint --output_dir /build/engine "$@" \
+      2>&1 | tee "$folder/build.log" &
+    wait $! || fail "trtllm-build failed; its log: $folder/build.log"
   fi
   local rank
   for ((rank = 0; rank < ranks; rank++)); do

@@ -58,7 +58,7 @@ def build(
     """
     check_space(job)
     with held_log(job.log) as log, _workplace(job) as folder:
-        cache = TimingCache(job, folder)
+        cache = TimingCache(job, folder, progress)
         cache.lend()
         progress.say(f"    {PROGRAM} for {job.name}; its log: {job.log}")
         while True:
@@ -80,9 +80,8 @@ def build(
                 raise failure(
                     f"{PROGRAM} for {job.name} failed (exit code {code})", attempt.tail, causes, job.log
                 )
-            progress.say("    the kept timing cache does not fit; building again without it")
+            progress.say("    the kept timing cache may be why; building again without it")
             cache.drop()
-            cache.lent = False
             files.remove_tree(job.output)
             job.output.mkdir()
         cache.take_back()
