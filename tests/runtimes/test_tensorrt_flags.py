@@ -21,7 +21,7 @@ from pipeline.contracts.trtllm_build import check, flags, parse, said, versions
 from pipeline.contracts.trtllm_build_effects import Model, effects
 from pipeline.errors import InvalidInput, StageError, UserError
 from pipeline.planning.parallelism import parallelism
-from pipeline.recipe import Recipe, load_recipe
+from pipeline.recipe import Recipe, load_recipe, packaged
 from pipeline.runtimes.tensorrt.flags import Formats, build_flags, checkpoint_formats, formats
 from pipeline.runtimes.tensorrt.limits import engine_limits
 from pipeline.runtimes.tensorrt.runtime import TensorRTRuntime
@@ -280,6 +280,17 @@ def test_flags_of_a_format(weights: str, kv_cache: str, flag: str, value: str | 
     words = build_flags(recipe(weights, kv_cache), "target")
     assert parse("1.2.1", words)[flag] == value
     assert (flag in said("1.2.1", words)) == (value is not None)
+
+
+@pytest.mark.parametrize("name", sorted(packaged()))
+def test_recipes_of_the_library(name: str) -> None:
+    made = load_recipe(name, [])
+    if made.runtime.kind != "tensorrt":
+        return
+    for role in roles(made):
+        words = build_flags(made, role)
+        assert check(made.runtime.version, words) == []
+        assert "--use_paged_context_fmha enable" in shlex.join(words)
 
 
 def of_library(name: str, *flags_: str, **overrides: str) -> Recipe:

@@ -1,8 +1,9 @@
 """The flags of trtllm-build for one engine: everything that makes an engine what it is, and no paths.
 
-Pure. What the builder would change by itself is asked for as it will be, so that config.json can be held against it;
-what it would turn off although the recipe needs it is refused before anything is built. Flags that matter are all
-said, because upstream's defaults differ by version; which value suits a format is data (`contracts.trtllm_build`).
+Nothing is run here. What the builder would change by itself is asked for as it will be, so that config.json can be held
+against it; what it would turn off although the recipe needs it is refused before anything is built. Flags that matter
+are all said, because upstream's defaults differ by version; which value suits a format is data
+(`contracts.trtllm_build`).
 
 Off unless the recipe says otherwise (`runtime.build_flags`): `reduce_fusion` and `user_buffer` (tensor-parallel Llama
 only; upstream calls the gain a matter of the workload), the low-latency and SwiGLU GEMM plugins (FP8; the latter drops
