@@ -85,9 +85,7 @@ def command(
                     f"{recipe.name} is not served here: pipeline serve {name}, or --endpoint {recipe.name}=…"
                 )
             package, url = running.deployment.parent, running.grpc_url
-        models[recipe.name] = served(
-            recipe, package, url, shelf.caches, max_waiting=max_waiting
-        )
+        models[recipe.name] = served(recipe, package, url, shelf.caches, max_waiting=max_waiting)
     gateway = Gateway(models, Tenants.load(keys) if keys else Tenants())
     click.echo(
         f"gateway for {', '.join(models)}: http://{host}:{port}/v1   page: http://{host}:{port}/   stop: Ctrl-C"
