@@ -1,4 +1,4 @@
-"""From recipes to limits and flags of engines: a golden file of all formats, and what holds for any recipe.
+"""From recipes to the flags of engines: a golden file of all formats, and what holds for any recipe.
 
 `PIPELINE_WRITE_GOLDEN=1 pytest` writes the golden file after a change.
 """
@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings
 
 from pipeline.contracts.gpus import gpu
 from pipeline.contracts.trtllm_build import check, flags, parse, said, versions
@@ -26,48 +23,9 @@ from pipeline.runtimes.tensorrt.flags import Formats, build_flags, checkpoint_fo
 from pipeline.runtimes.tensorrt.limits import engine_limits
 from pipeline.runtimes.tensorrt.runtime import TensorRTRuntime
 from tests.support.rank_checkpoints import rank_config
+from tests.support.tensorrt_recipes import FORMATS, recipe, recipes, roles
 
 GOLDEN = Path(__file__).parent / "golden" / "trtllm_build.txt"
-FORMATS = ("none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4")
-GPUS = {"nvfp4": "b200-sxm-180g"}
-
-
-def recipe(
-    weights: str = "none",
-    kv: str = "auto",
-    *,
-    version: str = "1.2.1",
-    on: str | None = None,
-    draft: Mapping[str, Any] | None = None,
-    tensor: int = 1,
-    limits: Mapping[str, Any] | None = None,
-    **sections: Any,
-) -> Recipe:
-    needs = weights != "none" or (draft or {}).get("quantization", "none") != "none"
-    quantization: dict[str, Any] = {"format": weights, "kv_cache": kv}
-    quantization |= {"calibration": {"dataset": "support"}} if needs else {}
-    quantization |= {"auto": {"effective_bits": 6.0}} if weights == "auto" else {}
-    return Recipe.model_validate(
-        {
-            "name": "r",
-            "model": {"source": "hf:a/b"},
-            "draft": {"source": "hf:a/d", "max_draft_tokens": 5, **draft} if draft is not None else None,
-            "quantization": quantization,
-            "runtime": {
-                "kind": "tensorrt",
-                "version": version,
-                "gpu": on or GPUS.get(weights, "h100-sxm-80g"),
-                "tensor_parallel": tensor,
-            },
-            "limits": {"max_input_tokens": 8192, "max_output_tokens": 1024, "max_concurrency": 64}
-            | dict(limits or {}),
-            **sections,
-        }
-    )
-
-
-def roles(made: Recipe) -> tuple[str, ...]:
-    return ("target",) if made.draft is None else ("target", "draft")
 
 
 def combinations(version: str) -> dict[str, tuple[str, ...]]:
@@ -115,42 +73,7 @@ def test_every_combination(version: str, weights: str, tensor: int, drafted: boo
         assert values["max_draft_len"] == (5 if drafted and role == "target" else 0)
 
 
-recipes = st.builds(
-    recipe,
-    st.sampled_from(FORMATS),
-    st.sampled_from(["auto", "fp8"]),
-    version=st.sampled_from(versions()),
-    on=st.sampled_from(["a100-sxm-80g", "l40s-48g", "h100-sxm-80g", "b200-sxm-180g", "rtx-pro-6000-96g"]),
-    draft=st.one_of(st.none(), st.fixed_dictionaries({"max_draft_tokens": st.integers(1, 16)})),
-    tensor=st.sampled_from([1, 2, 4, 8]),
-    limits=st.fixed_dictionaries(
-        {
-            "max_input_tokens": st.integers(1, 40_000),
-            "max_output_tokens": st.integers(17, 4000),
-            "max_concurrency": st.integers(1, 1024),
-        },
-        optional={"max_batch_tokens": st.integers(1, 70_000)},
-    ),
-    scheduler=st.fixed_dictionaries({"chunked_context": st.booleans()}),
-    kv_cache=st.fixed_dictionaries({"reuse": st.booleans()}),
-)
-
-
-def valid(strategy: Any) -> Any:
-    """Those that break no rule of recipes."""
-
-    @st.composite
-    def drawn(draw: Any) -> Recipe:
-        try:
-            made: Recipe = draw(strategy)
-        except ValueError:
-            assume(False)
-        return made
-
-    return drawn()
-
-
-@given(valid(recipes))
+@given(recipes)
 @settings(max_examples=300, deadline=None)
 def test_the_builder_keeps_what_it_is_asked_for(made: Recipe) -> None:
     for role in roles(made):
@@ -171,62 +94,6 @@ def test_the_builder_keeps_what_it_is_asked_for(made: Recipe) -> None:
         assert outcome.values["max_num_tokens"] == limits.max_num_tokens
         needs = made.kv_cache.reuse or made.scheduler.chunked_context or made.draft is not None
         assert outcome.values["use_paged_context_fmha"] == needs == limits.paged_context_fmha
-
-
-@given(valid(recipes))
-@settings(max_examples=300, deadline=None)
-def test_limits(made: Recipe) -> None:
-    for role in roles(made):
-        asked, limits = made.limits, engine_limits(made, role)
-        batch, tokens, drafted = limits.max_batch_size, limits.max_num_tokens, limits.max_draft_len
-        assert batch == asked.max_concurrency
-        assert tokens >= batch * (drafted + 1), "build.max_num_tokens_spec, build.batch_le_tokens"
-        assert tokens >= limits.tokens_per_block, "build.max_num_tokens_block"
-        most = max(limits.max_seq_len * batch, limits.tokens_per_block)
-        assert tokens <= most, "build.max_num_tokens_clip"
-        assert limits.max_input_len <= limits.max_seq_len, "build.input_lt_seq"
-        assert limits.max_seq_len == asked.max_input_tokens + asked.max_output_tokens
-        assert limits.tokens_per_block & (limits.tokens_per_block - 1) == 0, "build.tokens_per_block"
-        longest = asked.max_input_tokens if made.draft is None else limits.max_seq_len - 1
-        assert limits.max_input_len == longest
-        if not made.scheduler.chunked_context:
-            assert tokens >= longest, "a prompt is one step"
-        if tokens % limits.tokens_per_block:
-            assert tokens == most, "no whole number of blocks fits"
-        if asked.max_batch_tokens is None and tokens > 8192:
-            assert tokens - limits.tokens_per_block < max(batch * (drafted + 1), longest + drafted)
-
-
-@pytest.mark.parametrize(
-    ("limits", "chunked", "draft", "tokens"),
-    [
-        ({}, True, None, 8192),
-        ({}, False, None, 8192),
-        ({"max_input_tokens": 10_000}, True, None, 8192),
-        ({"max_input_tokens": 10_000}, False, None, 10_016),
-        ({"max_batch_tokens": 1000}, True, None, 992),
-        ({"max_batch_tokens": 64}, True, None, 64),
-        ({"max_batch_tokens": 2048}, True, None, 2048),
-        ({"max_concurrency": 512}, True, {"max_draft_tokens": 16}, 8704),
-        ({"max_concurrency": 1, "max_input_tokens": 1000, "max_output_tokens": 100}, True, None, 1088),
-        ({"max_concurrency": 1, "max_input_tokens": 1000, "max_output_tokens": 5}, False, None, 1005),
-        ({"max_concurrency": 1, "max_input_tokens": 4, "max_output_tokens": 4}, True, None, 32),
-        ({"max_concurrency": 2}, False, {}, 9248),
-        ({"max_concurrency": 1}, False, {}, 9216),
-    ],
-)
-def test_tokens_of_a_step(limits: dict[str, int], chunked: bool, draft: Any, tokens: int) -> None:
-    made = recipe(limits=limits, draft=draft, scheduler={"chunked_context": chunked})
-    assert engine_limits(made, "target").max_num_tokens == tokens
-
-
-def test_target_and_draft_take_the_same_sequences() -> None:
-    made = recipe(draft={})
-    target, draft = engine_limits(made, "target"), engine_limits(made, "draft")
-    assert (target.max_seq_len, target.built_seq_len, target.max_draft_len) == (9216, 9221, 5)
-    assert (draft.max_seq_len, draft.built_seq_len, draft.max_draft_len) == (9216, 9216, 0)
-    assert target.max_input_len == draft.max_input_len == 9215
-    assert target.max_batch_size == draft.max_batch_size
 
 
 @pytest.mark.parametrize(
