@@ -6,55 +6,24 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import UserError
 from pipeline.progress import Silent
-from pipeline.runtimes.base import AUTO, BuiltElsewhere, ExecutorChoice
-from pipeline.runtimes.tensorrt.executors import BuildJob, executor_of
-from pipeline.runtimes.tensorrt.executors.elsewhere import Adopted, Printed, read_facts, read_sums
-from pipeline.runtimes.tensorrt.executors.script import Handover, render, write_script
+from pipeline.runtimes.base import BuiltElsewhere
+from pipeline.runtimes.tensorrt.executors.elsewhere import Adopted, Printed, read_sums
+from pipeline.runtimes.tensorrt.executors.script import Handover, render
 from tests.support.build_jobs import job_in
+from tests.support.build_scripts import handovers, run_script, script_in
 from tests.support.builder_docker import DIGEST, BuilderDocker
 from tests.support.nvidia_smi import line, put_nvidia_smi
 from tests.support.scripted_builder import ScriptedBuilder
 from tests.support.waiting import wait_for
 
 GOLDEN = Path(__file__).parent / "golden" / "build-script.sh"
-ARTIFACT = "build-0123456789abcdef0123"
 IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
-
-
-def handovers(folder: Path) -> list[Handover]:
-    target = job_in(folder)
-    draft = job_in(
-        folder, name="tiny-draft", flags=("--max_batch_size", "8", "--use_paged_context_fmha", "enable")
-    )
-    return [Handover("build.target", ARTIFACT, target), Handover("build.draft", "build-aa", draft)]
-
-
-def script_in(folder: Path, engines: Sequence[Handover]) -> Path:
-    path = folder / "tiny-build.sh"
-    write_script(path, render("tiny", "tiny.yaml --set 'a=b c'", engines))
-    return path
-
-
-def run(script: Path, *, code: int = 0, **environment: str) -> str:
-    """What it said."""
-    done = subprocess.run(
-        [script],
-        cwd=script.parent,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 @pytest.fixture
@@ -102,7 +71,7 @@ def test_there_and_back(tmp_path: Path, builder: ScriptedBuilder) -> None:
         "[11/20/2026-10:00:00] [TRT-LLM] [W] Overriding paged_state to False", cache="measured there"
     )
     engines = handovers(tmp_path)
-    said = run(script_in(tmp_path / "there", engines))
+    said = run_script(script_in(tmp_path / "there", engines))
     folder = tmp_path / "there" / "tiny-engines" / "target"
     assert f"pipeline adopt tiny.yaml --set 'a=b c' build.target {folder}" in said
     assert sorted(read_sums(folder / "SHA256SUMS")) == [
@@ -135,11 +104,11 @@ def test_there_and_back(tmp_path: Path, builder: ScriptedBuilder) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_what_is_finished_is_not_built_again(tmp_path: Path, builder: ScriptedBuilder) -> None:
     script = script_in(tmp_path / "there", handovers(tmp_path))
-    run(script)
-    assert "target is built already" in run(script)
+    run_script(script)
+    assert "target is built already" in run_script(script)
     assert len(builder.calls) == 2
     changed = script_in(tmp_path / "there", [Handover("build.target", "build-bb", job_in(tmp_path))])
-    run(changed)
+    run_script(changed)
     assert len(builder.calls) == 3, "that was another engine"
 
 
@@ -148,7 +117,7 @@ def test_in_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     docker = container_of(ScriptedBuilder(tmp_path / "program"), tmp_path, monkeypatch)
     engines = handovers(tmp_path)
     there = tmp_path / "there, with a comma"
-    run(script_in(there, engines), GPUS="1")
+    run_script(script_in(there, engines), GPUS="1")
     assert docker.run[docker.run.index("--gpus") + 1] == '"device=1"'
     assert docker.run[docker.run.index("--user") + 1] == f"{os.getuid()}:{os.getgid()}"
     digest = f"nvcr.io/nvidia/tritonserver@{DIGEST}"
@@ -161,7 +130,7 @@ def test_in_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_in_a_rootless_container_with_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     docker = container_of(ScriptedBuilder(tmp_path / "program"), tmp_path, monkeypatch)
     docker.set(security=["name=rootless", "name=selinux"])
-    run(script_in(tmp_path / "there", handovers(tmp_path)))
+    run_script(script_in(tmp_path / "there", handovers(tmp_path)))
     assert "--user" not in docker.run
     assert docker.run[docker.run.index("--security-opt") + 1] == "label=disable"
 
@@ -191,7 +160,7 @@ def test_a_full_disk(tmp_path: Path, builder: ScriptedBuilder) -> None:
     df.chmod(0o755)
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "rank1.safetensors").write_bytes(os.urandom(2**21))
-    assert "has 0 MiB free; set OUT" in run(script_in(tmp_path / "there", handovers(tmp_path)), code=1)
+    assert "has 0 MiB free; set OUT" in run_script(script_in(tmp_path / "there", handovers(tmp_path)), code=1)
     assert builder.calls == []
 
 
@@ -202,13 +171,13 @@ def test_another_place(tmp_path: Path, builder: ScriptedBuilder) -> None:  # noq
     elsewhere = tmp_path / "copied here"
     shutil.copytree(engines[0].job.checkpoint, elsewhere)
     shutil.rmtree(engines[0].job.checkpoint)
-    assert "set TARGET_CHECKPOINT" in run(script, code=1)
-    run(script, OUT="some where", TARGET_CHECKPOINT=str(elsewhere), DRAFT_CHECKPOINT=str(elsewhere))
+    assert "set TARGET_CHECKPOINT" in run_script(script, code=1)
+    run_script(script, OUT="some where", TARGET_CHECKPOINT=str(elsewhere), DRAFT_CHECKPOINT=str(elsewhere))
     assert (script.parent / "some where" / "draft" / "SHA256SUMS").is_file()
 
 
 def test_no_gpu(tmp_path: Path, builder: ScriptedBuilder) -> None:
-    assert "not a machine with an NVIDIA GPU" in run(
+    assert "not a machine with an NVIDIA GPU" in run_script(
         script_in(tmp_path, handovers(tmp_path)), code=1, PATH="/usr/bin:/bin"
     )
     assert builder.calls == []
@@ -219,9 +188,9 @@ def test_the_wrong_gpu(tmp_path: Path, builder: ScriptedBuilder, monkeypatch: py
         tmp_path / "smi", monkeypatch, line(0, "NVIDIA L4", "8.9") + "\n" + line(1, capability="9.0")
     )
     script = script_in(tmp_path / "there", handovers(tmp_path))
-    assert "GPU 1 is NVIDIA H100 80GB HBM3 (SM 90); this is for l4-24g (SM 89)" in run(script, code=1)
+    assert "GPU 1 is NVIDIA H100 80GB HBM3 (SM 90); this is for l4-24g (SM 89)" in run_script(script, code=1)
     assert builder.calls == []
-    run(script, GPUS="0")
+    run_script(script, GPUS="0")
     assert len(builder.calls) == 2
 
 
@@ -232,7 +201,7 @@ def test_the_wrong_version(tmp_path: Path, builder: ScriptedBuilder, monkeypatch
     (site / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: 1.0.0\n")
     monkeypatch.setenv("PYTHONPATH", str(site.parent))
     script = script_in(tmp_path / "there", handovers(tmp_path))
-    assert "trtllm-build is of TensorRT-LLM 1.0.0, not 1.2.1" in run(script, code=1)
+    assert "trtllm-build is of TensorRT-LLM 1.0.0, not 1.2.1" in run_script(script, code=1)
     assert builder.calls == []
 
 
@@ -242,91 +211,8 @@ def test_a_failed_build_is_not_finished(
     tmp_path: Path, builder: ScriptedBuilder, what: dict[str, int]
 ) -> None:
     builder.play("no", **what)
-    assert "its log: " in run(script_in(tmp_path / "there", handovers(tmp_path)), code=1)
+    assert "its log: " in run_script(script_in(tmp_path / "there", handovers(tmp_path)), code=1)
     folder = tmp_path / "there" / "tiny-engines" / "target"
     assert not (folder / "SHA256SUMS").exists()
     with pytest.raises(UserError, match="the script did not come to its end"):
         Adopted(folder).run(job_in(tmp_path), Silent())
-
-
-# What is not taken
-
-
-@pytest.fixture
-def filled(tmp_path: Path, builder: ScriptedBuilder, gpu: None) -> Path:  # noqa: ARG001
-    """A folder that the script filled."""
-    run(script_in(tmp_path / "there", handovers(tmp_path)))
-    return tmp_path / "there" / "tiny-engines" / "target"
-
-
-def refusal(folder: Path, job: BuildJob) -> str:
-    with pytest.raises(UserError) as caught:
-        Adopted(folder).run(job, Silent())
-    assert not job.output.exists() or not any(job.output.iterdir())
-    return str(caught.value)
-
-
-def test_changed_files(tmp_path: Path, filled: Path) -> None:
-    (filled / "engine" / "rank0.engine").write_bytes(b"cut")
-    assert "changed: engine/rank0.engine" in refusal(filled, job_in(tmp_path))
-
-
-def test_missing_and_unknown_files(tmp_path: Path, filled: Path) -> None:
-    (filled / "engine" / "rank0.engine").rename(filled / "engine" / "rank1.engine")
-    text = refusal(filled, job_in(tmp_path))
-    assert "missing: engine/rank0.engine" in text
-    assert "not in SHA256SUMS: engine/rank1.engine" in text
-
-
-def test_links(tmp_path: Path, filled: Path) -> None:
-    (filled / "engine" / "rank0.engine").unlink()
-    (filled / "engine" / "rank0.engine").symlink_to("/etc/passwd")
-    assert "not a plain file: engine/rank0.engine" in refusal(filled, job_in(tmp_path))
-
-
-def test_another_engine(tmp_path: Path, filled: Path) -> None:
-    job = job_in(tmp_path, output=tmp_path / "work" / "build-ffffffffffffffffffff" / "engine")
-    job.output.parent.mkdir()
-    assert "what is missing is build-ffffffffffffffffffff" in refusal(filled, job)
-
-
-def test_another_command(tmp_path: Path, filled: Path) -> None:
-    text = refusal(filled, job_in(tmp_path, flags=("--max_batch_size", "9")))
-    assert "another command" in text
-    assert "--max_batch_size 9" in text
-
-
-def test_another_version(tmp_path: Path, filled: Path) -> None:
-    assert "runtime.version is 1.2.0" in refusal(filled, job_in(tmp_path, version="1.2.0"))
-
-
-def test_any_folder(tmp_path: Path) -> None:
-    assert "no engine, build.log, facts.txt, SHA256SUMS" in refusal(tmp_path, job_in(tmp_path))
-
-
-def test_facts_may_hold_anything(filled: Path) -> None:
-    assert read_facts(filled)["command"].startswith("trtllm-build --checkpoint_dir CHECKPOINT")
-
-
-# Which executor
-
-
-def test_auto_prefers_the_builder_of_this_machine(tmp_path: Path, builder: ScriptedBuilder) -> None:
-    assert executor_of(AUTO).run(job_in(tmp_path), Silent()).executor == "native"
-    assert len(builder.calls) == 1
-
-
-def test_auto_takes_docker_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inside = ScriptedBuilder(tmp_path / "program")
-    BuilderDocker(tmp_path / "docker", monkeypatch, inside=inside.programs).set(images={IMAGE: DIGEST})
-    assert executor_of(AUTO).run(job_in(tmp_path), Silent()).executor == "docker"
-
-
-def test_auto_says_why_nothing_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError) as caught:
-        executor_of(ExecutorChoice()).check("1.2.1")
-    text = str(caught.value)
-    assert "nothing here can run trtllm-build 1.2.1; --executor print" in text
-    assert "native: there is no trtllm-build on PATH" in text
-    assert "docker: there is no 'docker' on PATH" in text
