@@ -50,7 +50,7 @@ def test_the_config_of_each_version(version: str) -> None:
 
 
 def test_several_instances_share_the_gpus() -> None:
-    settings = LlmapiSettings("1.3.0", ranks=2, instances=3)
+    settings = LlmapiSettings("1.3.0rc14", ranks=2, instances=3)
     config = llmapi_model(settings)
     assert config.parameters == {"gpu_device_ids": "0,1;2,3;4,5"}
     assert config.instances == 3
@@ -93,7 +93,7 @@ def test_a_package_has_all_that_it_needs(tmp_path: Path) -> None:
 
 
 def test_the_deployment(tmp_path: Path) -> None:
-    made = package(tmp_path, LlmapiSettings("1.3.0", ranks=2, instances=2), tensor_parallel_size=2)
+    made = package(tmp_path, LlmapiSettings("1.3.0rc14", ranks=2, instances=2), tensor_parallel_size=2)
     deployment = Deployment.load(made)
     assert (deployment.entry_model, deployment.runtime) == ("tensorrt_llm", "pytorch")
     assert (deployment.launch.mode, deployment.launch.world_size) == ("llmapi", 2)
