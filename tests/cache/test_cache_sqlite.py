@@ -169,7 +169,7 @@ def test_several_processes_write_at_once_and_all_see_everything(tmp_path: Path) 
     writers = [writer(path, name, 100) for name in "abcd"]
     for process in writers:
         process.communicate(timeout=60)
-        assert process.returncode == 0
+    assert [process.returncode for process in writers] == [0] * 4
     backend = SqliteBackend(path)
     assert all(backend.get(question(f"{name}-{n}").key, NOW) for name in "abcd" for n in range(100))
     backend.close()

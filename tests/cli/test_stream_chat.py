@@ -122,6 +122,16 @@ class Terminal:
                 self._unread += os.read(self._ours, 65536).decode()
         self._unread = self._unread.partition(text)[2]
 
+    def interrupt_until(self, text: str) -> None:
+        """Ctrl-C, again if need be: one that comes just before Python reads a line waits for that line to end."""
+        until = time.monotonic() + 30
+        while text not in self._unread:
+            assert time.monotonic() < until, self._unread
+            self.process.send_signal(signal.SIGINT)
+            if select.select([self._ours], [], [], 1)[0]:
+                self._unread += os.read(self._ours, 65536).decode()
+        self._unread = self._unread.partition(text)[2]
+
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
 
@@ -144,8 +154,7 @@ def test_in_a_terminal_ctrl_c_stops_the_answer_and_not_the_program() -> None:
         terminal.expect("[stopped]")
         assert server.requests[0].cancelled.wait(5)
         terminal.expect("> ")
-        terminal.process.send_signal(signal.SIGINT)  # at the prompt
-        terminal.expect("/quit or Ctrl-D leaves")
+        terminal.interrupt_until("/quit or Ctrl-D leaves")  # at the prompt
         terminal.expect("> ")
         terminal.type("second\n")
         terminal.expect("Fine.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from pathlib import Path
 
 from pipeline.cache.backend import BackendDown
@@ -52,7 +53,7 @@ def connect(path: Path, *, power_safe: bool) -> sqlite3.Connection:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
-        connection.execute("PRAGMA journal_mode = WAL")
+        _write_ahead(connection)
         connection.execute(f"PRAGMA synchronous = {'FULL' if power_safe else 'NORMAL'}")
         connection.execute("PRAGMA cache_size = -16384")
         connection.execute("PRAGMA mmap_size = 268435456")
@@ -66,6 +67,19 @@ def connect(path: Path, *, power_safe: bool) -> sqlite3.Connection:
             f"{path}: is a cache of version {found}, this is {VERSION}; purge it, or name another file"
         )
     return connection
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Switch to WAL. SQLite does not wait when several switch a new file at once, so we do."""
+    until = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
 
 
 def _create(connection: sqlite3.Connection) -> None:
