@@ -94,7 +94,7 @@ def speculative_modes() -> Mapping[str, int]:
 
 
 def config_value(flag: Flag, value: Value) -> Any:
-    """What config.json has for a value of a flag.
+    """What config.json has for a value of a flag; `alike` tells how releases differ in that.
 
     >>> config_value(flags("1.2.1")["kv_cache_type"], "paged"), config_value(flags("1.2.1")["gemm_plugin"], "disable")
     ('PAGED', None)
@@ -109,6 +109,17 @@ def config_value(flag: Flag, value: Value) -> Any:
         case _, "choice", "disable":
             return None
     return value
+
+
+def alike(found: Any, wanted: Any, dtype: str | None) -> bool:
+    """Whether a value in config.json is the one that is meant. `dtype`: the model's, for which a plugin's "auto" stands.
+
+    >>> alike("paged", "PAGED", None), alike("bfloat16", "auto", "bfloat16"), alike("float16", "auto", "bfloat16")
+    (True, True, False)
+    """
+    if isinstance(found, str) and isinstance(wanted, str):
+        return found.upper() == wanted.upper() or (wanted == "auto" and found == dtype)
+    return type(found) is type(wanted) and bool(found == wanted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,6 +189,8 @@ class Build:
 
     def fusions(self) -> None:
         values, model = self.values, self.model
+        if values["streamingllm"]:
+            self.turn_off("use_paged_context_fmha", "streaming_llm_paged")
         if values["reduce_fusion"] and (
             model.tensor_parallel == 1 or model.architecture not in _REDUCE_FUSION
         ):

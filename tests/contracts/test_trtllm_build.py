@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.contracts.releases import releases
-from pipeline.contracts.trtllm_build import check, config_value, data, flags, parse, said, tunable, versions
+from pipeline.contracts.trtllm_build import (
+    alike,
+    check,
+    config_value,
+    data,
+    flags,
+    parse,
+    said,
+    tunable,
+    versions,
+)
 from pipeline.errors import UserError
 from tests.support.trtllm_build import parser
 
@@ -141,6 +151,18 @@ def test_values_as_config_json_has_them() -> None:
     assert config_value(known["speculative_decoding_mode"], None) == 1
     assert config_value(known["speculative_decoding_mode"], "draft_tokens_external") == 2
     assert config_value(known["max_batch_size"], 7) == 7
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "same"),
+    [
+        ("PAGED", "PAGED", True), ("paged", "PAGED", True), ("CONTINUOUS", "PAGED", False),
+        ("auto", "auto", True), ("bfloat16", "auto", True), ("float16", "auto", False), (None, "auto", False),
+        (None, None, True), ("fp8", None, False), (True, True, True), (1, True, False), (32, 32, True), (33, 32, False),
+    ],
+)  # fmt: skip
+def test_values_that_releases_spell_in_their_own_way(found: Any, wanted: Any, same: bool) -> None:
+    assert alike(found, wanted, "bfloat16") is same
 
 
 names = st.sampled_from(

@@ -173,6 +173,13 @@ def test_drafts_make_sequences_longer() -> None:
     assert outcome.values["speculative_decoding_mode"] == 2
 
 
+def test_streaming_llm() -> None:
+    assert changed(build(version="0.21.0", streamingllm="enable", **PAGED)) == {
+        "use_paged_context_fmha": False
+    }
+    assert changed(build(version="0.21.0", streamingllm="disable", **PAGED)) == {}
+
+
 def test_a_draft_length_alone_changes_nothing() -> None:
     assert build(max_draft_len=5).values["max_seq_len"] == 4096
 
@@ -343,6 +350,7 @@ def test_every_message_can_come() -> None:
         build(max_num_tokens=8, opt_num_tokens=100), build(context_fmha="disable", max_num_tokens=8),
         build(remove_input_padding="disable"), build(weights="NVFP4", sm=100, max_num_tokens=64, **SPECULATION),
         build(reduce_fusion="enable", user_buffer="enable", norm_quant_fusion="enable", paged_kv_cache="enable"),
+        build(version="0.21.0", streamingllm="enable", **PAGED),
         effects("1.2.1", [], Model.of(rank_config() | {"rotary_scaling": {"type": "linear", "factor": 2}}), 90),
     ):  # fmt: skip
         seen |= ids(outcome)

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.contracts.history import precedes
 from pipeline.contracts.trtllm_build import Flag, flags
 from pipeline.contracts.trtllm_build_effects import Model, Outcome, effects
 
@@ -181,7 +182,10 @@ def _config(machine: Machine, checkpoint: dict[str, Any], outcome: Outcome) -> d
         for key in way:
             place = place[key]
         place[last] = value
-    plugins = config["build_config"]["plugin_config"]
+    built = config["build_config"]
+    if not precedes(machine.version, "1.2.0"):
+        built["kv_cache_type"] = built["kv_cache_type"].lower()
+    plugins = built["plugin_config"]
     plugins |= {"dtype": checkpoint["dtype"], "paged_kv_cache": True}
     _pretend(machine.failure, config, plugins)
     return config

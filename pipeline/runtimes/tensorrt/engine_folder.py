@@ -41,7 +41,7 @@ class EngineFolder:
     max_beam_width: int
     max_draft_len: int  # 0: it verifies no drafts
     verifies_drafts: bool  # built with speculative_decoding_mode draft_tokens_external
-    kv_cache_type: str  # PAGED
+    kv_cache_type: str  # PAGED; 1.2 may write it in lower case
     tokens_per_block: int
     use_paged_context_fmha: bool
     rank_bytes: tuple[int, ...]  # of rank<N>.engine and its managed weights
@@ -98,7 +98,7 @@ def _values(config: Mapping[str, Any]) -> dict[str, Any]:
         "max_beam_width": build["max_beam_width"],
         "max_draft_len": build["max_draft_len"],
         "verifies_drafts": build["speculative_decoding_mode"] == speculative_modes()["draft_tokens_external"],
-        "kv_cache_type": build["kv_cache_type"],
+        "kv_cache_type": build["kv_cache_type"].upper(),
         "tokens_per_block": plugins["tokens_per_block"],
         "use_paged_context_fmha": plugins["use_paged_context_fmha"],
     }

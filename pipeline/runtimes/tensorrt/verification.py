@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.contracts.trtllm_build import data, flags, said
+from pipeline.contracts.trtllm_build import alike, data, flags, said
 from pipeline.contracts.trtllm_build_effects import Outcome, understood
 from pipeline.errors import StageError
 
@@ -116,7 +116,7 @@ def _changed_values(
         if flag.config is None:
             continue
         found = _at(config, flag.in_config)
-        if found == wanted or (wanted == "auto" and found == dtype):
+        if alike(found, wanted, dtype):
             continue
         reason = f" (the builder says: {reasons[name]})" if name in reasons else ""
         yield f"config.json: {flag.config} is {found!r}, asked for {wanted!r}{reason}"
