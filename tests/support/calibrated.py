@@ -74,17 +74,22 @@ class Calibrations:
         architecture: str = "llama",
         dtype: str = "bfloat16",
         ranks: tuple[int, ...] = (1, 2),
+        exports: tuple[Parallelism, ...] = (),
         **changed: Any,
     ) -> Path:
-        """The folder that `calibrate` left: hf/, trtllm-tp1/, trtllm-tp2/, calibration.json."""
-        key = ("calibrated", form, kv_cache, architecture, dtype, ranks, *sorted(changed.items()))
+        """The folder that `calibrate` left: hf/, trtllm-tp1/, trtllm-tp2/, calibration.json.
+
+        `exports`: sizes, where those of `ranks` are not all that is wanted.
+        """
+        sizes = exports or tuple(Parallelism(count) for count in ranks)
+        key = ("calibrated", form, kv_cache, architecture, dtype, sizes, *sorted(changed.items()))
         if key not in self._made:
             source = self.source(architecture, dtype, **changed)
-            self._made[key] = self._calibrate(source, self.dataset(), form, kv_cache, ranks)
+            self._made[key] = self._calibrate(source, self.dataset(), form, kv_cache, sizes)
         return self._made[key]
 
     def _calibrate(
-        self, source: Path, dataset: Path, form: str, kv_cache: str, ranks: tuple[int, ...]
+        self, source: Path, dataset: Path, form: str, kv_cache: str, exports: tuple[Parallelism, ...]
     ) -> Path:
         folder = self.root / f"calibrated{len(self._made)}"
         folder.mkdir()
@@ -92,7 +97,7 @@ class Calibrations:
             source,
             dataset,
             quantization(form, kv_cache),
-            exports=[Parallelism(count) for count in ranks],
+            exports=exports,
             into=folder,
             progress=Silent(),
             device="cpu",

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.checkpoint import Architecture, Checkpoint, Format
 from pipeline.progress import Silent
-from pipeline.stages.calibrate import unified
+from pipeline.stages.calibrate import experts, unified
 from pipeline.stages.calibrate.batches import make_batches, read_samples
 from pipeline.stages.calibrate.measurement import measure
 from pipeline.stages.calibrate.model import load
@@ -47,6 +47,8 @@ def make_pair(calibrations: Calibrations, into: Path, architecture: str, form: F
             batches=make_batches(samples, 500),
             progress=Silent(),
         )
+        if architecture == "mixtral":
+            experts.share_scales(model)
         fused = copy.deepcopy(model)
         requantize_resmooth_fused_llm_layers(fused)
         unified.export(model, source, into)

@@ -15,6 +15,7 @@ Layers are numbered from 0 on each pipeline rank; the first has the embedding, t
 FP8 weights are split like any other; each layer has one scale for its weights and one for its inputs, which all ranks
 hold. Weights that become one layer must have been rounded with one scale, as ModelOpt's unified export does it. Of the
 experts, each has a scale for its weights, and all share the largest for their inputs (layers/moe.py, MOEWeightWrapper).
+An FP8 cache has scales of 1 or more, as ModelOpt exports it for TensorRT-LLM (quant_utils.get_kv_cache_scaling_factor).
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class _Layout:
         if self._kv_cache is not None:
             key, value = f"{source}k_proj.k_scale", f"{source}v_proj.v_scale"
             for cache, group in (("k", (key,)), ("v", (value,)), ("kv", (key, value))):
-                yield Scale(f"{name}{cache}_cache_scaling_factor", (1,), (group,), same=False)
+                yield Scale(f"{name}{cache}_cache_scaling_factor", (1,), (group,), same=False, least=1.0)
         yield from self._columns(f"{name}dense", f"{source}o_proj", model.heads * model.head_dim)
         if model.output_bias:
             yield self._vector(f"{name}dense.bias", f"{source}o_proj.bias", model.hidden)

@@ -38,13 +38,14 @@ class Scale:
     """One tensor of scales: each number is the largest of a group of source scalars.
 
     Weights that are held with one scale must have been rounded with it: where `same`, a group whose numbers differ is a
-    fault of the source.
+    fault of the source. Smaller numbers than `least` become that.
     """
 
     name: str
     shape: tuple[int, ...]
     groups: tuple[tuple[str, ...], ...]
     same: bool = True
+    least: float = 0.0
     dtype: str | None = FLOAT32
 
     @property

@@ -70,7 +70,7 @@ def _scales(scale: Scale, source: TensorFiles) -> Iterator[Array]:
         found = np.array([source[name].astype(np.float32).reshape(()) for name in group])
         if scale.same and not (found == found[0]).all():
             raise StageError(f"{scale.name}: {', '.join(group)} must be equal, and are {found.tolist()}")
-        values.append(found.max())
+        values.append(max(found.max(), scale.least))
     yield np.array(values, np.float32).view(np.uint8)
 
 
