@@ -112,7 +112,7 @@ def config_value(flag: Flag, value: Value) -> Any:
 
 
 def alike(found: Any, wanted: Any, dtype: str | None) -> bool:
-    """Whether a value in config.json is the one that is meant. `dtype`: the model's, for which a plugin's "auto" stands.
+    """Whether a value in config.json is the one that is meant. `dtype`: of the model, for which "auto" stands.
 
     >>> alike("paged", "PAGED", None), alike("bfloat16", "auto", "bfloat16"), alike("float16", "auto", "bfloat16")
     (True, True, False)
