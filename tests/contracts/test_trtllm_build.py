@@ -28,6 +28,7 @@ from tests.support.trtllm_build import parser
 ENTRIES = [
     *data()["flags"], *data()["messages"], *data()["refusals"], *data()["recommended"],
     data()["speculative_modes"], data()["fp8_context"], data()["config"], data()["tunable"],
+    data()["mixed"],
 ]  # fmt: skip
 
 

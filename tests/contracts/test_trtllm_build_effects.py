@@ -283,6 +283,18 @@ def test_the_model_of_a_checkpoint() -> None:
     assert Model.of(config).quant_algo is None
 
 
+@pytest.mark.parametrize(("line", "name"), [
+    ("Implicitly setting LLaMAConfig.layer_idx_offset = 0", "implicit_setting"),
+    ("Implicitly setting QWenConfig.moe = {'num_experts': 0}", "implicit_setting"),
+    ("Failed to infer cluster info for NVIDIA GB10, treat it as a L40 node with 121 GB memory. "
+     "This setting makes no effect if you do not use auto parallel.", "cluster"),
+])  # fmt: skip
+def test_lines_that_change_nothing(line: str, name: str) -> None:
+    message = understood(line)
+    assert message is not None
+    assert (message.id, message.changes) == (name, ())
+
+
 @pytest.mark.parametrize("line", ["", "Overriding paged_state to Falsehood", "anything else"])
 def test_lines_that_mean_nothing_here(line: str) -> None:
     assert understood(line) is None
@@ -341,7 +353,7 @@ def test_what_is_said_and_what_is_done_agree(
 
 
 def test_every_message_can_come() -> None:
-    """Those of deprecated flags and of a timing cache are said elsewhere."""
+    """Those about a timing cache, a checkpoint's settings and the machine are said elsewhere."""
     seen: set[str] = set()
     for outcome in (
         build(weights="W4A16_AWQ", kv="FP8", positions=100, **ON),
@@ -354,4 +366,6 @@ def test_every_message_can_come() -> None:
         effects("1.2.1", [], Model.of(rank_config() | {"rotary_scaling": {"type": "linear", "factor": 2}}), 90),
     ):  # fmt: skip
         seen |= ids(outcome)
-    assert seen | {"no_timing_cache"} == {message["id"] for message in data()["messages"]}
+    assert seen | {"no_timing_cache", "implicit_setting", "cluster"} == {
+        message["id"] for message in data()["messages"]
+    }

@@ -135,6 +135,19 @@ def test_experts_that_a_checkpoint_leaves_open(built: Built) -> None:
     built.verify()
 
 
+@pytest.mark.parametrize(("algorithm", "lost"), [("MIXED_PRECISION", False), ("W4A16_AWQ", True)])
+def test_what_config_json_keeps_of_a_quantization(built: Built, algorithm: str, lost: bool) -> None:
+    path = built.checkpoint / "config.json"
+    source = json.loads(path.read_text())
+    source["quantization"] |= {"quant_algo": algorithm, "group_size": 128}
+    path.write_text(json.dumps(source))
+    built.edit(lambda config: config["pretrained_config"]["quantization"].update(quant_algo=algorithm))
+    with pytest.raises(StageError) as caught:  # the command is one for FP8
+        built.verify()
+    assert ("quantization.group_size is None, the checkpoint has 128" in str(caught.value)) == lost
+    assert "quant_algo" not in str(caught.value)
+
+
 def test_warnings_that_are_always_there(built: Built) -> None:
     built.verify(
         "padding removal and fMHA are both enabled, max_input_len is not required and will be ignored",

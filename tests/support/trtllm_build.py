@@ -125,6 +125,7 @@ def _build(
     outcome = effects(machine.version, argv, Model.of(config), machine.sm)
     if not Path(arguments.input_timing_cache or "").is_file():
         _say("W", "Invalid timing cache, using freshly created one")
+    _say("W", "Implicitly setting LLaMAConfig.layer_idx_offset = 0")
     for rank in range(config["mapping"]["world_size"]):
         weights = checkpoint / f"rank{rank}.safetensors"
         assert os.path.isfile(weights), f"assert os.path.isfile(weights_path)  # {weights}"

@@ -123,7 +123,12 @@ def _changed_values(
 
 
 def _changed_model(config: Mapping[str, Any], source: Mapping[str, Any]) -> Iterator[str]:
+    mixed, quantization = data()["mixed"], source.get("quantization") or {}
+    by_layer = quantization.get("quant_algo") == mixed["algorithm"]
     for key in _KEPT:
+        section, _, name = key.partition(".")
+        if by_layer and section == "quantization" and name not in mixed["keys"]:
+            continue
         keys = tuple(key.split("."))
         wanted, found = _at(source, keys), _at(config["pretrained_config"], keys)
         if wanted not in (None, _UNSET) and found != wanted:
