@@ -143,6 +143,18 @@ def test_formats(workshop: Workshop, weights: str, kv_cache: str, gpu: str, sm: 
     assert workshop.build(order)["use_paged_context_fmha"]
 
 
+def test_a_format_for_each_layer(workshop: Workshop) -> None:
+    """What the checkpoint says besides about its quantization does not come back, and is not missed."""
+    made = recipe("draft=null", "quantization.format=auto", "quantization.kv_cache=auto",
+                  "quantization.auto={effective_bits: 6.0}")  # fmt: skip
+    order = workshop.order(made, weights="auto", kv_cache=None)
+    assert order.ranks is not None
+    config = json.loads((order.ranks / "config.json").read_text())
+    config["quantization"] |= {"group_size": 128, "has_zero_point": False}
+    (order.ranks / "config.json").write_text(json.dumps(config))
+    assert workshop.build(order)["quantization"] == "MIXED_PRECISION"
+
+
 def test_a_source_that_is_quantized_already(workshop: Workshop) -> None:
     made = recipe("draft=null", "quantization.format=none", "quantization.kv_cache=auto",
                   "quantization.calibration=null", "quantization.gate=null")  # fmt: skip

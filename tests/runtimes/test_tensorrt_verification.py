@@ -141,7 +141,8 @@ def test_what_config_json_keeps_of_a_quantization(built: Built, algorithm: str, 
     source = json.loads(path.read_text())
     source["quantization"] |= {"quant_algo": algorithm, "group_size": 128}
     path.write_text(json.dumps(source))
-    built.edit(lambda config: config["pretrained_config"]["quantization"].update(quant_algo=algorithm))
+    kept = {"quant_algo": algorithm, "kv_cache_quant_algo": "FP8"}
+    built.edit(lambda config: config["pretrained_config"].update(quantization=kept))
     with pytest.raises(StageError) as caught:  # the command is one for FP8
         built.verify()
     assert ("quantization.group_size is None, the checkpoint has 128" in str(caught.value)) == lost

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from pipeline.contracts.history import precedes
-from pipeline.contracts.trtllm_build import Flag, flags
+from pipeline.contracts.trtllm_build import Flag, data, flags
 from pipeline.contracts.trtllm_build_effects import Model, Outcome, effects
 
 FAILS = "STAND_IN_TRTLLM_BUILD_FAILS"
@@ -167,11 +167,13 @@ def _config(machine: Machine, checkpoint: dict[str, Any], outcome: Outcome) -> d
             **checkpoint,
             "mapping": {"cp_size": 1, "gpus_per_node": 8, **checkpoint["mapping"]},
             "logits_dtype": checkpoint.get("logits_dtype", "float32"),
+            "quantization": _quantization(checkpoint.get("quantization") or {}),
         },
         "build_config": {
             "opt_batch_size": 8,
             "strongly_typed": True,
             "use_refit": False,
+            "lora_config": {"lora_dir": [], "lora_ckpt_source": "hf", "max_lora_rank": 64},
             "plugin_config": {},
         },
     }
@@ -186,10 +188,21 @@ def _config(machine: Machine, checkpoint: dict[str, Any], outcome: Outcome) -> d
     built = config["build_config"]
     if not precedes(machine.version, "1.2.0"):
         built["kv_cache_type"] = built["kv_cache_type"].lower()
+    else:
+        built["auto_parallel_config"] = {"world_size": 1, "gpus_per_node": 8}
     plugins = built["plugin_config"]
     plugins |= {"dtype": checkpoint["dtype"], "paged_kv_cache": True}
     _pretend(machine.failure, config, plugins)
     return config
+
+
+def _quantization(said: dict[str, Any]) -> dict[str, Any]:
+    """With upstream's defaults; where each layer has a format of its own, only that it is so."""
+    mixed = data()["mixed"]
+    if said.get("quant_algo") == mixed["algorithm"]:
+        return {key: said.get(key) for key in mixed["keys"]}
+    none = dict.fromkeys(("quant_algo", "kv_cache_quant_algo", "clamp_val", "exclude_modules"))
+    return {**none, "group_size": 128, "smoothquant_val": 0.5, "has_zero_point": False, **said}
 
 
 def _pretend(failure: str, config: dict[str, Any], plugins: dict[str, Any]) -> None:
