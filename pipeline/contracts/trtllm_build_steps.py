@@ -122,6 +122,9 @@ class Build:
         for plugin in entry["plugins"]:
             if self.sm == entry["sm"] and values[plugin]:
                 self.refuse("plugin_gpu", plugin=plugin, value=values[plugin], sm=self.sm)
+        entry = next(entry for entry in self._refusals() if entry["id"] == "fuse_fp4_gpu")
+        if values["fuse_fp4_quant"] and self.sm not in entry["sms"]:
+            self.refuse("fuse_fp4_gpu")
         gone = "StreamingLLM is no longer" in self._text("streaming_llm")
         if values["streamingllm"] and (gone or model.architecture not in (None, "LlamaForCausalLM")):
             self.refuse("streaming_llm")

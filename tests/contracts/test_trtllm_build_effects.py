@@ -269,6 +269,9 @@ def test_formats_that_a_gpu_does_not_have(sm: int, weights: str, kv: str, refusa
         ((), {"low_latency_gemm_plugin": "fp8", "sm": 103}, None),
         ((), {"gemm_swiglu_plugin": "fp8", "use_fused_mlp": "disable"}, "RuntimeError: GemmSwiGLU plugin requires"),
         ((), {"gemm_swiglu_plugin": "fp8"}, None),
+        ((), {"fuse_fp4_quant": "enable", "weights": "NVFP4", "sm": 90}, "RuntimeError: fuse_fp4_quant only supports"),
+        ((), {"fuse_fp4_quant": "enable", "weights": "NVFP4", "sm": 100}, None),
+        ((), {"fuse_fp4_quant": "disable", "sm": 90}, None),
     ],
 )  # fmt: skip
 def test_refusals(switches: tuple[str, ...], values: dict[str, Any], refusal: str | None) -> None:
