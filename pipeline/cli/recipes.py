@@ -13,7 +13,7 @@ import click
 
 from pipeline.cli.options import recipe_argument, set_option
 from pipeline.errors import Fault, InvalidInput, PipelineError
-from pipeline.planning.concern import Concern
+from pipeline.planning.preflight import Finding
 from pipeline.recipe import find_recipe, load_recipe, packaged
 from pipeline.recipe.catalog import entries
 from pipeline.recipe.copying import copy_recipe
@@ -111,8 +111,8 @@ def validate(recipes: tuple[str, ...], overrides: tuple[str, ...], as_json: bool
                 click.echo(str(verdict.error), err=True)
                 continue
             click.echo(f"{recipe}: valid")
-            for concern in verdict.concerns:
-                click.echo(f"  {concern.severity}: {concern}")
+            for finding in verdict.findings:
+                click.echo(f"  {finding.severity}: {finding}")
     if any(verdict.error for verdict in verdicts.values()):
         sys.exit(InvalidInput.exit_code)
 
@@ -140,7 +140,7 @@ class _Verdict:
     """Of one recipe: why it is not valid, or what is to be known of it."""
 
     error: InvalidInput | None = None
-    concerns: tuple[Concern, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     def row(self, recipe: str) -> dict[str, Any]:
         faults = self.error.faults if self.error else ()
@@ -148,7 +148,7 @@ class _Verdict:
             "recipe": recipe,
             "valid": self.error is None,
             "faults": [_row(fault) for fault in faults],
-            "concerns": [asdict(concern) for concern in self.concerns],
+            "findings": [asdict(finding) for finding in self.findings],
         }
 
 
@@ -156,7 +156,7 @@ def _judge(recipe: str, overrides: Sequence[str]) -> _Verdict:
     from pipeline.stages.judging import judge
 
     try:
-        return _Verdict(concerns=judge(load_recipe(recipe, overrides)))
+        return _Verdict(findings=judge(load_recipe(recipe, overrides)))
     except InvalidInput as error:
         return _Verdict(error)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.contracts.compatibility import Severity, rule
 from pipeline.contracts.gpus import gpu, support
 from pipeline.contracts.releases import Track, container, require
+from pipeline.contracts.rules import Severity, rule
 from pipeline.errors import UserError
 
 

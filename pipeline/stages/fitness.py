@@ -6,9 +6,9 @@ prepared. Any other model of the hub is judged here, as soon as the store has it
 
 from __future__ import annotations
 
-from pipeline.planning.compatibility import refuse_incompatible
+from pipeline.planning.model_facts import ModelFacts, known_models, sizes_in
 from pipeline.planning.plan import DRAFT, TARGET, Plan
-from pipeline.planning.subject import known_sizes, sizes_in
+from pipeline.planning.preflight import findings, refuse
 from pipeline.store import Store
 
 
@@ -18,13 +18,13 @@ def refuse_unfit(plan: Plan, store: Store) -> None:
     Raises:
         InvalidInput: with everything that does not fit.
     """
-    known = known_sizes(plan.recipe)
+    known = known_models(plan.recipe)
     found = dict(known)
     for role in (TARGET, DRAFT):
         step = f"fetch.{role}"
         artifact = store.find(plan[step].key) if role not in known and step in plan else None
         sizes = sizes_in(artifact.path) if artifact is not None else None
         if sizes is not None:
-            found[role] = sizes
+            found[role] = ModelFacts(sizes)
     if found.keys() != known.keys():
-        refuse_incompatible(plan.recipe, found)
+        refuse(plan.recipe, findings(plan.recipe, found))

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from pipeline.errors import Fault, InvalidInput, UserError
-from pipeline.planning.compatibility import refuse_incompatible
-from pipeline.planning.concern import Concern
 from pipeline.planning.plan import DRAFT, TARGET
+from pipeline.planning.preflight import Finding, findings, refuse
 from pipeline.recipe import Recipe
 from pipeline.recipe.locating import shown
 from pipeline.runtimes.base import runtime_of
 
 
-def judge(recipe: Recipe) -> tuple[Concern, ...]:
+def judge(recipe: Recipe) -> tuple[Finding, ...]:
     """What is to be known of a recipe that is not refused.
 
     Raises:
         InvalidInput: what it asks for does not exist, or its runtime cannot be told so; with all that is known.
     """
-    concerns = refuse_incompatible(recipe)
+    found = refuse(recipe, findings(recipe))
     faults = _refusals(recipe)
     if faults:
         file = recipe.provenance.file
         raise InvalidInput(shown(file) if file else f"recipe {recipe.name}", faults)
-    return concerns
+    return found
 
 
 def _refusals(recipe: Recipe) -> list[Fault]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from pipeline.planning.compatibility import refuse_incompatible
 from pipeline.planning.plan import DRAFT, TARGET, Plan, Step, Surroundings, make_plan
+from pipeline.planning.preflight import findings, refuse
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
 from pipeline.runtimes.base import AUTO, ExecutorChoice, Runtime, runtime_of
@@ -68,9 +68,9 @@ def prepare(
     Raises:
         InvalidInput: what the recipe asks for does not exist; SourceError: a checkpoint cannot be had.
     """
-    for concern in refuse_incompatible(recipe):
-        if concern.severity == "warning" and progress is not None:
-            progress.say(f"warning: {concern}")
+    for finding in refuse(recipe, findings(recipe)):
+        if finding.severity == "warning" and progress is not None:
+            progress.say(f"warning: {finding}")
     runtime = runtime_of(recipe)
     checkpoints = {TARGET: recipe.model} | ({DRAFT: recipe.draft} if recipe.draft is not None else {})
     sources = {

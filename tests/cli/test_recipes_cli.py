@@ -136,7 +136,7 @@ def test_validate_json(run: Run, bad: Path) -> None:
     assert done.code == 2
     assert done.err == ""
     good, wrong = done.json
-    assert good == {"recipe": "tiny-cpu", "valid": True, "faults": [], "concerns": []}
+    assert good == {"recipe": "tiny-cpu", "valid": True, "faults": [], "findings": []}
     assert wrong["valid"] is False
     assert wrong["faults"][0] == {
         "where": str(bad), "line": 3, "key": "limits.max_input_tokens", "value": "0",

@@ -23,7 +23,7 @@ from pipeline.contracts.trtllm_build import data
 from pipeline.contracts.trtllm_build_effects import Model, effects
 from pipeline.errors import Fault, InvalidInput, StageError
 from pipeline.planning.parallelism import parallelism
-from pipeline.planning.subject import known_sizes
+from pipeline.planning.model_facts import known_sizes
 from pipeline.recipe import Recipe, TensorRTRuntime
 from pipeline.runtimes.tensorrt.limits import EngineLimits, engine_limits
 
@@ -98,7 +98,7 @@ def build_flags(recipe: Recipe, role: str, found: Formats | None = None) -> tupl
     if role == "target":
         values |= dict(
             flag.partition("=")[::2] for flag in runtime.build_flags
-        )  # planning.compatibility has judged them
+        )  # planning.preflight has judged them
     words = tuple(word for name, value in values.items() for word in (f"--{name}", str(value)))
     if found is not None or stored.weights != "auto":
         _refuse_changes(recipe, role, words, stored, sm)

@@ -11,11 +11,11 @@ import pytest
 
 from pipeline.checkpoint.architecture import FAMILIES
 from pipeline.contracts import checkpoint
-from pipeline.contracts.compatibility import rule, rules
 from pipeline.contracts.models import known_model
+from pipeline.contracts.rules import rule, rules
 from pipeline.errors import InvalidInput
-from pipeline.planning.compatibility import CHECKS, concerns, refuse_incompatible
-from pipeline.planning.subject import known_sizes
+from pipeline.planning.model_facts import known_sizes, with_sizes
+from pipeline.planning.preflight import CHECKS, findings, refuse
 from pipeline.recipe import Recipe, load_recipe, packaged
 from pipeline.stages.convert import FORMATS
 
@@ -147,8 +147,12 @@ BY_SIZES = {
 }  # tested below, with sizes that are made up
 
 
+def stop(recipe: Recipe) -> None:
+    refuse(recipe, findings(recipe))
+
+
 def severities(recipe: Recipe, name: str) -> list[str]:
-    return [concern.severity for concern in concerns(recipe) if concern.rule == name]
+    return [finding.severity for finding in findings(recipe) if finding.rule == name]
 
 
 @pytest.mark.parametrize(("recipe", "overrides", "name", "severity"), EDGES)
@@ -174,8 +178,8 @@ def test_layers_of_a_small_model() -> None:
     recipe = load_recipe(AWQ, (f"{PP}=16",))
     small = known_model("meta-llama/Llama-3.2-1B-Instruct")
     assert small is not None
-    assert [c.rule for c in concerns(recipe, {"target": small}) if c.rule.startswith("pp.")] == []
-    found = concerns(recipe, {"target": replace(small, layers=15)})
+    assert [c.rule for c in findings(recipe, with_sizes({"target": small})) if c.rule.startswith("pp.")] == []
+    found = findings(recipe, with_sizes({"target": replace(small, layers=15)}))
     assert [c.rule for c in found if c.rule.startswith("pp.")] == ["pp.layers"]
 
 
@@ -186,9 +190,9 @@ def test_layers_of_a_small_model() -> None:
 def test_vocabularies_of_draft_and_target(recipe: str, overrides: Sequence[str], severity: str) -> None:
     loaded = load_recipe(recipe, overrides)
     sizes = known_sizes(loaded)
-    assert "rt.spec_same_vocab" not in {c.rule for c in concerns(loaded, sizes)}
+    assert "rt.spec_same_vocab" not in {c.rule for c in findings(loaded, with_sizes(sizes))}
     sizes["draft"] = replace(sizes["draft"], vocab=sizes["draft"].vocab + 1)
-    found = [c for c in concerns(loaded, sizes) if c.rule == "rt.spec_same_vocab"]
+    found = [c for c in findings(loaded, with_sizes(sizes)) if c.rule == "rt.spec_same_vocab"]
     assert [c.severity for c in found] == [severity]
     assert "exchange ids" in found[0].problem
 
@@ -197,14 +201,14 @@ def test_the_vocabulary_of_an_eagle_head_is_its_own_matter() -> None:
     recipe = load_recipe(EAGLE)
     sizes = known_sizes(recipe)
     sizes["draft"] = replace(sizes["draft"], vocab=32000)
-    assert "rt.spec_same_vocab" not in {c.rule for c in concerns(recipe, sizes)}
+    assert "rt.spec_same_vocab" not in {c.rule for c in findings(recipe, with_sizes(sizes))}
 
 
 def test_awq_pads_the_vocabulary_to_a_multiple_of_64() -> None:
     recipe = load_recipe(AWQ)
     sizes = known_sizes(recipe)
     sizes["target"] = replace(sizes["target"], vocab=128257)
-    (found,) = [c for c in concerns(recipe, sizes) if c.rule == "vocab.pad_awq"]
+    (found,) = [c for c in findings(recipe, with_sizes(sizes)) if c.rule == "vocab.pad_awq"]
     assert found.severity == "note"
     assert "from 128257 to 128320" in found.problem
 
@@ -223,7 +227,7 @@ def test_awq_pads_the_vocabulary_to_a_multiple_of_64() -> None:
 def test_classes_of_models(recipe: str, overrides: Sequence[str], architecture: str, refused: bool) -> None:
     loaded = load_recipe(recipe, overrides)
     sizes = {"target": replace(known_sizes(loaded)["target"], architecture=architecture)}
-    assert ("model.class" in {c.rule for c in concerns(loaded, sizes)}) == refused
+    assert ("model.class" in {c.rule for c in findings(loaded, with_sizes(sizes))}) == refused
 
 
 def test_the_classes_are_those_that_are_read_and_converted() -> None:
@@ -248,7 +252,9 @@ def test_the_classes_are_those_that_are_read_and_converted() -> None:
 def test_groups(recipe: str, overrides: Sequence[str], columns: int, fix: str | None) -> None:
     loaded = load_recipe(recipe, (*overrides, f"{TP}=1"))
     sizes = {"target": replace(known_sizes(loaded)["target"], intermediate=columns)}
-    found = [c for c in concerns(loaded, sizes) if c.rule in ("quantization.groups", "tp.awq_block")]
+    found = [
+        c for c in findings(loaded, with_sizes(sizes)) if c.rule in ("quantization.groups", "tp.awq_block")
+    ]
     assert [c.fix for c in found] == ([fix] if fix else [])
 
 
@@ -259,7 +265,7 @@ def test_a_mixture_of_formats_is_judged_by_each() -> None:
         *PLAIN,
     )
     said = [
-        c for c in concerns(load_recipe(QWEN72, (*auto, "runtime.gpu=a100-sxm-80g"))) if c.severity == "error"
+        c for c in findings(load_recipe(QWEN72, (*auto, "runtime.gpu=a100-sxm-80g"))) if c.severity == "error"
     ]
     assert [c.rule for c in said] == ["gpu", "calibrate.formats", "tp.awq_block"]
     assert said[0].problem.startswith("fp8: a100-sxm-80g")
@@ -273,7 +279,7 @@ def test_a_mixture_of_formats_is_judged_by_each() -> None:
 def test_packaged_recipes_are_compatible_and_their_sizes_known(name: str) -> None:
     recipe = load_recipe(name)
     assert set(known_sizes(recipe)) == {"target"} | ({"draft"} if recipe.draft else set())
-    assert refuse_incompatible(recipe) == ()
+    assert refuse(recipe, findings(recipe)) == ()
 
 
 def test_everything_at_once_at_its_line(tmp_path: Path) -> None:
@@ -294,7 +300,7 @@ def test_everything_at_once_at_its_line(tmp_path: Path) -> None:
         "limits: {max_input_tokens: 4096, max_output_tokens: 512, max_concurrency: 8}\n"
     )
     with pytest.raises(InvalidInput) as caught:
-        refuse_incompatible(load_recipe(file, ("runtime.pipeline_parallel=64",)))
+        stop(load_recipe(file, ("runtime.pipeline_parallel=64",)))
     faults = {(fault.key, fault.line, fault.where) for fault in caught.value.faults}
     assert faults == {
         ("quantization.format", 4, str(file)), ("quantization.kv_cache", 5, str(file)),
@@ -311,7 +317,7 @@ def test_everything_at_once_at_its_line(tmp_path: Path) -> None:
 
 def test_an_override_is_named_as_the_place() -> None:
     with pytest.raises(InvalidInput, match=re.escape("--set: runtime.gpu = h100: GPU h100 is not known")):
-        refuse_incompatible(load_recipe(FP8, ("runtime.gpu=h100",)))
+        stop(load_recipe(FP8, ("runtime.gpu=h100",)))
 
 
 def test_a_recipe_made_in_python_has_no_lines() -> None:
@@ -319,7 +325,7 @@ def test_a_recipe_made_in_python_has_no_lines() -> None:
     changed = recipe.model_dump(mode="json")
     changed["runtime"]["gpu"] = "h100"
     with pytest.raises(InvalidInput) as caught:
-        refuse_incompatible(Recipe.model_validate(changed))
+        stop(Recipe.model_validate(changed))
     (fault,) = caught.value.faults
     assert (fault.key, fault.value, fault.line, fault.where) == ("runtime.gpu", "h100", None, "")
     assert str(caught.value).startswith("recipe made: 1 fault")
@@ -328,7 +334,7 @@ def test_a_recipe_made_in_python_has_no_lines() -> None:
 def test_sizes_of_an_unknown_model_are_not_judged(tmp_path: Path) -> None:
     recipe = load_recipe(FP8, ("model.source=hf:some/model", "model.revision=null", f"{TP}=3"))
     assert "target" not in known_sizes(recipe)
-    assert {c.rule for c in concerns(recipe)} == set()
+    assert {c.rule for c in findings(recipe)} == set()
     here = load_recipe(FP8, (f"model.source=local:{tmp_path}", "model.revision=null"))
     assert "target" not in known_sizes(here)  # fetching says what is missing
     (tmp_path / "config.json").write_text("[]")

@@ -1,6 +1,6 @@
 """Rules about sizes: what must divide, what is padded or copied, and how long a sequence may be.
 
-Each function is one rule of contracts/data/compatibility.yaml, which has its severity and sources, under its id in
+Each function is one rule of contracts/data/rules, which has its severity and sources, under its id in
 CHECKS.
 A model whose sizes are not known is passed over.
 """
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pipeline.contracts.compatibility import rule
 from pipeline.contracts.models import ModelSizes
-from pipeline.planning import fitting
-from pipeline.planning.concern import Check, Said
-from pipeline.planning.subject import Model, Subject
+from pipeline.contracts.rules import rule
+from pipeline.planning.preflight import fitting
+from pipeline.planning.preflight.finding import Check, Said
+from pipeline.planning.preflight.subject import Model, Subject
 from pipeline.recipe.rules import AWQ
 
 PIPELINE, EXPERT = "runtime.pipeline_parallel", "runtime.expert_parallel"

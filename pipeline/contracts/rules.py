@@ -1,6 +1,6 @@
 """Rules of upstream about recipes: where each holds, how grave it is, and who says so.
 
-The facts are data (`data/compatibility.yaml`); what a rule compares is in `pipeline.planning`.
+The facts are data (`data/rules/*.yaml`); what a rule compares is in `pipeline.planning.preflight`.
 
 >>> rule("rt.spec_same_vocab").severity("pytorch")
 'warning'
@@ -28,6 +28,7 @@ class Rule:
     severities: Mapping[str, Severity]  # runtime.kind -> severity
     facts: Mapping[str, Any]  # names and numbers of its own
     sources: tuple[str, ...]
+    reason: str = ""
 
     def severity(self, runtime: str) -> Severity:
         """How grave it is in a runtime that it is about."""
@@ -46,7 +47,7 @@ def rules() -> tuple[Rule, ...]:
 
 @cache
 def _rules() -> Mapping[str, Rule]:
-    file = resources.files("pipeline.contracts") / "data" / "compatibility.yaml"
+    file = resources.files("pipeline.contracts") / "data" / "rules" / "recipes.yaml"
     data = yaml.safe_load(file.read_text("utf-8"))
     return {name: _rule(name, entry) for name, entry in data["rules"].items()}
 

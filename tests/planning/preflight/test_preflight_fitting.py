@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.contracts.models import ModelSizes, known_model, known_models
-from pipeline.planning.compatibility import concerns
-from pipeline.planning.fitting import fitting_tensor_sizes, inner_per_rank, kv_heads_split
+from pipeline.planning.model_facts import with_sizes
 from pipeline.planning.parallelism import Parallelism
+from pipeline.planning.preflight import findings
+from pipeline.planning.preflight.fitting import fitting_tensor_sizes, inner_per_rank, kv_heads_split
 from pipeline.recipe import load_recipe
 
 FORMATS = {"fp8": (), "int4_awq": ("quantization.kv_cache=auto",)}
@@ -19,13 +20,13 @@ def test_proposed_sizes_are_exactly_those_that_are_accepted(repo: str, form: str
     sizes = known_model(repo)
     assert sizes is not None
     overrides = (f"quantization.format={form}", *FORMATS[form], f"runtime.tensor_parallel={tensor}")
-    found = concerns(load_recipe("qwen2.5-72b-fp8", overrides), {"target": sizes})
-    refused = any(concern.severity == "error" and concern.rule.startswith("tp.") for concern in found)
+    found = findings(load_recipe("qwen2.5-72b-fp8", overrides), with_sizes({"target": sizes}))
+    refused = any(finding.severity == "error" and finding.rule.startswith("tp.") for finding in found)
     fits = fitting_tensor_sizes(sizes, 128 if form == "int4_awq" else None, 1)
     assert refused == (tensor not in fits)
-    for concern in found:
-        if concern.rule.startswith("tp.") and concern.severity == "error" and fits:
-            assert concern.fix.endswith("to " + " or ".join(map(str, fits)))
+    for finding in found:
+        if finding.rule.startswith("tp.") and finding.severity == "error" and fits:
+            assert finding.fix.endswith("to " + " or ".join(map(str, fits)))
 
 
 @given(kv_heads=st.integers(1, 64), tensor=st.integers(1, 64))

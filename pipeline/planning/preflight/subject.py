@@ -1,16 +1,19 @@
-"""What the rules of `compatibility` look at: a recipe, its models one by one, and the sizes that are known of them."""
+"""What rules look at: a recipe, its models one by one, and what is known of them, of the machine, of what is written."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from pipeline.contracts.models import ModelSizes, known_model
+from pipeline.contracts.models import ModelSizes
+from pipeline.contracts.releases import container, require
+from pipeline.errors import UserError
+from pipeline.planning.machine_facts import MachineFacts
+from pipeline.planning.model_facts import ModelFacts
 from pipeline.planning.parallelism import Parallelism, parallelism
 from pipeline.planning.plan import DRAFT, TARGET
-from pipeline.recipe import Checkpoint, HubSource, PyTorchRuntime, Recipe, TensorRTRuntime
+from pipeline.planning.preflight.emission import Emission
+from pipeline.recipe import PyTorchRuntime, Recipe, TensorRTRuntime
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +27,13 @@ class Model:
     format: str
     kv_cache: str  # auto | fp8 | int8
     split: Parallelism
-    sizes: ModelSizes | None  # None: not known before the checkpoint is here
+    facts: ModelFacts
     is_head: bool  # an Eagle-3 head, which is part of the target's engine
+
+    @property
+    def sizes(self) -> ModelSizes | None:
+        """None: not known before the checkpoint is here."""
+        return self.facts.sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,8 @@ class Subject:
 
     recipe: Recipe
     models: tuple[Model, ...]  # the target first
+    machine: MachineFacts | None = None
+    emitted: Emission | None = None
 
     @property
     def target(self) -> Model:
@@ -59,40 +69,38 @@ class Subject:
         """The models whose sizes are known."""
         return tuple((model, model.sizes) for model in self.models if model.sizes is not None)
 
+    @property
+    def release_problem(self) -> str:
+        """Why there is no such release of TensorRT-LLM for this runtime; empty if there is."""
+        runtime = self.gpu_runtime
+        assert runtime is not None, "asked of TensorRT-LLM only"
+        try:
+            require(runtime.version, runtime.kind)
+            container(runtime.version)
+        except UserError as error:
+            return str(error)
+        return ""
 
-def subject(recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Subject:
-    """The recipe as rules see it; `sizes`: role -> what is known."""
-    models = [_target(recipe, sizes.get(TARGET))]
+    def layer_formats(self, model: Model) -> tuple[str, ...]:
+        """The formats that layers of a model may have; several only where the format is auto."""
+        auto = self.recipe.quantization.auto
+        return auto.formats if model.format == "auto" and auto is not None else (model.format,)
+
+
+def subject(
+    recipe: Recipe,
+    facts: Mapping[str, ModelFacts],
+    machine: MachineFacts | None = None,
+    emitted: Emission | None = None,
+) -> Subject:
+    """The recipe as rules see it; `facts`: role -> what is known of the model."""
+    models = [_target(recipe, facts.get(TARGET, ModelFacts()))]
     if recipe.draft is not None:
-        models.append(_draft(recipe, sizes.get(DRAFT)))
-    return Subject(recipe, tuple(models))
+        models.append(_draft(recipe, facts.get(DRAFT, ModelFacts())))
+    return Subject(recipe, tuple(models), machine, emitted)
 
 
-def known_sizes(recipe: Recipe) -> dict[str, ModelSizes]:
-    """Role -> sizes, of the models whose sizes can be had offline: from the contracts, or a local config.json."""
-    checkpoints: dict[str, Checkpoint] = {TARGET: recipe.model}
-    if recipe.draft is not None:
-        checkpoints[DRAFT] = recipe.draft
-    found = {role: _sizes(checkpoint) for role, checkpoint in checkpoints.items()}
-    return {role: sizes for role, sizes in found.items() if sizes is not None}
-
-
-def _sizes(checkpoint: Checkpoint) -> ModelSizes | None:
-    if isinstance(checkpoint.source, HubSource):
-        return known_model(checkpoint.source.repo)
-    return sizes_in(checkpoint.source.path)
-
-
-def sizes_in(folder: Path) -> ModelSizes | None:
-    """What the config.json of a checkpoint says; None if it cannot be read, which fetching it explains."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return ModelSizes.from_config(config) if isinstance(config, dict) else None
-
-
-def _target(recipe: Recipe, sizes: ModelSizes | None) -> Model:
+def _target(recipe: Recipe, facts: ModelFacts) -> Model:
     return Model(
         role=TARGET,
         source_key="model.source",
@@ -101,12 +109,12 @@ def _target(recipe: Recipe, sizes: ModelSizes | None) -> Model:
         format=recipe.quantization.format,
         kv_cache=_kv_cache(recipe, recipe.quantization.format),
         split=parallelism(recipe, TARGET),
-        sizes=sizes,
+        facts=facts,
         is_head=False,
     )
 
 
-def _draft(recipe: Recipe, sizes: ModelSizes | None) -> Model:
+def _draft(recipe: Recipe, facts: ModelFacts) -> Model:
     assert recipe.draft is not None, "the caller looked"
     own_ranks = recipe.runtime.kind == "tensorrt"
     return Model(
@@ -117,7 +125,7 @@ def _draft(recipe: Recipe, sizes: ModelSizes | None) -> Model:
         format=recipe.draft.quantization,
         kv_cache=_kv_cache(recipe, recipe.draft.quantization),
         split=parallelism(recipe, DRAFT),
-        sizes=sizes,
+        facts=facts,
         is_head=recipe.draft.method == "eagle3",
     )
 

@@ -1,0 +1,122 @@
+"""Rules about what a recipe names: its release, its GPU, and flags and models that a release must know.
+
+Each function is one rule of contracts/data/rules, under its id in CHECKS.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pipeline.contracts import gpus, llmapi, trtllm_build
+from pipeline.contracts.history import precedes
+from pipeline.contracts.rules import rule
+from pipeline.errors import UserError
+from pipeline.planning.preflight.finding import Check, Said
+from pipeline.planning.preflight.subject import Subject
+from pipeline.recipe import PyTorchRuntime, TensorRTRuntime
+
+VERSION, KIND, GPU = "runtime.version", "runtime.kind", "runtime.gpu"
+KV_CACHE = "quantization.kv_cache"
+
+
+def _release(subject: Subject) -> Iterator[Said]:
+    if subject.release_problem:
+        yield Said((VERSION, KIND), subject.release_problem)
+
+
+def _gpu(subject: Subject) -> Iterator[Said]:
+    """The GPU is known, is not newer than the release, and runs each model's formats."""
+    runtime = subject.gpu_runtime
+    assert runtime is not None, "the rule is about TensorRT-LLM"
+    try:
+        gpu = gpus.gpu(runtime.gpu)
+    except UserError as error:
+        yield Said((GPU,), str(error))
+        return
+    version: str | None = runtime.version if not subject.release_problem else None
+    said: dict[str, Said] = {}  # by reason: target and draft may share one
+    for model in subject.models:
+        keys = {"gpu": (GPU, VERSION), "weights": (model.format_key, GPU), "kv_cache": (KV_CACHE, GPU)}
+        for form in subject.layer_formats(model):
+            for found in gpus.support(gpu, form, model.kv_cache, runtime.kind, version):
+                text = f"{form}: {found.reason}" if form != model.format else found.reason
+                said.setdefault(text, Said(keys[found.subject], text, "", found.severity, found.sources))
+    yield from said.values()
+
+
+def _model_since(subject: Subject) -> Iterator[Said]:
+    runtime = subject.gpu_runtime
+    assert runtime is not None, "the rule is about TensorRT-LLM"
+    first: Mapping[str, Mapping[str, str]] = rule("model.since").facts["models"]
+    for model, sizes in subject.sized:
+        since = first.get(sizes.architecture, {}).get(runtime.kind)
+        if since is not None and precedes(runtime.version, since):
+            yield Said(
+                (VERSION, model.source_key),
+                f"does not build {sizes.architecture}, which {model.source_key} is, with runtime.kind {runtime.kind}",
+                f"at least {since}",
+            )
+
+
+def _instances(subject: Subject) -> Iterator[Said]:
+    runtime = subject.recipe.runtime
+    if not isinstance(runtime, PyTorchRuntime) or runtime.instances == 1 or subject.release_problem:
+        return
+    if not llmapi.has_instances(runtime.version):
+        yield Said(
+            ("runtime.instances", VERSION),
+            f"must be 1: the llmapi model of TensorRT-LLM {runtime.version} cannot spread instances over GPUs",
+            "remove runtime.instances, or choose a version that can",
+        )
+
+
+def _known_issue(subject: Subject) -> Iterator[Said]:
+    for issue in rule("known.issue").facts["issues"]:
+        if _has(issue, subject):
+            yield Said((issue["key"], VERSION), issue["problem"], issue["fix"])
+
+
+def _has(issue: Mapping[str, Any], subject: Subject) -> bool:
+    """Whether a recipe meets all conditions of an issue."""
+    runtime, target = subject.gpu_runtime, subject.target
+    assert runtime is not None, "the rule is about TensorRT-LLM"
+    version, sm = runtime.version, {gpu.name: gpu.sm for gpu in gpus.gpus()}.get(runtime.gpu)
+    architecture = target.sizes.architecture if target.sizes is not None else None
+    return (
+        not precedes(version, issue["since"])
+        and precedes(version, issue["until"])
+        and runtime.kind in issue.get("runtimes", (runtime.kind,))
+        and sm in issue.get("capabilities", (sm,))
+        and architecture in issue.get("architectures", (architecture,))
+        and target.format in issue.get("formats", (target.format,))
+        and all(getattr(runtime, setting) > least for setting, least in issue["above"].items())
+    )
+
+
+def _build_flags(subject: Subject) -> Iterator[Said]:
+    runtime = subject.recipe.runtime
+    if not isinstance(runtime, TensorRTRuntime) or subject.release_problem:
+        return
+    allowed, key = trtllm_build.tunable(runtime.version), "runtime.build_flags"
+    for flag in runtime.build_flags:
+        name, equals, _ = flag.partition("=")
+        if not equals:
+            yield Said((key,), f"has {flag}, which has no value", f"write {flag}=enable")
+        elif name not in allowed:
+            near = difflib.get_close_matches(name, allowed, n=3) or allowed
+            yield Said((key, VERSION), f"may not have {name}", f"what it may have: {', '.join(near)}")
+        else:
+            for fault in trtllm_build.check(runtime.version, [f"--{flag}"]):
+                yield Said((key, VERSION), f"has {fault.removeprefix('--')}")
+
+
+CHECKS: Mapping[str, Check] = {
+    "release": _release,
+    "gpu": _gpu,
+    "model.since": _model_since,
+    "llmapi.instances": _instances,
+    "known.issue": _known_issue,
+    "build.flags": _build_flags,
+}
