@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
+from tritonclient import grpc
 from tritonclient.utils import InferenceServerException
 
 from pipeline.triton.server import TritonServer
 from tests.support.engine import QUESTIONS, TURN, prompts
 from tests.support.served import CHECKPOINTS, SETTINGS, package_support_pair
-from tests.support.streams import Response, joined, metrics, stream
+from tests.support.streams import Response, joined, metrics, stream, tensor
 from tests.support.waiting import wait_for
 
 TOKENIZER = Tokenizer.from_file(str(CHECKPOINTS / "support-target/tokenizer.json"))
@@ -300,14 +302,37 @@ def test_leaving_between_rounds_frees_both_engines(server: TritonServer, drafts:
     assert 0 < settled(server) - before < 600
 
 
+@contextmanager
+def stopping(url: str, request_id: str) -> Iterator[None]:
+    """Stops the target's request of that id again and again: one that arrives between two rounds finds none."""
+    over = threading.Event()
+    stop = {"input_ids": np.array([[1]], np.int32), "input_lengths": 1, "request_output_len": 1, "stop": True}
+    tensors = [tensor(name, value) for name, value in stop.items()]
+
+    def run() -> None:
+        answered = threading.Semaphore(0)
+        with grpc.InferenceServerClient(url) as client:
+            client.start_stream(lambda **_: answered.release())
+            while not over.is_set():
+                client.async_stream_infer(
+                    "tensorrt_llm", tensors, request_id=request_id, enable_empty_final_response=True
+                )
+                answered.acquire(timeout=60)
+            client.stop_stream()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(60)
+
+
 def test_stop_by_id_ends_the_answer_during_a_round(server: TritonServer) -> None:
     id = "0123456789abcdef"
-    answer = stream(server.grpc_url, BLS, request_id=id, text_input=ASKED, stream=True, **FIGURES, **LONG)
-    stop = {"input_ids": np.array([[1]], np.int32), "input_lengths": 1, "request_output_len": 1, "stop": True}
-    responses = [next(answer)]
-    for response in answer:
-        responses.append(response)
-        list(stream(server.grpc_url, "tensorrt_llm", request_id=id, **stop))
-    answered = Answered(responses)
+    with stopping(server.grpc_url, id):
+        asked = {"request_id": id, "text_input": ASKED, "stream": True}
+        answered = Answered(list(stream(server.grpc_url, BLS, **asked, **FIGURES, **LONG)))
     assert answered.responses[-1].final
     assert sum(answered.rounds) == answered.figure("num_output_tokens") < 700
