@@ -16,3 +16,9 @@ def folder(name: str) -> Path:
         if candidate.is_dir():
             return candidate
     raise FileNotFoundError(f"{name}/ is missing from this installation of pipeline")
+
+
+def checkout() -> Path | None:
+    """The root of the checkout that this runs from; None for an installed wheel."""
+    root = _PACKAGE.parent
+    return root if (root / "pyproject.toml").is_file() else None

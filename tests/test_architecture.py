@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "pipeline"
 FLOORS = (
     {"cli"},
     {"stages", "deploy", "gateway", "bench"},
-    {"runtimes", "triton", "client", "cache"},
+    {"runtimes", "triton", "machine", "client", "cache"},
     {"planning"},
     {"recipe", "contracts", "store", "checkpoint"},
     {"errors", "progress", "resources"},

@@ -17,12 +17,13 @@ from pipeline.deploy.outline import Outline, outline
 from pipeline.deploy.preflight import Finding, preflight, refuse
 from pipeline.deploy.software import modules_of, software_here, software_of_image
 from pipeline.errors import ServerError, UserError
+from pipeline.machine.host import mpi_slots
 from pipeline.progress import Progress
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.gpu_launch import LaunchPlan, Place, plan_launch
 from pipeline.triton.images import Image, find_image, pull_image
 from pipeline.triton.launch import LOOPBACK, Launcher, Ports
-from pipeline.triton.native_launch import NativeLauncher, mpi_slots
+from pipeline.triton.native_launch import NativeLauncher
 from pipeline.triton.server import TritonServer, local_launcher
 
 Target = Literal["local", "docker"]

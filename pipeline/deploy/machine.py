@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass
 
 from pipeline.deploy.software import Software
-from pipeline.triton.gpus import GpuSeen, read_gpus, visible
+from pipeline.machine.gpus import GpuSeen, read_gpus, visible
 
 
 @dataclass(frozen=True, slots=True)

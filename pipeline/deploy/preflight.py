@@ -17,9 +17,9 @@ from pipeline.contracts.launching import launching
 from pipeline.deploy.machine import Machine
 from pipeline.deploy.software import Software
 from pipeline.errors import Fault, InvalidInput
+from pipeline.machine.gpus import GpuSeen
 from pipeline.triton.deployment import Deployment, Requirements
 from pipeline.triton.gpu_launch import LaunchPlan
-from pipeline.triton.gpus import GpuSeen
 
 _MEMORY_SHARE = (
     0.94  # of a GPU's nominal memory that its driver reports at least (ECC and firmware take some)

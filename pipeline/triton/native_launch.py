@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pipeline.machine.host import mpi_slots
 from pipeline.triton.deployment import CONTAINER_ROOT, REPOSITORY, Deployment
 from pipeline.triton.gpu_launch import LaunchPlan, Place, plan_launch
 from pipeline.triton.launch import Ports, Start
@@ -82,19 +83,3 @@ def native_place(start: Start, *, devices: tuple[int, ...] = (), server: str | N
         drain_s=start.drain_s,
         stub_timeout_s=round(start.deadline_s),
     )
-
-
-def mpi_slots() -> int:
-    """Slots of an mpirun without a host file: cores (not threads) that this process may run on."""
-    mine = os.sched_getaffinity(0)
-    cores = {_core(number) for number in mine}
-    return max(1, len(cores))
-
-
-def _core(number: int) -> tuple[str, ...]:
-    """What tells cores apart; of a processor that the kernel says nothing about, its number."""
-    topology = Path(f"/sys/devices/system/cpu/cpu{number}/topology")
-    try:
-        return tuple((topology / name).read_text().strip() for name in ("physical_package_id", "core_id"))
-    except OSError:
-        return (str(number),)

@@ -12,9 +12,9 @@ from pipeline.deploy.machine import Machine
 from pipeline.deploy.preflight import Finding, contract_name, preflight, refuse, release_of
 from pipeline.deploy.software import Software
 from pipeline.errors import InvalidInput
+from pipeline.machine.gpus import GpuSeen, read_gpus, visible
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from pipeline.triton.gpu_launch import LaunchPlan, Place, plan_launch
-from pipeline.triton.gpus import GpuSeen, read_gpus, visible
 from pipeline.triton.launch import Ports
 from tests.support.deployments import gpu_deployment
 from tests.support.nvidia_smi import line, put_nvidia_smi

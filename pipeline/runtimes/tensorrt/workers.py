@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from pipeline.machine.gpus import read_gpus, visible
 from pipeline.runtimes.base import ExecutorChoice
-from pipeline.triton.gpus import read_gpus, visible
 
 # A worker reads the weights, TensorRT copies them, and the plan holds them again before it is written
 # (data/build_errors.yaml, host_memory; TensorRT-LLM issues 102, 217, 489).

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 
 from pipeline.errors import UserError
+from pipeline.machine.gpus import read_gpus, visible
 from pipeline.runtimes.tensorrt.executors.job import BuildJob
-from pipeline.triton.gpus import read_gpus, visible
 
 
 @dataclass(frozen=True, slots=True)

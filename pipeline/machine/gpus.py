@@ -1,0 +1,104 @@
+"""The GPUs of this machine, as its driver reports them: by NVML where nvidia-ml-py is installed, else by `nvidia-smi`.
+
+NVML is asked by a process of its own (`nvml.py`), because a call that hangs in the driver cannot be called off.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from pipeline.machine import nvml
+from pipeline.machine.asking import Said, ask
+
+_QUERY = "index,uuid,name,compute_cap,memory.total,memory.free,driver_version"
+_DEADLINE_S = 30.0
+_NO_PROGRAM = "there is no nvidia-smi: no driver, or a container that was started without --gpus"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSeen:
+    """One GPU."""
+
+    index: int
+    uuid: str
+    name: str  # "NVIDIA H100 80GB HBM3"
+    sm: int  # 90 for compute capability 9.0
+    memory_mib: int
+    free_mib: int
+    driver: str  # "590.44.01"
+
+    @property
+    def capability(self) -> str:
+        """Compute capability as people write it."""
+        return f"{self.sm // 10}.{self.sm % 10}"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSurvey:
+    """All GPUs of the machine, and who told of them."""
+
+    gpus: tuple[GpuSeen, ...]
+    problem: str  # why there are none to see; empty if there are
+    source: str  # "NVML" | "nvidia-smi" | "" where neither answers
+    cuda: str | None = None  # newest CUDA that the driver supports: "13.0"; only NVML tells
+    nvml_problem: str = ""  # why NVML was not asked, or does not answer
+
+
+def survey_gpus(deadline_s: float = _DEADLINE_S) -> GpuSurvey:
+    """All GPUs of the machine; within twice the deadline, as both may have to be asked."""
+    said = ask_nvml(deadline_s)
+    if not said.problem:
+        answer = json.loads(said.text)
+        gpus = tuple(GpuSeen(driver=answer["driver"], **entry) for entry in answer["gpus"])
+        return GpuSurvey(gpus, "" if gpus else "NVML lists no GPU", "NVML", answer["cuda"])
+    gpus, problem = read_gpus(deadline_s)
+    return GpuSurvey(gpus, problem, "nvidia-smi" if gpus else "", nvml_problem=said.problem)
+
+
+def ask_nvml(deadline_s: float) -> Said:
+    """What `nvml.py` prints."""
+    if find_spec("pynvml") is None:
+        return Said(problem="nvidia-ml-py is not installed")
+    return ask([sys.executable, nvml.__file__], deadline_s)
+
+
+def read_gpus(deadline_s: float = _DEADLINE_S) -> tuple[tuple[GpuSeen, ...], str]:
+    """All GPUs of the machine by nvidia-smi, and why there are none to see if that is so."""
+    if shutil.which("nvidia-smi") is None:
+        return (), _NO_PROGRAM
+    said = ask(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"], deadline_s)
+    if said.problem:
+        return (), said.problem
+    try:
+        rows = csv.reader(said.lines, skipinitialspace=True)
+        gpus = tuple(_gpu(row) for row in rows if row)
+    except ValueError as error:
+        return (), f"nvidia-smi says what cannot be read ({error}): {said.text.strip()!r}"
+    return gpus, "" if gpus else "nvidia-smi lists no GPU"
+
+
+def _gpu(row: list[str]) -> GpuSeen:
+    index, uuid, name, capability, total, free, driver = (field.strip() for field in row)
+    major, _, minor = capability.partition(".")
+    return GpuSeen(int(index), uuid, name, int(major) * 10 + int(minor), int(total), int(free), driver)
+
+
+def visible(
+    gpus: tuple[GpuSeen, ...], devices: tuple[int, ...], environment: Mapping[str, str]
+) -> tuple[GpuSeen, ...]:
+    """Those GPUs that a process sees: the devices that were asked for, or what CUDA_VISIBLE_DEVICES leaves."""
+    if devices:
+        return tuple(gpu for gpu in gpus if gpu.index in devices)
+    wanted = environment.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return gpus
+    names = [name.strip() for name in wanted.split(",") if name.strip()]
+    return tuple(
+        gpu for gpu in gpus for name in names if str(gpu.index) == name or gpu.uuid.startswith(f"{name}")
+    )

@@ -1,0 +1,126 @@
+"""The Hugging Face Hub as this machine can reach it. Only heads of answers are asked for, and the token is never shown.
+
+The rules are huggingface_hub's (HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN, HF_HOME), without its import, which takes longer
+than all else that is looked at.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import partial
+from pathlib import Path
+from urllib.parse import quote
+
+from pipeline import __version__
+from pipeline.machine.asking import Late, at_once
+
+_DEADLINE_S = 10.0
+_TRUE = ("1", "ON", "YES", "TRUE")
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """What was found."""
+
+    endpoint: str
+    offline: bool  # HF_HUB_OFFLINE: nobody is asked
+    token: str | None  # where a token lies: "HF_TOKEN", or a file; never the token
+    problem: str = ""  # why it cannot be reached; empty if it can, and if nobody was asked
+    clock_ahead_s: float | None = None  # of this machine against the hub's; None: not known
+    repositories: Mapping[str, int] = field(default_factory=dict)  # repository -> status of its config.json
+
+    @property
+    def reached(self) -> bool:
+        """Whether it answers."""
+        return not self.offline and not self.problem
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """A redirect is an answer: the file is there."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def read_hub(
+    repositories: Iterable[tuple[str, str | None]] = (),
+    deadline_s: float = _DEADLINE_S,
+    environment: Mapping[str, str] = os.environ,
+) -> Hub:
+    """The hub, and of each (repository, revision) the HTTP status that its config.json has for this user."""
+    endpoint = (environment.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    offline = environment.get("HF_HUB_OFFLINE", environment.get("TRANSFORMERS_OFFLINE", "")).upper() in _TRUE
+    where, token = _token(environment)
+    if offline:
+        return Hub(endpoint, True, where)
+    if not endpoint.startswith(("http://", "https://")):
+        return Hub(endpoint, False, where, f"HF_ENDPOINT is {endpoint!r}, which is no http or https address")
+    urls = {
+        repo: f"{endpoint}/{repo}/resolve/{quote(revision or 'main', safe='')}/config.json"
+        for repo, revision in repositories
+    }
+    asked = set(urls.values()) or {endpoint}
+    answers = at_once({url: partial(_status, url, token, deadline_s) for url in asked}, deadline_s)
+    answered = [answer for answer in answers.values() if isinstance(answer, _Answer)]
+    if not answered:
+        reasons = [answer.reason for answer in answers.values()]
+        return Hub(endpoint, False, where, f"{endpoint} cannot be reached: {reasons[0]}")
+    ahead = next((answer.ahead_s for answer in answered if answer.ahead_s is not None), None)
+    statuses = {
+        repo: answer.status for repo, url in urls.items() if isinstance(answer := answers[url], _Answer)
+    }
+    return Hub(endpoint, False, where, clock_ahead_s=ahead, repositories=statuses)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    ahead_s: float | None
+
+
+def _status(url: str, token: str | None, deadline_s: float) -> _Answer | Late:
+    """Any answer counts, an error as well: somebody is there."""
+    request = urllib.request.Request(url, method="HEAD", headers={"User-Agent": f"pipeline/{__version__}"})
+    if token:
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.build_opener(_Stay).open(request, timeout=deadline_s) as answer:
+            return _Answer(answer.status, _ahead(answer.headers.get("Date")))
+    except urllib.error.HTTPError as error:
+        with error:
+            return _Answer(error.code, _ahead(error.headers.get("Date")))
+    except urllib.error.URLError as error:
+        return Late(str(error.reason))
+    except (OSError, http.client.HTTPException) as error:
+        return Late(str(error) or repr(error))
+
+
+def _ahead(date: str | None) -> float | None:
+    """Seconds that this clock is ahead of the one that wrote an answer's Date, whose resolution is one second."""
+    try:
+        return (datetime.now(UTC) - parsedate_to_datetime(date or "")).total_seconds()
+    except (ValueError, TypeError):
+        return None
+
+
+def _token(environment: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """Where a token lies, and the token."""
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        if token := environment.get(name, "").strip():
+            return name, token
+    home = Path(
+        environment.get("HF_HOME") or Path(environment.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    )
+    file = Path(environment.get("HF_TOKEN_PATH") or home / "token").expanduser()
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None, None
+    return (str(file), token) if token else (None, None)

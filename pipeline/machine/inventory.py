@@ -1,0 +1,123 @@
+"""The inventory of a machine: all that is looked at, at once, in a time that is kept.
+
+    found = take(store=Path("~/.cache/pipeline/store"), deadline_s=2.5)
+    found.facts()  # what rules judge
+
+A probe that is late leaves its part as unknown, with the reason among `late`.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipeline.machine.asking import Late, at_once
+from pipeline.machine.disks import Disk, read_disk, shared_memory_bytes
+from pipeline.machine.docker import Docker, read_docker
+from pipeline.machine.gpus import GpuSurvey, survey_gpus, visible
+from pipeline.machine.host import Memory, Processors, Ulimits, read_memory, read_processors, read_ulimits
+from pipeline.machine.hub import Hub, read_hub
+from pipeline.machine.ports import Listener, listeners
+from pipeline.machine.programs import Mpi, TritonProgram, read_mpi, read_triton
+from pipeline.machine.topology import Topology, read_topology
+from pipeline.planning.machine_facts import DiskFacts, DockerFacts, GpuFacts, MachineFacts
+
+DEADLINE_S = 2.0
+_MARGIN = 0.8  # of the deadline that a program is given, so that its own reason is heard
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What was found. None: the probe did not answer in time (see `late`), or was not wanted."""
+
+    gpus: GpuSurvey | None = None
+    topology: Topology | None = None
+    memory: Memory | None = None
+    processors: Processors | None = None
+    ulimits: Ulimits | None = None
+    store: Disk | None = None
+    temporary: Disk | None = None
+    shm_bytes: int | None = None
+    docker: Docker | None = None
+    mpi: Mpi | None = None
+    triton: TritonProgram | None = None
+    hub: Hub | None = None
+    listeners: Mapping[int, Listener] | None = None  # port -> who listens there
+    late: Mapping[str, str] = field(default_factory=dict)  # probe -> why it has no answer
+
+    def facts(self, devices: tuple[int, ...] = ()) -> MachineFacts:
+        """What rules judge. `devices`: GPUs that may be used; empty for all that CUDA_VISIBLE_DEVICES leaves."""
+        return MachineFacts(
+            gpus=self._gpus(devices),
+            gpu_problem=self.gpus.problem if self.gpus else "",
+            links=self.topology.links if self.topology and not self.topology.problem else None,
+            store=_disk_facts(self.store),
+            temporary=_disk_facts(self.temporary),
+            memory_bytes=self.memory.total_bytes if self.memory else None,
+            memory_available_bytes=self.memory.available_bytes if self.memory else None,
+            shm_bytes=self.shm_bytes,
+            memlock_bytes=self.ulimits.memlock_bytes if self.ulimits else None,
+            memlock_limited=self.ulimits.memlock_bytes is not None if self.ulimits else None,
+            mpi_slots=self.processors.cores if self.processors else None,
+            is_root=os.geteuid() == 0,
+            taken_ports=frozenset(self.listeners) if self.listeners is not None else None,
+            docker=_docker_facts(self.docker),
+            hub=self.hub.repositories if self.hub else {},
+        )
+
+    def _gpus(self, devices: tuple[int, ...]) -> tuple[GpuFacts, ...] | None:
+        if self.gpus is None:
+            return None
+        return tuple(
+            GpuFacts(one.index, one.name, one.sm, one.memory_mib, one.free_mib, one.driver)
+            for one in visible(self.gpus.gpus, devices, os.environ)
+        )
+
+
+def take(
+    store: Path,
+    *,
+    ports: Iterable[int] = (),
+    repositories: Iterable[tuple[str, str | None]] = (),
+    deadline_s: float = DEADLINE_S,
+) -> Inventory:
+    """Look at this machine.
+
+    Args:
+        store: folder that artifacts go to; it need not exist.
+        ports: those that are asked about.
+        repositories: (repository, revision) of the hub to ask for.
+        deadline_s: for all probes together, as they run at the same time.
+    """
+    each_s = deadline_s * _MARGIN
+    probes: dict[str, Callable[[], Any]] = {
+        "gpus": partial(survey_gpus, each_s / 2),  # NVML, then nvidia-smi
+        "topology": partial(read_topology, each_s),
+        "memory": read_memory,
+        "processors": read_processors,
+        "ulimits": read_ulimits,
+        "store": partial(read_disk, store),
+        "temporary": partial(read_disk, Path(tempfile.gettempdir())),
+        "shm_bytes": shared_memory_bytes,
+        "docker": partial(read_docker, each_s),
+        "mpi": partial(read_mpi, each_s),
+        "triton": read_triton,
+        "hub": partial(read_hub, tuple(repositories), each_s),
+        "listeners": partial(listeners, tuple(ports)),
+    }
+    answers = at_once(probes, deadline_s)
+    late = {name: answer.reason for name, answer in answers.items() if isinstance(answer, Late)}
+    return Inventory(**{name: answer for name, answer in answers.items() if name not in late}, late=late)
+
+
+def _disk_facts(disk: Disk | None) -> DiskFacts | None:
+    return None if disk is None or disk.problem else DiskFacts(disk.folder, disk.device, disk.free_bytes)
+
+
+def _docker_facts(docker: Docker | None) -> DockerFacts | None:
+    return None if docker is None else DockerFacts(docker.version, docker.gpu_runtime, docker.problem)

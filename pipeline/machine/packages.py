@@ -1,0 +1,145 @@
+"""Python, and the distributions of each extra: which version is wanted, which is installed, what would install it."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from pipeline import resources
+
+OWN = "pipeline"
+_LEFT_OUT = ("all", "dev")  # of others, and for those who work on the project itself
+
+
+@dataclass(frozen=True, slots=True)
+class PythonFacts:
+    """The interpreter that runs this."""
+
+    version: str
+    wanted: str  # ">=3.11,<3.13"
+    fits: bool
+    executable: str
+    environment: bool  # a virtual environment
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """One distribution."""
+
+    name: str
+    wanted: str  # "==2.13.0"; "" for any
+    installed: str | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is there in a version that is wanted; local versions (2.13.0+cpu) are theirs."""
+        return self.installed is not None and SpecifierSet(self.wanted).contains(
+            self.installed, prereleases=True
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """What one part of the product needs; "" is what every part needs."""
+
+    name: str
+    packages: tuple[Package, ...]
+
+    @property
+    def lacking(self) -> tuple[Package, ...]:
+        """Those that are missing, or of another version."""
+        return tuple(package for package in self.packages if not package.fits)
+
+    @property
+    def install(self) -> str:
+        """The line that installs it."""
+        return install_line(self.name)
+
+
+def read_python() -> PythonFacts:
+    """This interpreter."""
+    version, wanted = platform.python_version(), _wanted().python
+    return PythonFacts(
+        version=version,
+        wanted=wanted,
+        fits=SpecifierSet(wanted).contains(version, prereleases=True),
+        executable=sys.executable,
+        environment=sys.prefix != sys.base_prefix,
+    )
+
+
+def read_extras() -> tuple[Extra, ...]:
+    """All extras, and first what needs none; the versions are of this Python's environment."""
+    return tuple(Extra(name, tuple(map(_package, wanted))) for name, wanted in _wanted().extras.items())
+
+
+def install_line(extra: str) -> str:
+    """What installs an extra into this environment.
+
+    >>> install_line("hub").startswith("pip install ")
+    True
+    """
+    suffix = f"[{extra}]" if extra else ""
+    checkout = resources.checkout()
+    if checkout is None or version_of(OWN) is not None:
+        return f"pip install '{OWN}{suffix}'"
+    return f"pip install --editable '{checkout}{suffix}'"
+
+
+def version_of(distribution: str) -> str | None:
+    """The version that is installed; None if none is."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _package(wanted: Requirement) -> Package:
+    return Package(wanted.name, str(wanted.specifier), version_of(wanted.name))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What the product asks for."""
+
+    python: str
+    extras: Mapping[str, tuple[Requirement, ...]]
+
+
+@cache
+def _wanted() -> _Wanted:
+    """By pyproject.toml in a checkout, where what pip wrote down may be old; else by what pip wrote down."""
+    checkout = resources.checkout()
+    return _installed() if checkout is None else _declared(checkout / "pyproject.toml")
+
+
+def _declared(file: Path) -> _Wanted:
+    project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+    extras = {"": project["dependencies"], **project["optional-dependencies"]}
+    kept = {name: tuple(map(Requirement, lines)) for name, lines in extras.items() if name not in _LEFT_OUT}
+    return _Wanted(project["requires-python"], kept)
+
+
+def _installed() -> _Wanted:
+    own = metadata.metadata(OWN)
+    requirements = [Requirement(line) for line in own.get_all("Requires-Dist") or ()]
+    names = ["", *(name for name in own.get_all("Provides-Extra") or () if name not in _LEFT_OUT)]
+    extras = {name: tuple(one for one in requirements if _holds(one, name)) for name in names}
+    return _Wanted(own["Requires-Python"], extras)
+
+
+def _holds(requirement: Requirement, extra: str) -> bool:
+    """Whether an extra asks for it; of what every part needs, only the part without an extra does."""
+    marker = requirement.marker
+    if not extra:
+        return marker is None or marker.evaluate({"extra": ""})
+    return marker is not None and not marker.evaluate({"extra": ""}) and marker.evaluate({"extra": extra})
