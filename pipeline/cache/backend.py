@@ -90,6 +90,9 @@ class Backend(Protocol):
     def removals(self) -> int:
         """A number that changes whenever an entry goes or is replaced, by whatever process."""
 
+    def unreadable(self) -> int:
+        """How many entries this process met that are damaged, not ours, or sealed with another key; not served."""
+
     def fill(self) -> Fill:
         """How full it is."""
 

@@ -1,8 +1,10 @@
 """Opening a backend of the response cache by its address.
 
     /var/cache/answers.db, file:///var/cache/answers.db      one SQLite file on this machine
+    redis://host:6379/0, valkey://…, rediss:// for TLS       Redis or Valkey
 
-A shared server keeps the caches of several recipes apart by their `name`. Secrets are never part of an address.
+A shared server keeps the caches of several recipes apart by their `name`. A password is never part of an address: it is
+taken from the environment variable PIPELINE_CACHE_PASSWORD.
 """
 
 from __future__ import annotations
@@ -11,19 +13,20 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from pipeline.cache.backend import Backend, Capacity
+from pipeline.cache.redis.address import SCHEMES as REDIS
 from pipeline.cache.sealing import Codec
 
-_FILES = ("file", "sqlite")
+FILES = ("file", "sqlite")
 
 
 def open_backend(
     place: str | Path,
     capacity: Capacity | None = None,
     *,
-    name: str = "pipeline",  # noqa: ARG001
+    name: str = "pipeline",
     codec: Codec | None = None,
 ) -> Backend:
-    """The backend at a place.
+    """The backend at a place. A server is not asked yet: one that is down makes misses, and may come back.
 
     Args:
         place: a file, or the URL of a file or a server.
@@ -31,9 +34,14 @@ def open_backend(
         codec: seals what is kept; as it is without.
 
     Raises:
-        BackendDown: it cannot be used now; the text says why.
-        ValueError: this is no address of a backend.
+        BackendDown: the file cannot be used; the text says why.
+        ValueError: this is no address of a backend, or the distribution that it needs is missing.
     """
+    scheme = _scheme(place)
+    if scheme in REDIS:
+        from pipeline.cache.redis import Address, RedisBackend
+
+        return RedisBackend(Address.parse(str(place)), capacity, name=name, codec=codec)
     from pipeline.cache.sqlite import SqliteBackend
 
     return SqliteBackend(file_of(place), capacity, codec=codec)
@@ -45,11 +53,17 @@ def file_of(place: str | Path) -> Path:
     >>> file_of("file:///var/a%20b.db").as_posix(), file_of("c.db").as_posix()
     ('/var/a b.db', 'c.db')
     """
-    if isinstance(place, Path) or "://" not in place:
+    scheme = _scheme(place)
+    if not scheme:
         return Path(place).expanduser()
-    parts = urlsplit(place)
-    if parts.scheme not in _FILES:
-        raise ValueError(f"{parts.scheme}:// is no backend of the response cache")
+    parts = urlsplit(str(place))
+    if scheme not in FILES:
+        known = ", ".join(f"{name}://" for name in (*FILES, *REDIS))
+        raise ValueError(f"{scheme}:// is no backend of the response cache: a path, or one of {known}")
     if parts.netloc:
         raise ValueError(f"{place}: a file is written with three slashes, as in file:///var/cache.db")
     return Path(unquote(parts.path))
+
+
+def _scheme(place: str | Path) -> str:
+    return urlsplit(place).scheme if isinstance(place, str) and "://" in place else ""

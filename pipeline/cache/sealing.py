@@ -1,7 +1,7 @@
 """How answers lie on a disk or in a server: as they are, or sealed with a key (AES-256-GCM).
 
 Sealed are questions, answers and embeddings. Each is bound to the key of its entry, so that nobody can swap two of
-them. In the clear stay the digests by which entries are found, sizes and times.
+them. In the clear stay the digests by which entries are found, sizes and times. What is not sealed carries a checksum.
 """
 
 from __future__ import annotations
@@ -9,11 +9,16 @@ from __future__ import annotations
 import base64
 import binascii
 import secrets
+import struct
+import zlib
 from typing import Protocol
 
-from pipeline.cache.backend import BackendDown
-
 _NONCE = 12  # bytes
+_CHECKSUM = struct.Struct("<I")
+
+
+class Unreadable(Exception):
+    """What was kept is damaged, was written by something else, or was sealed with another key."""
 
 
 class Codec(Protocol):
@@ -23,17 +28,20 @@ class Codec(Protocol):
         """What is kept of `content`, which belongs to the entry `key`."""
 
     def open(self, kept: bytes, key: bytes) -> bytes:
-        """The content. BackendDown if it was sealed with another key, or changed since."""
+        """The content. Unreadable if it was sealed with another key, or changed since."""
 
 
 class Plain:
-    """As it is."""
+    """As it is, with a CRC-32 of it and its key."""
 
-    def seal(self, content: bytes, key: bytes) -> bytes:  # noqa: ARG002
+    def seal(self, content: bytes, key: bytes) -> bytes:
+        return content + _CHECKSUM.pack(zlib.crc32(content, zlib.crc32(key)))
+
+    def open(self, kept: bytes, key: bytes) -> bytes:
+        content, checksum = kept[: -_CHECKSUM.size], kept[-_CHECKSUM.size :]
+        if checksum != _CHECKSUM.pack(zlib.crc32(content, zlib.crc32(key))):
+            raise Unreadable("an entry is damaged, or was sealed")
         return content
-
-    def open(self, kept: bytes, key: bytes) -> bytes:  # noqa: ARG002
-        return kept
 
 
 class Sealed:
@@ -68,4 +76,4 @@ class Sealed:
         try:
             return self._cipher.decrypt(kept[:_NONCE], kept[_NONCE:], key)
         except (InvalidTag, ValueError):
-            raise BackendDown("an entry was sealed with another key, or not at all") from None
+            raise Unreadable("an entry was sealed with another key, or not at all") from None

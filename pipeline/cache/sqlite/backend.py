@@ -11,9 +11,10 @@ from pathlib import Path
 from pipeline.cache.backend import BackendDown, Candidate, Capacity, Fill, Kept, Vector
 from pipeline.cache.entry import Entry
 from pipeline.cache.key import Question
-from pipeline.cache.sealing import Codec, Plain
-from pipeline.cache.sqlite.follower import Follower
+from pipeline.cache.sealing import Codec
 from pipeline.cache.sqlite.schema import VERSION, connect
+from pipeline.cache.vault import Vault
+from pipeline.cache.vectors.follower import Follower, Row
 
 _GET = "SELECT answer FROM entries WHERE key = ?"
 _TOUCHES = 256  # uses that are written together
@@ -40,14 +41,17 @@ class SqliteBackend:
         """`power_safe`: an answer that was put outlives a power cut, not only the death of this process."""
         self.path = path
         self._capacity = capacity or Capacity()
-        self._codec = codec or Plain()
+        self._vault = Vault(codec)
         self._power_safe = power_safe
         self._writing = threading.Lock()
         self._opened: list[sqlite3.Connection] = []
         self._writer = self._connect()
         self._readers = threading.local()
         self._touched: dict[bytes, float] = {}
-        self._follower = Follower(self._connect(), self._codec.open)
+        self._followed = (
+            self._connect()
+        )  # used by the follower only: it tells what changed since it last asked
+        self._follower = Follower(self._vault, self._read_on, self._changes)
         self._closed = False
 
     def get(self, key: bytes, now: float) -> Entry | None:
@@ -57,8 +61,8 @@ class SqliteBackend:
             raise BackendDown(f"{self.path}: {error}") from error
         if row is None:
             return None
-        entry = Entry.from_bytes(self._codec.open(row[0], key))
-        if entry.expires <= now:
+        entry = self._vault.entry(row[0], key)
+        if entry is None or entry.expires <= now:
             return None
         self._touched[key] = now
         if len(self._touched) >= _TOUCHES:
@@ -67,15 +71,16 @@ class SqliteBackend:
         return entry
 
     def put(self, question: Question, entry: Entry, vector: Vector | None = None) -> None:
-        key, seal = question.key, self._codec.seal
-        turn, answer = seal(question.turn.encode(), key), seal(entry.raw, key)
-        packed = None if vector is None else seal(vector.astype("<f2").tobytes(), key)
-        size = len(answer) + len(turn) + len(packed or b"")
+        packed = self._vault.pack(question, entry, vector)
+        if packed.size > self._capacity.bytes:
+            self.remove([packed.key])
+            return
         row = (
-            key, question.scope, turn, answer, packed, entry.created, entry.expires, entry.created, size,
+            packed.key, packed.scope, packed.turn, packed.answer, packed.vector,
+            packed.created, packed.expires, packed.created, packed.size,
         )  # fmt: skip
         with self._transaction() as writer:
-            writer.execute("DELETE FROM entries WHERE key = ?", (key,))
+            writer.execute("DELETE FROM entries WHERE key = ?", (packed.key,))
             writer.execute(
                 "INSERT INTO entries (key, scope, turn, answer, vector, created, expires, used, bytes)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -85,23 +90,11 @@ class SqliteBackend:
 
     def near(self, scope: bytes, vector: Vector, count: int) -> Sequence[Candidate]:
         try:
-            reader = self._reader()
-            found = self._follower.search(scope, vector, count)
-            rows = {
-                row[0]: row
-                for id, _ in found
-                if (row := reader.execute("SELECT id, key, turn FROM entries WHERE id = ?", (id,)).fetchone())
-            }
+            near = self._follower.near(scope, vector, count, self._turns)
         except sqlite3.Error as error:
             raise BackendDown(f"{self.path}: {error}") from error
-        if gone := [id for id, _ in found if id not in rows]:
-            self._follower.forget(scope, gone)
-        return [
-            Candidate(key, self._codec.open(turn, key).decode(), similarity)
-            for id, similarity in found
-            if id in rows
-            for _, key, turn in [rows[id]]
-        ]
+        opened = [(key, self._vault.turn(turn, key), cosine) for (key, turn), cosine in near]
+        return [Candidate(key, turn, cosine) for key, turn, cosine in opened if turn is not None]
 
     def remove(self, keys: Iterable[bytes]) -> int:
         with self._transaction() as writer:
@@ -129,9 +122,9 @@ class SqliteBackend:
             if not rows:
                 return
             for _, key, scope, turn, answer, used, has_vector in rows:
-                opened = Entry.from_bytes(self._codec.open(answer, key))
-                question = self._codec.open(turn, key).decode()
-                yield Kept(key, scope, question, opened, used, bool(has_vector))
+                opened, question = self._vault.entry(answer, key), self._vault.turn(turn, key)
+                if opened is not None and question is not None:
+                    yield Kept(key, scope, question, opened, used, bool(has_vector))
             below = rows[-1][0]
 
     def removals(self) -> int:
@@ -139,6 +132,9 @@ class SqliteBackend:
             return int(self._reader().execute("SELECT removals FROM totals").fetchone()[0])
         except sqlite3.Error as error:
             raise BackendDown(f"{self.path}: {error}") from error
+
+    def unreadable(self) -> int:
+        return self._vault.unreadable
 
     def fill(self) -> Fill:
         reader = self._reader()
@@ -162,6 +158,20 @@ class SqliteBackend:
         self._closed = True
         for connection in self._opened:
             connection.close()
+
+    def _changes(self) -> int:
+        return int(self._followed.execute("PRAGMA data_version").fetchone()[0])
+
+    def _read_on(self, scope: bytes, after: int, limit: int) -> Sequence[Row]:
+        return self._followed.execute(
+            "SELECT id, key, vector FROM entries"
+            " WHERE scope = ? AND id > ? AND vector IS NOT NULL ORDER BY id LIMIT ?",
+            (scope, after, limit),
+        ).fetchall()
+
+    def _turns(self, ids: Sequence[int]) -> list[tuple[bytes, bytes] | None]:
+        reader = self._reader()
+        return [reader.execute("SELECT key, turn FROM entries WHERE id = ?", (id,)).fetchone() for id in ids]
 
     def _reader(self) -> sqlite3.Connection:
         reader: sqlite3.Connection | None = getattr(self._readers, "connection", None)

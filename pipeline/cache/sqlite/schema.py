@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.cache.backend import BackendDown
 
-VERSION = 1  # PRAGMA user_version; another one is refused, never guessed at
+VERSION = 2  # PRAGMA user_version; another one is refused, never guessed at
 _BUSY_S = 5.0
 
 _TABLES = """

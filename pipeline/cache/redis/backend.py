@@ -1,0 +1,231 @@
+"""Entries in Redis or Valkey. Each change is one script; each exact lookup is one `HGET`.
+
+What is evicted is for this backend to say (the entry that was used longest ago, at the capacity of the recipe), not for
+the server: give it `maxmemory-policy noeviction` or `volatile-*`, and a maxmemory above the capacity. An entry that the
+server dropped by itself is a miss.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.cache.backend import Candidate, Capacity, Fill, Kept, Vector
+from pipeline.cache.entry import Entry
+from pipeline.cache.key import Question
+from pipeline.cache.redis import scripts
+from pipeline.cache.redis.address import Address
+from pipeline.cache.redis.engine import QueryEngine
+from pipeline.cache.redis.server import Script, Server
+from pipeline.cache.sealing import Codec
+from pipeline.cache.vault import Packed, Vault
+from pipeline.cache.vectors.follower import Follower, Row
+
+_TOUCHES = 64  # uses that are written together
+_PAGE = 256  # entries that one command reads or removes
+
+
+class RedisBackend:
+    """See `pipeline.cache.backend.Backend`.
+
+    >>> cache = RedisBackend(Address.parse("redis://cache.internal"))     # doctest: +SKIP
+    """
+
+    remote = True
+
+    def __init__(
+        self,
+        address: Address,
+        capacity: Capacity | None = None,
+        *,
+        name: str = "pipeline",
+        codec: Codec | None = None,
+        server: Server | None = None,
+    ) -> None:
+        """
+        Args:
+            name: whose cache it is; several are kept apart in one database.
+
+        Raises:
+            ValueError: the distribution `redis` is missing.
+        """
+        self._capacity = capacity or Capacity()
+        self._vault = Vault(codec)
+        self._server = server or Server(address)
+        self._name = name
+        self._prefix = f"pipeline:{{{name}}}:"  # braces: all keys lie in one slot of a cluster
+        self._engine = QueryEngine(self._server, self._prefix)
+        self._follower = Follower(self._vault, self._read_on)
+        self._touched: dict[bytes, float] = {}
+        self._touching = threading.Lock()
+        self._put = self._server.script(scripts.PUT)
+        self._remove = self._server.script(scripts.REMOVE)
+        self._purge = self._server.script(scripts.PURGE)
+        self._turns = self._server.script(scripts.TURNS)
+
+    def get(self, key: bytes, now: float) -> Entry | None:
+        answer = self._server.call("HGET", self._at(key), "answer")
+        entry = None if answer is None else self._vault.entry(answer, key)
+        if entry is None or entry.expires <= now:
+            return None
+        self._touch(key, now)
+        return entry
+
+    def put(self, question: Question, entry: Entry, vector: Vector | None = None) -> None:
+        packed = self._vault.pack(question, entry, vector)
+        if packed.size > self._capacity.bytes:
+            self.remove([packed.key])
+            return
+        lives_ms = max(1, round(1000 * (packed.expires - packed.created)))
+        self._flush()
+        self._run(
+            self._put,
+            packed.key,
+            packed.scope.hex(),
+            repr(packed.created),
+            repr(packed.expires),
+            lives_ms,
+            packed.size,
+            int(packed.vector is not None),
+            self._capacity.entries,
+            self._capacity.bytes,
+            "turn",
+            packed.turn,
+            "answer",
+            packed.answer,
+            *self._embedding(packed, vector),
+        )
+
+    def near(self, scope: bytes, vector: Vector, count: int) -> Sequence[Candidate]:
+        if self._indexed_there:
+            keys = self._engine.near(scope, vector, count)
+            turns = self._server.together([("HGET", self._at(key), "turn") for key, _ in keys])
+            found = [
+                (key, turn, cosine)
+                for (key, cosine), turn in zip(keys, turns, strict=True)
+                if turn is not None
+            ]
+        else:
+            near = self._follower.near(scope, vector, count, lambda ids: self._run(self._turns, *ids))
+            found = [(key, turn, cosine) for (key, turn), cosine in near]
+        opened = [(key, self._vault.turn(turn, key), cosine) for key, turn, cosine in found]
+        return [Candidate(key, turn, cosine) for key, turn, cosine in opened if turn is not None]
+
+    def remove(self, keys: Iterable[bytes]) -> int:
+        wanted = list(keys)
+        pages = [wanted[at : at + _PAGE] for at in range(0, len(wanted), _PAGE)]
+        return sum(int(self._run(self._remove, *page)) for page in pages)
+
+    def purge(self, *, scope: bytes | None = None, before: float | None = None) -> int:
+        gone, last = 0, b"-1"
+        while last:
+            last, count = self._run(
+                self._purge,
+                scope.hex() if scope is not None else "",
+                repr(before) if before is not None else "",
+                last,
+                _PAGE,
+            )
+            gone += int(count)
+        return gone
+
+    def items(self) -> Iterator[Kept]:
+        below = b"+inf"
+        while page := self._server.call(
+            "ZREVRANGEBYSCORE", self._prefix + "order", below, "-inf", "WITHSCORES", "LIMIT", 0, _PAGE
+        ):
+            keys, below = page[::2], b"(" + page[-1]
+            yield from self._kept(keys)
+
+    def removals(self) -> int:
+        return int(self._server.call("HGET", self._prefix + "totals", "removals") or 0)
+
+    def unreadable(self) -> int:
+        return self._vault.unreadable
+
+    def fill(self) -> Fill:
+        totals, entries, first = self._server.together(
+            [
+                ("HMGET", self._prefix + "totals", "bytes", "embedded"),
+                ("ZCARD", self._prefix + "order"),
+                ("ZRANGE", self._prefix + "order", 0, 0),
+            ]
+        )
+        oldest = self._server.call("HGET", self._at(first[0]), "created") if first else None
+        return Fill(
+            entries, int(totals[0] or 0), int(totals[1] or 0), None if oldest is None else float(oldest)
+        )
+
+    def describe(self) -> Mapping[str, str]:
+        told = self._server.call("INFO", "server")
+        kind = "valkey" if "valkey_version" in told else "redis"
+        return {
+            "kind": kind,
+            "server": str(self._server.address),
+            "name": self._name,
+            "version": str(told.get(f"{kind}_version", "unknown")),
+            "embeddings": "query engine" if self._indexed_there else "indexed in memory",
+        }
+
+    def close(self) -> None:
+        try:
+            self._flush()
+        finally:
+            self._server.close()
+
+    @property
+    def _indexed_there(self) -> bool:
+        return not self._vault.sealed and self._engine.is_there()
+
+    def _embedding(self, packed: Packed, vector: Vector | None) -> tuple[str | bytes, ...]:
+        if vector is None or packed.vector is None:
+            return ()
+        return self._engine.field(vector) if self._indexed_there else ("embedding", packed.vector)
+
+    def _read_on(self, scope: bytes, after: int, limit: int) -> Sequence[Row]:
+        page = self._server.call(
+            "ZRANGEBYSCORE", f"{self._prefix}scope:{scope.hex()}", f"({after}", "+inf", "WITHSCORES",
+            "LIMIT", 0, limit,
+        )  # fmt: skip
+        if not page:
+            return []
+        kept = self._server.together([("HGET", self._at(key), "embedding") for key in page[::2]])
+        rows = zip(page[::2], page[1::2], kept, strict=True)
+        return [(int(id), key, vector or b"") for key, id, vector in rows]
+
+    def _kept(self, keys: Sequence[bytes]) -> Iterator[Kept]:
+        fields = [("HMGET", self._at(key), "scope", "turn", "answer") for key in keys]
+        *rows, used, known = self._server.together(
+            [
+                *fields,
+                ("ZMSCORE", self._prefix + "used", *keys),
+                ("HMGET", self._prefix + "known", *keys),
+            ]
+        )
+        for key, (scope, turn, answer), use, account in zip(keys, rows, used, known, strict=True):
+            if not (scope and turn and answer and use and account):
+                continue  # expired, or gone since the page was read
+            question, entry = self._vault.turn(turn, key), self._vault.entry(answer, key)
+            if question is not None and entry is not None:
+                embedded = account.split()[1] == b"1"
+                yield Kept(key, bytes.fromhex(scope.decode()), question, entry, float(use), embedded)
+
+    def _touch(self, key: bytes, now: float) -> None:
+        self._touched[key] = now
+        if len(self._touched) >= _TOUCHES:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write the uses that were noted."""
+        with self._touching:
+            touched, self._touched = self._touched, {}
+        if touched:
+            pairs = [part for key, now in touched.items() for part in (repr(now), key)]
+            self._server.call("ZADD", self._prefix + "used", "XX", "GT", *pairs)
+
+    def _run(self, script: Script, *args: object) -> Any:
+        return script(self._prefix + "totals", (self._prefix, *args))
+
+    def _at(self, key: bytes) -> bytes:
+        return f"{self._prefix}entry:".encode() + key

@@ -1,0 +1,106 @@
+"""The query engine of the server, where it has one: an HNSW index of all embeddings, asked within one scope.
+
+Written against RediSearch 2.10 (Redis Stack 7.4, Redis 8) and the search module of Valkey. The server must read the
+embeddings for this, so that sealed ones are indexed in the memory of each process instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipeline.cache.backend import BackendDown, Vector
+from pipeline.cache.redis.server import Refused, Server
+
+_FORMATS = {"FLOAT16": "<f2", "FLOAT32": "<f4"}  # the first one that the server knows
+_LINKS, _BUILD_EFFORT, _SEARCH_EFFORT = 16, 128, 64
+
+
+class QueryEngine:
+    """Safe to use from any number of threads."""
+
+    def __init__(self, server: Server, prefix: str) -> None:
+        self._server = server
+        self._prefix = prefix
+        self._there: bool | None = None
+        self._made: dict[int, str] = {}  # dimensions -> format of the index that is there
+
+    def is_there(self) -> bool:
+        """Whether the server has one."""
+        if self._there is None:
+            try:
+                self._server.call("FT._LIST")
+                self._there = True
+            except Refused:
+                self._there = False
+        return self._there
+
+    def field(self, vector: Vector) -> tuple[str, bytes]:
+        """Name and value under which an entry's hash holds its embedding; makes the index if need be."""
+        kind = self._made.get(len(vector)) or self._make(len(vector))
+        return f"{kind}:{len(vector)}", _packed(vector, kind)
+
+    def near(self, scope: bytes, vector: Vector, count: int) -> list[tuple[bytes, float]]:
+        """Keys and cosines of the nearest entries of a scope, the nearest first."""
+        size = len(vector)
+        kind = self._made.get(size) or self._make(size)
+        query = f"(@scope:{{{scope.hex()}}})=>[KNN {count} @embedding $vector AS distance]"
+        try:
+            _, *found = self._server.call(
+                "FT.SEARCH", self._index(size), query, "PARAMS", 2, "vector", _packed(vector, kind),
+                "RETURN", 1, "distance", "LIMIT", 0, count, "DIALECT", 2,
+            )  # fmt: skip
+        except Refused:
+            self._made.pop(size, None)  # such as after FLUSHALL: it is made again next time
+            raise
+        start = len(f"{self._prefix}entry:")
+        near = [
+            (name[start:], 1 - float(fields[1]))
+            for name, fields in zip(found[::2], found[1::2], strict=True)
+            if fields
+        ]
+        return sorted(near, key=lambda pair: -pair[1])
+
+    def drop(self) -> None:
+        """Remove the indexes, and leave the entries."""
+        for size in self._made:
+            self._server.call("FT.DROPINDEX", self._index(size))
+        self._made.clear()
+
+    def _index(self, dimensions: int) -> str:
+        return f"{self._prefix}near:{dimensions}"
+
+    def _make(self, dimensions: int) -> str:
+        refusals = []
+        for kind in _FORMATS:
+            try:
+                self._create(dimensions, kind)
+            except Refused as error:
+                if "already exists" not in str(error).lower():
+                    refusals.append(str(error))
+                    continue
+                kind = self._format_of(dimensions)
+            self._made[dimensions] = kind
+            return kind
+        raise BackendDown("; ".join(refusals))
+
+    def _create(self, dimensions: int, kind: str) -> None:
+        parameters: Sequence[object] = (
+            "TYPE", kind, "DIM", dimensions, "DISTANCE_METRIC", "COSINE",
+            "M", _LINKS, "EF_CONSTRUCTION", _BUILD_EFFORT, "EF_RUNTIME", _SEARCH_EFFORT,
+        )  # fmt: skip
+        self._server.call(
+            "FT.CREATE", self._index(dimensions), "ON", "HASH", "PREFIX", 1, f"{self._prefix}entry:",
+            "SCHEMA", "scope", "TAG",
+            f"{kind}:{dimensions}", "AS", "embedding", "VECTOR", "HNSW", len(parameters), *parameters,
+        )  # fmt: skip
+
+    def _format_of(self, dimensions: int) -> str:
+        """The format of an index that another process made."""
+        told = repr(self._server.call("FT.INFO", self._index(dimensions)))
+        return next(kind for kind in _FORMATS if f"{kind}:{dimensions}" in told)
+
+
+def _packed(vector: Vector, kind: str) -> bytes:
+    return np.asarray(vector, _FORMATS[kind]).tobytes()

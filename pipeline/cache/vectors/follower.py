@@ -1,0 +1,94 @@
+"""Indexes in memory of the embeddings that a database holds, one a scope, which follow what all processes write there.
+
+New entries have larger ids than all before them, so that reading on from the last seen id catches up. Entries that are
+gone are noticed when they are found here and no longer there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from pipeline.cache.backend import Vector
+from pipeline.cache.vault import Vault
+from pipeline.cache.vectors.index import VectorIndex
+
+_MAX_VECTORS = 4_000_000  # in memory, of all scopes together; the scope used longest ago goes first
+_MAX_SCOPES = 4096  # each conversation is one, and most hold a single question
+_ROWS = 4096  # read at a time
+
+Row = tuple[int, bytes, bytes]  # id, key, what the vault made of the embedding
+T = TypeVar("T")
+Fetch = Callable[
+    [Sequence[int]], Sequence[T | None]
+]  # what entries with these ids hold; None for one that is gone
+ReadOn = Callable[[bytes, int, int], Sequence[Row]]  # (scope, after this id, at most so many), rising
+
+
+class Follower:
+    """Indexes of the scopes that were asked for; safe to use from any number of threads."""
+
+    def __init__(self, vault: Vault, read_on: ReadOn, version: Callable[[], int] | None = None) -> None:
+        """`version` changes whenever the database does; without, each search reads on."""
+        self._vault = vault
+        self._read_on = read_on
+        self._version = version
+        self._scopes: dict[bytes, _Scope] = {}  # in the order of use
+        self._lock = threading.Lock()
+
+    def near(self, scope: bytes, vector: Vector, count: int, fetch: Fetch[T]) -> list[tuple[T, float]]:
+        """What `fetch` gives for the nearest entries of a scope, with their cosines, the nearest first."""
+        index = self._index(scope, vector)
+        asked = count
+        while True:
+            found = index.search(vector, asked)
+            fetched = fetch([id for id, _ in found]) if found else []
+            gone = [id for (id, _), entry in zip(found, fetched, strict=True) if entry is None]
+            near = [
+                (entry, cosine)
+                for (_, cosine), entry in zip(found, fetched, strict=True)
+                if entry is not None
+            ]
+            if not gone or len(near) >= count:
+                return near[:count]
+            index.remove(gone)
+            asked = 2 * asked
+
+    def _index(self, scope: bytes, vector: Vector) -> VectorIndex:
+        with self._lock:
+            version = None if self._version is None else self._version()
+            followed = self._scopes.pop(scope, None) or _Scope(VectorIndex(len(vector)))
+            if version is None or version != followed.version:
+                self._catch_up(scope, followed, len(vector))
+                followed.version = version
+            if len(followed.index):
+                self._scopes[scope] = followed
+                self._make_room()
+        return followed.index
+
+    def _catch_up(self, scope: bytes, followed: _Scope, dimensions: int) -> None:
+        while rows := self._read_on(scope, followed.seen, _ROWS):
+            followed.seen = rows[-1][0]
+            opened = [(id, self._vault.vector(kept, key, dimensions)) for id, key, kept in rows]
+            known = [(id, vector) for id, vector in opened if vector is not None]
+            if known:
+                ids, vectors = zip(*known, strict=True)
+                followed.index.add(np.array(ids, np.int64), np.stack(vectors))
+
+    def _make_room(self) -> None:
+        while len(self._scopes) > _MAX_SCOPES or (
+            len(self._scopes) > 1 and sum(len(scope.index) for scope in self._scopes.values()) > _MAX_VECTORS
+        ):
+            del self._scopes[next(iter(self._scopes))]
+
+
+class _Scope:
+    __slots__ = ("index", "seen", "version")
+
+    def __init__(self, index: VectorIndex) -> None:
+        self.index = index
+        self.seen = -1  # the largest id that was read
+        self.version: int | None = None
