@@ -11,13 +11,14 @@ from typing import Literal
 
 from pipeline.contracts.launching import launching
 from pipeline.deploy.docker import DockerLauncher
+from pipeline.deploy.imports import modules_of
 from pipeline.deploy.local import LocalDeployment
 from pipeline.deploy.machine import Machine
 from pipeline.deploy.outline import Outline, outline
 from pipeline.deploy.preflight import Finding, preflight, refuse
-from pipeline.deploy.software import modules_of, software_here, software_of_image
 from pipeline.errors import ServerError, UserError
 from pipeline.machine.host import mpi_slots
+from pipeline.machine.software import software_here, software_of_image
 from pipeline.progress import Progress
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.gpu_launch import LaunchPlan, Place, plan_launch

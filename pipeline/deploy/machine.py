@@ -11,8 +11,8 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 
-from pipeline.deploy.software import Software
 from pipeline.machine.gpus import GpuSeen, read_gpus, visible
+from pipeline.machine.software import Software
 
 
 @dataclass(frozen=True, slots=True)

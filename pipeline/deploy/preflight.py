@@ -15,9 +15,9 @@ from typing import Literal
 from pipeline.contracts.gpus import Gpu, gpu, gpus
 from pipeline.contracts.launching import launching
 from pipeline.deploy.machine import Machine
-from pipeline.deploy.software import Software
 from pipeline.errors import Fault, InvalidInput
 from pipeline.machine.gpus import GpuSeen
+from pipeline.machine.software import Software
 from pipeline.triton.deployment import Deployment, Requirements
 from pipeline.triton.gpu_launch import LaunchPlan
 

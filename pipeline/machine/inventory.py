@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import ServerError
 from pipeline.machine.asking import Late, at_once
 from pipeline.machine.disks import Disk, read_disk, shared_memory_bytes
 from pipeline.machine.docker import Docker, read_docker
@@ -23,7 +24,8 @@ from pipeline.machine.gpus import GpuSurvey, survey_gpus, visible
 from pipeline.machine.host import Memory, Processors, Ulimits, read_memory, read_processors, read_ulimits
 from pipeline.machine.hub import Hub, read_hub
 from pipeline.machine.ports import Listener, listeners
-from pipeline.machine.programs import Mpi, TritonProgram, read_mpi, read_triton
+from pipeline.machine.programs import EngineBuilder, Mpi, TritonProgram, read_builder, read_mpi, read_triton
+from pipeline.machine.software import Software, software_here
 from pipeline.machine.topology import Topology, read_topology
 from pipeline.planning.machine_facts import DiskFacts, DockerFacts, GpuFacts, MachineFacts
 
@@ -46,6 +48,8 @@ class Inventory:
     docker: Docker | None = None
     mpi: Mpi | None = None
     triton: TritonProgram | None = None
+    software: Software | None = None  # of the Python on PATH
+    builder: EngineBuilder | None = None
     hub: Hub | None = None
     listeners: Mapping[int, Listener] | None = None  # port -> who listens there
     late: Mapping[str, str] = field(default_factory=dict)  # probe -> why it has no answer
@@ -55,7 +59,7 @@ class Inventory:
         return MachineFacts(
             gpus=self._gpus(devices),
             gpu_problem=self.gpus.problem if self.gpus else "",
-            links=self.topology.links if self.topology and not self.topology.problem else None,
+            links=self.topology.facts() if self.topology and not self.topology.problem else None,
             store=_disk_facts(self.store),
             temporary=_disk_facts(self.temporary),
             memory_bytes=self.memory.total_bytes if self.memory else None,
@@ -107,12 +111,21 @@ def take(
         "docker": partial(read_docker, each_s),
         "mpi": partial(read_mpi, each_s),
         "triton": read_triton,
+        "software": partial(_software, each_s),
+        "builder": partial(read_builder, each_s),
         "hub": partial(read_hub, tuple(repositories), each_s),
         "listeners": partial(listeners, tuple(ports)),
     }
     answers = at_once(probes, deadline_s)
     late = {name: answer.reason for name, answer in answers.items() if isinstance(answer, Late)}
     return Inventory(**{name: answer for name, answer in answers.items() if name not in late}, late=late)
+
+
+def _software(deadline_s: float) -> Software | Late:
+    try:
+        return software_here(deadline_s=deadline_s)
+    except ServerError as error:
+        return Late(str(error))
 
 
 def _disk_facts(disk: Disk | None) -> DiskFacts | None:

@@ -8,8 +8,7 @@ GPU1    NV18     X      PXB     0-51            0
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import get_args
 
 from pipeline.machine.asking import ask
@@ -21,15 +20,26 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # the heading is underlined, even in a
 _GPU = re.compile(r"GPU(\d+)")
 _NVLINK = re.compile(r"NV(\d+)")
 
-Links = Mapping[tuple[int, int], GpuLink]
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The way between two GPUs."""
+
+    gpus: tuple[int, int]  # the lower index first
+    way: Way
+    lanes: int = 0  # NVLinks bonded; 0 where the way is not NV
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The ways between GPUs."""
+    """The ways between all GPUs."""
 
-    links: Links = field(default_factory=dict)  # (lower index, higher index) -> way
+    links: tuple[Link, ...] = ()
     problem: str = ""  # why they are not known
+
+    def facts(self) -> dict[tuple[int, int], GpuLink]:
+        """As rules look at them."""
+        return {link.gpus: GpuLink(link.way, link.lanes) for link in self.links}
 
 
 def read_topology(deadline_s: float = _DEADLINE_S) -> Topology:
@@ -45,21 +55,21 @@ def parse(text: str) -> Topology:
     if heading is None:
         return Topology(problem="nvidia-smi topo -m shows no GPU")
     columns = [int(number) for number in re.findall(r"\bGPU(\d+)\b", heading)]
-    links: dict[tuple[int, int], GpuLink] = {}
+    links: list[Link] = []
     for line in lines[lines.index(heading) + 1 :]:
         cells = line.split()
         row = _GPU.fullmatch(cells[0]) if cells else None
         if row is None:
             continue
         for column, cell in zip(columns, cells[1:], strict=False):  # NICs and affinities follow
-            link = _link(cell)
+            link = _link((int(row[1]), column), cell)
             if link is not None and int(row[1]) < column:
-                links[int(row[1]), column] = link
-    return Topology(links)
+                links.append(link)
+    return Topology(tuple(links))
 
 
-def _link(cell: str) -> GpuLink | None:
+def _link(gpus: tuple[int, int], cell: str) -> Link | None:
     nvlink = _NVLINK.fullmatch(cell)
     if nvlink is not None:
-        return GpuLink("NV", int(nvlink[1]))
-    return next((GpuLink(way) for way in get_args(Way) if way == cell and way != "NV"), None)
+        return Link(gpus, "NV", int(nvlink[1]))
+    return next((Link(gpus, way) for way in get_args(Way) if way == cell and way != "NV"), None)

@@ -10,9 +10,9 @@ import pytest
 from pipeline.contracts.gpus import gpus
 from pipeline.deploy.machine import Machine
 from pipeline.deploy.preflight import Finding, contract_name, preflight, refuse, release_of
-from pipeline.deploy.software import Software
 from pipeline.errors import InvalidInput
 from pipeline.machine.gpus import GpuSeen, read_gpus, visible
+from pipeline.machine.software import Software
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from pipeline.triton.gpu_launch import LaunchPlan, Place, plan_launch
 from pipeline.triton.launch import Ports

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import StageError, StoreError, UserError
+from pipeline.machine.programs import tensorrt_llm_of
 from pipeline.progress import Lines, Silent
-from pipeline.runtimes.tensorrt.executors.native import Native, installed_version
+from pipeline.runtimes.tensorrt.executors.native import Native
 from tests.support.build_jobs import job_in
 from tests.support.nvidia_smi import line, put_nvidia_smi
 from tests.support.scripted_builder import ScriptedBuilder
@@ -85,9 +86,9 @@ def test_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shebang: s
     program = tmp_path / "trtllm-build"
     program.write_text(shebang.format(python=sys.executable) + "\n")
     program.chmod(0o755)
-    assert installed_version(program) is None, "its Python has no TensorRT-LLM"
+    assert tensorrt_llm_of(program) is None, "its Python has no TensorRT-LLM"
     monkeypatch.setenv("PYTHONPATH", str(site.parent))
-    assert installed_version(program) == "1.1.0"
+    assert tensorrt_llm_of(program) == "1.1.0"
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(UserError, match=r"of TensorRT-LLM 1\.1\.0, the recipe's runtime\.version is 1\.2\.1"):
         Native().check("1.2.1")
@@ -97,7 +98,7 @@ def test_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shebang: s
 def test_a_program_without_a_python(tmp_path: Path) -> None:
     program = tmp_path / "trtllm-build"
     program.write_bytes(b"\x7fELF\x00\xff")
-    assert installed_version(program) is None
+    assert tensorrt_llm_of(program) is None
 
 
 def test_another_gpu(tmp_path: Path, builder: ScriptedBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
