@@ -20,6 +20,7 @@ VERBS = (
     "cache",
     "chat",
     "deploy",
+    "doctor",
     "gateway",
     "plan",
     "recipes",

@@ -1,0 +1,43 @@
+"""`pipeline doctor`: what this machine can do, and which recipes are runnable here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from pipeline.cli.options import store_option
+
+
+@click.command(name="doctor")
+@click.argument("recipes", metavar="[RECIPE]...", nargs=-1)
+@store_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--schema", is_flag=True, help="Print the JSON schema of that object instead.")
+def command(recipes: tuple[str, ...], store: Path | None, as_json: bool, schema: bool) -> None:
+    """Say what this machine has, and which recipes (all packaged ones if none is named) can be built and deployed here.
+
+    Exit code 0 if all that are named are runnable, or any if none is named; 2 otherwise. Nothing is installed, pulled
+    or started; it takes 3 seconds at most.
+
+    \b
+    pipeline doctor
+    pipeline doctor llama-3.1-8b-fp8 my.yaml
+    pipeline doctor --json
+    """
+    from pipeline.cli.doctor_table import print_report
+    from pipeline.deploy.doctor import examine
+    from pipeline.deploy.doctor.report import schema_text
+    from pipeline.store import Store
+
+    if schema:
+        click.echo(schema_text(), nl=False)
+        return
+    report = examine(recipes, Store.at(store))
+    if as_json:
+        click.echo(json.dumps(report.as_json(), indent=2, ensure_ascii=False))
+    else:
+        print_report(report)
+    sys.exit(report.exit_code)
