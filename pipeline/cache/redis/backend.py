@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from pipeline.cache.backend import Candidate, Capacity, Fill, Kept, Vector
+from pipeline.cache.backend import BackendDown, Candidate, Capacity, Fill, Kept, Vector
 from pipeline.cache.entry import Entry
 from pipeline.cache.key import Question
 from pipeline.cache.redis import scripts
@@ -169,10 +170,9 @@ class RedisBackend:
         }
 
     def close(self) -> None:
-        try:
+        with suppress(BackendDown):  # what was used last is not worth more than leaving
             self._flush()
-        finally:
-            self._server.close()
+        self._server.close()
 
     @property
     def _indexed_there(self) -> bool:

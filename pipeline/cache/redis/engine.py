@@ -7,6 +7,7 @@ embeddings for this, so that sealed ones are indexed in the memory of each proce
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -43,17 +44,11 @@ class QueryEngine:
 
     def near(self, scope: bytes, vector: Vector, count: int) -> list[tuple[bytes, float]]:
         """Keys and cosines of the nearest entries of a scope, the nearest first."""
-        size = len(vector)
-        kind = self._made.get(size) or self._make(size)
-        query = f"(@scope:{{{scope.hex()}}})=>[KNN {count} @embedding $vector AS distance]"
         try:
-            _, *found = self._server.call(
-                "FT.SEARCH", self._index(size), query, "PARAMS", 2, "vector", _packed(vector, kind),
-                "RETURN", 1, "distance", "LIMIT", 0, count, "DIALECT", 2,
-            )  # fmt: skip
-        except Refused:
-            self._made.pop(size, None)  # such as after FLUSHALL: it is made again next time
-            raise
+            found = self._search(scope, vector, count)
+        except Refused:  # such as after a restart without data: the index is made again
+            self._made.pop(len(vector), None)
+            found = self._search(scope, vector, count)
         start = len(f"{self._prefix}entry:")
         near = [
             (name[start:], 1 - float(fields[1]))
@@ -62,11 +57,15 @@ class QueryEngine:
         ]
         return sorted(near, key=lambda pair: -pair[1])
 
-    def drop(self) -> None:
-        """Remove the indexes, and leave the entries."""
-        for size in self._made:
-            self._server.call("FT.DROPINDEX", self._index(size))
-        self._made.clear()
+    def _search(self, scope: bytes, vector: Vector, count: int) -> Sequence[Any]:
+        size = len(vector)
+        kind = self._made.get(size) or self._make(size)
+        query = f"(@scope:{{{scope.hex()}}})=>[KNN {count} @embedding $vector AS distance]"
+        found: Sequence[Any] = self._server.call(
+            "FT.SEARCH", self._index(size), query, "PARAMS", 2, "vector", _packed(vector, kind),
+            "RETURN", 1, "distance", "LIMIT", 0, count, "DIALECT", 2,
+        )  # fmt: skip
+        return found[1:]  # without their number
 
     def _index(self, dimensions: int) -> str:
         return f"{self._prefix}near:{dimensions}"

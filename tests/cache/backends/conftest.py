@@ -1,0 +1,70 @@
+"""Each backend, with a real server where it has one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import cache_places as places
+from tests.support.servers import RedisServer, Server, Unavailable
+
+SERVERS: dict[str, Callable[[], Server]] = {
+    "redis": lambda: RedisServer(),
+    "redis-query-engine": lambda: RedisServer(search=True),
+    "valkey": lambda: RedisServer("valkey"),
+}
+PLACES: dict[str, Callable[[Any], places.Place]] = {
+    "redis": places.redis,
+    "redis-query-engine": places.redis,
+    "valkey": places.redis,
+}
+
+
+class Servers:
+    """Servers of this test run, each started when the first test asks for it."""
+
+    def __init__(self, exit: ExitStack) -> None:
+        self._exit = exit
+        self._running: dict[str, Server | Unavailable] = {}
+
+    def running(self, kind: str) -> Server:
+        if kind not in self._running:
+            try:
+                self._running[kind] = self._exit.enter_context(SERVERS[kind]())
+            except Unavailable as error:
+                self._running[kind] = error
+        server = self._running[kind]
+        if isinstance(server, Unavailable):
+            pytest.skip(f"no server of {kind} here: {server}")
+        return server
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    with ExitStack() as exit:
+        yield Servers(exit)
+
+
+@pytest.fixture(params=["sqlite", *SERVERS])
+def place(request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) -> Iterator[places.Place]:
+    """A cache of each kind."""
+    kind = request.param
+    made = places.sqlite(tmp_path) if kind == "sqlite" else PLACES[kind](servers.running(kind))
+    yield made
+    for backend in made.opened:
+        backend.close()
+
+
+@pytest.fixture(params=list(SERVERS))
+def served(request: pytest.FixtureRequest, servers: Servers) -> Iterator[places.Place]:
+    """A cache in each kind of server."""
+    made = PLACES[request.param](servers.running(request.param))
+    yield made
+    assert made.server is not None
+    made.server.resume()
+    for backend in made.opened:
+        backend.close()

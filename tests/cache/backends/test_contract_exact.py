@@ -1,0 +1,125 @@
+"""What every backend does with exact keys: answers, their age, and how many there may be."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.cache.backend import Capacity
+from pipeline.cache.entry import Entry, Piece
+from tests.support.cache_asking import NOW, entry, question
+from tests.support.cache_places import Place
+
+TEXTS = ["", "a", "\0 and \x1a", "한국어 🤖 ß", "{scope} \r\n $3 'quoted'", "long " * 20_000]
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_bytes_in_are_bytes_out(place: Place, text: str) -> None:
+    backend = place.open()
+    kept = Entry.of(
+        [Piece(text, (1, 2**31 - 1), (-0.5, 0.0), 0.01), Piece(text)],
+        finish_reason="stop", created=NOW, expires=NOW + 9, input_tokens=7, output_tokens=2,
+    )  # fmt: skip
+    backend.put(question(text), kept)
+    assert backend.get(question(text).key, NOW) == kept
+    assert [(found.turn, found.entry) for found in place.open().items()] == [(text, kept)]
+
+
+def test_what_was_not_put_is_not_there(place: Place) -> None:
+    backend = place.open()
+    assert backend.get(question("a").key, NOW) is None
+    backend.put(question("a"), entry("A"))
+    assert backend.get(question("b").key, NOW) is None
+    assert backend.get(question("a", tenant="other").key, NOW) is None
+
+
+def test_a_hit_does_not_prolong_a_life(place: Place) -> None:
+    backend = place.open()
+    backend.put(question("a"), entry("A", ttl_s=3))
+    for after in (0, 1, 2, 2.9):
+        assert backend.get(question("a").key, NOW + after) is not None
+    assert backend.get(question("a").key, NOW + 3) is None
+
+
+def test_a_new_answer_replaces_the_old_one(place: Place) -> None:
+    backend = place.open()
+    backend.put(question("a"), entry("old"))
+    before = backend.removals()
+    backend.put(question("a"), entry("new"))
+    found = backend.get(question("a").key, NOW)
+    assert found is not None
+    assert found.text == "new"
+    assert backend.fill().entries == 1
+    assert backend.removals() != before
+
+
+def test_what_was_used_longest_ago_goes_first(place: Place) -> None:
+    backend = place.open(Capacity(entries=64))
+    for n in range(64):
+        backend.put(question(str(n)), entry("x", created=NOW + n))
+    backend.get(question("0").key, NOW + 100)
+    backend.put(question("one more"), entry("x", created=NOW + 101))
+    assert 60 <= backend.fill().entries <= 64
+    assert backend.get(question("0").key, NOW + 102) is not None
+    assert backend.get(question("1").key, NOW + 102) is None
+
+
+def test_bytes_are_limited_too(place: Place) -> None:
+    backend = place.open(Capacity(bytes=100_000))
+    for n in range(50):
+        backend.put(question(str(n)), entry("x" * 5000, created=NOW + n))
+    assert 50_000 < backend.fill().bytes <= 100_000
+    assert backend.get(question("49").key, NOW + 50) is not None
+
+
+def test_what_is_larger_than_the_whole_cache_costs_no_other_entry(place: Place) -> None:
+    backend = place.open(Capacity(bytes=10_000))
+    backend.put(question("small"), entry("x"))
+    backend.put(question("large"), entry("old"))
+    backend.put(question("large"), entry("x" * 20_000))
+    assert backend.get(question("small").key, NOW) is not None
+    assert backend.get(question("large").key, NOW) is None
+
+
+def test_what_expired_makes_room_before_what_is_used(place: Place) -> None:
+    backend = place.open(Capacity(entries=64))
+    for n in range(64):
+        backend.put(question(str(n)), entry("x", created=NOW + n, ttl_s=5 if n % 2 else 5000))
+    backend.put(question("one more"), entry("x", created=NOW + 500))
+    assert all(backend.get(question(str(n)).key, NOW + 500) for n in range(0, 64, 2))
+
+
+def test_purge_by_scope_and_age(place: Place) -> None:
+    backend = place.open()
+    for n in range(4):
+        backend.put(question(str(n), tenant=str(n % 2)), entry("x", created=NOW + n))
+    assert backend.purge(scope=question("", tenant="0").scope, before=NOW + 1) == 1
+    assert backend.purge(scope=question("", tenant="1").scope) == 2
+    assert [kept.turn for kept in backend.items()] == ["2"]
+    assert backend.purge() == 1
+    fill = backend.fill()
+    assert (fill.entries, fill.bytes, fill.with_vectors, fill.oldest) == (0, 0, 0, None)
+
+
+def test_items_are_listed_whole_and_the_newest_first(place: Place) -> None:
+    backend = place.open()
+    for n in range(300):
+        backend.put(question(str(n), tenant="t"), entry(f"answer {n}", created=NOW + n))
+    backend.get(question("7", tenant="t").key, NOW + 1000)
+    items = list(backend.items())
+    assert [kept.turn for kept in items] == [str(n) for n in reversed(range(300))]
+    assert {kept.scope for kept in items} == {question("", tenant="t").scope}
+    assert all(kept.key == question(kept.turn, tenant="t").key for kept in items)
+    assert all(kept.used == kept.entry.created for kept in items if kept.turn != "7")
+    assert backend.remove([kept.key for kept in items[:150]] + [b"0" * 16]) == 150
+    assert backend.fill().entries == 150
+    assert backend.fill().oldest == NOW
+
+
+def test_caches_of_two_names_do_not_meet(place: Place) -> None:
+    if place.server is None:
+        pytest.skip("a file holds one cache")
+    one, other = place.open(), place.open(name=place.name + "-other")
+    one.put(question("a"), entry("A"))
+    assert other.get(question("a").key, NOW) is None
+    assert other.purge() == 0
+    assert one.fill().entries == 1

