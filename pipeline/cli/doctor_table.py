@@ -12,11 +12,12 @@ import click
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pipeline.deploy.doctor import Report, Verdict
+    from pipeline.deploy.doctor import Obstacle, Report, Verdict
 
 _MARKS = {"ok": "✓", "note": "·", "warning": "!", "missing": "✗", "unknown": "?"}
 _STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "missing": "red", "unknown": "magenta"}
-_WAYS = {"build": "build", "local": "deploy here", "docker": "deploy by docker"}
+_WAYS = {"build": "build", "local": "deploy", "docker": "docker"}
+_FEW = 3  # recipes that are named; of more, their number
 _WIDE = 160  # columns, where the output is no terminal
 
 
@@ -78,21 +79,21 @@ def _answer(possible: bool | None) -> str:
 
 
 def _print_obstacles(verdicts: Sequence[Verdict]) -> None:
-    """Each thing that stands in the way once, with the recipes that it stops, and what of them."""
-    stopped: dict[tuple[str, str], dict[str, list[str]]] = {}  # what it says, fix -> ways -> recipes
+    """What stands in the way, each thing once: what it is about, what would help, and which recipes it stops."""
+    groups: dict[tuple[str, str], dict[str, list[str]]] = {}  # (about, fix) -> "build: problem" -> recipes
     for verdict in verdicts:
-        ways: dict[tuple[str, str], list[str]] = {}
+        ways: dict[Obstacle, list[str]] = {}
         for way in verdict.ways:
             for one in way.obstacles:
-                ways.setdefault((f"{one.subject}: {one.problem}", one.fix), []).append(_WAYS[way.name])
-        for said, names in ways.items():
-            stopped.setdefault(said, {}).setdefault(", ".join(names), []).append(verdict.recipe)
-    for (problem, fix), stops in stopped.items():
-        click.echo(problem)
-        if fix:
-            click.echo(f"    → {fix}")
-        for names_of_ways, recipes in stops.items():
-            click.echo(f"    stops {names_of_ways}: {', '.join(recipes)}")
+                ways.setdefault(one, []).append(_WAYS[way.name])
+        for one, names in ways.items():
+            lines = groups.setdefault((one.rule or one.subject, one.fix), {})
+            lines.setdefault(f"{', '.join(names)}: {one.problem}", []).append(verdict.recipe)
+    for (about, fix), lines in groups.items():
+        click.echo(f"{about}{f' → {fix}' if fix else ''}")
+        for problem, recipes in lines.items():
+            stopped = ", ".join(recipes) if len(recipes) <= _FEW else f"{len(recipes)} recipes"
+            click.echo(f"    {stopped}: {problem}")
 
 
 def _plain(text: str) -> str:

@@ -11,7 +11,7 @@ from pipeline.deploy.doctor.judging import Found, judge, unreadable
 from pipeline.deploy.doctor.needs import hub_repositories
 from pipeline.deploy.doctor.report import SCHEMA, Report, Verdict
 from pipeline.deploy.doctor.sections import sections
-from pipeline.errors import InvalidInput, StoreError, UserError
+from pipeline.errors import InvalidInput, UserError
 from pipeline.machine.asking import Late, at_once
 from pipeline.machine.inventory import DEADLINE_S, take
 from pipeline.machine.packages import read_extras, read_python, version_of
@@ -58,7 +58,7 @@ def examine(names: Sequence[str], store: Store, *, deadline_s: float = DEADLINE_
         machine=answers["machine"],
         extras=read_extras(),
         server_problem=server.reason if isinstance(server, Late) else server,
-        in_store=frozenset() if isinstance(in_store, Late) else in_store,
+        in_store={} if isinstance(in_store, Late) else in_store,
     )
     python, text = read_python(), read_text()
     verdicts = tuple(_judge(name, recipe, found) for name, recipe in recipes.items())
@@ -98,11 +98,8 @@ def _server_problem() -> str:
     return ""
 
 
-def _in_store(store: Store) -> frozenset[str]:
-    """Repositories of the hub of which the store has a checkpoint."""
-    try:
-        made = [artifact.manifest for artifact in store.list()]
-    except StoreError:
-        return frozenset()  # `pipeline store verify` says what is damaged
-    sources = (str(one.settings.get("source", "")) for one in made if one.stage == "fetch")
-    return frozenset(source.removeprefix("hf:") for source in sources if source.startswith("hf:"))
+def _in_store(store: Store) -> dict[str, int]:
+    """Repositories of the hub of which the store has a checkpoint -> its bytes. Damaged artifacts do not count."""
+    made = (artifact.manifest for artifact in store.scan()[0])
+    sources = {str(one.settings.get("source", "")): one.total_bytes for one in made if one.stage == "fetch"}
+    return {source.removeprefix("hf:"): size for source, size in sources.items() if source.startswith("hf:")}

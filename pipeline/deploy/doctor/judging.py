@@ -6,30 +6,33 @@ the host only for processes of the host.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from pipeline.deploy.doctor import needs
 from pipeline.deploy.doctor.report import Obstacle, Verdict, Way, WayName
 from pipeline.errors import InvalidInput
 from pipeline.machine.inventory import Inventory
 from pipeline.machine.packages import Extra
+from pipeline.planning.machine_facts import MachineFacts
 from pipeline.planning.parallelism import parallelism
 from pipeline.planning.plan import TARGET
 from pipeline.planning.preflight import Finding, findings
 from pipeline.recipe import Recipe
 
-_MACHINE = "machine."  # begins the key of a finding about a machine
-_ENGINE: tuple[WayName, ...] = ("build", "local", "docker")
-_ABOUT: dict[str, tuple[WayName, ...]] = {  # key of a finding about a machine -> ways that it is about
-    "machine.store": ("build",),
-    "machine.memory": ("build",),
-    "machine.docker": ("docker",),
-    "machine.shm": ("local",),
-    "machine.memlock": ("local",),
-    "machine.mpi_slots": ("local",),
-    "machine.software": ("local",),
+_ALL: tuple[WayName, ...] = ("build", "local", "docker")
+_SERVING: tuple[WayName, ...] = ("local", "docker")
+_ABOUT: dict[str, tuple[WayName, ...]] = {  # rule -> the ways that it is about; of all others, all
+    "host.disk": ("build",),
+    "host.memory": ("build",),
+    "host.shm": ("local",),  # containers are given their own
+    "host.memlock": ("local",),
+    "port.version": ("local",),
+    "source.gated": ("build",),
+    "source.missing": ("build",),
+    "host.container": ("local",),
 }
+_OF_GPUS = ("host.gpus", "port.arch", "host.gpu_memory", "host.driver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +42,26 @@ class Found:
     machine: Inventory
     extras: tuple[Extra, ...]
     server_problem: str  # why the embedded Triton cannot run; empty if it can
-    in_store: frozenset[str]  # repositories of the hub whose files the store has
+    in_store: Mapping[str, int]  # repository of the hub whose files the store has -> their bytes
+
+    def facts(self, recipe: Recipe) -> MachineFacts:
+        """As rules see the machine for one recipe: what the store has of it needs no room and no hub."""
+        facts, here = self.machine.facts(), self.in_store
+        held = sum(here.get(repo, 0) for repo in needs.hub_repositories(recipe))
+        store = replace(facts.store, held_bytes=held) if facts.store is not None else None
+        hub = {repo: status for repo, status in facts.hub.items() if repo not in here}
+        return replace(facts, store=store, hub=hub)
 
 
 def judge(name: str, recipe: Recipe, found: Found) -> Verdict:
     """Whether a recipe can be built and deployed here."""
-    said = findings(recipe, machine=found.machine.facts())
+    said = findings(recipe, machine=found.facts(recipe))
     refusing = [finding for finding in said if finding.severity == "error"]
-    names: tuple[WayName, ...] = (
-        ("build", "local") if recipe.runtime.kind == "cpu" else ("build", "local", "docker")
-    )
-    ways = tuple(
-        _way(one, [*_of_rules(one, recipe, refusing), *_of_needs(one, recipe, found)]) for one in names
-    )
+    names: tuple[WayName, ...] = ("build", "local") if recipe.runtime.kind == "cpu" else _ALL
+    ways = []
+    for way in names:
+        of_rules = (_obstacle(one) for one in refusing if way in _about(one.rule, recipe))
+        ways.append(_way(way, (*of_rules, *_of_needs(way, recipe, found))))
     built, *deployed = (way.possible for way in ways)
     runtime, file = recipe.runtime, recipe.provenance.file
     return Verdict(
@@ -61,7 +71,7 @@ def judge(name: str, recipe: Recipe, found: Found) -> Verdict:
         gpus=0 if runtime.kind == "cpu" else parallelism(recipe, TARGET).world,
         gpu=None if runtime.kind == "cpu" else runtime.gpu,
         runnable=built and any(deployed),
-        ways=ways,
+        ways=tuple(ways),
         warnings=tuple(_obstacle(finding) for finding in said if finding.severity == "warning"),
     )
 
@@ -69,7 +79,7 @@ def judge(name: str, recipe: Recipe, found: Found) -> Verdict:
 def unreadable(name: str, error: InvalidInput) -> Verdict:
     """The verdict of a recipe that cannot be loaded: every fault stands in every way."""
     faults = tuple(Obstacle(fault.key or fault.where or "recipe", str(fault)) for fault in error.faults)
-    return Verdict(name, None, None, 0, None, False, tuple(Way(way, False, faults) for way in _ENGINE))
+    return Verdict(name, None, None, 0, None, False, tuple(Way(way, False, faults) for way in _ALL))
 
 
 def _way(name: WayName, obstacles: Iterable[Obstacle]) -> Way:
@@ -77,18 +87,11 @@ def _way(name: WayName, obstacles: Iterable[Obstacle]) -> Way:
     return Way(name, not unique, unique)
 
 
-def _of_rules(way: WayName, recipe: Recipe, refusing: Iterable[Finding]) -> Iterator[Obstacle]:
-    """The errors that are about a way; those about the recipe itself are about all."""
-    for finding in refusing:
-        key = finding.keys[0]
-        if key.startswith(_MACHINE) and way not in _ABOUT.get(key, _runs_on_gpu(recipe)):
-            continue
-        yield _obstacle(finding)
-
-
-def _runs_on_gpu(recipe: Recipe) -> tuple[WayName, ...]:
-    """The ways that need the GPU: nothing is compiled for `pytorch`."""
-    return _ENGINE if recipe.runtime.kind == "tensorrt" else ("local", "docker")
+def _about(rule: str, recipe: Recipe) -> tuple[WayName, ...]:
+    """The ways that a rule is about. Engines are built on the GPU that serves; for `pytorch` nothing is compiled."""
+    if rule in _OF_GPUS and recipe.runtime.kind != "tensorrt":
+        return _SERVING
+    return _ABOUT.get(rule, _ALL)
 
 
 def _of_needs(way: WayName, recipe: Recipe, found: Found) -> Iterator[Obstacle]:

@@ -5,7 +5,7 @@ Pure: a recipe and what was found in, obstacles out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.contracts.launching import launching
 from pipeline.deploy.doctor.report import Obstacle
@@ -42,9 +42,9 @@ def packages(names: Sequence[str], extras: Sequence[Extra]) -> Iterator[Obstacle
             yield Obstacle("packages", lacking, extra.install)
 
 
-def hub(recipe: Recipe, found: Inventory, in_store: frozenset[str]) -> Iterator[Obstacle]:
+def hub(recipe: Recipe, found: Inventory, in_store: Mapping[str, int]) -> Iterator[Obstacle]:
     """Models that would have to be downloaded, and cannot be. `in_store`: repositories that are there already."""
-    if found.hub is None or in_store.issuperset(hub_repositories(recipe)):
+    if found.hub is None or in_store.keys() >= hub_repositories(recipe).keys():
         return
     if found.hub.offline:
         yield Obstacle("hub", "HF_HUB_OFFLINE is set, and the store lacks the model", "unset HF_HUB_OFFLINE")
