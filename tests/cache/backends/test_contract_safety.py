@@ -53,12 +53,11 @@ def test_several_processes_write_at_once_and_all_see_everything(place: Place) ->
 
 
 def test_kill_9_loses_nothing_that_was_acknowledged_and_leaves_nothing_half(place: Place) -> None:
-    process = writer(place, "k", 100_000)
-    assert process.stdout is not None
-    written = [process.stdout.readline().strip() for _ in range(40)]
-    os.kill(process.pid, signal.SIGKILL)
-    written += process.stdout.read().split("\n")[:-1]
-    process.wait(10)
+    with writer(place, "k", 100_000) as process:
+        assert process.stdout is not None
+        written = [process.stdout.readline().strip() for _ in range(40)]
+        os.kill(process.pid, signal.SIGKILL)
+        written += process.stdout.read().split("\n")[:-1]
     backend = place.open()
     assert all(backend.get(question(text).key, NOW) for text in written)
     wait_for(lambda: len(list(backend.items())) == backend.fill().entries, "what was on its way")
