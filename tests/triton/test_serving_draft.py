@@ -331,8 +331,9 @@ def stopping(url: str, request_id: str) -> Iterator[None]:
 
 def test_stop_by_id_ends_the_answer_during_a_round(server: TritonServer) -> None:
     id = "0123456789abcdef"
+    answer = stream(server.grpc_url, BLS, request_id=id, text_input=ASKED, stream=True, **FIGURES, **LONG)
+    first = next(answer)
     with stopping(server.grpc_url, id):
-        asked = {"request_id": id, "text_input": ASKED, "stream": True}
-        answered = Answered(list(stream(server.grpc_url, BLS, **asked, **FIGURES, **LONG)))
+        answered = Answered([first, *answer])
     assert answered.responses[-1].final
     assert sum(answered.rounds) == answered.figure("num_output_tokens") < 700
