@@ -43,6 +43,10 @@ def read_docker(deadline_s: float = _DEADLINE_S, docker: str = "docker", root: P
 
 def _told(info: dict[str, Any], root: Path) -> Docker:
     """What `docker info` (Docker 20.10 to 29) says; an older client prints this though no daemon answers."""
+    if "host" in info and "ServerVersion" not in info:
+        return Docker(
+            None, "docker is Podman here, whose containers are given GPUs in another way", "install Docker"
+        )
     errors = info.get("ServerErrors") or []
     if errors or not info.get("ServerVersion"):
         problem = f"docker failed: {' '.join(errors) or 'no daemon answers'}"
@@ -60,7 +64,7 @@ def _told(info: dict[str, Any], root: Path) -> Docker:
 def _gpu_way(info: dict[str, Any], root: Path) -> str:
     if any("nvidia" in name for name in info.get("Runtimes") or ()):
         return "nvidia runtime"
-    discovered = [str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or ()]
+    discovered = [str(device) for device in info.get("DiscoveredDevices") or ()]
     folders = [root / folder for folder in _CDI]
     listed = [file for folder in folders if folder.is_dir() for file in folder.iterdir()]
     if any("nvidia.com/gpu" in name for name in discovered) or any("nvidia" in file.name for file in listed):

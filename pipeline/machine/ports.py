@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,17 +46,23 @@ def _listening(root: Path, ports: set[int]) -> Iterator[tuple[str, int]]:
 
 def _holders(root: Path, inodes: set[str]) -> Iterator[tuple[str, int]]:
     """The processes that have one of the sockets open, as far as this user may see."""
+    wanted = {f"socket:[{inode}]": inode for inode in inodes}
     for process in (root / "proc").iterdir():
-        if not process.name.isdigit():
-            continue
-        try:
-            links = [os.readlink(link) for link in (process / "fd").iterdir()]
-        except OSError:
-            continue  # another user's, or gone by now
-        for link in links:
-            inode = link.removeprefix("socket:[").removesuffix("]")
-            if inode in inodes and link.startswith("socket:["):
-                yield inode, int(process.name)
+        if process.name.isdigit():
+            for link in _links(process / "fd"):
+                if link in wanted:
+                    yield wanted[link], int(process.name)
+
+
+def _links(folder: Path) -> Iterator[str]:
+    """What the descriptors of a process are; of another user's, nothing."""
+    try:
+        descriptors = os.listdir(folder)
+    except OSError:
+        return
+    for descriptor in descriptors:
+        with suppress(OSError):  # closed by now
+            yield os.readlink(folder / descriptor)
 
 
 def _program(root: Path, pid: int) -> str | None:

@@ -1,0 +1,84 @@
+"""Packages of each extra, and the line that installs what is missing."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from pipeline import resources
+from pipeline.machine import packages
+from pipeline.machine.packages import Extra, Package, install_line, read_extras, read_python
+
+
+def test_a_version_fits_or_not() -> None:
+    assert Package("torch", "==2.13.0", "2.13.0+cpu").fits
+    assert Package("numpy", ">=1.26,<2", "1.26.4").fits
+    assert not Package("numpy", ">=1.26,<2", "2.1.0").fits
+    assert not Package("torch", "==2.13.0", None).fits
+    assert Package("anything", "", "0.1rc1").fits
+
+
+def test_an_extra_lacks_what_is_missing_and_what_is_of_another_version() -> None:
+    extra = Extra("hub", (Package("a", ">=1", "1.0"), Package("b", ">=1", None), Package("c", "<2", "2.0")))
+    assert [one.name for one in extra.lacking] == ["b", "c"]
+    assert extra.install.endswith("[hub]'")
+
+
+def test_this_environment_has_the_core() -> None:
+    core = read_extras()[0]
+    assert (core.name, core.lacking) == ("", ())
+    assert {"click", "pydantic"} <= {one.name for one in core.packages}
+    assert read_python().fits
+
+
+def test_extras_are_those_of_the_project() -> None:
+    checkout = resources.checkout()
+    assert checkout is not None
+    declared = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert [extra.name for extra in read_extras()] == [
+        "",
+        *(name for name in declared if name not in ("all", "dev")),
+    ]
+
+
+WHEEL = """\
+Metadata-Version: 2.4
+Name: pipeline
+Version: 0.1.0
+Requires-Python: <3.13,>=3.11
+Requires-Dist: click>=8.1
+Requires-Dist: colorama; sys_platform == "nonesuch"
+Provides-Extra: hub
+Requires-Dist: huggingface-hub<2,>=1.0; extra == 'hub'
+Requires-Dist: ml-dtypes>=0.5; extra == 'hub'
+Provides-Extra: cpu
+Requires-Dist: ml-dtypes>=0.5; extra == 'cpu'
+Provides-Extra: all
+Requires-Dist: pipeline[cpu,hub]; extra == 'all'
+"""
+
+
+def test_an_installed_wheel_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "pipeline-0.1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(WHEEL)
+    monkeypatch.setattr(metadata, "metadata", lambda _: metadata.Distribution.at(folder).metadata)
+    monkeypatch.setattr(resources, "checkout", lambda: None)
+    packages._wanted.cache_clear()
+    try:
+        names = {extra.name: [one.name for one in extra.packages] for extra in read_extras()}
+        assert names == {"": ["click"], "hub": ["huggingface-hub", "ml-dtypes"], "cpu": ["ml-dtypes"]}
+        assert read_python().wanted in ("<3.13,>=3.11", ">=3.11,<3.13")
+        assert install_line("hub") == "pip install 'pipeline[hub]'"
+    finally:
+        packages._wanted.cache_clear()
+
+
+def test_a_checkout_that_is_not_installed_is_installed_from_where_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packages, "version_of", lambda _: None)
+    assert install_line("hub") == f"pip install --editable '{resources.checkout()}[hub]'"
