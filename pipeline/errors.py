@@ -47,12 +47,14 @@ class Fault:
     key: str = ""  # dotted path
     value: object = None  # what was given; None if nothing was
     fix: str = ""  # what would be right
+    rule: str = ""  # id of the rule that says so, where it has one
 
     def __str__(self) -> str:
         place = f"{self.where}:{self.line}" if self.line is not None else self.where
         subject = self.key if self.value is None else f"{self.key} = {_short(self.value)}"
         text = ": ".join(part for part in (place, subject, self.problem) if part)
-        return f"{text} ({self.fix})" if self.fix else text
+        text = f"{text} ({self.fix})" if self.fix else text
+        return f"{text} [{self.rule}]" if self.rule else text
 
 
 def _short(value: object, limit: int = 60) -> str:

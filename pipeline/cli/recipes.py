@@ -7,18 +7,20 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeline.cli.options import recipe_argument, set_option
 from pipeline.errors import Fault, InvalidInput, PipelineError
-from pipeline.planning.preflight import Finding
 from pipeline.recipe import find_recipe, load_recipe, packaged
 from pipeline.recipe.catalog import entries
 from pipeline.recipe.copying import copy_recipe
 from pipeline.recipe.schema import SCHEMA_FILE, schema_is_current, schema_text
 from pipeline.recipe.yaml_reader import dump_yaml
+
+if TYPE_CHECKING:
+    from pipeline.planning.preflight import Finding
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -162,7 +164,7 @@ def _judge(recipe: str, overrides: Sequence[str]) -> _Verdict:
 
 
 def _row(fault: Fault) -> dict[str, Any]:
-    return {key: getattr(fault, key) for key in ("where", "line", "key", "value", "problem", "fix")}
+    return {key: getattr(fault, key) for key in ("where", "line", "key", "value", "problem", "fix", "rule")}
 
 
 def _print_json(value: Any) -> None:

@@ -50,6 +50,7 @@ class Gpu:
 class Finding:
     """Why a combination cannot be had, or only perhaps."""
 
+    rule: str  # its id in data/rules
     severity: Literal["error", "warning"]
     subject: str  # "gpu" | "weights" | "kv_cache"
     reason: str
@@ -103,7 +104,7 @@ def _too_old(on: Gpu, version: str) -> Iterator[Finding]:
     for entry in _data()["capabilities"]:
         if entry["sm"] == on.sm and precedes(version, entry["since"]):
             reason = f"{on.name} (compute capability {on.capability}): {entry['reason']}"
-            yield Finding("error", "gpu", reason, tuple(entry["source"]))
+            yield Finding("gpu.since", "error", "gpu", reason, tuple(entry["source"]))
 
 
 def _findings(table: str, subject: str, chosen: str, on: Gpu, track: Track) -> Iterator[Finding]:
@@ -112,7 +113,9 @@ def _findings(table: str, subject: str, chosen: str, on: Gpu, track: Track) -> I
             continue
         if not any(low <= on.sm <= high for low, high in entry["sm"]):
             reason = f"{on.name} (compute capability {on.capability}): {entry['reason']}"
-            yield Finding(entry.get("severity", "error"), subject, reason, tuple(entry["source"]))
+            yield Finding(
+                entry["rule"], entry.get("severity", "error"), subject, reason, tuple(entry["source"])
+            )
 
 
 @cache

@@ -1,22 +1,31 @@
-"""Rules of upstream about recipes: where each holds, how grave it is, and who says so.
+"""The rules of preflight: where each holds, how grave it is, why, what helps, who says so, whether it may be allowed.
 
-The facts are data (`data/rules/*.yaml`); what a rule compares is in `pipeline.planning.preflight`.
+The facts are data (`data/rules/*.yaml`, one file a group); what a rule compares is in `pipeline.planning.preflight`,
+under the same ids. A rule that is held where something is written has no check there, but `held` and `by`.
 
 >>> rule("rt.spec_same_vocab").severity("pytorch")
 'warning'
+>>> nearest("tp.awq_blocks")
+('tp.awq_block',)
 """
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
 import yaml
 
+from pipeline.contracts.history import precedes
+
 Severity = Literal["error", "warning", "note"]
+GROUPS = (
+    "releases", "formats", "splitting", "speculation", "tokenizers", "budgets", "serving", "machine", "sourcing",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +33,41 @@ class Rule:
     """One rule, as far as it is data."""
 
     id: str
+    group: str  # the file, and the module with its check
     runtimes: tuple[str, ...]  # runtime.kind of recipes that it is about
     severities: Mapping[str, Severity]  # runtime.kind -> severity
-    facts: Mapping[str, Any]  # names and numbers of its own
-    sources: tuple[str, ...]
-    reason: str = ""
+    fields: tuple[str, ...]  # keys of the recipe that it is about, the one to change first
+    when: str
+    check: str
+    reason: str
+    fix: str  # in general; a finding says more
+    sources: tuple[str, ...]  # names in data/rules/sources.yaml
+    since: str | None = None  # first release of TensorRT-LLM that it is about; None: all
+    until: str | None = None  # first release that it is not about any more
+    confidence: str = "as the source says"
+    never_allowed: str = ""  # why --allow does not take it; empty: it does
+    differs: str = ""  # where ours is not upstream's rule, and why
+    held: str = ""  # how it is true by construction; empty: it is checked
+    by: str = ""  # file and function that hold it
+    facts: Mapping[str, Any] = field(default_factory=dict)  # names and numbers of its own
 
     def severity(self, runtime: str) -> Severity:
         """How grave it is in a runtime that it is about."""
         return self.severities[runtime]
+
+    def concerns(self, runtime: str, version: str | None) -> bool:
+        """Whether it is about a runtime and a release of TensorRT-LLM; None: no release."""
+        if runtime not in self.runtimes:
+            return False
+        early = version is not None and self.since is not None and precedes(version, self.since)
+        late = version is not None and self.until is not None and not precedes(version, self.until)
+        return not early and not late
+
+    @property
+    def gravest(self) -> Severity:
+        """Of all runtimes."""
+        order: tuple[Severity, ...] = ("error", "warning", "note")
+        return next(severity for severity in order if severity in self.severities.values())
 
 
 def rule(name: str) -> Rule:
@@ -41,19 +76,46 @@ def rule(name: str) -> Rule:
 
 
 def rules() -> tuple[Rule, ...]:
-    """All rules."""
+    """All rules, group by group."""
     return tuple(_rules().values())
+
+
+def source(name: str) -> str:
+    """What a source's name stands for."""
+    text: str = _file("sources")["sources"][name]
+    return text
+
+
+def nearest(name: str) -> tuple[str, ...]:
+    """Ids like one that is none."""
+    known = _rules()
+    same_end = [one for one in known if one.rpartition(".")[2] == name.rpartition(".")[2]]
+    return tuple(same_end or difflib.get_close_matches(name, known, n=3, cutoff=0.5))[:3]
 
 
 @cache
 def _rules() -> Mapping[str, Rule]:
-    file = resources.files("pipeline.contracts") / "data" / "rules" / "recipes.yaml"
-    data = yaml.safe_load(file.read_text("utf-8"))
-    return {name: _rule(name, entry) for name, entry in data["rules"].items()}
+    return {
+        name: _rule(name, group, entry) for group in GROUPS for name, entry in _file(group)["rules"].items()
+    }
 
 
-def _rule(name: str, entry: Mapping[str, Any]) -> Rule:
-    given = entry["severity"]
-    severities = given if isinstance(given, Mapping) else dict.fromkeys(entry["runtimes"], given)
-    own = {key: value for key, value in entry.items() if key not in ("runtimes", "severity", "source")}
-    return Rule(name, tuple(entry["runtimes"]), severities, own, tuple(entry["source"]))
+def _rule(name: str, group: str, entry: Mapping[str, Any]) -> Rule:
+    given = dict(entry)
+    runtimes, severity = tuple(given.pop("runtimes")), given.pop("severity")
+    return Rule(
+        id=name,
+        group=group,
+        runtimes=runtimes,
+        severities=severity if isinstance(severity, Mapping) else dict.fromkeys(runtimes, severity),
+        fields=tuple(given.pop("fields")),
+        sources=tuple(given.pop("source")),
+        **given,
+    )
+
+
+@cache
+def _file(name: str) -> Mapping[str, Any]:
+    file = resources.files("pipeline.contracts") / "data" / "rules" / f"{name}.yaml"
+    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    return data

@@ -43,6 +43,7 @@ class DiskFacts:
     folder: str  # the one that was asked about
     device: int  # st_dev: two folders of one file system share what is free
     free_bytes: int
+    held_bytes: int = 0  # by artifacts of the recipe that is judged, which need not be made again
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class MachineFacts:
     shm_bytes: int | None = None  # size of /dev/shm
     memlock_bytes: int | None = None  # that a process may lock; see memlock_limited
     memlock_limited: bool | None = None  # False: any amount
+    batch_system: str | None = None  # within a job of which this runs: "Slurm"
     mpi_slots: int | None = None  # ranks that mpirun starts without --oversubscribe
     is_root: bool | None = None
     taken_ports: frozenset[int] | None = None  # of those that a server would listen on

@@ -50,7 +50,7 @@ def ask(version: str, runtime: Track, on: str | None, form: str = "none", kv_cac
             findings = support(gpu(on), form, kv_cache, runtime, version if image else None)
             reasons += [Reason(found.severity, found.reason, found.sources) for found in findings]
         except UserError as error:
-            reasons.append(Reason("error", str(error), rule("gpu").sources))
+            reasons.append(Reason("error", str(error), rule("gpu.known").sources))
     kept: list[str] = rule("kvq.weight_combo").facts["kept_with"]
     if runtime == "tensorrt" and (kv_cache == "int8" or (kv_cache == "fp8" and form not in kept)):
         name = "kvq.int8" if kv_cache == "int8" else "kvq.weight_combo"

@@ -76,7 +76,13 @@ def fault_of(problem: Problem, document: Document) -> Fault:
     overridden = [dotted(other) for other in others if document.place(other).where == "--set" != place.where]
     text = problem.text + (f" [{', '.join(overridden)} given by --set]" if overridden else "")
     return Fault(
-        text, where=place.where, line=place.line, key=dotted(path), value=value or None, fix=problem.fix
+        text,
+        where=place.where,
+        line=place.line,
+        key=dotted(path),
+        value=value or None,
+        fix=problem.fix,
+        rule=problem.rule,
     )
 
 

@@ -20,7 +20,13 @@ def located(recipe: Recipe, problems: Sequence[Problem]) -> list[Fault]:
     if document is None:
         values = recipe.model_dump(mode="json")
         return [
-            Fault(problem.text, key=problem.keys[0], value=_value(values, problem.keys[0]), fix=problem.fix)
+            Fault(
+                problem.text,
+                key=problem.keys[0],
+                value=_value(values, problem.keys[0]),
+                fix=problem.fix,
+                rule=problem.rule,
+            )
             for problem in problems
         ]
     faults = [fault_of(problem, document) for problem in problems]

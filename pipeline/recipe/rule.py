@@ -16,6 +16,7 @@ class Problem:
     keys: tuple[str, ...]
     text: str
     fix: str
+    rule: str = ""  # its id, where it has one
 
     def as_error(self) -> PydanticCustomError:
         return PydanticCustomError(

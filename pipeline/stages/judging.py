@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.planning.plan import DRAFT, TARGET
-from pipeline.planning.preflight import Finding, findings, refuse
+from pipeline.planning.preflight import Emission, Finding, findings, refuse
 from pipeline.recipe import Recipe
-from pipeline.recipe.locating import shown
 from pipeline.runtimes.base import runtime_of
+from pipeline.store import Json
+
+Settings = Mapping[str, Json]
 
 
 def judge(recipe: Recipe) -> tuple[Finding, ...]:
@@ -16,25 +21,29 @@ def judge(recipe: Recipe) -> tuple[Finding, ...]:
     Raises:
         InvalidInput: what it asks for does not exist, or its runtime cannot be told so; with all that is known.
     """
-    found = refuse(recipe, findings(recipe))
-    faults = _refusals(recipe)
-    if faults:
-        file = recipe.provenance.file
-        raise InvalidInput(shown(file) if file else f"recipe {recipe.name}", faults)
-    return found
+    return refuse(recipe, findings(recipe, emitted=emission(recipe)))
 
 
-def _refusals(recipe: Recipe) -> list[Fault]:
-    """What the runtime refuses when it works out the settings of its engines and of its Triton models."""
-    runtime = runtime_of(recipe)
+def emission(recipe: Recipe) -> Emission:
+    """What the runtime will write, and what it refuses when it works that out."""
+    runtime, refusals = runtime_of(recipe), list[Fault]()
     roles = (TARGET,) if recipe.draft is None else (TARGET, DRAFT)
-    faults: list[Fault] = []
+    build = {role: _worked_out(partial(runtime.build_settings, recipe, role), refusals) for role in roles}
+    package = _worked_out(partial(runtime.package_settings, recipe), refusals)
+    return Emission({role: found for role, found in build.items() if found}, package, _once(refusals))
+
+
+def _worked_out(settings: Callable[[], Settings], refusals: list[Fault]) -> Settings:
+    """The settings; nothing, and the reasons among the refusals, if there cannot be any."""
     try:
-        for role in roles:
-            runtime.build_settings(recipe, role)
-        runtime.package_settings(recipe)
+        return settings()
     except InvalidInput as error:
-        faults += error.faults
+        refusals += error.faults
     except UserError as error:
-        faults.append(Fault(str(error)))
-    return faults
+        refusals.append(Fault(str(error)))
+    return {}
+
+
+def _once(faults: list[Fault]) -> tuple[Fault, ...]:
+    """What target, draft and package are refused for alike."""
+    return tuple({str(fault): fault for fault in faults}.values())

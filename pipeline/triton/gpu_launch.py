@@ -108,8 +108,17 @@ def launch_faults(deployment: Deployment) -> list[Fault]:
     if spec.mode == "llmapi" and spec.instances > 1 and not facts.llmapi_instances:
         version = deployment.requirements.tensorrt_llm
         fault("gpu_device_ids", spec.instances, f"llmapi of TensorRT-LLM {version} has one instance")
+    widest = max((len(group) for groups in spec.gpu_device_ids.values() for group in groups), default=None)
+    if widest not in (None, spec.world_size):
+        fault("gpu_device_ids", widest, f"GPUs of an instance must be as many as its {spec.world_size} ranks")
     for model, groups in spec.gpu_device_ids.items():
         for group in groups:
+            if len(set(group)) < len(group) or len(group) != len(groups[0]):
+                fault(
+                    f"gpu_device_ids.{model}",
+                    list(group),
+                    "each rank of each instance has one GPU of its own",
+                )
             if any(not 0 <= gpu < deployment.requirements.gpus for gpu in group):
                 fault(
                     f"gpu_device_ids.{model}",

@@ -140,7 +140,7 @@ def test_validate_json(run: Run, bad: Path) -> None:
     assert wrong["valid"] is False
     assert wrong["faults"][0] == {
         "where": str(bad), "line": 3, "key": "limits.max_input_tokens", "value": "0",
-        "problem": "must be 1 to 10000000", "fix": "",
+        "problem": "must be 1 to 10000000", "fix": "", "rule": "",
     }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from pipeline.stages.judging import judge
 
 @pytest.mark.parametrize("name", packaged())
 def test_packaged_recipes_have_settings_for_their_runtime(name: str) -> None:
-    assert judge(load_recipe(name)) == ()
+    assert [one for one in judge(load_recipe(name)) if one.severity != "note"] == []
 
 
 def test_what_the_contracts_refuse() -> None:
@@ -30,7 +30,7 @@ def test_what_the_runtime_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         raise UserError("cannot be packaged")
 
     monkeypatch.setattr(type(runtime_of(recipe)), "package_settings", refuse)
-    with pytest.raises(InvalidInput, match=r"llama-3\.3-70b-nvfp4\.yaml: 1 fault\n  cannot be packaged"):
+    with pytest.raises(InvalidInput, match=r"llama-3\.3-70b-nvfp4\.yaml: 1 fault\n.*: cannot be packaged \[runtime\.refuses\]"):
         judge(recipe)
 
 

@@ -14,7 +14,7 @@ from pipeline.deploy.docker import DockerLauncher
 from pipeline.deploy.outline import shell_lines
 from pipeline.errors import InvalidInput, UserError
 from pipeline.triton.deployment import Deployment, LaunchSpec
-from pipeline.triton.gpu_launch import LaunchPlan, Place, plan_launch
+from pipeline.triton.gpu_launch import LaunchPlan, Place, launch_faults, plan_launch
 from pipeline.triton.launch import Ports, Start
 from tests.support.deployments import gpu_deployment
 
@@ -160,6 +160,26 @@ def test_all_that_is_impossible_is_said_at_once() -> None:
     assert "at least one model holds an engine" in text
     assert "launch.mode = single: 4 ranks need leader, orchestrator or llmapi" in text
     assert "launch.gpu_device_ids.nobody = [0, 9]: there are GPUs 0 to 3" in text
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ([(0, 1), (2, 3)], ""),
+        ([(0,), (1,)], "GPUs of an instance must be as many as its 2 ranks"),
+        ([(0, 1), (2,)], "each rank of each instance has one GPU of its own"),
+        ([(0, 0), (2, 3)], "each rank of each instance has one GPU of its own"),
+    ],
+)
+def test_instances_have_a_gpu_a_rank(groups: list[tuple[int, ...]], said: str) -> None:
+    launch = LaunchSpec(
+        mode="orchestrator",
+        world_size=2,
+        engine_models=("tensorrt_llm",),
+        gpu_device_ids={"tensorrt_llm": tuple(groups)},
+    )
+    faults = launch_faults(gpu_deployment(launch, gpus=4))
+    assert [said in fault.problem for fault in faults] == ([True] if said else [])
 
 
 def test_instances_by_gpu_are_refused_where_the_version_has_none() -> None:

@@ -7,8 +7,12 @@ rule about upstream's files judges the very values that go into them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+from pipeline.contracts import trtllm_build
+from pipeline.errors import Fault
+from pipeline.planning.plan import TARGET
 from pipeline.store import Json
 
 
@@ -16,5 +20,33 @@ from pipeline.store import Json
 class Emission:
     """Settings as the runtime works them out."""
 
-    build: Mapping[str, Mapping[str, Json]]  # role -> of its engine
-    package: Mapping[str, Json]
+    build: Mapping[str, Mapping[str, Json]]  # role -> of its engine; without those that were refused
+    package: Mapping[str, Json] = field(default_factory=dict)
+    refusals: tuple[Fault, ...] = ()  # what kept the runtime from working them out
+
+    @property
+    def engines(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+        """Role -> values of all flags of trtllm-build, defaults included: "enable", 8, None for what is not said."""
+        return tuple(
+            (role, trtllm_build.parse(str(settings["version"]), _words(settings["flags"])))
+            for role, settings in self.build.items()
+            if "flags" in settings
+        )
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """Arguments of the LLM API; empty for other runtimes."""
+        found = self.build.get(TARGET, {}).get("arguments", {})
+        assert isinstance(found, Mapping), "as the pytorch runtime writes them"
+        return found
+
+    def of_package(self, section: str) -> Mapping[str, Any]:
+        """A section of the package's settings; empty if it has none."""
+        found = self.package.get(section, {})
+        assert isinstance(found, Mapping), "sections are mappings"
+        return found
+
+
+def _words(flags: Json) -> list[str]:
+    assert isinstance(flags, list), "a command line"
+    return [str(word) for word in flags]

@@ -8,11 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pipeline.contracts import gpus, trtllm_build
 from pipeline.contracts.rules import rule
+from pipeline.errors import UserError
 from pipeline.planning.preflight.finding import Check, Said
 from pipeline.planning.preflight.subject import Model, Subject
+from pipeline.recipe.rules import AWQ
 
-KV_CACHE = "quantization.kv_cache"
+VERSION, GPU, KV_CACHE = "runtime.version", "runtime.gpu", "quantization.kv_cache"
+BY_GPU = (
+    "sm.fp8", "sm.w4a8_arch", "sm.nvfp4", "sm.awq_blackwell", "sm.bf16", "sm.fp8_kv_ampere", "sm.listed",
+    "sm.runtime_format",
+)  # fmt: skip
 
 
 def _kv_cache_keeps_context(subject: Subject) -> Iterator[Said]:
@@ -58,23 +65,6 @@ def _context_off(subject: Subject, keys: tuple[str, ...], when: str, fix: str, *
     )
 
 
-def _class(subject: Subject) -> Iterator[Said]:
-    """Engines and CPU models are made from tensors that we read; `pytorch` reads an unquantized checkpoint itself."""
-    facts = rule("model.class").facts
-    for model, sizes in subject.sized:
-        if subject.kind == "pytorch" and model.format == "none":
-            continue
-        doing = {"tensorrt": "converted", "cpu": "cpu"}.get(subject.kind, "calibrated")
-        known: list[str] = facts[doing]
-        if sizes.architecture not in known:
-            how = "run with runtime.kind cpu" if doing == "cpu" else doing
-            yield Said(
-                (model.source_key, "runtime.kind"),
-                f"is a {sizes.architecture or 'model of no named class'}, which cannot be {how}",
-                f"one of {', '.join(known)}",
-            )
-
-
 def _formats(subject: Subject) -> Iterator[Said]:
     facts = rule("calibrate.formats").facts
     for model in subject.models:
@@ -96,9 +86,93 @@ def _known_formats(facts: Mapping[str, Any], model: Model) -> list[str]:
     return list(facts["fused_formats" if fused else "formats"])
 
 
+def _awq_samples(subject: Subject) -> Iterator[Said]:
+    calibration, most = subject.recipe.quantization.calibration, rule("calib.awq_sizes").facts["most"]
+    awq = any(set(subject.layer_formats(model)) & set(AWQ) for model in subject.models)
+    if calibration is not None and awq and calibration.samples > most:
+        yield Said(
+            ("quantization.calibration.samples", "quantization.format"),
+            f"is more than the {most} to which upstream's own script cuts calibration of AWQ; all are taken here",
+        )
+
+
+def _fp8_context(subject: Subject) -> Iterator[Said]:
+    runtime, facts = subject.gpu_runtime, trtllm_build.data()["fp8_context"]
+    if subject.emitted is None or runtime is None:
+        return
+    sm = {gpu.name: gpu.sm for gpu in gpus.gpus()}.get(runtime.gpu, 0)
+    formats = {model.role: model.format for model in subject.models}
+    for role, flags in subject.emitted.engines:
+        if flags["use_fp8_context_fmha"] != "enable":
+            continue
+        wrong = [
+            *([f"compute capability {sm / 10:.1f}"] if sm < facts["oldest_sm"] else []),
+            *(
+                [f"weights of {formats[role]}"]
+                if formats[role] not in (*rule("kvq.weight_combo").facts["kept_with"], "auto")
+                else []
+            ),
+            *(["use_paged_context_fmha disable"] if flags["use_paged_context_fmha"] != "enable" else []),
+        ]
+        if wrong:
+            yield Said(
+                (KV_CACHE, GPU),
+                f"makes attention over prompts of the {role} compute in FP8, with {', '.join(wrong)}",
+            )
+
+
+def _engine_in_llm_api(subject: Subject) -> Iterator[Said]:
+    arguments = subject.emitted.arguments if subject.emitted is not None else {}
+    dtype = (arguments.get("kv_cache_config") or {}).get("dtype", "auto")
+    if arguments.get("backend", "pytorch") != "pytorch" and dtype != "auto":
+        yield Said(
+            (KV_CACHE,),
+            f"is given to an engine as {dtype}, which has the type of its KV cache built in",
+            "auto",
+        )
+
+
+def on_gpu(name: str) -> Check:
+    """The check of a rule whose edges are data of the GPUs (contracts/data/gpus.yaml)."""
+
+    def check(subject: Subject) -> Iterator[Said]:
+        for found, model, form in _unsupported(subject):
+            if found.rule == name:
+                text = f"{form}: {found.reason}" if form != model.format else found.reason
+                keys = {
+                    "gpu": (GPU, VERSION),
+                    "weights": (model.format_key, GPU),
+                    "kv_cache": (KV_CACHE, GPU),
+                }
+                yield Said(keys[found.subject], text, "", found.severity, found.sources)
+
+    return check
+
+
+def _unsupported(subject: Subject) -> Iterator[tuple[gpus.Finding, Model, str]]:
+    """What speaks against each model's formats on the GPU, each reason once: target and draft may share one."""
+    runtime = subject.gpu_runtime
+    assert runtime is not None, "the rule is about TensorRT-LLM"
+    try:
+        gpu = gpus.gpu(runtime.gpu)
+    except UserError:
+        return  # gpu.known says so
+    version = None if subject.release_problem else runtime.version
+    seen: set[str] = set()
+    for model in subject.models:
+        for form in subject.layer_formats(model):
+            for found in gpus.support(gpu, form, model.kv_cache, runtime.kind, version):
+                if found.reason not in seen:
+                    seen.add(found.reason)
+                    yield found, model, form
+
+
 CHECKS: Mapping[str, Check] = {
+    **{name: on_gpu(name) for name in BY_GPU},
+    "sm.fp8_ctx_fmha": _fp8_context,
+    "kvq.engine_llmapi": _engine_in_llm_api,
     "kvq.weight_combo": _kv_cache_keeps_context,
     "kvq.int8": _int8_kv_cache,
-    "model.class": _class,
+    "calib.awq_sizes": _awq_samples,
     "calibrate.formats": _formats,
 }

@@ -6,22 +6,46 @@ Pure. The facts are those of `pipeline.contracts`; nothing is downloaded, and wh
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
-from pipeline.contracts.rules import rule
+from pipeline.contracts.rules import rule, rules
 from pipeline.errors import InvalidInput
 from pipeline.planning.machine_facts import MachineFacts
 from pipeline.planning.model_facts import ModelFacts, known_models
-from pipeline.planning.preflight import budgets, formats, releases, speculation, splitting
+from pipeline.planning.preflight import (
+    budgets,
+    formats,
+    releases,
+    serving,
+    sourcing,
+    speculation,
+    splitting,
+    tokenizers,
+)
+from pipeline.planning.preflight import machine as of_machine
 from pipeline.planning.preflight.emission import Emission
-from pipeline.planning.preflight.finding import Finding, Said
+from pipeline.planning.preflight.finding import Check, Finding, Said
 from pipeline.planning.preflight.subject import Subject, subject
 from pipeline.recipe import Recipe
 from pipeline.recipe.locating import located, shown
 from pipeline.recipe.rule import Problem, Values
 
-GROUPS = (releases, formats, speculation, budgets, splitting)
-CHECKS = {name: check for group in GROUPS for name, check in group.CHECKS.items()}
+GROUPS: Mapping[str, ModuleType] = {
+    "releases": releases,
+    "formats": formats,
+    "splitting": splitting,
+    "speculation": speculation,
+    "tokenizers": tokenizers,
+    "budgets": budgets,
+    "serving": serving,
+    "machine": of_machine,
+    "sourcing": sourcing,
+}
+CHECKS: Mapping[str, Check] = {
+    name: check for group in GROUPS.values() for name, check in group.CHECKS.items()
+}
+_ECHO = "runtime.refuses"
 _ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
@@ -45,7 +69,7 @@ def findings(
         for name in _holding(looked_at)
         for said in CHECKS[name](looked_at)
     ]
-    return tuple(sorted(found, key=lambda finding: _ORDER[finding.severity]))
+    return tuple(sorted(_without_echoes(found), key=lambda finding: _ORDER[finding.severity]))
 
 
 def refuse(recipe: Recipe, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
@@ -56,14 +80,22 @@ def refuse(recipe: Recipe, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """
     stopping = [finding for finding in found if finding.stops]
     if stopping:
-        problems = [Problem(finding.keys, finding.problem, finding.fix) for finding in stopping]
+        problems = [Problem(one.keys, one.problem, one.fix, one.rule) for one in stopping]
         file = recipe.provenance.file
         raise InvalidInput(shown(file) if file else f"recipe {recipe.name}", located(recipe, problems))
     return found
 
 
+def _without_echoes(found: list[Finding]) -> list[Finding]:
+    """Without the runtime's own refusals of what another rule explains."""
+    explained = {key for one in found if one.severity == "error" and one.rule != _ECHO for key in one.keys}
+    return [one for one in found if one.rule != _ECHO or not explained & {*one.keys, "runtime.kind"}]
+
+
 def _holding(looked_at: Subject) -> list[str]:
-    return [name for name in CHECKS if looked_at.kind in rule(name).runtimes]
+    runtime = looked_at.gpu_runtime
+    version = runtime.version if runtime is not None and not looked_at.release_problem else None
+    return [one.id for one in rules() if one.id in CHECKS and one.concerns(looked_at.kind, version)]
 
 
 def _finding(name: str, looked_at: Subject, said: Said, values: Values) -> Finding:

@@ -13,6 +13,7 @@ from pipeline.contracts import gpus, llmapi, trtllm_build
 from pipeline.contracts.history import precedes
 from pipeline.contracts.rules import rule
 from pipeline.errors import UserError
+from pipeline.planning.preflight import formats
 from pipeline.planning.preflight.finding import Check, Said
 from pipeline.planning.preflight.subject import Subject
 from pipeline.recipe import PyTorchRuntime, TensorRTRuntime
@@ -27,23 +28,12 @@ def _release(subject: Subject) -> Iterator[Said]:
 
 
 def _gpu(subject: Subject) -> Iterator[Said]:
-    """The GPU is known, is not newer than the release, and runs each model's formats."""
     runtime = subject.gpu_runtime
     assert runtime is not None, "the rule is about TensorRT-LLM"
     try:
-        gpu = gpus.gpu(runtime.gpu)
+        gpus.gpu(runtime.gpu)
     except UserError as error:
         yield Said((GPU,), str(error))
-        return
-    version: str | None = runtime.version if not subject.release_problem else None
-    said: dict[str, Said] = {}  # by reason: target and draft may share one
-    for model in subject.models:
-        keys = {"gpu": (GPU, VERSION), "weights": (model.format_key, GPU), "kv_cache": (KV_CACHE, GPU)}
-        for form in subject.layer_formats(model):
-            for found in gpus.support(gpu, form, model.kv_cache, runtime.kind, version):
-                text = f"{form}: {found.reason}" if form != model.format else found.reason
-                said.setdefault(text, Said(keys[found.subject], text, "", found.severity, found.sources))
-    yield from said.values()
 
 
 def _model_since(subject: Subject) -> Iterator[Said]:
@@ -58,6 +48,29 @@ def _model_since(subject: Subject) -> Iterator[Said]:
                 f"does not build {sizes.architecture}, which {model.source_key} is, with runtime.kind {runtime.kind}",
                 f"at least {since}",
             )
+
+
+def _class(subject: Subject) -> Iterator[Said]:
+    """Engines and CPU models are made from tensors that we read; `pytorch` reads an unquantized checkpoint itself."""
+    facts = rule("model.class").facts
+    for model, sizes in subject.sized:
+        if subject.kind == "pytorch" and model.format == "none":
+            continue
+        doing = {"tensorrt": "converted", "cpu": "cpu"}.get(subject.kind, "calibrated")
+        known: list[str] = facts[doing]
+        if sizes.architecture not in known:
+            how = "run with runtime.kind cpu" if doing == "cpu" else doing
+            yield Said(
+                (model.source_key, "runtime.kind"),
+                f"is a {sizes.architecture or 'model of no named class'}, which cannot be {how}",
+                f"one of {', '.join(known)}",
+            )
+
+
+def _refused(subject: Subject) -> Iterator[Said]:
+    """What the runtime itself said when it worked out what it will write."""
+    for fault in subject.emitted.refusals if subject.emitted is not None else ():
+        yield Said((fault.key or KIND,), fault.problem, fault.fix)
 
 
 def _instances(subject: Subject) -> Iterator[Said]:
@@ -114,7 +127,10 @@ def _build_flags(subject: Subject) -> Iterator[Said]:
 
 CHECKS: Mapping[str, Check] = {
     "release": _release,
-    "gpu": _gpu,
+    "gpu.known": _gpu,
+    "gpu.since": formats.on_gpu("gpu.since"),
+    "model.class": _class,
+    "runtime.refuses": _refused,
     "model.since": _model_since,
     "llmapi.instances": _instances,
     "known.issue": _known_issue,

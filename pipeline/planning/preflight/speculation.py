@@ -6,33 +6,34 @@ Each function is one rule of contracts/data/rules, under its id in CHECKS.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
-from pipeline.contracts import llm_args
+from pipeline.contracts import gpus, llm_args
 from pipeline.contracts.rules import rule
+from pipeline.planning.plan import TARGET
 from pipeline.planning.preflight.finding import Check, Said
 from pipeline.planning.preflight.subject import Subject
 from pipeline.recipe import PyTorchRuntime
 
 
-def _same_vocabulary(subject: Subject) -> Iterator[Said]:
-    draft, target = subject.draft, subject.target
-    if draft is None or draft.is_head or draft.sizes is None or target.sizes is None:
+def _gpu_and_formats(subject: Subject) -> Iterator[Said]:
+    facts, runtime = rule("rt.spec_sm").facts, subject.gpu_runtime
+    if subject.draft is None or runtime is None:
         return
-    if draft.sizes.vocab != target.sizes.vocab:
+    sm = {gpu.name: gpu.sm for gpu in gpus.gpus()}.get(runtime.gpu)
+    if sm is not None and sm < facts["oldest_sm"]:
         yield Said(
-            (draft.source_key, target.source_key),
-            f"has a vocabulary of {draft.sizes.vocab} tokens, the target of {target.sizes.vocab}; they exchange ids",
-            "choose a draft with the target's tokenizer",
+            ("runtime.gpu", "draft"),
+            f"has compute capability {sm / 10:.1f}, a draft needs {facts['oldest_sm'] / 10:.1f}",
+            "remove draft, or choose another GPU",
         )
-
-
-def _formats_of_speculation(subject: Subject) -> Iterator[Said]:
-    tried: list[str] = rule("rt.spec_formats").facts["tried"]
-    if subject.draft is not None and subject.target.format not in tried:
+    tried: list[str] = facts["tried"]
+    if subject.target.format not in tried:
         yield Said(
             (subject.target.format_key, "draft"),
             f"as the target of a draft is not among what upstream describes, which is {', '.join(tried)}",
             "compare answers with and without the draft before relying on it",
+            "warning",
         )
 
 
@@ -66,15 +67,70 @@ def _draft_ranks(subject: Subject) -> Iterator[Said]:
 
 
 def _draft_length(subject: Subject) -> Iterator[Said]:
-    draft, (least, most) = subject.recipe.draft, rule("rt.spec_length").facts["usual"]
-    if draft is not None and not least <= draft.max_draft_tokens <= most:
+    draft, (least, most) = subject.recipe.draft, rule("rt.spec_len").facts["usual"]
+    if draft is None:
+        return
+    engines = dict(subject.emitted.engines) if subject.emitted is not None else {}
+    built = engines[TARGET]["max_draft_len"] if TARGET in engines else draft.max_draft_tokens
+    if draft.max_draft_tokens > built:
+        yield Said(
+            ("draft.max_draft_tokens",),
+            f"is more than the {built} that the engine verifies",
+            f"at most {built}",
+            "error",
+        )
+    if not least <= draft.max_draft_tokens <= most:
         yield Said(("draft.max_draft_tokens",), f"is outside the usual {least} to {most}")
 
 
+def _backend(subject: Subject) -> Iterator[Said]:
+    """Of what will be written: ways to propose tokens that the backend has."""
+    if subject.emitted is None:
+        return
+    known: list[str] = rule("rt.backend_supports_spec").facts[subject.kind]
+    chosen = {flags["speculative_decoding_mode"] for _, flags in subject.emitted.engines}
+    chosen.add(_speculation(subject.emitted.arguments).get("decoding_type"))
+    for way in sorted(chosen - {None, *known}):
+        yield Said(
+            ("draft.method" if subject.draft else "runtime.speculation", "runtime.kind"),
+            f"becomes {way}, which runtime.kind {subject.kind} does not have",
+            f"one of {', '.join(known)}",
+        )
+
+
+def _budget(subject: Subject) -> Iterator[Said]:
+    arguments = subject.emitted.arguments if subject.emitted is not None else {}
+    settings = _speculation(arguments)
+    drafted = settings.get("max_draft_len") or settings.get("num_nextn_predict_layers") or 0
+    least = arguments.get("max_batch_size", 0) * (drafted + 1)
+    if drafted and arguments["max_num_tokens"] < least:
+        yield Said(
+            ("limits.max_batch_tokens", "limits.max_concurrency"),
+            f"makes max_num_tokens {arguments['max_num_tokens']}, a step of all requests and drafts is {least}",
+            f"at least {least}",
+        )
+
+
+def _ngram(subject: Subject) -> Iterator[Said]:
+    settings = _speculation(subject.emitted.arguments) if subject.emitted is not None else {}
+    if settings.get("decoding_type") == "NGram" and settings.get("max_matching_ngram_size", 0) < 1:
+        yield Said(
+            ("runtime.speculation",),
+            "has no max_matching_tokens",
+            "set runtime.speculation.max_matching_tokens to 2",
+        )
+
+
+def _speculation(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    return arguments.get("speculative_config") or {}
+
+
 CHECKS: Mapping[str, Check] = {
-    "rt.spec_same_vocab": _same_vocabulary,
-    "rt.spec_formats": _formats_of_speculation,
+    "rt.spec_sm": _gpu_and_formats,
+    "rt.spec_len": _draft_length,
+    "rt.backend_supports_spec": _backend,
     "rt.spec_overlap": _overlap,
+    "rt.spec_tokens_budget": _budget,
+    "rt.ngram_size": _ngram,
     "draft.ranks": _draft_ranks,
-    "rt.spec_length": _draft_length,
 }

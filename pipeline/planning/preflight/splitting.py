@@ -1,4 +1,4 @@
-"""Rules about sizes: what must divide, what is padded or copied, and how long a sequence may be.
+"""Rules about sizes: what must divide, what is padded or copied.
 
 Each function is one rule of contracts/data/rules, which has its severity and sources, under its id in
 CHECKS.
@@ -188,24 +188,16 @@ def _dense(subject: Subject) -> Iterator[Said]:
         )
 
 
-def _positions(subject: Subject) -> Iterator[Said]:
-    limits = subject.recipe.limits
-    for model, sizes in subject.sized:
-        longest = _longest(sizes)
-        if not model.is_head and limits.max_sequence_tokens > longest:
-            yield Said(
-                ("limits.max_input_tokens", "limits.max_output_tokens", model.source_key),
-                f"and limits.max_output_tokens are {limits.max_sequence_tokens} tokens together, "
-                f"{_name(model)} knows {longest} positions",
-                f"together at most {longest}",
-            )
-
-
-def _longest(sizes: ModelSizes) -> int:
-    """Positions that a model has, with those that its rotary embedding is stretched to."""
-    unscaled: list[str] = rule("limits.positions").facts["unscaled"]
-    factor = 1.0 if sizes.rope.get("kind") in unscaled else float(sizes.rope.get("factor", 1))
-    return int(sizes.max_positions * factor)
+def _world(subject: Subject) -> Iterator[Said]:
+    """Of what will be written: a package's GPUs are those of its largest model, for each instance."""
+    if subject.emitted is None:
+        return
+    required = subject.emitted.of_package("requirements").get("gpus")
+    if required is not None and required != subject.world:
+        yield Said(
+            (subject.target.tensor_key, PIPELINE),
+            f"needs {subject.world} GPUs with the other sizes, the package would require {required}",
+        )
 
 
 def _has_awq(subject: Subject, model: Model) -> bool:
@@ -242,5 +234,5 @@ CHECKS: Mapping[str, Check] = {
     "pp.models": _models_without_stages,
     "moe.ep": _experts,
     "moe.dense": _dense,
-    "limits.positions": _positions,
+    "pp.world": _world,
 }

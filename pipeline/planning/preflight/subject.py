@@ -1,4 +1,4 @@
-"""What rules look at: a recipe, its models one by one, and what is known of them, of the machine, of what is written."""
+"""What rules look at: a recipe, its models one by one, what is known of them, of the machine, and of what is made."""
 
 from __future__ import annotations
 
@@ -63,6 +63,17 @@ class Subject:
         """The runtime's settings, if it is one of TensorRT-LLM."""
         runtime = self.recipe.runtime
         return runtime if isinstance(runtime, TensorRTRuntime | PyTorchRuntime) else None
+
+    @property
+    def instances(self) -> int:
+        """Copies of the target, each on GPUs of its own."""
+        runtime = self.recipe.runtime
+        return runtime.instances if isinstance(runtime, PyTorchRuntime) else 1
+
+    @property
+    def world(self) -> int:
+        """GPUs that all of it needs: a draft lies on those of its target."""
+        return max(model.split.world for model in self.models) * self.instances
 
     @property
     def sized(self) -> tuple[tuple[Model, ModelSizes], ...]:

@@ -1,0 +1,65 @@
+"""Roughly what a model takes on disk and in host memory while it is built; lower bounds, for the rules of a machine.
+
+How GPU memory is used is the matter of the memory model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pipeline.contracts.models import ModelSizes
+from pipeline.contracts.rules import rule
+from pipeline.planning.preflight.subject import Model, Subject
+
+_PUBLISHED = "none"  # checkpoints are published in 16 bits
+
+
+def parameters(sizes: ModelSizes) -> int:
+    """Weights of the linear layers and embeddings; norms and biases are left out.
+
+    >>> from pipeline.contracts.models import known_model
+    >>> round(parameters(known_model("meta-llama/Llama-3.1-8B-Instruct")) / 1e9, 2)
+    8.03
+    """
+    queries, pairs = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    attention = sizes.hidden * (queries + 2 * pairs) + queries * sizes.hidden
+    feed_forward = 3 * sizes.hidden * sizes.intermediate * max(sizes.experts, 1)
+    embeddings = sizes.vocab * sizes.hidden * (1 if sizes.tied else 2)
+    return sizes.layers * (attention + feed_forward) + embeddings
+
+
+def published_bytes(model: Model) -> int | None:
+    """Of the checkpoint as it is fetched; None: nothing is known of the model."""
+    return model.facts.weight_bytes or _bytes(model, _PUBLISHED)
+
+
+def stored_bytes(model: Model) -> int | None:
+    """Of the checkpoint, or the engine, in the recipe's format."""
+    return _bytes(model, model.format)
+
+
+def build_bytes(subject: Subject) -> int | None:
+    """Of all artifacts of a build; None: nothing is known of one of the models."""
+    copies: Mapping[str, int] = rule("host.disk").facts["copies"][subject.kind]
+    total = 0
+    for model in subject.models:
+        fetched, stored = published_bytes(model), stored_bytes(model)
+        if fetched is None or stored is None:
+            return None
+        total += fetched + stored * (copies["calibrated"] if model.format != "none" else copies["plain"])
+    return total
+
+
+def largest_rank_bytes(subject: Subject) -> int | None:
+    """Weights of the largest rank, in the recipe's format; None: nothing is known of any model."""
+    ranks = [
+        -(-size // model.split.world) for model in subject.models if (size := stored_bytes(model)) is not None
+    ]
+    return max(ranks, default=None)
+
+
+def _bytes(model: Model, form: str) -> int | None:
+    if model.sizes is None:
+        return None
+    each: float = rule("host.disk").facts["bytes_per_weight"][form]
+    return int(parameters(model.sizes) * each)

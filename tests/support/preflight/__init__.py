@@ -1,0 +1,1 @@
+"""Cases of preflight's rules: both sides of the edge of each, and what makes a case."""

@@ -1,0 +1,105 @@
+"""One case of a rule: a recipe, and what is changed of what is known, or of what will be written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.contracts.rules import Severity
+from pipeline.planning.machine_facts import MachineFacts
+from pipeline.planning.model_facts import ModelFacts, known_models
+from pipeline.planning.preflight import Emission, Finding, findings
+from pipeline.recipe import load_recipe
+from pipeline.stages.judging import emission
+
+FP8, LLAMA_70B, QWEN72, MIXTRAL = "llama-3.1-8b-fp8", "llama-3.3-70b-fp8", "qwen2.5-72b-fp8", "mixtral-8x7b"
+EAGLE, NVFP4, AWQ = "llama-3.1-8b-eagle3", "llama-3.3-70b-nvfp4", "llama-3.1-8b-int4-awq"
+QWEN3, PHI, TINY = "qwen3-32b-fp8", "phi-4-fp8", "tiny-cpu"
+TP, PP, EP = "runtime.tensor_parallel", "runtime.pipeline_parallel", "runtime.expert_parallel"
+PLAIN = ("quantization.kv_cache=auto",)
+TO_AWQ = ("quantization.format=int4_awq", *PLAIN)
+NO_CONTEXT = ("kv_cache.reuse=false", "scheduler.chunked_context=false", "limits.max_batch_tokens=8192")
+TO_PYTORCH = ("runtime.kind=pytorch",)
+NGRAM = ("runtime.speculation={method: ngram, max_draft_tokens: 4}",)
+
+Models = Callable[[dict[str, ModelFacts]], Mapping[str, ModelFacts]]
+Emitted = Callable[[Emission], Emission]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is asked, and the gravest answer of the rule; None: it says nothing."""
+
+    rule: str
+    says: Severity | None
+    recipe: str
+    overrides: tuple[str, ...] = ()
+    models: Models | None = None  # changes what is known of the models
+    emitted: Emitted | None = None  # changes what will be written
+    machine: MachineFacts | None = None
+
+    def __str__(self) -> str:
+        return f"{self.rule}-{self.says}-{self.recipe}"
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Those of the rule."""
+        recipe = load_recipe(self.recipe, self.overrides)
+        known, written = known_models(recipe), emission(recipe)
+        models = self.models(known) if self.models else known
+        found = findings(recipe, models, self.machine, self.emitted(written) if self.emitted else written)
+        return tuple(one for one in found if one.rule == self.rule)
+
+
+def sized(role: str = "target", **changes: Any) -> Models:
+    """Other sizes of one model."""
+
+    def change(known: dict[str, ModelFacts]) -> Mapping[str, ModelFacts]:
+        sizes = known[role].sizes
+        assert sizes is not None
+        return known | {role: replace(known[role], sizes=replace(sizes, **changes))}
+
+    return change
+
+
+def known(role: str = "target", **changes: Any) -> Models:
+    """Other facts of one model."""
+    return lambda facts: facts | {role: replace(facts[role], **changes)}
+
+
+def flags(role: str = "target", **changes: str) -> Emitted:
+    """Other values of flags of trtllm-build: the last one counts."""
+
+    def change(written: Emission) -> Emission:
+        settings = written.build[role]
+        argv = [
+            *settings["flags"],
+            *(word for name, value in changes.items() for word in (f"--{name}", value)),
+        ]  # type: ignore[misc]
+        words = [word for word in argv if word]
+        return replace(written, build={**written.build, role: {**settings, "flags": words}})
+
+    return change
+
+
+def arguments(**changes: Any) -> Emitted:
+    """Other arguments of the LLM API."""
+
+    def change(written: Emission) -> Emission:
+        settings = {**written.build["target"], "arguments": {**written.arguments, **changes}}
+        return replace(written, build={**written.build, "target": settings})
+
+    return change
+
+
+def package(**changes: Any) -> Emitted:
+    """Other settings of the package; a mapping changes keys of its section."""
+
+    def change(written: Emission) -> Emission:
+        merged = {
+            name: {**written.of_package(name), **value} if isinstance(value, Mapping) else value
+            for name, value in changes.items()
+        }
+        return replace(written, package={**written.package, **merged})
+
+    return change
