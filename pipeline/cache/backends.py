@@ -2,6 +2,7 @@
 
     /var/cache/answers.db, file:///var/cache/answers.db      one SQLite file on this machine
     redis://host:6379/0, valkey://…, rediss:// for TLS       Redis or Valkey
+    postgresql://user@host:5432/database                     PostgreSQL with pgvector
 
 A shared server keeps the caches of several recipes apart by their `name`. A password is never part of an address: it is
 taken from the environment variable PIPELINE_CACHE_PASSWORD.
@@ -13,6 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from pipeline.cache.backend import Backend, Capacity
+from pipeline.cache.pgvector.database import SCHEMES as POSTGRES
 from pipeline.cache.redis.address import SCHEMES as REDIS
 from pipeline.cache.sealing import Codec
 
@@ -42,6 +44,10 @@ def open_backend(
         from pipeline.cache.redis import Address, RedisBackend
 
         return RedisBackend(Address.parse(str(place)), capacity, name=name, codec=codec)
+    if scheme in POSTGRES:
+        from pipeline.cache.pgvector import PgvectorBackend
+
+        return PgvectorBackend(str(place), capacity, name=name, codec=codec)
     from pipeline.cache.sqlite import SqliteBackend
 
     return SqliteBackend(file_of(place), capacity, codec=codec)
@@ -58,7 +64,7 @@ def file_of(place: str | Path) -> Path:
         return Path(place).expanduser()
     parts = urlsplit(str(place))
     if scheme not in FILES:
-        known = ", ".join(f"{name}://" for name in (*FILES, *REDIS))
+        known = ", ".join(f"{name}://" for name in (*FILES, *REDIS, *POSTGRES))
         raise ValueError(f"{scheme}:// is no backend of the response cache: a path, or one of {known}")
     if parts.netloc:
         raise ValueError(f"{place}: a file is written with three slashes, as in file:///var/cache.db")

@@ -92,6 +92,28 @@ class RedisStorage:
         return redis.Redis.from_url(url.replace("valkey://", "redis://"), protocol=2)
 
 
+class PgvectorStorage:
+    def raw(self, url: str) -> bytes:
+        import psycopg
+
+        with psycopg.connect(url) as connection:
+            rows = connection.execute("SELECT * FROM pipeline_cache_1.entries").fetchall()
+        return b"".join(
+            value if isinstance(value, bytes) else str(value).encode() for row in rows for value in row
+        )
+
+    def damage(self, url: str, name: str, key: bytes) -> None:
+        import psycopg
+
+        with psycopg.connect(url) as connection:
+            where = "FROM pipeline_cache_1.entries WHERE cache = %s AND key = %s"
+            (kept,) = connection.execute(f"SELECT answer {where}", (name, key)).fetchone() or (b"",)
+            connection.execute(
+                "UPDATE pipeline_cache_1.entries SET answer = %s WHERE cache = %s AND key = %s",
+                (damaged(kept), name, key),
+            )
+
+
 def _flat(value: Any) -> bytes:
     if isinstance(value, dict):
         return b"".join(_flat(part) for pair in value.items() for part in pair)
@@ -102,6 +124,10 @@ def _flat(value: Any) -> bytes:
 
 def sqlite(folder: Path) -> Place:
     return Place(str(folder / "cache.db"), SqliteStorage())
+
+
+def pgvector(server: Any) -> Place:
+    return Place(server.url, PgvectorStorage(), server)
 
 
 def redis(server: Any) -> Place:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-PASSWORD = "PIPELINE_CACHE_PASSWORD"  # environment variable
+from pipeline.cache.password import PASSWORD, without_password
+
 _PORT = 6379
 _TLS = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
 SCHEMES = tuple(_TLS)
@@ -35,9 +36,7 @@ class Address:
         >>> Address.parse("rediss://cache.internal/2?ca=/etc/ca.pem").database
         2
         """
-        parts = urlsplit(url)
-        if parts.password is not None:
-            raise ValueError(f"the address of the cache holds a password: put it into {PASSWORD} instead")
+        parts = urlsplit(without_password(url))
         faults = []
         if parts.scheme not in _TLS:
             faults.append(f"{parts.scheme}:// is none of {', '.join(f'{scheme}://' for scheme in SCHEMES)}")

@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 
 from tests.support import cache_places as places
-from tests.support.servers import RedisServer, Server, Unavailable
+from tests.support.servers import PostgresServer, RedisServer, Server, Unavailable
 
 SERVERS: dict[str, Callable[[], Server]] = {
     "redis": lambda: RedisServer(),
     "redis-query-engine": lambda: RedisServer(search=True),
     "valkey": lambda: RedisServer("valkey"),
+    "pgvector": PostgresServer,
 }
 PLACES: dict[str, Callable[[Any], places.Place]] = {
     "redis": places.redis,
     "redis-query-engine": places.redis,
     "valkey": places.redis,
+    "pgvector": places.pgvector,
 }
 
 

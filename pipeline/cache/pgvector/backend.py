@@ -1,0 +1,249 @@
+"""Entries in PostgreSQL. A put is one call of a function there; what is near is found by pgvector's HNSW index."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from pipeline.cache.backend import BackendDown, Candidate, Capacity, Fill, Kept, Vector
+from pipeline.cache.entry import Entry
+from pipeline.cache.key import Question
+from pipeline.cache.pgvector.database import Database
+from pipeline.cache.pgvector.schema import MAKING, NAME, STATEMENTS, VERSION, index
+from pipeline.cache.sealing import Codec
+from pipeline.cache.vault import Packed, Vault
+from pipeline.cache.vectors.follower import Follower, Row
+
+_TOUCHES = 64  # uses that are written together
+_PAGE = 256  # entries that are read at a time
+_OLDEST = (0, 8)  # of pgvector: since then a search goes on until it has enough entries of the scope
+
+
+class PgvectorBackend:
+    """See `pipeline.cache.backend.Backend`.
+
+    >>> cache = PgvectorBackend("postgresql://pipeline@db.internal/caches")     # doctest: +SKIP
+    """
+
+    remote = True
+
+    def __init__(
+        self,
+        url: str,
+        capacity: Capacity | None = None,
+        *,
+        name: str = "pipeline",
+        codec: Codec | None = None,
+    ) -> None:
+        """
+        Args:
+            url: as libpq reads it, without a password.
+            name: whose cache it is; several are kept apart in one database.
+
+        Raises:
+            ValueError: this is no address, or the distribution `psycopg` is missing.
+        """
+        self._database = Database(url, _prepare)
+        self._capacity = capacity or Capacity()
+        self._vault = Vault(codec)
+        self._name = name
+        self._follower = Follower(self._vault, self._read_on)
+        self._indexed: set[int] = set()  # dimensions
+        self._touched: dict[bytes, float] = {}
+        self._touching = threading.Lock()
+
+    def get(self, key: bytes, now: float) -> Entry | None:
+        row = self._one(f"SELECT answer FROM {NAME}.entries WHERE cache = %s AND key = %s", self._name, key)
+        entry = None if row is None else self._vault.entry(row[0], key)
+        if entry is None or entry.expires <= now:
+            return None
+        self._touched[key] = now
+        if len(self._touched) >= _TOUCHES:
+            self._flush()
+        return entry
+
+    def put(self, question: Question, entry: Entry, vector: Vector | None = None) -> None:
+        packed = self._vault.pack(question, entry, vector)
+        if packed.size > self._capacity.bytes:
+            self.remove([packed.key])
+            return
+        self._flush()
+        self._one(
+            f"SELECT {NAME}.put(%s, %s, %s, %s, %s, %s::halfvec, %s, %s, %s, %s, %s, %s)",
+            self._name,
+            packed.key,
+            packed.scope,
+            packed.turn,
+            packed.answer,
+            *self._embedding(packed, vector),
+            packed.created,
+            packed.expires,
+            packed.size,
+            self._capacity.entries,
+            self._capacity.bytes,
+        )
+
+    def near(self, scope: bytes, vector: Vector, count: int) -> Sequence[Candidate]:
+        if self._vault.sealed:
+            near = self._follower.near(scope, vector, count, self._turns)
+            found = [(key, turn, cosine) for (key, turn), cosine in near]
+        else:
+            found = self._rows(
+                f"SELECT key, turn, cosine FROM {NAME}.nearest(%s, %s, %s::halfvec, %s)",
+                self._name,
+                scope,
+                _text(vector),
+                count,
+            )
+        opened = [(key, self._vault.turn(turn, key), cosine) for key, turn, cosine in found]
+        return [Candidate(key, turn, cosine) for key, turn, cosine in opened if turn is not None]
+
+    def remove(self, keys: Iterable[bytes]) -> int:
+        return self._delete("key = ANY(%s)", list(keys))
+
+    def purge(self, *, scope: bytes | None = None, before: float | None = None) -> int:
+        return self._delete(
+            "(%s::bytea IS NULL OR scope = %s) AND (%s::float8 IS NULL OR created < %s)",
+            scope,
+            scope,
+            before,
+            before,
+        )
+
+    def items(self) -> Iterator[Kept]:
+        below = 2**63 - 1
+        while page := self._rows(
+            "SELECT e.id, e.key, e.scope, e.turn, e.answer, u.used, num_nonnulls(e.near, e.sealed) > 0"
+            f" FROM {NAME}.entries e JOIN {NAME}.uses u USING (id)"
+            f" WHERE e.cache = %s AND e.id < %s ORDER BY e.id DESC LIMIT {_PAGE}",
+            self._name,
+            below,
+        ):
+            for _, key, scope, turn, answer, used, embedded in page:
+                question, entry = self._vault.turn(turn, key), self._vault.entry(answer, key)
+                if question is not None and entry is not None:
+                    yield Kept(key, scope, question, entry, used, embedded)
+            below = page[-1][0]
+
+    def removals(self) -> int:
+        row = self._one(f"SELECT removals FROM {NAME}.totals WHERE cache = %s", self._name)
+        return 0 if row is None else int(row[0])
+
+    def unreadable(self) -> int:
+        return self._vault.unreadable
+
+    def fill(self) -> Fill:
+        row = self._one(
+            f"SELECT entries, bytes, vectors, (SELECT min(created) FROM {NAME}.entries e WHERE e.cache = t.cache)"
+            f" FROM {NAME}.totals t WHERE cache = %s",
+            self._name,
+        )
+        return Fill(0, 0, 0, None) if row is None else Fill(*row)
+
+    def describe(self) -> Mapping[str, str]:
+        row = self._one(
+            "SELECT current_setting('server_version'), extversion FROM pg_extension WHERE extname = 'vector'"
+        )
+        server, extension = row or ("unknown", "unknown")
+        return {
+            "kind": "pgvector",
+            "server": self._database.address,
+            "name": self._name,
+            "schema": str(VERSION),
+            "version": f"PostgreSQL {server}, pgvector {extension}",
+            "embeddings": "indexed in memory" if self._vault.sealed else "HNSW",
+        }
+
+    def close(self) -> None:
+        with suppress(BackendDown):  # what was used last is not worth more than leaving
+            self._flush()
+        self._database.close()
+
+    def _embedding(self, packed: Packed, vector: Vector | None) -> tuple[str | None, bytes | None]:
+        if vector is None or self._vault.sealed:
+            return None, packed.vector
+        if len(vector) not in self._indexed:
+            self._database.do(lambda connection: _make(connection, index(len(vector))))
+            self._indexed.add(len(vector))
+        return _text(vector), None
+
+    def _turns(self, ids: Sequence[int]) -> list[tuple[bytes, bytes] | None]:
+        rows = self._rows(f"SELECT id, key, turn FROM {NAME}.entries WHERE id = ANY(%s)", list(ids))
+        known = {id: (key, turn) for id, key, turn in rows}
+        return [known.get(id) for id in ids]
+
+    def _read_on(self, scope: bytes, after: int, limit: int) -> Sequence[Row]:
+        return self._rows(
+            f"SELECT id, key, sealed FROM {NAME}.entries"
+            " WHERE cache = %s AND scope = %s AND id > %s AND sealed IS NOT NULL ORDER BY id LIMIT %s",
+            self._name,
+            scope,
+            after,
+            limit,
+        )
+
+    def _flush(self) -> None:
+        """Write the uses that were noted."""
+        with self._touching:
+            touched, self._touched = self._touched, {}
+        if touched:
+            self._change(
+                f"UPDATE {NAME}.uses u SET used = t.used FROM {NAME}.entries e,"
+                " unnest(%s::bytea[], %s::float8[]) AS t (key, used)"
+                " WHERE e.cache = %s AND e.key = t.key AND u.id = e.id AND u.used < t.used",
+                list(touched),
+                list(touched.values()),
+                self._name,
+            )
+
+    def _delete(self, condition: str, *values: object) -> int:
+        return self._change(
+            f"DELETE FROM {NAME}.entries WHERE cache = %s AND {condition}", self._name, *values
+        )
+
+    def _change(self, statement: str, *values: object) -> int:
+        """How many rows it changed. One change to a cache at a time."""
+
+        def work(connection: Any) -> int:
+            with connection.transaction():
+                connection.execute(f"SELECT {NAME}.change(%s)", (self._name,))
+                return int(connection.execute(statement, values).rowcount)
+
+        return self._database.do(work)
+
+    def _one(self, statement: str, *values: object) -> Any:
+        return self._database.do(lambda connection: connection.execute(statement, values).fetchone())
+
+    def _rows(self, statement: str, *values: object) -> list[Any]:
+        rows: list[Any] = self._database.do(
+            lambda connection: connection.execute(statement, values).fetchall()
+        )
+        return rows
+
+
+def _prepare(connection: Any) -> None:
+    """Make the tables if they are not there, and refuse a pgvector that is too old."""
+    if connection.execute("SELECT to_regclass(%s)", (f"{NAME}.uses",)).fetchone()[0] is None:
+        _make(connection, STATEMENTS, unless=f"{NAME}.uses")
+    (version,) = connection.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
+    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+        wanted = ".".join(map(str, _OLDEST))
+        raise BackendDown(f"the server has pgvector {version}: the cache needs {wanted} or later")
+
+
+def _make(connection: Any, statements: str, unless: str = "") -> None:
+    """Run statements that several processes may come to at once; not if the relation `unless` is there by then."""
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (MAKING,))
+        there = unless and connection.execute("SELECT to_regclass(%s)", (unless,)).fetchone()[0]
+        if not there:
+            connection.execute(statements)
+
+
+def _text(vector: Vector) -> str:
+    """As pgvector reads it; in the 16 bits that it keeps."""
+    return f"[{','.join(map(str, np.asarray(vector, np.float16).tolist()))}]"

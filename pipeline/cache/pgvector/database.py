@@ -1,0 +1,136 @@
+"""Connections to PostgreSQL whose failures are `BackendDown`, quickly: short timeouts, and a rest after a failure.
+
+Written against psycopg 3.3.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from pipeline.cache.backend import BackendDown
+from pipeline.cache.password import PASSWORD, without_password
+from pipeline.cache.resting import Rest, Unanswered
+
+SCHEMES = ("postgresql", "postgres")
+_ANSWER_S = 2.0
+_OPTIONS = "-c synchronous_commit=off"  # what was put outlives the client; a crash of the server may cost the last ones
+T = TypeVar("T")
+
+
+class Database:
+    """Safe to use from any number of threads. Nothing is connected before the first call."""
+
+    def __init__(self, url: str, prepare: Callable[[Any], None], rest: Rest | None = None) -> None:
+        """
+        Args:
+            prepare: called with the first connection, before anything else.
+
+        Raises:
+            ValueError: this is no address, or the distribution `psycopg` is missing.
+        """
+        try:
+            import psycopg
+        except ImportError as error:
+            raise ValueError(
+                f"{error}: the cache in PostgreSQL needs: pip install pipeline[pgvector]"
+            ) from None
+        self._psycopg = psycopg
+        self._connect = _connection_class(psycopg).connect
+        without_password(url)
+        try:
+            psycopg.conninfo.conninfo_to_dict(url)
+        except psycopg.Error as error:
+            raise ValueError(f"the address of the cache: {error}") from None
+        parts = urlsplit(url)
+        self.address = f"{parts.hostname or 'local'}:{parts.port or 5432}{parts.path}"
+        self._url = url
+        self._prepare = prepare
+        self._rest = rest or Rest()
+        self._idle: list[Any] = []  # connections, the last used last
+        self._lock = threading.Lock()
+        self._prepared = False
+
+    def do(self, work: Callable[[Any], T]) -> T:
+        """What `work` does with a connection. It may be done twice, where the first connection turns out to be dead.
+
+        Raises:
+            Unanswered: the server cannot be reached or is too slow; BackendDown: it refused, or rests.
+        """
+        with self._rest.attempt():
+            try:
+                pooled = self._take()
+                if pooled is not None:
+                    try:
+                        return self._with(pooled, work)
+                    except self._psycopg.OperationalError:
+                        if not pooled.closed:
+                            raise
+                        self._discard()
+                return self._with(self._new(), work)
+            except self._psycopg.OperationalError as error:
+                raise Unanswered(f"{self.address}: {_line(error)}") from error
+            except self._psycopg.Error as error:
+                raise BackendDown(f"{self.address}: {_line(error)}") from error
+
+    def close(self) -> None:
+        """Give up all connections."""
+        self._discard()
+
+    def _with(self, connection: Any, work: Callable[[Any], T]) -> T:
+        try:
+            return work(connection)
+        finally:
+            if not connection.closed:
+                with self._lock:
+                    self._idle.append(connection)
+
+    def _take(self) -> Any | None:
+        with self._lock:
+            return self._idle.pop() if self._idle else None
+
+    def _new(self) -> Any:
+        connection = self._connect(
+            self._url,
+            password=os.environ.get(PASSWORD) or None,
+            autocommit=True,
+            connect_timeout=2,
+            options=_OPTIONS,
+            application_name="pipeline-cache",
+        )
+        with self._lock:
+            if not self._prepared:
+                try:
+                    self._prepare(connection)
+                except BaseException:
+                    connection.close()
+                    raise
+                self._prepared = True
+        return connection
+
+    def _discard(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+
+def _connection_class(psycopg: Any) -> Any:
+    """A connection that waits for an answer only so long: a server that hangs would keep it for ever."""
+
+    class Impatient(psycopg.Connection):  # type: ignore[misc]
+        def wait(self, generator: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+            try:
+                return super().wait(generator, interval, timeout=timeout or _ANSWER_S)
+            except psycopg.errors.OperationalError:
+                self.pgconn.finish()  # what it still sends would be taken for the next answer
+                raise
+
+    return Impatient
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
