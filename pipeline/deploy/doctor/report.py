@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
@@ -13,6 +14,7 @@ from pipeline.machine.packages import Extra, PythonFacts
 from pipeline.machine.surroundings import Text
 
 SCHEMA = 1
+SCHEMA_FILE = Path(__file__).with_name("report.schema.json")  # `pipeline doctor --schema`
 State = Literal[
     "ok",
     "note",  # worth knowing, nothing to do
