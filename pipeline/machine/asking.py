@@ -33,8 +33,11 @@ class Said:
         return self.text.splitlines()
 
 
-def ask(command: Sequence[str], deadline_s: float) -> Said:
-    """Run a program that only reads. It and all that it started are gone afterwards, if they can be ended at all."""
+def ask(command: Sequence[str], deadline_s: float, environment: Mapping[str, str] | None = None) -> Said:
+    """Run a program that only reads. It and all that it started are gone afterwards, if they can be ended at all.
+
+    `environment`: all that it has around it; None for ours.
+    """
     name = command[0].rpartition("/")[2]
     program = shutil.which(command[0])
     if program is None:
@@ -48,6 +51,7 @@ def ask(command: Sequence[str], deadline_s: float) -> Said:
             text=True,
             errors="replace",
             start_new_session=True,
+            env=environment,
         )
     except OSError as error:
         return Said(problem=f"{name} cannot be run: {error.strerror or error}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -18,8 +17,10 @@ from importlib import metadata
 from pathlib import Path
 
 from pipeline.errors import UserError
+from pipeline.machine.asking import ask
 
 WHEEL = "nvidia-pytriton"
+_DEADLINE_S = 30.0
 _INSTALL = "install it: pip install 'pipeline[server]'"
 
 
@@ -32,7 +33,7 @@ class Installation:
     python: str  # "3.11": version whose stub is used
 
     @classmethod
-    def find(cls) -> Installation:
+    def find(cls, deadline_s: float = _DEADLINE_S) -> Installation:
         """The installation of this Python environment, proven able to run.
 
         Raises:
@@ -47,7 +48,7 @@ class Installation:
             libraries=package.parent / "nvidia_pytriton.libs",
             python=f"{sys.version_info.major}.{sys.version_info.minor}",
         )
-        found.check()
+        found.check(deadline_s)
         return found
 
     @property
@@ -70,7 +71,7 @@ class Installation:
         """Triton's response caches."""
         return self.root / "caches"
 
-    def check(self) -> None:
+    def check(self, deadline_s: float = _DEADLINE_S) -> None:
         """Look for what would make the server hang or crash.
 
         Raises:
@@ -87,7 +88,7 @@ class Installation:
         numpy = _version("numpy")
         if int(numpy.partition(".")[0]) >= 2:
             raise UserError(f"numpy {numpy} crashes Triton's Python stub: pip install 'numpy<2'")
-        missing = self.missing_libraries()
+        missing = self.missing_libraries(deadline_s)
         if missing:
             fix = f"apt-get install libpython{self.python}, or use a Python built with --enable-shared"
             raise UserError(
@@ -95,20 +96,18 @@ class Installation:
                 + (f": {fix}" if _is_python(missing) else "")
             )
 
-    def missing_libraries(self) -> list[str]:
-        """Shared libraries that the stub would not find; it would hang for ever instead of saying so."""
-        ldd = shutil.which("ldd")
-        if ldd is None:
+    def missing_libraries(self, deadline_s: float = _DEADLINE_S) -> list[str]:
+        """Shared libraries that the stub would not find; it would hang for ever instead of saying so.
+
+        Raises:
+            UserError: nobody could tell within the deadline.
+        """
+        if shutil.which("ldd") is None:
             return []
-        done = subprocess.run(
-            [ldd, str(self.stub)],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-            env=self.environment(),
-        )
-        return [line.split()[0] for line in done.stdout.splitlines() if "not found" in line]
+        said = ask(["ldd", str(self.stub)], deadline_s, self.environment())
+        if said.problem:
+            raise UserError(f"the libraries of Triton's Python stub cannot be told: {said.problem}")
+        return [line.split()[0] for line in said.lines if "not found" in line]
 
     def environment(self) -> dict[str, str]:
         """What the server's process needs around it: this Python first, and the libraries of both."""

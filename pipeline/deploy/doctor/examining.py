@@ -49,7 +49,7 @@ def examine(names: Sequence[str], store: Store, *, deadline_s: float = DEADLINE_
     )
     probes: dict[str, Callable[[], Any]] = {
         "machine": look,
-        "server": _server_problem,
+        "server": partial(_server_problem, deadline_s),
         "in_store": partial(_in_store, store),
     }
     answers = at_once(probes, deadline_s + _GRACE_S)
@@ -89,10 +89,10 @@ def _judge(name: str, recipe: Recipe | InvalidInput, found: Found) -> Verdict:
     return judge(name, recipe, found) if isinstance(recipe, Recipe) else unreadable(name, recipe)
 
 
-def _server_problem() -> str:
+def _server_problem(deadline_s: float) -> str:
     """Why the embedded Triton cannot run; empty if it can."""
     try:
-        Installation.find()
+        Installation.find(deadline_s)
     except UserError as error:
         return str(error)
     return ""
