@@ -38,6 +38,87 @@ def other_bytes() -> int:
     return int(_data()["other_bytes"]["value"])
 
 
+def kv_reserve() -> float:
+    """Share of a KV cache's pool that no token can use."""
+    return float(_data()["kv_reserve"]["value"])
+
+
+def graph_sizes(max_batch: int) -> tuple[int, ...]:
+    """Batch sizes for which the PyTorch backend captures CUDA graphs, padding enabled.
+
+    >>> graph_sizes(20)
+    (1, 2, 4, 8, 16, 20)
+    """
+    powers = (2**power for power in range(8, max_batch.bit_length()))
+    return tuple(
+        sorted(
+            {size for size in (*_data()["cuda_graph"]["sizes"], *powers) if size < max_batch} | {max_batch}
+        )
+    )
+
+
+def graph_bytes(max_batch: int) -> int:
+    """At most, of all graphs together."""
+    return int(_data()["cuda_graph"]["bytes"]) * len(graph_sizes(max_batch))
+
+
+def linear_bytes(
+    rows: int,
+    columns: int,
+    form: str,
+    *,
+    awq_block: int = 128,
+    dtype: str = "bfloat16",
+    bits: float | None = None,
+) -> int:
+    """A linear layer [rows, columns] with its scales, in a format of the recipe (or `fp8_block`).
+
+    `bits`: average of a weight where the format is `auto`.
+
+    >>> linear_bytes(4096, 4096, "fp8")
+    16777224
+    """
+    if form == "none":
+        return rows * columns * dtype_bytes(dtype)
+    if form == "auto":
+        return math.ceil(rows * columns * (bits or 16) / 8)
+    facts = _data()["weights"]["formats"][form]
+    group = facts.get("group_size", awq_block)
+    tile = facts.get("tile_size", 1)
+    return math.ceil(
+        facts["weight"] * rows * columns
+        + facts.get("scalars", 0)
+        + facts.get("row", 0) * rows
+        + facts.get("column", 0) * columns
+        + facts.get("group", 0) * rows * math.ceil(columns / group)
+        + facts.get("tile", 0) * math.ceil(rows / tile) * math.ceil(columns / tile)
+    )
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Of one number, of those that stay as published. KeyError for a type that we do not know."""
+    return int(_data()["weights"]["bytes"][dtype])
+
+
+def awq_vocabulary_multiple() -> int:
+    """What vocabularies are rounded up to in AWQ checkpoints."""
+    return int(_data()["weights"]["awq_vocabulary_multiple"])
+
+
+def sources(section: str) -> tuple[str, ...]:
+    """Where the figures of a section come from: "ai-dynamo/aiconfigurator @…", …"""
+    facts = _data()
+    return tuple(facts["sources"][name] for name in facts[section]["source"])
+
+
+def latent_bytes_per_token(
+    *, layers: int, rank: int, rope: int, kv_cache: str, pipeline_parallel: int = 1
+) -> int:
+    """The compressed vector of one token (multi-head latent attention), which every rank keeps whole."""
+    size = float(_data()["kv_cache"]["bytes"][kv_cache])
+    return math.ceil(math.ceil(layers / pipeline_parallel) * (rank + rope) * size)
+
+
 def kv_bytes_per_token(
     *,
     layers: int,
@@ -52,10 +133,9 @@ def kv_bytes_per_token(
     Raises:
         KeyError: the data type of the KV cache (`kv_cache`: bfloat16, fp8, …) is not known.
     """
-    size = int(_data()["kv_cache"]["bytes"][kv_cache])
-    return (
-        2 * math.ceil(layers / pipeline_parallel) * math.ceil(kv_heads / tensor_parallel) * head_size * size
-    )
+    size = float(_data()["kv_cache"]["bytes"][kv_cache])
+    numbers = 2 * math.ceil(layers / pipeline_parallel) * math.ceil(kv_heads / tensor_parallel) * head_size
+    return math.ceil(numbers * size)
 
 
 def _at(by_size: Mapping[int, float], tensor_parallel: int) -> float:

@@ -20,6 +20,9 @@ from typing import Any
 
 import yaml
 
+from pipeline.contracts.model_config import NEEDED, LatentAttention, details, dimensions, rope
+from pipeline.errors import Fault
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
@@ -38,32 +41,26 @@ class ModelSizes:
     experts: int = 0
     experts_per_token: int = 0
     tied: bool = False  # the output projection is the embedding
+    qkv_bias: bool = False
+    output_bias: bool = False  # on o_proj
+    mlp_bias: bool = False
+    qk_norm: bool = False  # over each head of q and k
+    layer_norms: int = 2  # of the hidden size, in each layer
+    latent: LatentAttention | None = None
+    windows: tuple[int, ...] = ()  # tokens that each layer sees, 0 for all; (): every layer sees all
+    shared_intermediate: int = 0  # of the experts that every token passes, together
+    shared_gate: bool = False  # ... and which weigh in by a gate
+    dense_layers: int = 0  # of those with experts, the first ones that have none
+    dense_intermediate: int = 0
+    draft_vocab: int = 0  # of an Eagle-3 head, which proposes from so many tokens
+    dtype: str = "bfloat16"  # of what is not quantized
+    stored: str = "none"  # format of the published weights, in the recipe's words, or fp8_block
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSizes | None:
         """Of a Hugging Face config.json; None if it is not one of a decoder, as we know them."""
         try:
-            heads = int(config["num_attention_heads"])
-            hidden = int(config["hidden_size"])
-            experts = config.get("num_local_experts") or config.get("num_experts") or 0
-            inner = (
-                config["moe_intermediate_size"] if config.get("moe_intermediate_size") and experts else None
-            )
-            return cls(
-                architecture=str((config.get("architectures") or [""])[0]),
-                hidden=hidden,
-                layers=int(config["num_hidden_layers"]),
-                heads=heads,
-                kv_heads=int(config.get("num_key_value_heads") or heads),
-                head_dim=int(config.get("head_dim") or hidden // heads),
-                intermediate=int(inner or config["intermediate_size"]),
-                vocab=int(config["vocab_size"]),
-                max_positions=int(config["max_position_embeddings"]),
-                rope=_rope(config),
-                experts=int(experts),
-                experts_per_token=int(config.get("num_experts_per_tok") or 0) if experts else 0,
-                tied=bool(config.get("tie_word_embeddings", False)),
-            )
+            return cls(**dimensions(config), **details(config), rope=rope(config))
         except (KeyError, TypeError, ValueError, ZeroDivisionError):
             return None
 
@@ -76,26 +73,23 @@ def known_model(repo: str) -> ModelSizes | None:
     return ModelSizes(**{name: value for name, value in entry.items() if name != "source"})
 
 
+def config_faults(config: object) -> tuple[Fault, ...]:
+    """Why a config.json is not one of a decoder as we know them; nothing if it is."""
+    if not isinstance(config, Mapping):
+        return (Fault("is not an object", key="config.json"),)
+    found = [
+        Fault("must be a positive number", key=key, value=config.get(key))
+        for key in NEEDED
+        if not isinstance(config.get(key), int) or isinstance(config.get(key), bool) or config[key] <= 0
+    ]
+    if not found and ModelSizes.from_config(config) is None:
+        return (Fault("has values that we cannot read", key="config.json"),)
+    return tuple(found)
+
+
 def known_models() -> tuple[str, ...]:
     """Repositories whose sizes are known."""
     return tuple(sorted(_data()))
-
-
-_NAMES: Mapping[str, str] = {
-    "rope_theta": "theta",
-    "rope_type": "kind",
-    "type": "kind",
-    "original_max_position_embeddings": "original_max_positions",
-}
-
-
-def _rope(config: Mapping[str, Any]) -> Mapping[str, float | str]:
-    """Rotary settings of either layout of config.json, under our names."""
-    settings: dict[str, Any] = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    settings.setdefault("rope_theta", config.get("rope_theta") or 10_000)
-    plain = {_NAMES.get(name, name): value for name, value in settings.items()}
-    kept = {name: value for name, value in plain.items() if isinstance(value, int | float | str)}
-    return {"kind": "default", **kept}
 
 
 def _files() -> Iterator[Mapping[str, Any]]:

@@ -1,0 +1,1 @@
+"""GPU memory of a deployment, rank by rank."""
