@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 PASSWORD = "PIPELINE_CACHE_PASSWORD"  # environment variable
 
 
 def without_password(url: str) -> str:
     """The address, if it holds no password; else a ValueError that does not show it."""
-    if urlsplit(url).password is not None:
+    parts = urlsplit(url)
+    options = {name.lower() for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
+    if parts.password is not None or options & {"password", "sslpassword", "api_key"}:
         raise ValueError(f"the address of the cache holds a password: put it into {PASSWORD} instead")
     return url

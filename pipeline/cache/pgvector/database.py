@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -16,7 +17,7 @@ from pipeline.cache.password import PASSWORD, without_password
 from pipeline.cache.resting import Rest, Unanswered
 
 SCHEMES = ("postgresql", "postgres")
-_ANSWER_S = 2.0
+_ANSWER_S = 1.0
 _OPTIONS = "-c synchronous_commit=off"  # what was put outlives the client; a crash of the server may cost the last ones
 T = TypeVar("T")
 
@@ -71,7 +72,7 @@ class Database:
                             raise
                         self._discard()
                 return self._with(self._new(), work)
-            except self._psycopg.OperationalError as error:
+            except (self._psycopg.OperationalError, TimeoutError) as error:
                 raise Unanswered(f"{self.address}: {_line(error)}") from error
             except self._psycopg.Error as error:
                 raise BackendDown(f"{self.address}: {_line(error)}") from error
@@ -122,12 +123,15 @@ def _connection_class(psycopg: Any) -> Any:
     """A connection that waits for an answer only so long: a server that hangs would keep it for ever."""
 
     class Impatient(psycopg.Connection):  # type: ignore[misc]
-        def wait(self, generator: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+        def wait(self, generator: Any, interval: float = 0.1, timeout: float | None = None) -> Any:  # noqa: ARG002
+            until = time.monotonic() + _ANSWER_S
             try:
-                return super().wait(generator, interval, timeout=timeout or _ANSWER_S)
-            except psycopg.errors.OperationalError:
+                return super().wait(generator, interval, timeout=_ANSWER_S)
+            except psycopg.OperationalError as error:
+                if time.monotonic() < until:
+                    raise
                 self.pgconn.finish()  # what it still sends would be taken for the next answer
-                raise
+                raise TimeoutError(f"no answer within {_ANSWER_S:g} s") from error
 
     return Impatient
 
