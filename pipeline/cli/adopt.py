@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pipeline import progress as progress_to
-from pipeline.cli.options import recipe_argument, store_option
+from pipeline.cli.options import allow_option, recipe_argument, store_option
 
 
 @click.command(name="adopt")
@@ -15,9 +15,16 @@ from pipeline.cli.options import recipe_argument, store_option
 @click.argument("step", metavar="STEP")
 @click.argument("folder", metavar="FOLDER", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @store_option
+@allow_option
 @click.option("--offline", is_flag=True, help="Ask no hub; use what the store has.")
 def command(
-    recipe: str, overrides: tuple[str, ...], step: str, folder: Path, store: Path | None, offline: bool
+    recipe: str,
+    overrides: tuple[str, ...],
+    step: str,
+    folder: Path,
+    store: Path | None,
+    allowed: frozenset[str],
+    offline: bool,
 ) -> None:
     """Take FOLDER, which a script of `pipeline build RECIPE --executor print` filled, as the engine of STEP.
 
@@ -34,7 +41,7 @@ def command(
     loaded = load_recipe(recipe, overrides)
     report = progress_to.for_stream()
     shelf = Store.at(store)
-    prepared = prepare(loaded, shelf, offline=offline, progress=report)
+    prepared = prepare(loaded, shelf, offline=offline, progress=report, allowed=allowed)
     choice = check_adoptable(prepared.plan, step, folder.absolute())
     found = shelf.find(prepared.plan[step].key)
     if found is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from pipeline import progress as progress_to
-from pipeline.cli.options import gpus_option, recipe_argument, store_option
+from pipeline.cli.options import allow_option, gpus_option, recipe_argument, store_option
 
 if TYPE_CHECKING:
     from pipeline.planning.plan import Plan
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="Time in which trtllm-build must have made one engine; by default any.",
 )
+@allow_option
 @click.option("--offline", is_flag=True, help="Ask no hub; use what the store has.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on standard output, no progress."
@@ -60,6 +61,7 @@ def command(
     executor: Literal["auto", "native", "docker", "print"],
     gpus: tuple[int, ...],
     executor_timeout_s: float | None,
+    allowed: frozenset[str],
     offline: bool,
     as_json: bool,
 ) -> None:
@@ -82,9 +84,9 @@ def command(
     loaded = load_recipe(recipe, overrides)
     report = progress_to.Silent() if as_json else progress_to.for_stream()
     shelf = Store.at(store)
-    prepared = prepare(loaded, shelf, offline=offline, progress=report)
+    prepared = prepare(loaded, shelf, offline=offline, progress=report, allowed=allowed)
     if dry_run:
-        click.echo((plan_json if as_json else plan_table)(prepared.plan, shelf, until))
+        click.echo((plan_json if as_json else plan_table)(prepared.plan, shelf, until, prepared.findings))
         return
 
     outcomes: list[Outcome] = []
@@ -104,7 +106,10 @@ def command(
     try:
         last = builder.run(until)
     except HandedOver as handed:
-        words = shlex.join([recipe, *(word for override in overrides for word in ("--set", override))])
+        options = [("--set", override) for override in overrides] + [
+            ("--allow", rule) for rule in sorted(allowed)
+        ]
+        words = shlex.join([recipe, *(word for option in options for word in option)])
         _hand_over(prepared.plan, handed, shelf, words, as_json)
         return
     if as_json:

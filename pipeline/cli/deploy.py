@@ -49,6 +49,7 @@ def command(
     image: str | None,
     gpus: tuple[int, ...],
     pull_timeout_s: float,
+    allowed: frozenset[str],
     build: bool,
     offline: bool,
     address: str,
@@ -80,7 +81,9 @@ def command(
     shelf = Store.at(store)
     if package is None:
         assert recipe is not None, "one of both was given"
-        package = package_of(recipe, overrides, shelf, build=build, offline=offline, report=report)
+        package = package_of(
+            recipe, overrides, shelf, build=build, offline=offline, report=report, allowed=allowed
+        )
     options = Options(
         ports=Ports.choose(address, http=http_port, grpc=grpc_port, metrics=metrics_port),
         address=address,

@@ -35,6 +35,20 @@ gpus_option = click.option(
 )  # fmt: skip
 
 
+def _rules(_context: click.Context, _parameter: click.Parameter, names: tuple[str, ...]) -> frozenset[str]:
+    if not names:
+        return frozenset()
+    from pipeline.planning.preflight import allowance
+
+    return allowance(names)
+
+
+allow_option = click.option(
+    "--allow", "allowed", multiple=True, metavar="RULE", callback=_rules,
+    help="Let an error of this preflight rule pass; it is recorded. May be repeated; pipeline rules lists them.",
+)  # fmt: skip
+
+
 def recipe_argument(command: Command) -> Command:
     """RECIPE (a file, or the name of a packaged recipe) and --set, for `load_recipe(recipe, overrides)`."""
     return click.argument("recipe", metavar="RECIPE")(set_option(command))

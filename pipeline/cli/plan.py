@@ -6,17 +6,24 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.options import recipe_argument, store_option
+from pipeline.cli.options import allow_option, recipe_argument, store_option
 
 
 @click.command(name="plan")
 @recipe_argument
 @store_option
 @click.option("--until", default="package", show_default=True, metavar="STEP", help="Plan up to this step.")
+@allow_option
 @click.option("--offline", is_flag=True, help="Ask no hub; use what the store has.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: every key with all that it is made from.")
 def command(
-    recipe: str, overrides: tuple[str, ...], store: Path | None, until: str, offline: bool, as_json: bool
+    recipe: str,
+    overrides: tuple[str, ...],
+    store: Path | None,
+    until: str,
+    allowed: frozenset[str],
+    offline: bool,
+    as_json: bool,
 ) -> None:
     """Print the steps that `pipeline build RECIPE` would run, and which of them the store has already.
 
@@ -30,5 +37,5 @@ def command(
     from pipeline.store import Store
 
     shelf = Store.at(store)
-    prepared = prepare(load_recipe(recipe, overrides), shelf, offline=offline)
-    click.echo((plan_json if as_json else plan_table)(prepared.plan, shelf, until))
+    prepared = prepare(load_recipe(recipe, overrides), shelf, offline=offline, allowed=allowed)
+    click.echo((plan_json if as_json else plan_table)(prepared.plan, shelf, until, prepared.findings))

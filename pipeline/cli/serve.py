@@ -19,6 +19,7 @@ def command(
     recipe: str,
     overrides: tuple[str, ...],
     store: Path | None,
+    allowed: frozenset[str],
     build: bool,
     offline: bool,
     address: str,
@@ -44,7 +45,9 @@ def command(
     stop = stop_on_signals()
     report = progress_to.for_stream()
     shelf = Store.at(store)
-    package = package_of(recipe, overrides, shelf, build=build, offline=offline, report=report)
+    package = package_of(
+        recipe, overrides, shelf, build=build, offline=offline, report=report, allowed=allowed
+    )
     options = Options(
         ports=Ports.choose(address, http=http_port, grpc=grpc_port, metrics=metrics_port),
         address=address,

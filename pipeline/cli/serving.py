@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from pipeline.cli.options import allow_option
+
 if TYPE_CHECKING:
     from pipeline.progress import Progress
     from pipeline.store import Store
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _OPTIONS = (
+    allow_option,
     click.option("--build", is_flag=True, help="Build what is missing first, as `pipeline build` does."),
     click.option("--offline", is_flag=True, help="Ask no hub; use what the store has."),
     click.option("--address", default="127.0.0.1", show_default=True, help="Where to listen."),
@@ -58,6 +61,7 @@ def package_of(
     build: bool,
     offline: bool,
     report: Progress,
+    allowed: frozenset[str] = frozenset(),
 ) -> Path:
     """The package that a recipe makes, from the store; made first with `build`.
 
@@ -67,7 +71,9 @@ def package_of(
     from pipeline.recipe import load_recipe
     from pipeline.stages import Builder, prepare
 
-    prepared = prepare(load_recipe(recipe, overrides), shelf, offline=offline, progress=report)
+    prepared = prepare(
+        load_recipe(recipe, overrides), shelf, offline=offline, progress=report, allowed=allowed
+    )
     builder = Builder(prepared.plan, shelf, prepared.work(report, shelf), report)
     return (builder.run() if build else builder.finished()).path
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import asdict
 
 from pipeline.planning.plan import Plan
+from pipeline.planning.preflight import Finding
 from pipeline.stages import demanded
 from pipeline.store import Store, human_bytes
 
 
-def plan_table(plan: Plan, store: Store, until: str) -> str:
+def plan_table(plan: Plan, store: Store, until: str, findings: Sequence[Finding] = ()) -> str:
     """One line a step: what is there, what a build would make, and under which name."""
     lines = [f"{plan.recipe.name}, runtime {plan.recipe.runtime.kind}, store {store.root}", ""]
     lines.append(f"  {'step':<18}{'state':<12}{'size':>10}  artifact")
@@ -17,10 +20,11 @@ def plan_table(plan: Plan, store: Store, until: str) -> str:
         state = "in store" if artifact else ("to make" if needed else "not needed")
         size = human_bytes(artifact.manifest.total_bytes) if artifact else ""
         lines.append(f"  {step.name:<18}{state:<12}{size:>10}  {step.key.name}")
+    lines += ["", *(f"  {_marked(finding)}" for finding in findings)] if findings else []
     return "\n".join(lines)
 
 
-def plan_json(plan: Plan, store: Store, until: str) -> str:
+def plan_json(plan: Plan, store: Store, until: str, findings: Sequence[Finding] = ()) -> str:
     """The same, with all that each key is made from."""
     steps = [
         {
@@ -34,4 +38,10 @@ def plan_json(plan: Plan, store: Store, until: str) -> str:
         }
         for step, artifact, needed in demanded(plan, store, until)
     ]
-    return json.dumps({"recipe": plan.recipe.name, "store": str(store.root), "steps": steps}, indent=2)
+    said = [asdict(finding) for finding in findings]
+    whole = {"recipe": plan.recipe.name, "store": str(store.root), "steps": steps, "findings": said}
+    return json.dumps(whole, indent=2)
+
+
+def _marked(finding: Finding) -> str:
+    return f"{'allowed' if finding.allowed else finding.severity}: {finding} [{finding.rule}]"

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.planning.tokenizer_facts import TokenizerFacts
 from pipeline.contracts.models import ModelSizes, known_model
 from pipeline.planning.plan import DRAFT, TARGET
+from pipeline.planning.tokenizer_facts import TokenizerFacts
 from pipeline.recipe import Checkpoint, HubSource, Recipe
 
 

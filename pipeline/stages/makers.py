@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pipeline.planning.parallelism import parallelism
 from pipeline.planning.plan import DRAFT, rank_exports
+from pipeline.planning.preflight import Finding, kept
 from pipeline.progress import Progress
 from pipeline.recipe import Gate, Quantization, Recipe
 from pipeline.runtimes.base import Engines, ExecutorChoice, Order, runtime_of
@@ -31,6 +32,7 @@ class Work:
     reports: Path  # of the store: what people may want to read later
     executor: ExecutorChoice  # who runs engine builders
     progress: Progress
+    findings: tuple[Finding, ...] = ()  # of preflight: manifests of engines and packages keep warnings
 
     @property
     def quantization(self) -> Quantization:
@@ -112,7 +114,7 @@ def _build(work: Work) -> Facts:
         into=work.into,
         progress=work.progress,
     )
-    return runtime_of(work.recipe).build(order)
+    return {**runtime_of(work.recipe).build(order), **kept(work.findings)}
 
 
 def _ranks(work: Work) -> Path | None:
@@ -127,7 +129,8 @@ def _package(work: Work) -> Facts:
     engines = Engines(
         target=work.inputs["target"], draft=work.inputs.get("draft"), tokenizer=work.inputs["tokenizer"]
     )
-    return runtime_of(work.recipe).package(work.recipe, engines, work.into, work.progress)
+    facts = runtime_of(work.recipe).package(work.recipe, engines, work.into, work.progress)
+    return {**facts, **kept(work.findings)}
 
 
 MAKERS: Mapping[str, Callable[[Work], Facts]] = {

@@ -11,13 +11,14 @@ from importlib import metadata
 from pathlib import Path
 
 from pipeline.planning.plan import DRAFT, TARGET, Plan, Step, Surroundings, make_plan
-from pipeline.planning.preflight import findings, refuse
-from pipeline.progress import Progress
+from pipeline.planning.preflight import Emission, Finding, allow, findings, refuse, said
+from pipeline.progress import Progress, Silent
 from pipeline.recipe import Recipe
 from pipeline.runtimes.base import AUTO, ExecutorChoice, Runtime, runtime_of
 from pipeline.stages.dataset import identity
 from pipeline.stages.fetch import ResolvedSource, resolve
-from pipeline.stages.fitness import refuse_unfit
+from pipeline.stages.fitness import judge_fit
+from pipeline.stages.judging import emission
 from pipeline.stages.makers import Work
 from pipeline.store import Json, Store
 
@@ -35,6 +36,9 @@ class Prepared:
 
     plan: Plan
     sources: Mapping[str, ResolvedSource]  # role -> checkpoint
+    findings: tuple[Finding, ...]  # of preflight, none of which stops the build
+    emitted: Emission
+    allowed: frozenset[str]  # rules whose errors are let pass
 
     def work(
         self, progress: Progress, store: Store, executor: ExecutorChoice = AUTO
@@ -43,8 +47,7 @@ class Prepared:
 
         def work(step: Step, inputs: Mapping[str, Path], into: Path) -> Work:
             role = step.name.partition(".")[2]
-            if step.stage != "fetch":
-                refuse_unfit(self.plan, store)
+            found = judge_fit(self.plan, store, self.emitted, self.allowed, builds=True)
             return Work(
                 recipe=self.plan.recipe,
                 role=role,
@@ -55,23 +58,30 @@ class Prepared:
                 reports=store.reports,
                 executor=executor,
                 progress=progress,
+                findings=found,
             )
 
         return work
 
 
 def prepare(
-    recipe: Recipe, store: Store, *, offline: bool = False, progress: Progress | None = None
+    recipe: Recipe,
+    store: Store,
+    *,
+    offline: bool = False,
+    progress: Progress | None = None,
+    allowed: frozenset[str] = frozenset(),
 ) -> Prepared:
     """Resolve what the recipe names and plan its build. What is doubtful about it is said, too.
 
+    Args:
+        allowed: rules of preflight whose errors are let pass, as `preflight.allowance` takes them.
+
     Raises:
-        InvalidInput: what the recipe asks for does not exist; SourceError: a checkpoint cannot be had.
+        InvalidInput: what the recipe asks for does not exist, or does not fit; SourceError: a checkpoint cannot be had.
     """
-    for finding in refuse(recipe, findings(recipe)):
-        if finding.severity == "warning" and progress is not None:
-            progress.say(f"warning: {finding}")
-    runtime = runtime_of(recipe)
+    emitted = emission(recipe)
+    refuse(recipe, allow(findings(recipe, emitted=emitted), allowed))
     checkpoints = {TARGET: recipe.model} | ({DRAFT: recipe.draft} if recipe.draft is not None else {})
     sources = {
         role: resolve(checkpoint, store=store, offline=offline, progress=progress)
@@ -80,13 +90,15 @@ def prepare(
     around = Surroundings(
         sources={role: source.identity for role, source in sources.items()},
         dataset=_dataset_identity(recipe),
-        tools=tool_versions(runtime),
-        build={role: runtime.build_settings(recipe, role) for role in checkpoints},
-        package=runtime.package_settings(recipe),
+        tools=tool_versions(runtime_of(recipe)),
+        build=emitted.build,
+        package=emitted.package,
     )
     plan = make_plan(recipe, around)
-    refuse_unfit(plan, store)
-    return Prepared(plan, sources)
+    found = judge_fit(plan, store, emitted, allowed, builds=False)
+    for line in said(found):
+        (progress or Silent()).say(line)
+    return Prepared(plan, sources, found, emitted, allowed)
 
 
 def tool_versions(runtime: Runtime) -> dict[str, dict[str, str]]:

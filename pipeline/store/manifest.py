@@ -17,6 +17,7 @@ from pipeline.store.sizes import human_bytes
 
 FILE = "manifest.json"
 TWIN = "manifest.txt"
+FINDINGS = "preflight"  # among the facts: what was doubtful about the recipe, and what was let pass
 
 
 class _Frozen(BaseModel):
@@ -105,16 +106,28 @@ class Manifest(_Frozen):
             ("settings", self.settings),
             ("inputs", self.inputs),
             ("tools", self.tools),
-            ("facts", self.facts),
+            ("facts", {key: value for key, value in self.facts.items() if key != FINDINGS}),
         ):
             if values:
                 lines += ["", title, *(f"  {key}: {_flat(value)}" for key, value in sorted(values.items()))]
+        found = _findings(self.facts)
+        lines += ["", FINDINGS, *(f"  {line}" for line in found)] if found else []
         lines += ["", "files"]
         lines += [
             f"  {human_bytes(entry.bytes):>10}  {entry.sha256}  {path}"
             for path, entry in sorted(self.files.items())
         ]
         return "\n".join(lines) + "\n"
+
+
+def _findings(facts: dict[str, JsonValue]) -> list[str]:
+    """A line each: "allowed sm.fp8: quantization.format: …"."""
+    kept = facts.get(FINDINGS)
+    return [
+        f"{'allowed' if one.get('allowed') else one.get('severity')} {one.get('rule')}: {one.get('text')}"
+        for one in (kept if isinstance(kept, list) else [])
+        if isinstance(one, dict)
+    ]
 
 
 def _flat(value: object) -> str:

@@ -1,19 +1,28 @@
 """Preflight: every rule that is known, held against a recipe, its models, what will be written, and a machine.
 
-    found = findings(recipe, models, machine)   # all at once, the gravest first
-    refuse(recipe, found)                       # raises what stops a build, returns what is only to be said
+    found = findings(recipe, models, machine, emitted)   # all at once, the gravest first
+    found = allow(found, allowance(["sm.fp8"]))          # errors that a user lets pass: --allow
+    refuse(recipe, found)                                # raises what stops a build, returns the others
 
-The rules themselves (severity, reason, sources) are data: `pipeline.contracts.rules`. One file a group of checks:
+The rules themselves (severity, reason, sources, what may be allowed) are data: `pipeline.contracts.rules`. One file a
+group of checks, beside the data file of the same name:
 
     releases      release, GPU, flags and models that a release must know
     formats       weights and KV cache, by GPU
-    splitting     what must divide
+    splitting     what must divide (arithmetic in `fitting`)
     speculation   a draft and its target
+    tokenizers    whether both speak of the same tokens
     budgets       lengths, and the tokens of a step
+    serving       what Triton's models will say
+    machine       the machine that builds or serves (estimates in `sizing`)
+    sourcing      what the hub answers
 """
 
+from pipeline.planning.preflight.allowing import ALLOWABLE, allow, allowance, kept, said
 from pipeline.planning.preflight.emission import Emission
 from pipeline.planning.preflight.finding import Finding
 from pipeline.planning.preflight.judging import CHECKS, findings, refuse
 
-__all__ = ["CHECKS", "Emission", "Finding", "findings", "refuse"]
+__all__ = [
+    "ALLOWABLE", "CHECKS", "Emission", "Finding", "allow", "allowance", "findings", "kept", "refuse", "said",
+]  # fmt: skip

@@ -40,7 +40,8 @@ class Finding:
         return self.severity == "error" and not self.allowed
 
     def __str__(self) -> str:
-        text = f"{self.keys[0]}: {self.problem}"
+        given = "" if self.value is None or isinstance(self.value, dict) else f" = {self.value}"
+        text = f"{self.keys[0]}{given}: {self.problem}"
         return f"{text} ({self.fix})" if self.fix else text
 
 

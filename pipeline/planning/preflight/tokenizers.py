@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pipeline.planning.tokenizer_facts import TokenizerFacts, corpus
 from pipeline.planning.preflight.finding import Check, Said
 from pipeline.planning.preflight.subject import Subject
+from pipeline.planning.tokenizer_facts import TokenizerFacts, corpus
 
 SAME = "choose a draft with the target's tokenizer"
 

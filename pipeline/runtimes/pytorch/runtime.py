@@ -13,7 +13,6 @@ from typing import Any
 
 from pipeline import resources
 from pipeline.contracts import gpus, releases
-from pipeline.errors import Fault, InvalidInput
 from pipeline.planning.parallelism import parallelism
 from pipeline.planning.plan import TARGET
 from pipeline.progress import Progress
@@ -38,7 +37,6 @@ class PyTorchRuntime:
         settings = _runtime(recipe)
         releases.require(settings.version, "pytorch")
         form, kv_cache = _formats(recipe, role)
-        _check_gpu(recipe, role, form, kv_cache)
         checkpoint: dict[str, Json] = {"format": form, "kv_cache": kv_cache}
         if role != TARGET:
             return {"runtime": settings.kind, "role": role, "checkpoint": checkpoint}
@@ -130,18 +128,6 @@ def _formats(recipe: Recipe, role: str) -> tuple[str, str]:
     if role == TARGET or recipe.draft is None:
         return recipe.quantization.format, recipe.quantization.kv_cache
     return recipe.draft.quantization, recipe.quantization.kv_cache
-
-
-def _check_gpu(recipe: Recipe, role: str, form: str, kv_cache: str) -> None:
-    keys = {"weights": "quantization.format" if role == TARGET else "draft.quantization"}
-    given = {"weights": form, "kv_cache": kv_cache}
-    faults = [
-        Fault(found.reason, key=keys.get(found.subject, "quantization.kv_cache"), value=given[found.subject])
-        for found in gpus.support(gpus.gpu(_runtime(recipe).gpu), form, kv_cache, "pytorch")
-        if found.severity == "error"
-    ]
-    if faults:
-        raise InvalidInput(f"recipe {recipe.name}: runtime.gpu = {_runtime(recipe).gpu}", faults)
 
 
 def _limits(recipe: Recipe) -> DeploymentLimits:
