@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.runtimes.base import ExecutorChoice
-from pipeline.runtimes.tensorrt import workers as module
-from pipeline.runtimes.tensorrt.workers import available_bytes, offered, workers
+from pipeline.runtimes.tensorrt.workers import offered, workers
 from tests.support.nvidia_smi import line, put_nvidia_smi
 
 GIB = 2**30
@@ -64,24 +63,3 @@ def test_gpus_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_driver_that_cannot_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_nvidia_smi(tmp_path, monkeypatch, "", code=9)
     assert offered(NATIVE, ranks=4, gpu_bytes=0)[0] == 4, "the builder itself will say what it lacks"
-
-
-@pytest.mark.parametrize(
-    ("limit", "used", "gib"), [("max", "0", 100), (str(40 * GIB), str(10 * GIB), 30), (str(400 * GIB), "0", 100),
-                               (None, None, 100), (str(GIB), str(2 * GIB), 0)],
-)  # fmt: skip
-def test_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str | None, used: str | None, gib: int
-) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text(f"MemTotal: 200000000 kB\nMemFree: 1 kB\nMemAvailable:   {100 * 2**20} kB\n")
-    for name, text in (("memory.max", limit), ("memory.current", used)):
-        if text is not None:
-            (tmp_path / name).write_text(text + "\n")
-    monkeypatch.setattr(module, "_MEMINFO", meminfo)
-    monkeypatch.setattr(module, "_CGROUP", tmp_path)
-    assert available_bytes() == gib * GIB
-
-
-def test_this_machine_has_memory() -> None:
-    assert available_bytes() > 2**20

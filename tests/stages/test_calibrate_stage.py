@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 
 from pipeline.checkpoint import Architecture, Format, TensorFiles
 from pipeline.errors import CheckpointError, StageError, UserError
+from pipeline.machine.host import Memory
 from pipeline.planning.parallelism import Parallelism
 from pipeline.progress import Silent, Task
 from pipeline.stages.calibrate import calibrate, model
@@ -180,8 +181,7 @@ def test_a_layer_that_is_all_zero_has_no_scale(calibrations: Calibrations, tmp_p
 def test_a_model_larger_than_memory_is_refused(
     calibrations: Calibrations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:        1000 kB\n")
-    monkeypatch.setattr(model, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(model, "read_memory", lambda: Memory(9 << 20, 1 << 20, 0, None))
     with pytest.raises(UserError, match=r"on a CPU needs .* GiB .* calibrate on a GPU"):
         run(calibrations, tmp_path, "fp8")
 

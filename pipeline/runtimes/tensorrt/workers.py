@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 
+from pipeline.contracts.rules import rule
 from pipeline.machine.gpus import read_gpus, visible
+from pipeline.machine.host import read_memory
 from pipeline.runtimes.base import ExecutorChoice
-
-# A worker reads the weights, TensorRT copies them, and the plan holds them again before it is written
-# (data/build_errors.yaml, host_memory; TensorRT-LLM issues 102, 217, 489).
-_COPIES = 3
-_WORKER_BYTES = 6 * 2**30  # Python, CUDA, TensorRT and its kernels, whatever the model
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def workers(rank_bytes: Iterable[int], gpus: int, memory_bytes: int) -> int:
@@ -23,8 +17,10 @@ def workers(rank_bytes: Iterable[int], gpus: int, memory_bytes: int) -> int:
     >>> workers([20 * 2**30] * 4, gpus=4, memory_bytes=140 * 2**30)
     2
     """
-    sizes = list(rank_bytes)
-    each = max(sizes) * _COPIES + _WORKER_BYTES
+    # A worker reads the weights, TensorRT copies them, and the plan holds them again before it is written; besides there
+    # are Python, CUDA, TensorRT and its kernels, whatever the model (TensorRT-LLM issues 102, 217, 489).
+    sizes, facts = list(rank_bytes), rule("host.memory").facts
+    each = max(sizes) * facts["copies"] + facts["worker_gib"] * 2**30
     return max(1, min(len(sizes), gpus, memory_bytes // each))
 
 
@@ -37,18 +33,4 @@ def offered(choice: ExecutorChoice, ranks: int, gpu_bytes: int) -> tuple[int, in
     if choice.name in ("print", "adopt"):
         return ranks, ranks * gpu_bytes
     seen = visible(read_gpus()[0], choice.devices, os.environ)
-    return len(seen) or ranks, available_bytes()
-
-
-def available_bytes() -> int:
-    """Host memory that is free for a builder: the machine's, or what is left of a container's limit."""
-    lines = dict(line.split(":", 1) for line in _MEMINFO.read_text(encoding="ascii").splitlines())
-    machine = int(lines["MemAvailable"].split()[0]) * 1024
-    limit, used = _number(_CGROUP / "memory.max"), _number(_CGROUP / "memory.current")
-    return machine if limit is None or used is None else min(machine, max(0, limit - used))
-
-
-def _number(file: Path) -> int | None:
-    """None: there is no such file, or it says "max"."""
-    text = file.read_text(encoding="ascii").strip() if file.is_file() else "max"
-    return None if text == "max" else int(text)
+    return len(seen) or ranks, read_memory().available_bytes

@@ -10,6 +10,7 @@ import torch
 
 from pipeline.checkpoint import Architecture, TensorFiles
 from pipeline.errors import StageError, UserError
+from pipeline.machine.host import read_memory
 from pipeline.stages.calibrate import attention, experts
 
 # What ModelOpt's TensorRT-LLM export calls the families.
@@ -21,7 +22,6 @@ DECODER_TYPES: Mapping[str, str] = {
     "qwen3": "qwen",
     "phi3": "phi3",
 }
-_MEMINFO = Path("/proc/meminfo")
 
 
 def check_known(directory: Path, architecture: Architecture) -> None:
@@ -77,11 +77,10 @@ def load(directory: Path, architecture: Architecture, device: str) -> Any:
 
 def _check_memory(directory: Path, device: str) -> None:
     """A process that is killed for its memory says nothing; this does."""
-    if device != "cpu" or not _MEMINFO.exists():
+    if device != "cpu":
         return
     needed = 4 * TensorFiles(directory).elements
-    line = next(line for line in _MEMINFO.read_text().splitlines() if line.startswith("MemAvailable"))
-    available = int(line.split()[1]) * 1024
+    available = read_memory().available_bytes
     if needed > available:
         raise UserError(
             f"calibrating {directory} on a CPU needs {needed / 2**30:.1f} GiB for its weights in float32, "
