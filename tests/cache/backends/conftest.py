@@ -10,19 +10,21 @@ from typing import Any
 import pytest
 
 from tests.support import cache_places as places
-from tests.support.servers import PostgresServer, RedisServer, Server, Unavailable
+from tests.support.servers import PostgresServer, QdrantServer, RedisServer, Server, Unavailable
 
 SERVERS: dict[str, Callable[[], Server]] = {
     "redis": lambda: RedisServer(),
     "redis-query-engine": lambda: RedisServer(search=True),
     "valkey": lambda: RedisServer("valkey"),
     "pgvector": PostgresServer,
+    "qdrant": QdrantServer,
 }
 PLACES: dict[str, Callable[[Any], places.Place]] = {
     "redis": places.redis,
     "redis-query-engine": places.redis,
     "valkey": places.redis,
     "pgvector": places.pgvector,
+    "qdrant": places.qdrant,
 }
 
 
@@ -51,11 +53,16 @@ def servers() -> Iterator[Servers]:
         yield Servers(exit)
 
 
-@pytest.fixture(params=["sqlite", *SERVERS])
+@pytest.fixture(params=["sqlite", "qdrant-in-process", *SERVERS])
 def place(request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) -> Iterator[places.Place]:
     """A cache of each kind."""
     kind = request.param
-    made = places.sqlite(tmp_path) if kind == "sqlite" else PLACES[kind](servers.running(kind))
+    if kind == "sqlite":
+        made = places.sqlite(tmp_path)
+    elif kind == "qdrant-in-process":
+        made = places.qdrant_in_process()
+    else:
+        made = PLACES[kind](servers.running(kind))
     yield made
     for backend in made.opened:
         backend.close()

@@ -116,7 +116,7 @@ def test_items_are_listed_whole_and_the_newest_first(place: Place) -> None:
 
 
 def test_caches_of_two_names_do_not_meet(place: Place) -> None:
-    if place.server is None:
+    if place.url.endswith(".db"):
         pytest.skip("a file holds one cache")
     one, other = place.open(), place.open(name=place.name + "-other")
     one.put(question("a"), entry("A"))

@@ -34,6 +34,18 @@ for n in range(int(sys.argv[4])):
 """
 
 
+def needs_several_processes(place: Place) -> None:
+    if not place.is_shared:
+        pytest.skip("the model of a Qdrant server lives in one process")
+
+
+def needs_sealing(place: Place) -> None:
+    if not place.seals:
+        with pytest.raises(ValueError, match="encrypted cache in SQLite"):
+            place.open(codec=Sealed(Sealed.new_secret()))
+        pytest.skip("Qdrant must read embeddings: it refuses an encrypted cache")
+
+
 def writer(place: Place, text: str, count: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", WRITER, place.url, place.name, text, str(count)],
@@ -43,6 +55,7 @@ def writer(place: Place, text: str, count: int) -> subprocess.Popen[str]:
 
 
 def test_several_processes_write_at_once_and_all_see_everything(place: Place) -> None:
+    needs_several_processes(place)
     writers = [writer(place, name, 60) for name in "abc"]
     for process in writers:
         process.communicate(timeout=60)
@@ -53,6 +66,7 @@ def test_several_processes_write_at_once_and_all_see_everything(place: Place) ->
 
 
 def test_kill_9_loses_nothing_that_was_acknowledged_and_leaves_nothing_half(place: Place) -> None:
+    needs_several_processes(place)
     with writer(place, "k", 100_000) as process:
         assert process.stdout is not None
         written = [process.stdout.readline().strip() for _ in range(40)]
@@ -70,6 +84,7 @@ def test_kill_9_loses_nothing_that_was_acknowledged_and_leaves_nothing_half(plac
 
 
 def test_sealed_nothing_can_be_read_where_it_is_kept(place: Place) -> None:
+    needs_sealing(place)
     secret = Sealed.new_secret()
     backend = place.open(codec=Sealed(secret))
     vector = np.arange(1, 9, dtype=np.float32) / np.float32(np.sqrt(204))
@@ -90,6 +105,7 @@ def test_sealed_nothing_can_be_read_where_it_is_kept(place: Place) -> None:
 
 @pytest.mark.parametrize("sealed_by", ["another key", "nothing"])
 def test_what_is_sealed_otherwise_is_missed_and_counted(place: Place, sealed_by: str) -> None:
+    needs_sealing(place)
     place.open(codec=Sealed(Sealed.new_secret())).put(
         question("a"), entry("A"), np.eye(8, dtype=np.float32)[0]
     )

@@ -1,0 +1,336 @@
+"""Entries in Qdrant. It counts no bytes and has no transactions, and so this backend differs in two points:
+
+- The capacity is looked after once in a while (after a 64th of it was put), by reading the accounts of all entries.
+- An entry and its embedding are two points. A process that dies between them leaves an embedding without an answer,
+  which is never served.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pipeline.cache.backend import BackendDown, Candidate, Capacity, Fill, Kept, Vector
+from pipeline.cache.entry import Entry
+from pipeline.cache.key import Question
+from pipeline.cache.qdrant.collections import Collections, Missing
+from pipeline.cache.sealing import Codec
+from pipeline.cache.vault import Packed, Vault
+
+_TOUCHES = 64  # uses that are written together, as one moment
+_PAGE = 256  # entries that are read at a time
+_ACCOUNTS = 10_000  # accounts that are read at a time
+_SPARE = 64  # the capacity is looked after when a 64th of it was put
+_ONLY = str(uuid.UUID(int=0))  # the point of changes
+
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    id: str
+    created: float
+    expires: float
+    used: float
+    bytes: int
+    embedded: bool
+
+
+class QdrantBackend:
+    """See `pipeline.cache.backend.Backend`.
+
+    >>> cache = QdrantBackend("qdrant://vectors.internal")     # doctest: +SKIP
+    """
+
+    remote = True
+
+    def __init__(
+        self,
+        url: str,
+        capacity: Capacity | None = None,
+        *,
+        name: str = "pipeline",
+        codec: Codec | None = None,
+        client: Any | None = None,
+    ) -> None:
+        """
+        Args:
+            url: qdrant://host[:port], or qdrants:// for TLS.
+            name: whose cache it is; its collections begin so.
+            client: a `qdrant_client.QdrantClient`, in place of one for `url`.
+
+        Raises:
+            ValueError: this is no address, `qdrant-client` is missing, or answers are to be encrypted.
+        """
+        self._vault = Vault(codec)
+        if self._vault.sealed:
+            raise ValueError(
+                "Qdrant searches embeddings that it can read: keep an encrypted cache in SQLite, Redis, Valkey or"
+                " PostgreSQL"
+            )
+        self._collections = Collections(url, name, client)
+        self._models = self._collections.models
+        self._capacity = capacity or Capacity()
+        self._name = name
+        self._touched: dict[bytes, float] = {}
+        self._lock = threading.Lock()
+        self._entries_put = self._bytes_put = 0  # since the capacity was looked after
+
+    def get(self, key: bytes, now: float) -> Entry | None:
+        points = self._retrieve([_id(key)], ["answer"])
+        entry = self._vault.entry(_bytes(points[0], "answer"), key) if points else None
+        if entry is None or entry.expires <= now:
+            return None
+        self._touched[key] = now
+        if len(self._touched) >= _TOUCHES:
+            self._flush()
+        return entry
+
+    def put(self, question: Question, entry: Entry, vector: Vector | None = None) -> None:
+        packed = self._vault.pack(question, entry, vector)
+        if packed.size > self._capacity.bytes:
+            self.remove([packed.key])
+            return
+        self._flush()
+        replaces = bool(self._retrieve([_id(packed.key)], []))
+        self._upsert(packed, vector)
+        if replaces:
+            self._changed()
+        with self._lock:
+            self._entries_put += 1
+            self._bytes_put += packed.size
+            due = (
+                self._entries_put >= self._capacity.entries // _SPARE
+                or self._bytes_put >= self._capacity.bytes // _SPARE
+            )
+            if due:
+                self._entries_put = self._bytes_put = 0
+        if due:
+            self._make_room(entry.created)
+
+    def near(self, scope: bytes, vector: Vector, count: int) -> Sequence[Candidate]:
+        collection = self._collections.near(len(vector))
+        try:
+            found = self._collections.do(
+                lambda client: client.query_points(
+                    collection,
+                    query=vector.tolist(),
+                    query_filter=self._filter(scope, None),
+                    limit=count,
+                    with_payload=["turn"],
+                )
+            ).points
+        except Missing:
+            return []
+        opened = [
+            (_key(point.id), self._vault.turn(_bytes(point, "turn"), _key(point.id)), point.score)
+            for point in found
+        ]
+        return [Candidate(key, turn, score) for key, turn, score in opened if turn is not None]
+
+    def remove(self, keys: Iterable[bytes]) -> int:
+        wanted = list(keys)
+        pages = [wanted[at : at + _PAGE] for at in range(0, len(wanted), _PAGE)]
+        return sum(self._remove([_id(key) for key in page]) for page in pages)
+
+    def purge(self, *, scope: bytes | None = None, before: float | None = None) -> int:
+        chosen = self._filter(scope, before)
+        try:
+            there: int = self._collections.do(
+                lambda client: client.count(self._collections.answers, chosen, exact=True)
+            ).count
+        except Missing:
+            return 0
+        if there:
+            self._delete(self._models.FilterSelector(filter=chosen))
+        return there
+
+    def items(self) -> Iterator[Kept]:
+        accounts = sorted(self._accounts(), key=lambda account: -account.created)
+        for at in range(0, len(accounts), _PAGE):
+            page = {account.id: account for account in accounts[at : at + _PAGE]}
+            points = {point.id: point for point in self._retrieve(list(page), ["scope", "turn", "answer"])}
+            for id, account in page.items():
+                if id in points:
+                    yield from self._kept(points[id], account)
+
+    def removals(self) -> int:
+        try:
+            points = self._collections.do(
+                lambda client: client.retrieve(self._collections.changes, [_ONLY], with_payload=True)
+            )
+        except Missing:
+            return 0
+        return int(points[0].payload["at"]) if points else 0
+
+    def unreadable(self) -> int:
+        return self._vault.unreadable
+
+    def fill(self) -> Fill:
+        accounts = self._accounts()
+        return Fill(
+            len(accounts),
+            sum(account.bytes for account in accounts),
+            sum(account.embedded for account in accounts),
+            min((account.created for account in accounts), default=None),
+        )
+
+    def describe(self) -> Mapping[str, str]:
+        told = self._collections.do(lambda client: client.info())
+        return {
+            "kind": "qdrant",
+            "server": self._collections.address,
+            "name": self._name,
+            "version": str(told.version),
+            "embeddings": "HNSW",
+        }
+
+    def close(self) -> None:
+        with suppress(BackendDown):  # what was used last is not worth more than leaving
+            self._flush()
+        self._collections.close()
+
+    def _upsert(self, packed: Packed, vector: Vector | None) -> None:
+        """The embedding first: an answer whose embedding is missing would not be found by meaning until it expires."""
+        models, collections, id = self._models, self._collections, _id(packed.key)
+        found_by = {
+            "scope": packed.scope.hex(),
+            "created": packed.created,
+            "turn": base64.b64encode(packed.turn).decode(),
+        }
+        if vector is not None:
+            near = collections.near(len(vector))
+            collections.make(near, len(vector))
+            embedding = models.PointStruct(id=id, vector=vector.tolist(), payload=found_by)
+            collections.do(lambda client: client.upsert(near, [embedding], wait=True))
+        collections.make(collections.answers)
+        payload = {
+            **found_by,
+            "answer": base64.b64encode(packed.answer).decode(),
+            "expires": packed.expires,
+            "used": packed.created,
+            "bytes": packed.size,
+            "embedded": vector is not None,
+        }
+        answer = models.PointStruct(id=id, vector={}, payload=payload)
+        collections.do(lambda client: client.upsert(collections.answers, [answer], wait=True))
+
+    def _make_room(self, now: float) -> None:
+        """Remove what has expired; then, while that is too much, what was used longest ago."""
+        accounts = self._accounts()
+        gone = [account for account in accounts if account.expires <= now]
+        kept = [account for account in accounts if account.expires > now]
+        entries, size = len(kept), sum(account.bytes for account in kept)
+        for account in sorted(kept, key=lambda account: account.used):
+            if entries <= self._capacity.entries and size <= self._capacity.bytes:
+                break
+            gone.append(account)
+            entries, size = entries - 1, size - account.bytes
+        for at in range(0, len(gone), _PAGE):
+            self._remove([account.id for account in gone[at : at + _PAGE]])
+
+    def _remove(self, ids: list[str]) -> int:
+        there = [point.id for point in self._retrieve(ids, [])]
+        if there:
+            self._delete(self._models.PointIdsList(points=there))
+        return len(there)
+
+    def _delete(self, selector: Any) -> None:
+        for collection in (self._collections.answers, *self._collections.all_near()):
+            self._collections.do(partial(_delete, collection, selector))
+        self._changed()
+
+    def _changed(self) -> None:
+        changes, models = self._collections.changes, self._models
+        self._collections.make(changes)
+        point = models.PointStruct(id=_ONLY, vector={}, payload={"at": time.time_ns()})
+        self._collections.do(lambda client: client.upsert(changes, [point], wait=True))
+
+    def _flush(self) -> None:
+        """Write the uses that were noted."""
+        with self._lock:
+            touched, self._touched = self._touched, {}
+        if not touched:
+            return
+        models = self._models
+        chosen = models.Filter(must=[models.HasIdCondition(has_id=[_id(key) for key in touched])])
+        with suppress(Missing):
+            self._collections.do(
+                lambda client: client.set_payload(
+                    self._collections.answers, {"used": max(touched.values())}, points=chosen, wait=True
+                )
+            )
+
+    def _retrieve(self, ids: list[str], fields: list[str]) -> list[Any]:
+        try:
+            points: list[Any] = self._collections.do(
+                lambda client: client.retrieve(self._collections.answers, ids, with_payload=fields or False)
+            )
+        except Missing:
+            return []
+        return points
+
+    def _accounts(self) -> list[_Account]:
+        fields = ["created", "expires", "used", "bytes", "embedded"]
+        accounts: list[_Account] = []
+        offset: Any = None
+        while True:
+            try:
+                points, offset = self._collections.do(
+                    partial(_scroll, self._collections.answers, fields, offset)
+                )
+            except Missing:
+                return []
+            accounts += [
+                _Account(point.id, *(point.payload[field] for field in fields))
+                for point in points
+                if all(field in point.payload for field in fields)
+            ]
+            if offset is None:
+                return accounts
+
+    def _kept(self, point: Any, account: _Account) -> Iterator[Kept]:
+        key = _key(point.id)
+        question = self._vault.turn(_bytes(point, "turn"), key)
+        entry = self._vault.entry(_bytes(point, "answer"), key)
+        if question is not None and entry is not None:
+            scope = bytes.fromhex(point.payload["scope"])
+            yield Kept(key, scope, question, entry, account.used, account.embedded)
+
+    def _filter(self, scope: bytes | None, before: float | None) -> Any:
+        models = self._models
+        must = []
+        if scope is not None:
+            must.append(models.FieldCondition(key="scope", match=models.MatchValue(value=scope.hex())))
+        if before is not None:
+            must.append(models.FieldCondition(key="created", range=models.Range(lt=before)))
+        return models.Filter(must=must)
+
+
+def _delete(collection: str, selector: Any, client: Any) -> None:
+    client.delete(collection, selector, wait=True)
+
+
+def _scroll(collection: str, fields: list[str], offset: Any, client: Any) -> Any:
+    return client.scroll(collection, limit=_ACCOUNTS, offset=offset, with_payload=fields)
+
+
+def _id(key: bytes) -> str:
+    return str(uuid.UUID(bytes=key))
+
+
+def _key(id: str) -> bytes:
+    return uuid.UUID(id).bytes
+
+
+def _bytes(point: Any, field: str) -> bytes:
+    """A field of a point; what is none of ours becomes bytes that cannot be opened."""
+    try:
+        return base64.b64decode(point.payload[field], validate=True)
+    except (KeyError, TypeError, ValueError):
+        return b""
