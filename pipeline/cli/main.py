@@ -24,6 +24,7 @@ VERBS = (
     "gateway",
     "plan",
     "recipes",
+    "rules",
     "serve",
     "store",
     "stream",

@@ -6,7 +6,7 @@ under the same ids. A rule that is held where something is written has no check 
 >>> rule("rt.spec_same_vocab").severity("pytorch")
 'warning'
 >>> nearest("tp.awq_blocks")
-('tp.awq_block',)
+('tp.awq_block', 'sm.awq_blackwell')
 """
 
 from __future__ import annotations
