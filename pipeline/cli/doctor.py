@@ -14,13 +14,23 @@ from pipeline.cli.options import store_option
 @click.command(name="doctor")
 @click.argument("recipes", metavar="[RECIPE]...", nargs=-1)
 @store_option
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time for drivers, daemons and the hub to answer.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--schema", is_flag=True, help="Print the JSON schema of that object instead.")
-def command(recipes: tuple[str, ...], store: Path | None, as_json: bool, schema: bool) -> None:
+def command(
+    recipes: tuple[str, ...], store: Path | None, timeout_s: float, as_json: bool, schema: bool
+) -> None:
     """Say what this machine has, and which recipes (all packaged ones if none is named) can be built and deployed here.
 
     Exit code 0 if all that are named are runnable, or any if none is named; 2 otherwise. Nothing is installed, pulled
-    or started; it takes 3 seconds at most.
+    or started, and nothing that hangs is waited for longer than --timeout-s.
 
     \b
     pipeline doctor
@@ -35,7 +45,7 @@ def command(recipes: tuple[str, ...], store: Path | None, as_json: bool, schema:
     if schema:
         click.echo(schema_text(), nl=False)
         return
-    report = examine(recipes, Store.at(store))
+    report = examine(recipes, Store.at(store), deadline_s=timeout_s)
     if as_json:
         click.echo(json.dumps(report.as_json(), indent=2, ensure_ascii=False))
     else:

@@ -27,6 +27,7 @@ class Said:
 
     text: str = ""  # standard output
     problem: str = ""  # why the text is not to be had; empty if it is
+    late: bool = False  # because it took too long
 
     @property
     def lines(self) -> list[str]:
@@ -59,7 +60,7 @@ def ask(command: Sequence[str], deadline_s: float, environment: Mapping[str, str
         text, complaint = process.communicate(timeout=deadline_s)
     except subprocess.TimeoutExpired:
         _end(process)
-        return Said(problem=f"{name} does not answer within {deadline_s:g} s")
+        return Said(problem=f"{name} does not answer within {round(deadline_s, 1):g} s", late=True)
     if process.returncode:
         last = _last_words(complaint) or _last_words(text) or f"exit code {process.returncode}"
         return Said(problem=f"{name} failed: {last}")

@@ -9,12 +9,14 @@ import csv
 import json
 import shutil
 import sys
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from pipeline.machine import nvml
 from pipeline.machine.asking import Said, ask
+from pipeline.planning.machine_facts import GpuFacts
 
 _QUERY = "index,uuid,name,compute_cap,memory.total,memory.free,driver_version"
 _DEADLINE_S = 30.0
@@ -33,6 +35,10 @@ class GpuSeen:
     free_mib: int
     driver: str  # "590.44.01"
 
+    def facts(self) -> GpuFacts:
+        """As rules look at it."""
+        return GpuFacts(self.index, self.name, self.sm, self.memory_mib, self.free_mib, self.driver)
+
     @property
     def capability(self) -> str:
         """Compute capability as people write it."""
@@ -47,18 +53,22 @@ class GpuSurvey:
     problem: str  # why there are none to see; empty if there are
     source: str  # "NVML" | "nvidia-smi" | "" where neither answers
     cuda: str | None = None  # newest CUDA that the driver supports: "13.0"; only NVML tells
-    nvml_problem: str = ""  # why NVML was not asked, or does not answer
+    nvml_problem: str = ""  # why NVML was not asked, or knows nothing
+    late: bool = False  # the driver took too long
 
 
 def survey_gpus(deadline_s: float = _DEADLINE_S) -> GpuSurvey:
-    """All GPUs of the machine; within twice the deadline, as both may have to be asked."""
+    """All GPUs of the machine. Where NVML hangs, so does nvidia-smi: both wait for the driver."""
+    start = time.monotonic()
     said = ask_nvml(deadline_s)
     if not said.problem:
         answer = json.loads(said.text)
         gpus = tuple(GpuSeen(driver=answer["driver"], **entry) for entry in answer["gpus"])
         return GpuSurvey(gpus, "" if gpus else "NVML lists no GPU", "NVML", answer["cuda"])
-    gpus, problem = read_gpus(deadline_s)
-    return GpuSurvey(gpus, problem, "nvidia-smi" if gpus else "", nvml_problem=said.problem)
+    if said.late:
+        return GpuSurvey((), f"the driver does not answer within {deadline_s:g} s", "", late=True)
+    left_s = max(0.1, deadline_s - (time.monotonic() - start))
+    return replace(_by_nvidia_smi(left_s), nvml_problem=said.problem)
 
 
 def ask_nvml(deadline_s: float) -> Said:
@@ -70,17 +80,22 @@ def ask_nvml(deadline_s: float) -> Said:
 
 def read_gpus(deadline_s: float = _DEADLINE_S) -> tuple[tuple[GpuSeen, ...], str]:
     """All GPUs of the machine by nvidia-smi, and why there are none to see if that is so."""
+    found = _by_nvidia_smi(deadline_s)
+    return found.gpus, found.problem
+
+
+def _by_nvidia_smi(deadline_s: float) -> GpuSurvey:
     if shutil.which("nvidia-smi") is None:
-        return (), _NO_PROGRAM
+        return GpuSurvey((), _NO_PROGRAM, "")
     said = ask(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"], deadline_s)
     if said.problem:
-        return (), said.problem
+        return GpuSurvey((), said.problem, "", late=said.late)
     try:
         rows = csv.reader(said.lines, skipinitialspace=True)
         gpus = tuple(_gpu(row) for row in rows if row)
     except ValueError as error:
-        return (), f"nvidia-smi says what cannot be read ({error}): {said.text.strip()!r}"
-    return gpus, "" if gpus else "nvidia-smi lists no GPU"
+        return GpuSurvey((), f"nvidia-smi says what cannot be read ({error}): {said.text.strip()!r}", "")
+    return GpuSurvey(gpus, "", "nvidia-smi") if gpus else GpuSurvey((), "nvidia-smi lists no GPU", "")
 
 
 def _gpu(row: list[str]) -> GpuSeen:

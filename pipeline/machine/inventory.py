@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -77,15 +77,13 @@ class Inventory:
     def _gpus(self, devices: tuple[int, ...]) -> tuple[GpuFacts, ...] | None:
         if self.gpus is None:
             return None
-        return tuple(
-            GpuFacts(one.index, one.name, one.sm, one.memory_mib, one.free_mib, one.driver)
-            for one in visible(self.gpus.gpus, devices, os.environ)
-        )
+        return tuple(one.facts() for one in visible(self.gpus.gpus, devices, os.environ))
 
 
 def take(
     store: Path,
     *,
+    only: Collection[str] = (),
     ports: Iterable[int] = (),
     repositories: Iterable[tuple[str, str | None]] = (),
     deadline_s: float = DEADLINE_S,
@@ -94,13 +92,14 @@ def take(
 
     Args:
         store: folder that artifacts go to; it need not exist.
+        only: probes to make, by the names of the fields; empty for all.
         ports: those that are asked about.
         repositories: (repository, revision) of the hub to ask for.
         deadline_s: for all probes together, as they run at the same time.
     """
     each_s = deadline_s * _MARGIN
     probes: dict[str, Callable[[], Any]] = {
-        "gpus": partial(survey_gpus, each_s / 2),  # NVML, then nvidia-smi
+        "gpus": partial(survey_gpus, each_s),
         "topology": partial(read_topology, each_s),
         "memory": read_memory,
         "processors": read_processors,
@@ -116,7 +115,8 @@ def take(
         "hub": partial(read_hub, tuple(repositories), each_s),
         "listeners": partial(listeners, tuple(ports)),
     }
-    answers = at_once(probes, deadline_s)
+    chosen = {name: probe for name, probe in probes.items() if not only or name in only}
+    answers = at_once(chosen, deadline_s)
     late = {name: answer.reason for name, answer in answers.items() if isinstance(answer, Late)}
     return Inventory(**{name: answer for name, answer in answers.items() if name not in late}, late=late)
 

@@ -29,7 +29,12 @@ def gpus(found: Inventory) -> Iterator[Check]:
         yield unknown("GPU", found, "gpus")
         return
     if not seen.gpus:
-        yield Check("GPU", "missing", seen.problem, "recipes with runtime.kind cpu need none")
+        slow = (
+            "--timeout-s waits longer; nvidia-smi -pm 1 keeps the driver loaded; a stuck one needs a reboot"
+        )
+        yield Check(
+            "GPU", "missing", seen.problem, slow if seen.late else "recipes with runtime.kind cpu need none"
+        )
         return
     for gpu in seen.gpus:
         yield Check(f"GPU {gpu.index}", "ok", _gpu(gpu))

@@ -17,10 +17,10 @@ def workers(rank_bytes: Iterable[int], gpus: int, memory_bytes: int) -> int:
     >>> workers([20 * 2**30] * 4, gpus=4, memory_bytes=140 * 2**30)
     2
     """
-    # A worker reads the weights, TensorRT copies them, and the plan holds them again before it is written; besides there
-    # are Python, CUDA, TensorRT and its kernels, whatever the model (TensorRT-LLM issues 102, 217, 489).
+    # A worker reads the weights, TensorRT copies them, and the plan holds them again before it is written. Besides
+    # there are Python, CUDA, TensorRT and its kernels, whatever the model (TensorRT-LLM issues 102, 217, 489).
     sizes, facts = list(rank_bytes), rule("host.memory").facts
-    each = max(sizes) * facts["copies"] + facts["worker_gib"] * 2**30
+    each: int = max(sizes) * facts["copies"] + facts["worker_gib"] * 2**30
     return max(1, min(len(sizes), gpus, memory_bytes // each))
 
 
