@@ -38,6 +38,16 @@ def other_bytes() -> int:
     return int(_data()["other_bytes"]["value"])
 
 
+def default_fraction() -> float:
+    """Share for the KV cache of what is free after loading, where a recipe gives none."""
+    return float(_data()["default_fraction"]["value"])
+
+
+def cpu_pool_bytes() -> int:
+    """Most that the embedded engine takes for KV caches where a recipe gives no size."""
+    return int(_data()["cpu_pool_bytes"]["value"])
+
+
 def kv_reserve() -> float:
     """Share of a KV cache's pool that no token can use."""
     return float(_data()["kv_reserve"]["value"])
@@ -59,7 +69,8 @@ def graph_sizes(max_batch: int) -> tuple[int, ...]:
 
 def graph_bytes(max_batch: int) -> int:
     """At most, of all graphs together."""
-    return int(_data()["cuda_graph"]["bytes"]) * len(graph_sizes(max_batch))
+    each: int = _data()["cuda_graph"]["bytes"]
+    return each * len(graph_sizes(max_batch))
 
 
 def linear_bytes(
@@ -82,7 +93,7 @@ def linear_bytes(
         return rows * columns * dtype_bytes(dtype)
     if form == "auto":
         return math.ceil(rows * columns * (bits or 16) / 8)
-    facts = _data()["weights"]["formats"][form]
+    facts: Mapping[str, float] = _data()["weights"]["formats"][form]
     group = facts.get("group_size", awq_block)
     tile = facts.get("tile_size", 1)
     return math.ceil(

@@ -92,8 +92,13 @@ def _shared(config: Mapping[str, Any]) -> int:
 def _latent(config: Mapping[str, Any]) -> LatentAttention | None:
     if not config.get("kv_lora_rank"):
         return None
-    names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
-    return LatentAttention(*(int(config[name]) for name in names), int(config.get("q_lora_rank") or 0))
+    return LatentAttention(
+        kv_rank=int(config["kv_lora_rank"]),
+        rope=int(config["qk_rope_head_dim"]),
+        nope=int(config["qk_nope_head_dim"]),
+        value=int(config["v_head_dim"]),
+        query_rank=int(config.get("q_lora_rank") or 0),
+    )
 
 
 def _windows(config: Mapping[str, Any]) -> tuple[int, ...]:

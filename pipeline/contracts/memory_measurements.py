@@ -1,0 +1,71 @@
+"""Published measurements of GPU memory, which the memory model is compared with (`data/memory_measurements.yaml`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from pipeline.contracts.models import ModelSizes
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityPoint:
+    """How many sequences of isl + osl + 1000 tokens a KV cache held; max_num_tokens was 2 * isl."""
+
+    gpu: str
+    model: str  # repository
+    format: str  # of the weights
+    tensor_parallel: int
+    fraction: float
+    isl: int  # prompt tokens
+    osl: int  # answer tokens
+    sequences: int
+    source: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadLog:
+    """What an engine said when it was loaded."""
+
+    gpu: str
+    format: str
+    kv_cache: str
+    fraction: float
+    block_tokens: int
+    sizes: ModelSizes
+    engine_mib: float  # weights
+    context_mib: float  # activations
+    runtime_mib: float
+    total_gib: float
+    available_gib: float  # after all of it
+    blocks: int
+    source: tuple[str, ...]
+
+
+def capacity_points() -> tuple[CapacityPoint, ...]:
+    """All of them."""
+    return tuple(CapacityPoint(**_sourced(entry)) for entry in _data()["capacity"])
+
+
+def load_logs() -> tuple[LoadLog, ...]:
+    """All of them."""
+    return tuple(
+        LoadLog(**{**_sourced(entry), "sizes": ModelSizes(**entry["sizes"])})
+        for entry in _data()["load_logs"]
+    )
+
+
+def _sourced(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {**entry, "source": tuple(_data()["sources"][name] for name in entry["source"])}
+
+
+@cache
+def _data() -> Mapping[str, Any]:
+    file = resources.files("pipeline.contracts") / "data" / "memory_measurements.yaml"
+    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    return data

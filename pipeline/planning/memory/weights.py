@@ -1,0 +1,72 @@
+"""Weights of one model on one rank, by kind of tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipeline.contracts import engine_memory
+from pipeline.planning.memory.demand import ModelNeed
+from pipeline.planning.memory.line import Line
+from pipeline.planning.memory.tensors import KINDS, Tensor, embedding, layer, output, part
+
+
+def weight_lines(need: ModelNeed, stage: int) -> tuple[Line, ...]:
+    """Those of a rank in a stage of the pipeline (0: the first), without kinds that it has nothing of."""
+    held: dict[str, int] = dict.fromkeys(KINDS, 0)
+    for tensor in _held(need, stage):
+        held[tensor.kind] += _bytes(tensor, need)
+    sources = engine_memory.sources("weights")
+    return tuple(
+        Line("weights", need.role, kind, size, _formula(need, kind), sources)
+        for kind, size in held.items()
+        if size
+    )
+
+
+def weight_bytes(need: ModelNeed, stage: int = 0) -> int:
+    """All of them."""
+    return sum(line.bytes for line in weight_lines(need, stage))
+
+
+def stage_layers(need: ModelNeed, stage: int) -> range:
+    """The layers of a stage: as even as can be, the first stages hold one more.
+
+    >>> from pipeline.contracts.models import known_model
+    >>> from pipeline.planning.parallelism import Parallelism
+    >>> model = ModelNeed("target", known_model("Qwen/Qwen3-32B"), Parallelism(pipeline=3))
+    >>> [len(stage_layers(model, stage)) for stage in range(3)]
+    [22, 21, 21]
+    """
+    each, more = divmod(need.sizes.layers, need.split.pipeline)
+    first = stage * each + min(stage, more)
+    return range(first, first + each + (stage < more))
+
+
+def _held(need: ModelNeed, stage: int) -> Iterator[Tensor]:
+    sizes = need.sizes
+    if stage == 0:
+        yield from embedding(sizes)
+    for index in stage_layers(need, stage):
+        yield from layer(sizes, index)
+    if stage == need.split.pipeline - 1:
+        yield from output(sizes)
+        if sizes.tied and (need.copies_tied or stage > 0):
+            yield Tensor("lm_head", sizes.vocab, sizes.hidden, "vocabulary")
+
+
+def _bytes(tensor: Tensor, need: ModelNeed) -> int:
+    form = need.format if tensor.quantizable else "none"
+    is_awq = need.format in ("int4_awq", "w4a8_awq")
+    held = part(tensor, need.sizes, need.split, engine_memory.awq_vocabulary_multiple() if is_awq else 1)
+    each = engine_memory.linear_bytes(
+        held.rows, held.columns, form, awq_block=need.awq_block, dtype=need.sizes.dtype, bits=need.bits
+    )
+    return each * held.copies
+
+
+def _formula(need: ModelNeed, kind: str) -> str:
+    spread = f", over {need.split.tensor} GPUs" if need.split.tensor > 1 else ""
+    if kind in ("attention", "mlp", "experts") and need.format != "none":
+        return f"rows * columns of each layer in {need.format}, with its scales{spread}"
+    spread = "" if kind == "norms" else spread
+    return f"rows * columns in {need.sizes.dtype}{spread}"
