@@ -46,10 +46,30 @@ class Kept:
 
     key: bytes
     scope: bytes
+    engine: bytes
+    tenant: bytes
     turn: str
     entry: Entry
     used: float  # s since the epoch
     has_vector: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Which:
+    """Some entries: those that are all of what is given. By default every entry."""
+
+    scope: bytes | None = None
+    engine: bytes | None = None
+    tenant: bytes | None = None
+    before: float | None = None  # created, s since the epoch
+
+    def ids(self) -> Mapping[str, bytes]:
+        """What is given but `before`, by name."""
+        ids = {"scope": self.scope, "engine": self.engine, "tenant": self.tenant}
+        return {name: id for name, id in ids.items() if id is not None}
+
+
+EVERY = Which()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +101,8 @@ class Backend(Protocol):
     def remove(self, keys: Iterable[bytes]) -> int:
         """How many were there to be removed."""
 
-    def purge(self, *, scope: bytes | None = None, before: float | None = None) -> int:
-        """Remove what belongs to the scope and was created before; everything by default. How many."""
+    def purge(self, which: Which = EVERY) -> int:
+        """Remove entries. How many there were."""
 
     def items(self) -> Iterator[Kept]:
         """All entries, newest first."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import Any
 
 DIGEST_BYTES = 16  # of scopes and keys: 128 bits
+ID_BYTES = 8  # of engines and tenants
 Message = Mapping[str, Any]
 Prompt = str | Sequence[Message]
 
@@ -48,6 +49,8 @@ class Question:
     """One request, as the cache sees it."""
 
     scope: bytes  # 16 bytes
+    engine: bytes  # 8 bytes, see `engine_id`
+    tenant: bytes  # 8 bytes, see `tenant_id`
     turn: str  # the last user turn, or the prompt
     comparable: bool  # whether the turn may be compared by meaning: the request ends with it
     repeatable: bool  # whether the answer is the same each time: greedy, or with a seed
@@ -90,10 +93,24 @@ def ask(
     digest = blake2b(_canonical(scope), digest_size=DIGEST_BYTES).digest()
     return Question(
         scope=digest,
+        engine=engine_id(origin.deployment, origin.model),
+        tenant=tenant_id(origin.tenant),
         turn=turn or "",
         comparable=turn is not None,
         repeatable=greedy or given.get("seed") is not None,
     )
+
+
+@lru_cache
+def engine_id(deployment: str, model: str = "") -> bytes:
+    """By which all answers of an engine are found, to be removed once it is replaced."""
+    return blake2b(_canonical([deployment, model]), digest_size=ID_BYTES).digest()
+
+
+@lru_cache
+def tenant_id(tenant: str) -> bytes:
+    """By which all answers of a tenant are found, to be removed when they ask for it."""
+    return blake2b(tenant.encode(), digest_size=ID_BYTES).digest()
 
 
 def is_greedy(sampling: Mapping[str, Any]) -> bool:

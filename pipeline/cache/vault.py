@@ -25,6 +25,8 @@ class Packed:
 
     key: bytes
     scope: bytes
+    engine: bytes
+    tenant: bytes
     turn: bytes
     answer: bytes
     vector: bytes | None
@@ -53,6 +55,8 @@ class Vault:
         return Packed(
             key,
             question.scope,
+            question.engine,
+            question.tenant,
             seal(question.turn.encode(), key),
             seal(entry.raw, key),
             None if vector is None else seal(vector.astype("<f2").tobytes(), key),

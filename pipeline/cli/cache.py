@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from pipeline.cache.backend import Backend, BackendDown, Kept
+from pipeline.cache.backend import Backend, BackendDown, Kept, Which
 from pipeline.cache.redaction import Redaction
 from pipeline.cli.options import recipe_argument, store_option
 from pipeline.errors import UserError
@@ -131,7 +131,7 @@ def purge(
         what = "this answer" if key else f"answers older than {older_than}" if older_than else "all answers"
         if not yes:
             click.confirm(f"Remove {what} of {recipe}?", abort=True)
-        gone = backend.remove(keys) if key is not None else backend.purge(before=before)
+        gone = backend.remove(keys) if key is not None else backend.purge(Which(before=before))
     click.echo(f"{gone} removed")
 
 

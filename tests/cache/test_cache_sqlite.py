@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.cache.backend import BackendDown, Capacity
+from pipeline.cache.backend import BackendDown, Capacity, Which
 from pipeline.cache.entry import Entry, Piece
 from pipeline.cache.key import Origin, Question, ask
 from pipeline.cache.sealing import Sealed
@@ -88,8 +88,8 @@ def test_bytes_are_limited_too(tmp_path: Path) -> None:
 def test_purge_by_scope_and_age(backend: SqliteBackend) -> None:
     for n in range(4):
         backend.put(question(str(n), tenant=str(n % 2)), entry("x", created=NOW + n))
-    assert backend.purge(scope=question("", tenant="0").scope, before=NOW + 1) == 1
-    assert backend.purge(scope=question("", tenant="1").scope) == 2
+    assert backend.purge(Which(scope=question("", tenant="0").scope, before=NOW + 1)) == 1
+    assert backend.purge(Which(scope=question("", tenant="1").scope)) == 2
     assert [kept.turn for kept in backend.items()] == ["2"]
     assert backend.purge() == 1
     assert backend.fill().bytes == 0

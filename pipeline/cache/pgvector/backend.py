@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.cache.backend import BackendDown, Candidate, Capacity, Fill, Kept, Vector
+from pipeline.cache.backend import EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
 from pipeline.cache.entry import Entry
 from pipeline.cache.key import Question
 from pipeline.cache.pgvector.database import Database
@@ -73,10 +73,12 @@ class PgvectorBackend:
             return
         self._flush()
         self._one(
-            f"SELECT {NAME}.put(%s, %s, %s, %s, %s, %s::halfvec, %s, %s, %s, %s, %s, %s)",
+            f"SELECT {NAME}.put(%s, %s, %s, %s, %s, %s, %s, %s::halfvec, %s, %s, %s, %s, %s, %s)",
             self._name,
             packed.key,
             packed.scope,
+            packed.engine,
+            packed.tenant,
             packed.turn,
             packed.answer,
             *self._embedding(packed, vector),
@@ -105,28 +107,28 @@ class PgvectorBackend:
     def remove(self, keys: Iterable[bytes]) -> int:
         return self._delete("key = ANY(%s)", list(keys))
 
-    def purge(self, *, scope: bytes | None = None, before: float | None = None) -> int:
-        return self._delete(
-            "(%s::bytea IS NULL OR scope = %s) AND (%s::float8 IS NULL OR created < %s)",
-            scope,
-            scope,
-            before,
-            before,
-        )
+    def purge(self, which: Which = EVERY) -> int:
+        ids = which.ids()
+        conditions = [f"{name} = %s" for name in ids]
+        values: list[bytes | float] = list(ids.values())
+        if which.before is not None:
+            conditions.append("created < %s")
+            values.append(which.before)
+        return self._delete(" AND ".join(conditions) or "true", *values)
 
     def items(self) -> Iterator[Kept]:
         below = 2**63 - 1
         while page := self._rows(
-            "SELECT e.id, e.key, e.scope, e.turn, e.answer, u.used, num_nonnulls(e.near, e.sealed) > 0"
-            f" FROM {NAME}.entries e JOIN {NAME}.uses u USING (id)"
+            "SELECT e.id, e.key, e.scope, e.engine, e.tenant, e.turn, e.answer, u.used,"
+            f" num_nonnulls(e.near, e.sealed) > 0 FROM {NAME}.entries e JOIN {NAME}.uses u USING (id)"
             f" WHERE e.cache = %s AND e.id < %s ORDER BY e.id DESC LIMIT {_PAGE}",
             self._name,
             below,
         ):
-            for _, key, scope, turn, answer, used, embedded in page:
+            for _, key, scope, engine, tenant, turn, answer, used, embedded in page:
                 question, entry = self._vault.turn(turn, key), self._vault.entry(answer, key)
                 if question is not None and entry is not None:
-                    yield Kept(key, scope, question, entry, used, embedded)
+                    yield Kept(key, scope, engine, tenant, question, entry, used, embedded)
             below = page[-1][0]
 
     def removals(self) -> int:

@@ -22,7 +22,8 @@ CREATE TABLE {NAME}.totals (
 );
 CREATE TABLE {NAME}.entries (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    cache text NOT NULL, key bytea NOT NULL, scope bytea NOT NULL, turn bytea NOT NULL, answer bytea NOT NULL,
+    cache text NOT NULL, key bytea NOT NULL, scope bytea NOT NULL, engine bytea NOT NULL, tenant bytea NOT NULL,
+    turn bytea NOT NULL, answer bytea NOT NULL,
     near halfvec, sealed bytea,                 -- the embedding in the clear, or sealed, or neither
     created float8 NOT NULL, expires float8 NOT NULL, bytes bigint NOT NULL,
     UNIQUE (cache, key)
@@ -64,8 +65,9 @@ BEGIN
 END $$;
 
 CREATE FUNCTION {NAME}.put(
-    the_cache text, the_key bytea, the_scope bytea, the_turn bytea, the_answer bytea, in_clear halfvec, in_secret bytea,
-    now float8, expiry float8, size bigint, most_entries bigint, most_bytes bigint
+    the_cache text, the_key bytea, the_scope bytea, the_engine bytea, the_tenant bytea, the_turn bytea,
+    the_answer bytea, in_clear halfvec, in_secret bytea, now float8, expiry float8,
+    size bigint, most_entries bigint, most_bytes bigint
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE have {NAME}.totals; the_id bigint;
 BEGIN
@@ -80,9 +82,10 @@ BEGIN
         );
         EXIT WHEN NOT FOUND;
     END LOOP;
-    INSERT INTO {NAME}.entries (cache, key, scope, turn, answer, near, sealed, created, expires, bytes)
-        VALUES (the_cache, the_key, the_scope, the_turn, the_answer, in_clear, in_secret, now, expiry, size)
-        RETURNING id INTO the_id;
+    INSERT INTO {NAME}.entries
+        (cache, key, scope, engine, tenant, turn, answer, near, sealed, created, expires, bytes) VALUES
+        (the_cache, the_key, the_scope, the_engine, the_tenant, the_turn, the_answer, in_clear, in_secret, now,
+         expiry, size) RETURNING id INTO the_id;
     INSERT INTO {NAME}.uses VALUES (the_id, the_cache, now);
 END $$;
 

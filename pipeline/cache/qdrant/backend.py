@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pipeline.cache.backend import BackendDown, Candidate, Capacity, Fill, Kept, Vector
+from pipeline.cache.backend import EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
 from pipeline.cache.entry import Entry
 from pipeline.cache.key import Question
 from pipeline.cache.qdrant.collections import Collections, Missing
@@ -28,6 +28,7 @@ _TOUCHES = 64  # uses that are written together, as one moment
 _PAGE = 256  # entries that are read at a time
 _ACCOUNTS = 10_000  # accounts that are read at a time
 _SPARE = 64  # the capacity is looked after when a 64th of it was put
+_IDS = ("scope", "engine", "tenant")
 _ONLY = str(uuid.UUID(int=0))  # the point of changes
 
 
@@ -120,7 +121,7 @@ class QdrantBackend:
                 lambda client: client.query_points(
                     collection,
                     query=vector.tolist(),
-                    query_filter=self._filter(scope, None),
+                    query_filter=self._filter(Which(scope=scope)),
                     limit=count,
                     with_payload=["turn"],
                 )
@@ -138,8 +139,8 @@ class QdrantBackend:
         pages = [wanted[at : at + _PAGE] for at in range(0, len(wanted), _PAGE)]
         return sum(self._remove([_id(key) for key in page]) for page in pages)
 
-    def purge(self, *, scope: bytes | None = None, before: float | None = None) -> int:
-        chosen = self._filter(scope, before)
+    def purge(self, which: Which = EVERY) -> int:
+        chosen = self._filter(which)
         try:
             there: int = self._collections.do(
                 lambda client: client.count(self._collections.answers, chosen, exact=True)
@@ -154,7 +155,7 @@ class QdrantBackend:
         accounts = sorted(self._accounts(), key=lambda account: -account.created)
         for at in range(0, len(accounts), _PAGE):
             page = {account.id: account for account in accounts[at : at + _PAGE]}
-            points = {point.id: point for point in self._retrieve(list(page), ["scope", "turn", "answer"])}
+            points = {point.id: point for point in self._retrieve(list(page), [*_IDS, "turn", "answer"])}
             for id, account in page.items():
                 if id in points:
                     yield from self._kept(points[id], account)
@@ -200,6 +201,8 @@ class QdrantBackend:
         models, collections, id = self._models, self._collections, _id(packed.key)
         found_by = {
             "scope": packed.scope.hex(),
+            "engine": packed.engine.hex(),
+            "tenant": packed.tenant.hex(),
             "created": packed.created,
             "turn": base64.b64encode(packed.turn).decode(),
         }
@@ -299,16 +302,17 @@ class QdrantBackend:
         question = self._vault.turn(_bytes(point, "turn"), key)
         entry = self._vault.entry(_bytes(point, "answer"), key)
         if question is not None and entry is not None:
-            scope = bytes.fromhex(point.payload["scope"])
-            yield Kept(key, scope, question, entry, account.used, account.embedded)
+            scope, engine, tenant = (bytes.fromhex(point.payload[id]) for id in _IDS)
+            yield Kept(key, scope, engine, tenant, question, entry, account.used, account.embedded)
 
-    def _filter(self, scope: bytes | None, before: float | None) -> Any:
+    def _filter(self, which: Which) -> Any:
         models = self._models
-        must = []
-        if scope is not None:
-            must.append(models.FieldCondition(key="scope", match=models.MatchValue(value=scope.hex())))
-        if before is not None:
-            must.append(models.FieldCondition(key="created", range=models.Range(lt=before)))
+        must = [
+            models.FieldCondition(key=name, match=models.MatchValue(value=id.hex()))
+            for name, id in which.ids().items()
+        ]
+        if which.before is not None:
+            must.append(models.FieldCondition(key="created", range=models.Range(lt=which.before)))
         return models.Filter(must=must)
 
 

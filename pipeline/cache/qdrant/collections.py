@@ -113,7 +113,8 @@ class Collections:
             except self._errors.UnexpectedResponse as error:
                 if error.status_code != _CONFLICT:  # else another process was faster
                     raise
-            client.create_payload_index(collection, "scope", models.PayloadSchemaType.KEYWORD)
+            for id in ("scope", "engine", "tenant"):
+                client.create_payload_index(collection, id, models.PayloadSchemaType.KEYWORD)
             client.create_payload_index(collection, "created", models.PayloadSchemaType.FLOAT)
 
         self.do(create)

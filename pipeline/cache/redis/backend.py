@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from pipeline.cache.backend import BackendDown, Candidate, Capacity, Fill, Kept, Vector
+from pipeline.cache.backend import EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
 from pipeline.cache.entry import Entry
 from pipeline.cache.key import Question
 from pipeline.cache.redis import scripts
@@ -91,6 +91,10 @@ class RedisBackend:
             int(packed.vector is not None),
             self._capacity.entries,
             self._capacity.bytes,
+            "engine",
+            packed.engine.hex(),
+            "tenant",
+            packed.tenant.hex(),
             "turn",
             packed.turn,
             "answer",
@@ -118,16 +122,12 @@ class RedisBackend:
         pages = [wanted[at : at + _PAGE] for at in range(0, len(wanted), _PAGE)]
         return sum(int(self._run(self._remove, *page)) for page in pages)
 
-    def purge(self, *, scope: bytes | None = None, before: float | None = None) -> int:
+    def purge(self, which: Which = EVERY) -> int:
+        before = "" if which.before is None else repr(which.before)
+        ids = [id.hex() if id is not None else "" for id in (which.scope, which.engine, which.tenant)]
         gone, last = 0, b"-1"
         while last:
-            last, count = self._run(
-                self._purge,
-                scope.hex() if scope is not None else "",
-                repr(before) if before is not None else "",
-                last,
-                _PAGE,
-            )
+            last, count = self._run(self._purge, before, last, _PAGE, *ids)
             gone += int(count)
         return gone
 
@@ -195,7 +195,7 @@ class RedisBackend:
         return [(int(id), key, vector or b"") for key, id, vector in rows]
 
     def _kept(self, keys: Sequence[bytes]) -> Iterator[Kept]:
-        fields = [("HMGET", self._at(key), "scope", "turn", "answer") for key in keys]
+        fields = [("HMGET", self._at(key), "scope", "engine", "tenant", "turn", "answer") for key in keys]
         *rows, used, known = self._server.together(
             [
                 *fields,
@@ -203,13 +203,14 @@ class RedisBackend:
                 ("HMGET", self._prefix + "known", *keys),
             ]
         )
-        for key, (scope, turn, answer), use, account in zip(keys, rows, used, known, strict=True):
-            if not (scope and turn and answer and use and account):
+        for key, (*ids, turn, answer), use, account in zip(keys, rows, used, known, strict=True):
+            if not (all(ids) and turn and answer and use and account):
                 continue  # expired, or gone since the page was read
             question, entry = self._vault.turn(turn, key), self._vault.entry(answer, key)
             if question is not None and entry is not None:
+                scope, engine, tenant = (bytes.fromhex(id.decode()) for id in ids)
                 embedded = account.split()[1] == b"1"
-                yield Kept(key, bytes.fromhex(scope.decode()), question, entry, float(use), embedded)
+                yield Kept(key, scope, engine, tenant, question, entry, float(use), embedded)
 
     def _touch(self, key: bytes, now: float) -> None:
         self._touched[key] = now

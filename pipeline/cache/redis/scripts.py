@@ -2,7 +2,8 @@
 
 All names begin with a prefix, which the scripts get as their first argument:
 
-    entry:KEY     hash     scope (hex), turn, answer, created and the embedding; expires by itself, as a safety net
+    entry:KEY     hash     scope, engine, tenant (hex), turn, answer, created, the embedding; expires by itself, as a
+                           safety net
     known         hash     KEY -> "bytes embedded scope": the accounts of an entry, also once it has expired
     used          sorted   KEY by the time of its last use: what is evicted
     expires       sorted   KEY by the time at which it expires
@@ -33,7 +34,8 @@ local function drop(key)
 end
 """
 
-# prefix, key, scope, created, expires, ms to live, bytes, embedded (0, 1), most entries, most bytes, field, value, …
+# prefix, key, scope, created, expires, ms to live, bytes, embedded (0, 1), most entries, most bytes, and the fields of
+# the entry: name, value, …
 PUT = (
     _DROP
     + """
@@ -77,20 +79,21 @@ return gone
 """
 )
 
-# prefix, scope or "", created before or "", after this id, at most so many; the last id, "" at the end, and how many
+# prefix, created before or "", after this id, at most so many, scope or "", engine or "", tenant or ""; the last id,
+# "" at the end, and how many
 PURGE = (
     _DROP
     + """
-local scope, before = ARGV[2], tonumber(ARGV[3])
-local page = redis.call('ZRANGEBYSCORE', P .. 'order', '(' .. ARGV[4], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[5])
+local before = tonumber(ARGV[2])
+local page = redis.call('ZRANGEBYSCORE', P .. 'order', '(' .. ARGV[3], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[4])
 local gone, last = 0, ''
 for at = 1, #page, 2 do
   local key = page[at]
   last = page[at + 1]
-  local of = redis.call('HMGET', P .. 'entry:' .. key, 'scope', 'created')
-  if (scope == '' or of[1] == scope) and (not before or not of[2] or tonumber(of[2]) < before) then
-    gone = gone + drop(key)
-  end
+  local of = redis.call('HMGET', P .. 'entry:' .. key, 'scope', 'engine', 'tenant', 'created')
+  local chosen = not before or not of[4] or tonumber(of[4]) < before
+  for id = 1, 3 do chosen = chosen and (ARGV[4 + id] == '' or ARGV[4 + id] == of[id]) end
+  if chosen then gone = gone + drop(key) end
 end
 return {last, gone}
 """

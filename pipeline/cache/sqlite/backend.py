@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.cache.backend import BackendDown, Candidate, Capacity, Fill, Kept, Vector
+from pipeline.cache.backend import EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
 from pipeline.cache.entry import Entry
 from pipeline.cache.key import Question
 from pipeline.cache.sealing import Codec
@@ -76,14 +76,14 @@ class SqliteBackend:
             self.remove([packed.key])
             return
         row = (
-            packed.key, packed.scope, packed.turn, packed.answer, packed.vector,
+            packed.key, packed.scope, packed.engine, packed.tenant, packed.turn, packed.answer, packed.vector,
             packed.created, packed.expires, packed.created, packed.size,
         )  # fmt: skip
         with self._transaction() as writer:
             writer.execute("DELETE FROM entries WHERE key = ?", (packed.key,))
             writer.execute(
-                "INSERT INTO entries (key, scope, turn, answer, vector, created, expires, used, bytes)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO entries (key, scope, engine, tenant, turn, answer, vector, created, expires, used, bytes)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 row,
             )
             self._make_room(writer, entry.created)
@@ -100,11 +100,16 @@ class SqliteBackend:
         with self._transaction() as writer:
             return sum(writer.execute("DELETE FROM entries WHERE key = ?", (key,)).rowcount for key in keys)
 
-    def purge(self, *, scope: bytes | None = None, before: float | None = None) -> int:
+    def purge(self, which: Which = EVERY) -> int:
+        ids = which.ids()
+        conditions = [f"{name} = ?" for name in ids]
+        values: list[bytes | float] = list(ids.values())
+        if which.before is not None:
+            conditions.append("created < ?")
+            values.append(which.before)
         with self._transaction() as writer:
             return writer.execute(
-                "DELETE FROM entries WHERE (?1 IS NULL OR scope = ?1) AND (?2 IS NULL OR created < ?2)",
-                (scope, before),
+                f"DELETE FROM entries WHERE {' AND '.join(conditions) or 'true'}", values
             ).rowcount
 
     def items(self) -> Iterator[Kept]:
@@ -113,7 +118,7 @@ class SqliteBackend:
             rows = (
                 self._reader()
                 .execute(
-                    "SELECT id, key, scope, turn, answer, used, vector IS NOT NULL FROM entries"
+                    "SELECT id, key, scope, engine, tenant, turn, answer, used, vector IS NOT NULL FROM entries"
                     " WHERE ?1 IS NULL OR id < ?1 ORDER BY id DESC LIMIT 256",
                     (below,),
                 )
@@ -121,10 +126,10 @@ class SqliteBackend:
             )
             if not rows:
                 return
-            for _, key, scope, turn, answer, used, has_vector in rows:
+            for _, key, scope, engine, tenant, turn, answer, used, has_vector in rows:
                 opened, question = self._vault.entry(answer, key), self._vault.turn(turn, key)
                 if opened is not None and question is not None:
-                    yield Kept(key, scope, question, opened, used, bool(has_vector))
+                    yield Kept(key, scope, engine, tenant, question, opened, used, bool(has_vector))
             below = rows[-1][0]
 
     def removals(self) -> int:

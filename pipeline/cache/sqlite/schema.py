@@ -16,6 +16,8 @@ CREATE TABLE entries (
     id INTEGER PRIMARY KEY AUTOINCREMENT,   -- rises with every put: followers read what is above the last they saw
     key BLOB NOT NULL UNIQUE,
     scope BLOB NOT NULL,
+    engine BLOB NOT NULL,
+    tenant BLOB NOT NULL,
     turn BLOB NOT NULL,
     answer BLOB NOT NULL,
     vector BLOB,                            -- float16, or nothing

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from pipeline.cache.backend import Capacity
+from pipeline.cache.backend import Capacity, Which
 from pipeline.cache.entry import Entry, Piece
+from pipeline.cache.key import Origin, ask, engine_id, tenant_id
 from tests.support.cache_asking import NOW, entry, question
 from tests.support.cache_places import Place
 
@@ -92,12 +94,28 @@ def test_purge_by_scope_and_age(place: Place) -> None:
     backend = place.open()
     for n in range(4):
         backend.put(question(str(n), tenant=str(n % 2)), entry("x", created=NOW + n))
-    assert backend.purge(scope=question("", tenant="0").scope, before=NOW + 1) == 1
-    assert backend.purge(scope=question("", tenant="1").scope) == 2
+    assert backend.purge(Which(scope=question("", tenant="0").scope, before=NOW + 1)) == 1
+    assert backend.purge(Which(scope=question("", tenant="1").scope)) == 2
     assert [kept.turn for kept in backend.items()] == ["2"]
     assert backend.purge() == 1
     fill = backend.fill()
     assert (fill.entries, fill.bytes, fill.with_vectors, fill.oldest) == (0, 0, 0, None)
+
+
+def test_purge_by_engine_and_tenant(place: Place) -> None:
+    backend = place.open()
+    for engine in ("old", "new"):
+        for tenant in ("a", "b"):
+            for text in ("1", "2"):
+                asked = ask(Origin(engine, tenant=tenant), text, {"temperature": 0})
+                backend.put(asked, entry(f"{engine} {tenant}"), np.eye(8, dtype=np.float32)[0])
+    assert backend.purge(Which(engine=engine_id("old"), tenant=tenant_id("b"))) == 2
+    assert backend.purge(Which(engine=engine_id("old"))) == 2
+    assert backend.purge(Which(tenant=tenant_id("a"))) == 2
+    left = list(backend.items())
+    assert [kept.entry.text for kept in left] == ["new b"] * 2
+    assert {(kept.engine, kept.tenant) for kept in left} == {(engine_id("new"), tenant_id("b"))}
+    assert backend.purge(Which(tenant=tenant_id("nobody"))) == 0
 
 
 def test_items_are_listed_whole_and_the_newest_first(place: Place) -> None:
