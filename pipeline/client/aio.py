@@ -15,6 +15,7 @@ from pipeline.client import failures
 from pipeline.client.base import GOODBYE_S, ClientBase, Prompt, StreamBase
 from pipeline.client.channel import METHODS
 from pipeline.client.chunk import Answer, Chunk
+from pipeline.client.context import request_headers
 from pipeline.client.endpoints import Endpoint, Endpoints
 from pipeline.client.errors import ClientError, ConnectFailed
 from pipeline.client.model import Model, read_model
@@ -54,6 +55,23 @@ class AsyncClient(ClientBase):
             if self._model is None:
                 self._model = await self._read_model()
             return self._model
+
+    async def ready(self) -> bool:
+        """Whether one of the servers has the model loaded, asked now. ClientError if none can be asked."""
+        self._not_closed()
+        failed: ClientError | None = None
+        request = pb.ModelReadyRequest(name=self.model_name)
+        for endpoint in self._open().all:
+            try:
+                timeout_s = self.timeouts.connect_s
+                reply = await endpoint.ready(request, timeout=timeout_s, metadata=self._metadata)
+                if reply.ready:
+                    return True
+            except grpc.RpcError as error:
+                failed = failures.from_status(error, url=endpoint.url)
+        if failed is not None:
+            raise failed
+        return False
 
     async def _read_model(self) -> Model:
         """From the first server that answers."""
@@ -117,12 +135,17 @@ class AsyncClient(ClientBase):
             request_serializer=pb.ModelConfigRequest.SerializeToString,
             response_deserializer=pb.ModelConfigResponse.FromString,
         )
+        ready = channel.unary_unary(
+            METHODS + "ModelReady",
+            request_serializer=pb.ModelReadyRequest.SerializeToString,
+            response_deserializer=pb.ModelReadyResponse.FromString,
+        )
         infer = channel.unary_stream(
             METHODS + "ModelStreamInfer",
             request_serializer=pb.ModelInferRequest.SerializeToString,
             response_deserializer=pb.ModelStreamInferResponse.FromString,
         )
-        return Endpoint(url, channel, infer, config)
+        return Endpoint(url, channel, infer, config, ready)
 
 
 class AsyncStream(StreamBase):
@@ -143,7 +166,7 @@ class AsyncStream(StreamBase):
         endpoint = self._take(self._client._open())
         request = self._request(self._model)
         self._exchange.sent(self._first_sent)
-        self._call = endpoint.infer(request, metadata=self._client._metadata)
+        self._call = endpoint.infer(request, metadata=self._client._metadata + request_headers.get())
 
     async def __aexit__(self, *_: object) -> None:
         if self._exchange.finished:

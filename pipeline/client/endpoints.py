@@ -44,6 +44,7 @@ class Endpoint:
     channel: Any
     infer: Any  # ModelStreamInfer
     config: Any  # ModelConfig
+    ready: Any = None  # ModelReady, where it is asked
     outstanding: int = 0  # requests under way
     failures: int = 0  # in a row
     rests_until: float = 0.0  # time.monotonic()

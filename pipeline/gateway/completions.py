@@ -3,93 +3,99 @@
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from pipeline.cache.aio import AsyncCachedStream
-from pipeline.client import AsyncStream, Chunk, Stats
-from pipeline.gateway.generation import Job, merged, usage
+from pipeline.client import Cached, Chunk
+from pipeline.gateway.generation import Job, Prompt, usage
 from pipeline.gateway.log_probs import chat_log_probs, text_log_probs
+from pipeline.gateway.messages import read_messages
+from pipeline.gateway.said import Said
 from pipeline.gateway.schema import ChatRequest, CompletionRequest
 from pipeline.gateway.served import Served
 from pipeline.gateway.sse import DONE, ChunkWriter
 from pipeline.gateway.tenants import Tenant
-
-Streams = Sequence[AsyncStream | AsyncCachedStream]
+from pipeline.gateway.tools.choice import Toolbox, toolbox
 
 
 class Completion:
     """One request to either endpoint."""
 
     def __init__(
-        self, request: ChatRequest | CompletionRequest, served: Served, tenant: Tenant, prompt: Any
+        self, request: ChatRequest | CompletionRequest, served: Served, tenant: Tenant, request_id: str
     ) -> None:
+        """
+        Raises:
+            ApiError: 400, with what is wrong.
+            ClientError: the template does not take the messages.
+        """
         self.chat = isinstance(request, ChatRequest)
-        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
-        self.stats: list[Stats] = []  # of each choice, when it is over
+        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{request_id}"
+        self.cached: Cached | None = None  # where the first chunk came from, if not from the model
         self._request, self._created = request, int(time.time())
-        tools = (
-            (request.tools or [])
-            if isinstance(request, ChatRequest) and request.tool_choice != "none"
-            else []
-        )
-        self.job = Job(served, tenant, request, prompt, tools, served.prompt_tokens(prompt, tools), self.id)
+        box = toolbox(request, served.template) if isinstance(request, ChatRequest) else Toolbox()
+        given = [read_messages(request.messages)] if isinstance(request, ChatRequest) else request.prompts
+        prompts = [Prompt(one, served.prompt_tokens(one, box.tools)) for one in given]
+        self.job = Job(served, tenant, request, prompts, box, request_id)
+        self._said = [Said(self.job, index) for index in range(self.job.choices)]
 
     async def whole(self) -> Mapping[str, Any]:
         """The answer as one object."""
         chunks: list[list[Chunk]] = [[] for _ in range(self.job.choices)]
-        async with self.job.running() as streams:
-            async with aclosing(merged(streams)) as parts:
-                async for index, chunk in parts:
-                    chunks[index].append(chunk)
-            choices = [self._choice(index, chunks[index]) for index in range(len(streams))]
-            self.stats = [stream.stats for stream in streams]
-            figures = usage(self.job, self.stats)
+        async with aclosing(self.job.chunks()) as parts:
+            async for index, chunk in parts:
+                self.cached = self.cached or chunk.cached
+                chunks[index].append(chunk)
+        choices = [self._choice(index, chunks[index]) for index in range(self.job.choices)]
         kind = "chat.completion" if self.chat else "text_completion"
-        return {**self._head(kind), "choices": choices, "usage": figures}
+        return {**self._head(kind), "choices": choices, "usage": usage(self.job)}
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events, each chunk as soon as it is there."""
-        request = self._request
-        with_usage = request.stream_options is not None and request.stream_options.include_usage
+        options = self._request.stream_options
+        with_usage = options is not None and options.include_usage
         head = self._head("chat.completion.chunk" if self.chat else "text_completion")
         writer = ChunkWriter({**head, "usage": None} if with_usage else head, chat=self.chat)
-        async with self.job.running() as streams:
-            if self.chat:
-                for index in range(len(streams)):
-                    yield writer.choice(
-                        index, delta={"role": "assistant", "content": ""}, logprobs=None, finish_reason=None
-                    )
-            async with aclosing(merged(streams)) as parts:
-                async for index, chunk in parts:
-                    yield self._event(writer, index, chunk)
-            self.stats = [stream.stats for stream in streams]
-            if with_usage:
-                yield ChunkWriter(head, chat=self.chat).end(usage=usage(self.job, self.stats))
+        async with aclosing(self.job.chunks()) as parts:
+            async for index, chunk in parts:
+                self.cached = self.cached or chunk.cached
+                if event := self._event(writer, index, chunk):
+                    yield event
+        if with_usage:
+            yield ChunkWriter(head, chat=self.chat).end(usage=usage(self.job))
         yield DONE
 
     def _event(self, writer: ChunkWriter, index: int, chunk: Chunk) -> bytes:
-        if chunk.finish_reason is None and chunk.log_probs is None:
+        """What a chunk adds: one event as a rule, more with the first, none if it may be part of a call."""
+        said = self._said[index]
+        plain = said.begun and said.reader is None and chunk.finish_reason is None and chunk.log_probs is None
+        if plain:
             return writer.text(index, chunk.text)
-        fields: dict[str, Any] = (
-            {"delta": {"content": chunk.text} if chunk.text else {}} if self.chat else {"text": chunk.text}
+        deltas = said.deltas(chunk)
+        reason = said.reason(chunk)
+        log_probs = self._log_probs([chunk]) if chunk.log_probs else None
+        if (reason or log_probs) and not deltas:
+            deltas = [{} if self.chat else {"text": ""}]
+        last = len(deltas) - 1
+        return b"".join(
+            writer.choice(
+                index,
+                **({"delta": delta} if self.chat else delta),
+                logprobs=log_probs if at == last else None,
+                finish_reason=reason if at == last else None,
+            )
+            for at, delta in enumerate(deltas)
         )
-        return writer.choice(index, **fields, logprobs=self._log_probs([chunk]), finish_reason=_reason(chunk))
 
     def _choice(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any]:
-        text = "".join(chunk.text for chunk in chunks)
-        content = (
-            {"message": {"role": "assistant", "content": text, "refusal": None}}
-            if self.chat
-            else {"text": text}
-        )
+        said = self._said[index]
+        content = said.whole(chunks)
         return {
             "index": index,
-            **content,
+            **({"message": content} if self.chat else content),
             "logprobs": self._log_probs(chunks),
-            "finish_reason": _reason(chunks[-1]),
+            "finish_reason": said.reason(chunks[-1]),
         }
 
     def _log_probs(self, chunks: Sequence[Chunk]) -> dict[str, Any] | None:
@@ -99,8 +105,3 @@ class Completion:
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self._created, "model": self.job.served.name}
-
-
-def _reason(chunk: Chunk) -> str | None:
-    """OpenAI knows no "unknown"."""
-    return "stop" if chunk.finish_reason == "unknown" else chunk.finish_reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from starlette.responses import Response
@@ -41,17 +42,29 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
         self.retry_after_s = retry_after_s
 
-    def body(self) -> dict[str, Any]:
+    def body(self, request_id: str | None = None) -> dict[str, Any]:
         """The JSON object."""
         kind = _TYPES.get(self.status, "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        told = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": told if request_id is None else {**told, "request_id": request_id}}
 
-    def response(self) -> Response:
+    def response(self, request_id: str | None = None) -> Response:
         """The HTTP response."""
         headers = (
-            {} if self.retry_after_s is None else {"Retry-After": str(max(1, round(self.retry_after_s)))}
+            {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
         )
-        return Response(json.dumps(self.body()), self.status, headers, "application/json")
+        return Response(json.dumps(self.body(request_id)), self.status, headers, "application/json")
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What is told of an error; of several, the first. What is none of ours is raised on."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ClientError):
+        return from_client(error)
+    raise error
 
 
 def from_client(error: ClientError) -> ApiError:

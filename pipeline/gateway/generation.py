@@ -1,77 +1,133 @@
-"""One request to the model, as several choices at once if so asked, under the limits of tenant and deployment."""
+"""One request to the model, as several choices if so asked, under the limits of tenant and deployment."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.cache.aio import AsyncCachedStream, AsyncCachingClient
 from pipeline.client import AsyncStream, Chunk, Sampling, Stats
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.schema import ChatRequest, _Generation
+from pipeline.gateway.schema import ChatRequest, Generation
 from pipeline.gateway.served import Served
 from pipeline.gateway.tenants import Tenant
+from pipeline.gateway.tools.choice import Toolbox
 
 _SEED_BITS = 63
 _SEED_STEP = 0x9E3779B97F4A7C15  # so that choices of one seed differ
 
 
 @dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text, or messages for the template; and how many tokens that is."""
+
+    content: str | Sequence[dict[str, Any]]
+    tokens: int
+
+
+@dataclass(slots=True)
 class Job:
-    """What is to be generated."""
+    """What is to be generated. Choices are numbered as OpenAI does: all of the first prompt, then all of the next."""
 
     served: Served
     tenant: Tenant
-    request: _Generation
-    prompt: str | Sequence[dict[str, Any]]
-    tools: Sequence[dict[str, Any]]
-    prompt_tokens: int
+    request: Generation
+    prompts: Sequence[Prompt]
+    toolbox: Toolbox
     request_id: str
+    stats: dict[int, Stats] = field(default_factory=dict)  # of each choice that was begun, when it is over
 
     @property
     def max_tokens(self) -> int:
         """Of each choice."""
-        return min(
-            self.request.limit or self.served.bounds.max_output_tokens, self.served.bounds.max_output_tokens
-        )
+        most = self.served.bounds.max_output_tokens
+        return min(self.request.limit or most, most)
 
     @property
     def choices(self) -> int:
         """How many."""
-        return self.request.n or 1
+        return len(self.prompts) * (self.request.n or 1)
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[list[AsyncStream | AsyncCachedStream]]:
-        """The streams of all choices, once there is a place for them."""
-        tokens = self.choices * (self.prompt_tokens + self.max_tokens)
-        async with AsyncExitStack() as stack:
-            stack.enter_context(self.tenant.request(tokens))
-            for _ in range(self.choices):
-                await stack.enter_async_context(
-                    self.served.admission.place(self.prompt_tokens + self.max_tokens)
-                )
-            yield [await stack.enter_async_context(self._stream(index)) for index in range(self.choices)]
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts together; each counts once, however many choices it has."""
+        return sum(prompt.tokens for prompt in self.prompts)
 
-    def _stream(self, index: int) -> AsyncStream | AsyncCachedStream:
-        client = self.served.client(self.tenant.name)
+    def prompt_of(self, index: int) -> Prompt:
+        """The one that choice `index` answers."""
+        return self.prompts[index // (self.request.n or 1)]
+
+    async def chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
+        """The chunks of all choices, as they come; each choice waits for a place of its own.
+
+        Raises:
+            ApiError, ClientError, or an ExceptionGroup of them if there are several choices.
+        """
+        tokens = sum(self.prompt_of(index).tokens + self.max_tokens for index in range(self.choices))
+        with self.tenant.request(tokens):
+            if self.choices > 1:
+                async with aclosing(self._merged()) as pairs:
+                    async for pair in pairs:
+                        yield pair
+                return
+            async with aclosing(self._choice(0)) as chunks:
+                async for chunk in chunks:
+                    yield 0, chunk
+
+    async def _merged(self) -> AsyncGenerator[tuple[int, Chunk], None]:
+        queue: asyncio.Queue[tuple[int, Chunk | None]] = asyncio.Queue()
+
+        async def read(index: int) -> None:
+            async with aclosing(self._choice(index)) as chunks:
+                async for chunk in chunks:
+                    queue.put_nowait((index, chunk))
+            queue.put_nowait((index, None))
+
+        async with asyncio.TaskGroup() as group:
+            for index in range(self.choices):
+                group.create_task(read(index))
+            left = self.choices
+            while left:
+                index, new = await queue.get()
+                if new is None:
+                    left -= 1
+                else:
+                    yield index, new
+
+    async def _choice(self, index: int) -> AsyncGenerator[Chunk, None]:
         sampling, drawn = self._sampling(index)
+        await self.served.able(sampling)
+        place = self.served.admission.place(self.prompt_of(index).tokens + self.max_tokens)
+        async with place, self._stream(index, sampling, drawn) as stream:
+            begun = False
+            try:
+                async for chunk in stream:
+                    begun = True
+                    yield chunk
+            finally:
+                if begun:
+                    self.stats[index] = stream.stats
+
+    def _stream(self, index: int, sampling: Sampling, drawn: Sampling) -> AsyncStream | AsyncCachedStream:
+        client, prompt = self.served.client(self.tenant.name), self.prompt_of(index).content
         request_id = self.request_id if self.choices == 1 else f"{self.request_id}-{index}"
+        tools = self.toolbox.tools
         if isinstance(client, AsyncCachingClient):
             return client.stream(
-                self.prompt,
+                prompt,
                 request_id=request_id,
-                tools=self.tools,
+                tools=tools,
                 cache=self.request.cache,
                 unkeyed=drawn,
                 **sampling,
             )
         sampling.update(drawn)
-        return client.stream(self.prompt, request_id=request_id, tools=self.tools, **sampling)
+        return client.stream(prompt, request_id=request_id, tools=tools, **sampling)
 
     def _sampling(self, index: int) -> tuple[Sampling, Sampling]:
         """What the request says, and the seed that is drawn where it names none."""
@@ -88,17 +144,18 @@ class Job:
             "bad_words": asked.bad_words or None,
             "log_probs": asked.wants_log_probs or None,
             **_guide(asked),
+            **self.toolbox.sampling,
         }
         if temperature == 0:
             return sampling, {}
         sampling |= {"top_p": asked.top_p or 1.0, "top_k": asked.top_k or 0}
         if asked.seed is None:
             return sampling, {"seed": secrets.randbits(_SEED_BITS)}
-        sampling["seed"] = (asked.seed + index * _SEED_STEP) % 2**_SEED_BITS
+        sampling["seed"] = (asked.seed + index % (asked.n or 1) * _SEED_STEP) % 2**_SEED_BITS
         return sampling, {}
 
 
-def _guide(asked: _Generation) -> Sampling:
+def _guide(asked: Generation) -> Sampling:
     """The structure that an answer must have."""
     form = asked.response_format if isinstance(asked, ChatRequest) else None
     if form is None or form.type == "text":
@@ -110,37 +167,10 @@ def _guide(asked: _Generation) -> Sampling:
     return {"guide_type": "json_schema", "guide": json.dumps(form.json_schema.schema_)}
 
 
-async def merged(
-    streams: Sequence[AsyncStream | AsyncCachedStream],
-) -> AsyncGenerator[tuple[int, Chunk], None]:
-    """The chunks of all choices, as they come."""
-    if len(streams) == 1:
-        async for chunk in streams[0]:
-            yield 0, chunk
-        return
-    queue: asyncio.Queue[tuple[int, Chunk | None]] = asyncio.Queue()
-
-    async def read(index: int) -> None:
-        async for chunk in streams[index]:
-            queue.put_nowait((index, chunk))
-        queue.put_nowait((index, None))
-
-    async with asyncio.TaskGroup() as group:
-        for index in range(len(streams)):
-            group.create_task(read(index))
-        left = len(streams)
-        while left:
-            index, new = await queue.get()
-            if new is None:
-                left -= 1
-            else:
-                yield index, new
-
-
-def usage(job: Job, stats: Sequence[Stats]) -> dict[str, Any]:
-    """Tokens of the prompt and of all choices; those of the prompt are counted once."""
-    completion = sum(one.output_tokens or 0 for one in stats)
-    cached = sum(job.prompt_tokens for one in stats if one.cached) and job.prompt_tokens
+def usage(job: Job) -> dict[str, Any]:
+    """Tokens of all prompts and of all choices."""
+    completion = sum(one.output_tokens or 0 for one in job.stats.values())
+    cached = job.prompt_tokens if any(one.cached for one in job.stats.values()) else 0
     return {
         "prompt_tokens": job.prompt_tokens,
         "completion_tokens": completion,

@@ -6,6 +6,7 @@ import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from pipeline.client import Stats
 from pipeline.gateway.served import Served
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -45,16 +46,16 @@ class Metrics:
         """A request was answered."""
         self._requests[endpoint, model, status] += 1
 
-    def answer(
-        self, model: str, ttft_s: float | None, itl_s: Iterable[float], prompt: int, completion: int
-    ) -> None:
-        """The figures of one answer."""
-        if ttft_s is not None:
-            self._ttft[model].observe(ttft_s)
-        for gap in itl_s:
-            self._itl[model].observe(gap)
-        self._tokens[model, "prompt"] += prompt
-        self._tokens[model, "completion"] += completion
+    def answer(self, model: str, prompt_tokens: int, stats: Iterable[Stats]) -> None:
+        """The figures of one request, with those of each of its answers."""
+        self._tokens[model, "prompt"] += prompt_tokens
+        for one in stats:
+            if one.ttft_ms is not None:
+                self._ttft[model].observe(one.ttft_ms / 1e3)
+            histogram = self._itl[model]
+            for gap in one.itl_ms:
+                histogram.observe(gap / 1e3)
+            self._tokens[model, "completion"] += one.output_tokens or 0
 
     def page(self, models: Iterable[Served]) -> str:
         """The text."""

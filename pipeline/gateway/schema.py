@@ -7,21 +7,20 @@ Of our own are `top_k`, `min_tokens`, `repetition_penalty`, `bad_words`, and `ca
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pipeline.gateway.errors import ApiError
 
 _IGNORED = (
-    "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort",
+    "metadata", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort",
     "safety_identifier", "service_tier", "store", "user", "verbosity",
 )  # fmt: skip
 # Field -> values that ask for nothing.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "audio": (None,), "best_of": (None, 1), "echo": (None, False), "function_call": (None, "none"),
-    "functions": (None, []), "logit_bias": (None, {}), "modalities": (None, ["text"]), "prediction": (None,),
-    "suffix": (None,), "web_search_options": (None,),
+    "audio": (None,), "function_call": (None, "none"), "functions": (None, []), "logit_bias": (None, {}),
+    "modalities": (None, ["text"]), "prediction": (None,), "suffix": (None, ""), "web_search_options": (None,),
 }  # fmt: skip
 
 
@@ -37,9 +36,7 @@ class _Request(BaseModel):
             return given
         for name, nothing in _UNSUPPORTED.items():
             if name in given and given[name] not in nothing:
-                raise ApiError(
-                    400, f"{name} is not supported by this server", param=name, code="unsupported_parameter"
-                )
+                raise _unsupported(name, f"{name} is not supported by this server")
         ignored = {*_IGNORED, *_UNSUPPORTED}
         kept = {name: value for name, value in given.items() if name not in ignored}
         unknown = [name for name in kept if name not in cls.model_fields]
@@ -73,7 +70,7 @@ class ResponseFormat(BaseModel):
     json_schema: JsonSchema | None = None
 
 
-class _Generation(_Request):
+class Generation(_Request):
     """What chat and plain completions share."""
 
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
@@ -93,6 +90,13 @@ class _Generation(_Request):
     repetition_penalty: float | None = Field(default=None, gt=0)
     top_k: int | None = Field(default=None, ge=0)
 
+    @model_validator(mode="after")
+    def _options_of_streams(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            text = "The 'stream_options' parameter is only allowed when 'stream' is enabled."
+            raise ApiError(400, text, param="stream_options")
+        return self
+
     @property
     def limit(self) -> int | None:
         """Most tokens of the answer."""
@@ -104,16 +108,25 @@ class _Generation(_Request):
         return False
 
 
-class ChatRequest(_Generation):
+class ChatRequest(Generation):
     """POST /v1/chat/completions"""
 
     messages: list[dict[str, Any]] = Field(min_length=1)
     logprobs: bool | None = False
     max_completion_tokens: int | None = Field(default=None, ge=1)
+    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     tool_choice: str | dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=0)  # the engine tells of the chosen token only
+    top_logprobs: int | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _log_probs_of_the_chosen(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
+        if self.top_logprobs:
+            raise _only_the_chosen("top_logprobs")
+        return self
 
     @property
     def limit(self) -> int | None:
@@ -124,11 +137,31 @@ class ChatRequest(_Generation):
         return bool(self.logprobs)
 
 
-class CompletionRequest(_Generation):
+class CompletionRequest(Generation):
     """POST /v1/completions"""
 
-    prompt: str | Annotated[list[str], Field(min_length=1, max_length=16)]
-    logprobs: int | None = Field(default=None, ge=0, le=0)
+    best_of: int | None = Field(default=None, ge=1)
+    echo: bool | None = False
+    prompt: str | Annotated[list[Any], Field(min_length=1, max_length=64)]
+    logprobs: int | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _what_engines_do(self) -> Self:
+        if not all(isinstance(prompt, str) for prompt in self.prompts):
+            raise ApiError(
+                400, "prompt: must be a text or a list of texts; tokens are not taken", param="prompt"
+            )
+        if self.best_of not in (None, self.n or 1):
+            raise _unsupported(
+                "best_of", "best_of: choosing among more answers than n is not supported by this server"
+            )
+        if self.logprobs:
+            raise _only_the_chosen("logprobs")
+        if self.echo and self.logprobs is not None:
+            raise _unsupported(
+                "echo", "echo: the engine tells no log probabilities of a prompt; ask for one of both"
+            )
+        return self
 
     @property
     def wants_log_probs(self) -> bool:
@@ -140,11 +173,36 @@ class CompletionRequest(_Generation):
         return [self.prompt] if isinstance(self.prompt, str) else self.prompt
 
 
+def _only_the_chosen(name: str) -> ApiError:
+    return _unsupported(
+        name, f"{name}: must be 0; the engine tells the log probability of the chosen token only"
+    )
+
+
+def _unsupported(name: str, text: str) -> ApiError:
+    return ApiError(400, text, param=name, code="unsupported_parameter")
+
+
 class EmbeddingRequest(_Request):
     """POST /v1/embeddings"""
 
-    input: str | Annotated[list[str], Field(min_length=1, max_length=256)]
+    input: str | Annotated[list[Any], Field(min_length=1, max_length=256)]
+    dimensions: int | None = None
     encoding_format: Literal["float", "base64"] = "float"
+
+    @model_validator(mode="after")
+    def _texts_as_they_are(self) -> Self:
+        if self.dimensions is not None:
+            raise _unsupported(
+                "dimensions", "dimensions: this model's embeddings have one size and are not shortened"
+            )
+        if not all(isinstance(text, str) for text in self.texts):
+            raise ApiError(
+                400, "input: must be a text or a list of texts; tokens are not taken", param="input"
+            )
+        if not all(self.texts):
+            raise ApiError(400, "input: must not be empty", param="input")
+        return self
 
     @property
     def texts(self) -> list[str]:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pipeline.cache.aio import AsyncCachingClient
 from pipeline.cache.key import Origin
 from pipeline.cache.response_cache import ResponseCache
-from pipeline.client import AsyncClient, ChatTemplate
+from pipeline.client import AsyncClient, ChatTemplate, Sampling
+from pipeline.client.sampling import PARAMETERS
 from pipeline.client.template import as_prompt
 from pipeline.gateway.admission import Admission
+from pipeline.gateway.embeddings import Embeds
 from pipeline.gateway.errors import ApiError
+
+# Parameter of the engine -> what asks for it, and what the engine then needs.
+_ABILITIES = {
+    "guide_type": ("response_format or tool_choice", "guided decoding"),
+    "log_probs": ("logprobs", "log probabilities"),
+    "stop": ("stop", "stop words"),
+    "bad_words": ("bad_words", "bad words"),
+    "seed": ("seed", "seeds"),
+    "presence_penalty": ("presence_penalty", "presence penalty"),
+    "frequency_penalty": ("frequency_penalty", "frequency penalty"),
+    "repetition_penalty": ("repetition_penalty", "repetition penalty"),
+    "min_tokens": ("min_tokens", "least number of tokens"),
+}
 
 
 class Tokenizer(Protocol):
@@ -42,6 +57,7 @@ class Served:
     bounds: Bounds
     admission: Admission
     cache: ResponseCache | None = None
+    embedder: Embeds | None = None
     _caching: dict[str, AsyncCachingClient] = field(default_factory=dict)  # tenant -> client
 
     def client(self, tenant: str) -> AsyncClient | AsyncCachingClient:
@@ -53,7 +69,9 @@ class Served:
             self._caching[tenant] = AsyncCachingClient(self.plain, self.cache, origin)
         return self._caching[tenant]
 
-    def prompt_tokens(self, prompt: str | Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> int:
+    def prompt_tokens(
+        self, prompt: str | Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> int:
         """How long the prompt is for the engine.
 
         Raises:
@@ -70,6 +88,18 @@ class Served:
                 code="context_length_exceeded",
             )
         return tokens
+
+    async def able(self, sampling: Sampling) -> None:
+        """
+        Raises:
+            ApiError: 400, if the deployed model cannot do what a request asks for.
+            ClientError: the deployment does not say what its model is.
+        """
+        model = await self.plain.model()
+        for name, (param, what) in _ABILITIES.items():
+            if sampling.get(name) and model.input_named(PARAMETERS[name].tensors) is None:
+                text = f"{param}: this deployment has no {what}"
+                raise ApiError(400, text, param=param, code="unsupported_parameter")
 
     async def aclose(self) -> None:
         """Ends all connections."""

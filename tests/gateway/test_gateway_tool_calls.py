@@ -1,0 +1,165 @@
+"""Calls of tools: read out of answers as each family of models writes them, in whatever pieces they come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.client import ChatTemplate
+from pipeline.gateway.tools.dialect import Dialect, dialect_of, dialects
+from pipeline.gateway.tools.parts import Arguments, Call, Part, Text
+from pipeline.gateway.tools.reader import CallReader
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string"},
+                    "days": {"type": "integer"},
+                    "at": {"type": "object"},
+                },
+            },
+        },
+    }
+    for name in ("get_weather", "track")
+]
+Read = tuple[str, list[tuple[str, object]]]  # text, and (name, arguments) of each call
+
+
+def of(name: str) -> Dialect:
+    return next(one for one in dialects() if one.name == name)
+
+
+def read(dialect: Dialect, pieces: Sequence[str]) -> Read:
+    reader = CallReader(dialect, TOOLS)
+    parts: list[Part] = [part for piece in pieces for part in reader.feed(piece)]
+    parts += reader.end()
+    calls = [part for part in parts if isinstance(part, Call)]
+    assert [call.index for call in calls] == list(range(len(calls)))
+    assert len({call.id for call in calls}) == len(calls)
+    arguments = [
+        "".join(p.text for p in parts if isinstance(p, Arguments) and p.index == c.index) for c in calls
+    ]
+    text = "".join(part.text for part in parts if isinstance(part, Text))
+    return text, [(call.name, json.loads(packed)) for call, packed in zip(calls, arguments, strict=True)]
+
+
+PARIS = ("get_weather", {"city": 'Pa}ris "1"', "days": 3})
+TRACK = ("track", {})
+OF_PARIS = '{"city": "Pa}ris \\"1\\"", "days": 3}'
+ANSWERS = [
+    ("hermes", f'<tool_call>\n{{"name": "get_weather", "arguments": {OF_PARIS}}}\n</tool_call>', "", [PARIS]),
+    (
+        "hermes",
+        f'Let me see.\n<tool_call>\n{{"name": "track", "arguments": {{}}}}\n</tool_call>\n'
+        f'<tool_call>{{"arguments": {OF_PARIS}, "name": "get_weather"}}</tool_call>',
+        "Let me see.",
+        [TRACK, PARIS],
+    ),
+    (
+        "qwen3-coder",
+        '<tool_call>\n<function=get_weather>\n<parameter=city>\nPa}ris "1"\n</parameter>\n<parameter=days>\n3\n'
+        "</parameter>\n</function>\n</tool_call>",
+        "",
+        [PARIS],
+    ),
+    ("llama3", f'{{"name": "get_weather", "parameters": {OF_PARIS}}}', "", [PARIS]),
+    (
+        "llama3",
+        '<|python_tag|>{"name": "track", "parameters": {}}; '
+        f'{{"type": "function", "name": "get_weather", "parameters": {OF_PARIS}}}',
+        "",
+        [TRACK, PARIS],
+    ),
+    (
+        "mistral",
+        f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {OF_PARIS}}}, {{"name": "track", "arguments": {{}}}}]',
+        "",
+        [PARIS, TRACK],
+    ),
+    ("mistral", f'[{{"name": "get_weather", "arguments": {OF_PARIS}}}]', "", [PARIS]),
+    (
+        "mistral-named",
+        f"On it. [TOOL_CALLS]get_weather[CALL_ID]x12[ARGS]{OF_PARIS}[TOOL_CALLS]track[ARGS]{{}}",
+        "On it.",
+        [PARIS, TRACK],
+    ),
+    ("mistral-named", f"get_weather{OF_PARIS}", "", [PARIS]),
+]
+TEXTS = [
+    "", " ", "Hello.\n", '{"answer": 42}', '{"name": "Bob", "arguments": {}}', "[1] See there.", "{", '{"name": 3}',
+    "a < b and <tool> or <tool_c", "<tool_call>no JSON</tool_call> as text", "<tool_call>", "[TOOL", "f[ARGS]x",
+    "[TOOL_CALLS] are what I cannot make", "get_weather is a function", '{"name": "get_weather"', "\n\n{oops",
+    "<|python_tag|>print(1)", "<function=",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dialect", "answer", "text", "calls"), ANSWERS)
+@given(data=st.data())
+def test_calls_are_read_whatever_the_pieces(
+    dialect: str, answer: str, text: str, calls: list[tuple[str, object]], data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(answer)), max_size=12)))
+    pieces = [answer[a:b] for a, b in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
+    assert read(of(dialect), pieces) == (text, calls)
+    assert read(of(dialect), list(answer)) == (text, calls)
+
+
+@given(
+    st.sampled_from(dialects()),
+    st.lists(st.sampled_from([*TEXTS, "\n", "the", '"', "}", "[", " 1"]) | st.text(max_size=4), max_size=8),
+)
+def test_what_is_no_call_stays_as_it_is(dialect: Dialect, pieces: list[str]) -> None:
+    assert read(dialect, pieces) == ("".join(pieces), [])
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_each_of_these_is_no_call(text: str) -> None:
+    for dialect in dialects():
+        assert read(dialect, list(text)) == (text, [])
+
+
+def test_arguments_come_before_their_call_is_complete() -> None:
+    reader = CallReader(of("hermes"), TOOLS)
+    first = reader.feed('<tool_call>{"name": "track", "arguments": {"city": "Pa')
+    assert [type(part) for part in first] == [Call, Arguments]
+    assert reader.feed("ris") == [Arguments(0, "ris")]
+    assert reader.feed('"}}</tool_call>') == [Arguments(0, '"}')]
+    assert reader.end() == []
+
+
+def test_at_most_so_many_calls() -> None:
+    reader = CallReader(of("mistral"), TOOLS, most=1)
+    parts = reader.feed(
+        '[TOOL_CALLS][{"name": "track", "arguments": {}}, {"name": "track", "arguments": {}}]'
+    )
+    assert [part.index for part in [*parts, *reader.end()] if isinstance(part, Call)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("{% if tools %}<tool_call>{…}</tool_call>{% endif %}", "hermes"),
+        ("{% if tools %}<tool_call><function=f><parameter=p></tool_call>{% endif %}", "qwen3-coder"),
+        ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]", "mistral"),
+        ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]f[ARGS]", "mistral-named"),
+        ('{% if tools %}<|start_header_id|>{"name": function name, "parameters": …}{% endif %}', "llama3"),
+        ("<tool_call></tool_call> without any", None),
+        ("{{ tools | tojson }}", None),
+    ],
+)
+def test_the_dialect_is_that_of_the_template(source: str, name: str | None) -> None:
+    found = dialect_of(ChatTemplate(source))
+    assert (found.name if found else None) == name
+
+
+def test_dialects_are_told_with_their_sources() -> None:
+    assert all(one.source for one in dialects())
