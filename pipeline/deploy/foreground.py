@@ -13,12 +13,13 @@ from pipeline.contracts.launching import launching
 from pipeline.deploy.docker import DockerLauncher
 from pipeline.deploy.imports import modules_of
 from pipeline.deploy.local import LocalDeployment
-from pipeline.deploy.machine import Machine
 from pipeline.deploy.outline import Outline, outline
-from pipeline.deploy.preflight import Finding, preflight, refuse
+from pipeline.deploy.preflight import Finding, containers, preflight, refuse
 from pipeline.errors import ServerError, UserError
 from pipeline.machine.host import mpi_slots
+from pipeline.machine.inventory import take
 from pipeline.machine.software import software_here, software_of_image
+from pipeline.planning.machine_facts import MachineFacts
 from pipeline.progress import Progress
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.gpu_launch import LaunchPlan, Place, plan_launch
@@ -28,6 +29,8 @@ from pipeline.triton.native_launch import NativeLauncher
 from pipeline.triton.server import TritonServer, local_launcher
 
 Target = Literal["local", "docker"]
+_OF_GPUS = ("gpus", "topology", "temporary")
+_LOOK_S = 60.0  # a driver that no process holds open takes long to answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +151,11 @@ def check_local(deployment: Deployment, package: Path, options: Options) -> list
     """What keeps this machine, or the container that this runs in, from serving."""
     plan = _plan(deployment, options)
     if plan is None:
-        return preflight(deployment, None, Machine.here(None, look_for_gpus=False)) + _ports(options)
+        return preflight(deployment, None, _here(options, "temporary")) + _ports(options)
     software = software_here(plan.programs, modules_of(package))
-    return preflight(deployment, plan, Machine.here(software, devices=options.devices)) + _ports(options)
+    return preflight(deployment, plan, _here(options, *_OF_GPUS, "shm_bytes", "ulimits"), software) + _ports(
+        options
+    )
 
 
 def check_container(
@@ -159,7 +164,12 @@ def check_container(
     """What keeps a container of this host from serving. `image`: None if it is not to be asked."""
     plan = _plan(deployment, options)
     software = software_of_image(image.reference, modules_of(package)) if image else None
-    return preflight(deployment, plan, Machine.here(software, devices=options.devices)) + _ports(options)
+    here = _here(options, *_OF_GPUS, "docker")
+    return containers(here) + preflight(deployment, plan, here, software) + _ports(options)
+
+
+def _here(options: Options, *probes: str) -> MachineFacts:
+    return take(only=probes, deadline_s=_LOOK_S).facts(options.devices)
 
 
 def _plan(deployment: Deployment, options: Options) -> LaunchPlan | None:

@@ -10,22 +10,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Literal
 
-from pipeline.contracts.gpus import Gpu, gpu, gpus
+from pipeline.contracts.gpus import gpu
 from pipeline.contracts.launching import launching
-from pipeline.deploy.machine import Machine
+from pipeline.contracts.rules import rule
 from pipeline.errors import Fault, InvalidInput
-from pipeline.machine.gpus import GpuSeen
+from pipeline.machine.products import contract_name, is_chip
 from pipeline.machine.software import Software
+from pipeline.planning.machine_facts import GpuFacts, MachineFacts
 from pipeline.triton.deployment import Deployment, Requirements
 from pipeline.triton.gpu_launch import LaunchPlan
 
-_MEMORY_SHARE = (
-    0.94  # of a GPU's nominal memory that its driver reports at least (ECC and firmware take some)
-)
-_BUSY_MIB = 2048  # of a GPU that others may use before it is worth a word
-_DISK_GIB = 1.0  # for the mirror, logs, and what libraries unpack
+_GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,31 +51,49 @@ def refuse(deployment: Deployment, findings: list[Finding]) -> None:
         raise InvalidInput(f"{deployment.name} cannot be served here", faults)
 
 
-def preflight(deployment: Deployment, plan: LaunchPlan | None, machine: Machine) -> list[Finding]:
-    """All findings, the gravest things first. `plan`: None where no GPU is needed."""
+def preflight(
+    deployment: Deployment, plan: LaunchPlan | None, here: MachineFacts, software: Software | None = None
+) -> list[Finding]:
+    """All findings, the gravest things first.
+
+    Args:
+        plan: how it is launched; None where no GPU is needed.
+        here: the machine; what is not known of it is not judged.
+        software: what would serve; None: unknown, as of an image that is not here yet.
+    """
     found: list[Finding] = []
     requirements = deployment.requirements
     if requirements is not None and plan is not None:
-        used = machine.gpus[
-            : requirements.gpus
-        ]  # the first ones, in their own order, as CUDA and Docker take them
-        found += _gpus(deployment.name, requirements, machine, used)
+        # The first ones, in their own order, as CUDA and Docker take them.
+        used = (here.gpus or ())[: requirements.gpus]
+        found += _gpus(deployment.name, requirements, here, used)
         found += _memory(deployment, used)
         found += _driver(requirements, used)
-        if machine.software is not None:
-            found += _software(deployment.name, requirements, machine.software)
-            found += _programs(plan, machine.software)
-        if machine.software is not None and machine.software.own:
-            found += _limits(requirements, plan, machine)
-    if machine.disk_free_gib < _DISK_GIB:
-        free = f"{machine.disk_free_gib:.1f} GiB are free for temporary files"
-        found.append(Finding("error", "disk", free, "free some, or set TMPDIR"))
+        found += _links(deployment, here, used)
+        if software is not None:
+            found += _software(deployment.name, requirements, software)
+            found += _programs(plan, software)
+        if software is not None and software.own:
+            found += _limits(requirements, plan, here)
+    found += _temporary(here)
     return sorted(found, key=lambda finding: finding.severity != "error")
 
 
-def _gpus(name: str, needed: Requirements, machine: Machine, used: tuple[GpuSeen, ...]) -> Iterator[Finding]:
-    if not machine.gpus:
-        problem = machine.gpu_problem or "none of the GPUs of this machine may be used"
+def _temporary(here: MachineFacts) -> Iterator[Finding]:
+    """Room for the mirror, logs, and what libraries unpack."""
+    least = rule("host.temporary").facts["least_gib"] * _GIB
+    if here.temporary is not None and here.temporary.free_bytes < least:
+        free = f"{here.temporary.free_bytes / _GIB:.1f} GiB are free for temporary files"
+        yield Finding("error", "disk", free, "free some, or set TMPDIR")
+
+
+def _gpus(
+    name: str, needed: Requirements, here: MachineFacts, used: tuple[GpuFacts, ...]
+) -> Iterator[Finding]:
+    if here.gpus is None:
+        return
+    if not here.gpus:
+        problem = here.gpu_problem or "none of the GPUs of this machine may be used"
         yield Finding("error", "GPU", f"{problem}; it needs {needed.gpus} x {needed.gpu}")
         return
     if len(used) < needed.gpus:
@@ -87,7 +103,7 @@ def _gpus(name: str, needed: Requirements, machine: Machine, used: tuple[GpuSeen
             f"{len(used)} may be used, the engines were built for {needed.gpus}",
             f"pipeline build {name} --set runtime.tensor_parallel={_power_of_two(len(used))}",
         )
-    right = [str(seen.index) for seen in machine.gpus if seen.sm == needed.sm][: needed.gpus]
+    right = [str(seen.index) for seen in here.gpus if seen.sm == needed.sm][: needed.gpus]
     for sm in sorted({seen.sm for seen in used} - {needed.sm}):
         others = [seen for seen in used if seen.sm == sm]
         known = contract_name(others[0])
@@ -101,7 +117,7 @@ def _gpus(name: str, needed: Requirements, machine: Machine, used: tuple[GpuSeen
         )
     wanted = gpu(needed.gpu)
     for seen in used:
-        if seen.sm == needed.sm and not _is_chip(seen, wanted):
+        if seen.sm == needed.sm and not is_chip(seen, wanted):
             yield Finding(
                 "warning",
                 "GPU",
@@ -111,13 +127,13 @@ def _gpus(name: str, needed: Requirements, machine: Machine, used: tuple[GpuSeen
             )
 
 
-def _memory(deployment: Deployment, used: tuple[GpuSeen, ...]) -> Iterator[Finding]:
+def _memory(deployment: Deployment, used: tuple[GpuFacts, ...]) -> Iterator[Finding]:
     needed = deployment.requirements
     assert needed is not None, "the caller looked"
-    wanted_mib = gpu(needed.gpu).driver_mib
+    wanted_mib, facts = gpu(needed.gpu).driver_mib, rule("host.gpu_memory").facts
     share_mib = deployment.launch.weights_gib * 1024 / max(1, needed.gpus)
     for seen in used:
-        if seen.memory_mib < wanted_mib * _MEMORY_SHARE:
+        if seen.memory_mib < wanted_mib * facts["share"]:
             yield Finding(
                 "error",
                 "GPU memory",
@@ -131,7 +147,7 @@ def _memory(deployment: Deployment, used: tuple[GpuSeen, ...]) -> Iterator[Findi
                 f"{_listed([seen])} has {seen.free_mib} MiB free, the weights alone need {share_mib:.0f} MiB",
                 "end what else runs on it (nvidia-smi lists it), or name other GPUs with --gpus",
             )
-        elif seen.memory_mib - seen.free_mib > _BUSY_MIB:
+        elif seen.memory_mib - seen.free_mib > facts["busy_mib"]:
             yield Finding(
                 "warning",
                 "GPU memory",
@@ -140,7 +156,7 @@ def _memory(deployment: Deployment, used: tuple[GpuSeen, ...]) -> Iterator[Findi
             )
 
 
-def _driver(needed: Requirements, used: tuple[GpuSeen, ...]) -> Iterator[Finding]:
+def _driver(needed: Requirements, used: tuple[GpuFacts, ...]) -> Iterator[Finding]:
     for driver in sorted({seen.driver for seen in used}):
         if _numbers(driver) < _numbers(needed.driver):
             yield Finding(
@@ -198,35 +214,49 @@ def _programs(plan: LaunchPlan, have: Software) -> Iterator[Finding]:
             )
 
 
-def _limits(needed: Requirements, plan: LaunchPlan, machine: Machine) -> Iterator[Finding]:
+def _links(deployment: Deployment, here: MachineFacts, used: tuple[GpuFacts, ...]) -> Iterator[Finding]:
+    """Ranks of one engine, which exchange results in every layer."""
+    if here.links is None or deployment.launch.world_size < 2:
+        return
+    pairs = combinations(sorted(seen.index for seen in used)[: deployment.launch.world_size], 2)
+    slow = [pair for pair in pairs if pair in here.links and here.links[pair].path != "NV"]
+    if slow:
+        (one, other), path = slow[0], here.links[slow[0]].path
+        yield Finding(
+            "warning",
+            "NVLink",
+            f"GPU {one} and GPU {other} are joined over PCIe ({path}), and the ranks of an engine wait for each other "
+            "in every layer",
+            "name GPUs that NVLink joins with --gpus (nvidia-smi topo -m shows them)",
+        )
+
+
+def _limits(needed: Requirements, plan: LaunchPlan, here: MachineFacts) -> Iterator[Finding]:
     least = launching(needed.tensorrt_llm).least_shared_memory_mib
-    if machine.shm_mib < plan.shm_mib:
-        spans = needed.gpus > 1 and machine.shm_mib < least
+    shm_mib = None if here.shm_bytes is None else here.shm_bytes >> 20
+    if shm_mib is not None and shm_mib < plan.shm_mib:
+        spans = needed.gpus > 1 and shm_mib < least
         yield Finding(
             "error" if spans else "warning",
             "/dev/shm",
-            f"{machine.shm_mib} MiB, {plan.shm_mib} MiB are wanted",
+            f"{shm_mib} MiB, {plan.shm_mib} MiB are wanted",
             f"docker run --shm-size={plan.shm_mib}m, or --ipc=host",
         )
-    if machine.memlock_kib is not None and needed.gpus > 1:
+    if here.memlock_bytes is not None and needed.gpus > 1:
         yield Finding(
             "warning",
             "locked memory",
-            f"a process may lock {machine.memlock_kib} KiB only",
+            f"a process may lock {here.memlock_bytes >> 10} KiB only",
             "docker run --ulimit memlock=-1, or ulimit -l unlimited",
         )
 
 
-def contract_name(seen: GpuSeen) -> str | None:
-    """The GPU's name in the contracts: same compute capability, its chip in the driver's name, nearest memory."""
-    pcie = "pcie" in _words(seen.name)
-    fitting = [known for known in gpus() if known.sm == seen.sm and _is_chip(seen, known)]
-    nearest = min(
-        fitting,
-        key=lambda known: (abs(known.driver_mib - seen.memory_mib), pcie != ("pcie" in _words(known.name))),
-        default=None,
-    )
-    return nearest.name if nearest else None
+def containers(here: MachineFacts) -> list[Finding]:
+    """What keeps Docker from giving GPUs to a container."""
+    if here.docker is None or here.docker.gpu_runtime is not False:
+        return []
+    problem = "containers cannot be given GPUs: no nvidia runtime and no CDI devices"
+    return [Finding("error", "docker", problem, "install the NVIDIA Container Toolkit")]
 
 
 def release_of(image: str) -> str | None:
@@ -235,16 +265,7 @@ def release_of(image: str) -> str | None:
     return match[1] if match else None
 
 
-def _is_chip(seen: GpuSeen, known: Gpu) -> bool:
-    """Whether the driver's name has all words of the chip's."""
-    return set(_words(known.chip)) <= set(_words(seen.name))
-
-
-def _words(name: str) -> list[str]:
-    return re.split(r"[\s-]+", name.lower())
-
-
-def _listed(seen: list[GpuSeen]) -> str:
+def _listed(seen: list[GpuFacts]) -> str:
     return f"{seen[0].name} (GPU {', '.join(str(one.index) for one in seen)})"
 
 

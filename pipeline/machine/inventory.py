@@ -81,7 +81,7 @@ class Inventory:
 
 
 def take(
-    store: Path,
+    store: Path | None = None,
     *,
     only: Collection[str] = (),
     ports: Iterable[int] = (),
@@ -91,7 +91,7 @@ def take(
     """Look at this machine.
 
     Args:
-        store: folder that artifacts go to; it need not exist.
+        store: folder that artifacts go to; it need not exist. None: there is none to look at.
         only: probes to make, by the names of the fields; empty for all.
         ports: those that are asked about.
         repositories: (repository, revision) of the hub to ask for.
@@ -104,7 +104,6 @@ def take(
         "memory": read_memory,
         "processors": read_processors,
         "ulimits": read_ulimits,
-        "store": partial(read_disk, store),
         "temporary": partial(read_disk, Path(tempfile.gettempdir())),
         "shm_bytes": shared_memory_bytes,
         "docker": partial(read_docker, each_s),
@@ -115,6 +114,8 @@ def take(
         "hub": partial(read_hub, tuple(repositories), each_s),
         "listeners": partial(listeners, tuple(ports)),
     }
+    if store is not None:
+        probes["store"] = partial(read_disk, store)
     chosen = {name: probe for name, probe in probes.items() if not only or name in only}
     answers = at_once(chosen, deadline_s)
     late = {name: answer.reason for name, answer in answers.items() if isinstance(answer, Late)}

@@ -7,7 +7,6 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -115,7 +114,6 @@ class _Wanted:
     extras: Mapping[str, tuple[Requirement, ...]]
 
 
-@cache
 def _wanted() -> _Wanted:
     """By pyproject.toml in a checkout, where what pip wrote down may be old; else by what pip wrote down."""
     checkout = resources.checkout()

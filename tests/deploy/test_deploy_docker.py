@@ -105,7 +105,7 @@ def test_an_image_that_is_not_here_is_pulled_after_the_host_was_looked_at(
     with deploying(gpu_package, tmp_path, *options) as one:
         one.wait_for("ready after")
         assert one.stop() == 0
-    assert [call[0] for call in docker.calls[:3]] == ["image", "pull", "image"]
+    assert [call[0] for call in docker.calls if call[0] != "info"][:3] == ["image", "pull", "image"]
     (run,) = [call for call in docker.called("run") if "--entrypoint" not in call]
     assert IMAGE in run  # it came without a digest
 
@@ -134,7 +134,18 @@ def test_the_wrong_gpu_is_refused_before_anything_is_pulled(
     assert "compute capability 8.9, the engines were built for h100-sxm-80g (9.0)" in text
     assert "pipeline build support --set runtime.gpu=l4-24g" in text
     assert "535.1 is older than 590.44.01" in text
-    assert [call[:2] for call in docker.calls] == [["image", "inspect"]]
+    assert {call[0] for call in docker.calls} == {"image", "info"}
+
+
+def test_a_docker_without_gpus_is_refused_before_anything_is_pulled(
+    gpu_package: Path, docker: StandInDocker, tmp_path: Path
+) -> None:
+    docker.has({})
+    (docker.folder / "info.json").write_text('{"ServerVersion": "28.3.2", "Runtimes": {"runc": {}}}')
+    text = refusal(gpu_package, tmp_path)
+    assert "docker: containers cannot be given GPUs" in text
+    assert "install the NVIDIA Container Toolkit" in text
+    assert not docker.called("pull")
 
 
 def test_the_wrong_image_is_refused_before_anything_is_loaded(

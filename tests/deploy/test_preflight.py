@@ -8,40 +8,44 @@ from pathlib import Path
 import pytest
 
 from pipeline.contracts.gpus import gpus
-from pipeline.deploy.machine import Machine
-from pipeline.deploy.preflight import Finding, contract_name, preflight, refuse, release_of
+from pipeline.deploy.preflight import Finding, containers, preflight, refuse, release_of
 from pipeline.errors import InvalidInput
 from pipeline.machine.gpus import GpuSeen, read_gpus, visible
+from pipeline.machine.products import contract_name
 from pipeline.machine.software import Software
+from pipeline.planning.machine_facts import DiskFacts, DockerFacts, GpuFacts, GpuLink, MachineFacts
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from pipeline.triton.gpu_launch import LaunchPlan, Place, plan_launch
 from pipeline.triton.launch import Ports
 from tests.support.deployments import gpu_deployment
 from tests.support.nvidia_smi import line, put_nvidia_smi
 
-H100 = GpuSeen(0, "GPU-0", "NVIDIA H100 80GB HBM3", 90, 81559, 81000, "590.44.01")
+MIB, GIB = 1 << 20, 1 << 30
+H100 = GpuFacts(0, "NVIDIA H100 80GB HBM3", 90, 81559, 81000, "590.44.01")
 TWO = LaunchSpec(mode="leader", world_size=2, engine_models=("tensorrt_llm",), weights_gib=70)
 DEPLOYMENT = gpu_deployment(TWO, gpus=2)
 PLAN = plan_launch(DEPLOYMENT, Place(Ports(8000, 8001, 8002), "x-"))
 SOFTWARE = Software("1.2.1", "10.14.1.48", "26.07", (), frozenset(PLAN.programs), own=True)
-FITTING = Machine(
+FITTING = MachineFacts(
     gpus=(H100, replace(H100, index=1)),
-    gpu_problem="",
-    software=SOFTWARE,
-    shm_mib=4096,
-    memlock_kib=None,
-    disk_free_gib=100.0,
+    links={(0, 1): GpuLink("NV", 18)},
+    temporary=DiskFacts("/tmp", 7, 100 * GIB),
+    shm_bytes=4096 * MIB,
+    docker=DockerFacts("28.3.2", gpu_runtime=True),
 )
 
 
 def found(
-    machine: Machine, deployment: Deployment = DEPLOYMENT, plan: LaunchPlan | None = PLAN
+    machine: MachineFacts = FITTING,
+    software: Software | None = SOFTWARE,
+    deployment: Deployment = DEPLOYMENT,
+    plan: LaunchPlan | None = PLAN,
 ) -> list[Finding]:
-    return preflight(deployment, plan, machine)
+    return preflight(deployment, plan, machine, software)
 
 
-def only(machine: Machine) -> Finding:
-    (one,) = found(machine)
+def only(machine: MachineFacts = FITTING, software: Software | None = SOFTWARE) -> Finding:
+    (one,) = found(machine, software)
     return one
 
 
@@ -61,7 +65,7 @@ def test_too_few_gpus_name_the_build_that_would_fit() -> None:
 
 
 def test_another_compute_capability_names_the_build_for_it() -> None:
-    a100 = GpuSeen(1, "GPU-1", "NVIDIA A100-SXM4-80GB", 80, 81920, 81000, "590.44.01")
+    a100 = GpuFacts(1, "NVIDIA A100-SXM4-80GB", 80, 81920, 81000, "590.44.01")
     one = only(replace(FITTING, gpus=(H100, a100)))
     assert one.severity == "error"
     assert (
@@ -72,12 +76,12 @@ def test_another_compute_capability_names_the_build_for_it() -> None:
 
 
 def test_gpus_that_would_not_be_used_do_not_count() -> None:
-    old = GpuSeen(2, "GPU-2", "Tesla T4", 75, 15360, 200, "590.44.01")
+    old = GpuFacts(2, "Tesla T4", 75, 15360, 200, "590.44.01")
     assert found(replace(FITTING, gpus=(*FITTING.gpus, old))) == []
 
 
 def test_where_others_would_do_they_are_named() -> None:
-    old = GpuSeen(0, "GPU-0", "Tesla T4", 75, 15360, 15000, "590.44.01")
+    old = GpuFacts(0, "Tesla T4", 75, 15360, 15000, "590.44.01")
     right = (replace(H100, index=1), replace(H100, index=3))
     errors = [one for one in found(replace(FITTING, gpus=(old, *right))) if one.subject == "GPU"]
     assert [one.fix for one in errors] == ["--gpus 1,3"]
@@ -121,7 +125,7 @@ def test_the_driver_may_be_newer_but_not_older(driver: str, fits: bool) -> None:
 
 
 def test_another_version_of_tensorrt_llm_names_both_ways_out() -> None:
-    one = only(replace(FITTING, software=replace(SOFTWARE, tensorrt_llm="1.1.0")))
+    one = only(software=replace(SOFTWARE, tensorrt_llm="1.1.0"))
     assert one.problem == "1.1.0 is installed, the package was made for 1.2.1"
     assert "pipeline deploy llama --target docker" in one.fix
     assert "pipeline build llama --set runtime.version=1.1.0" in one.fix
@@ -131,50 +135,76 @@ def test_another_version_of_tensorrt_llm_names_both_ways_out() -> None:
     ("have", "fits"), [("10.14.1.48", True), ("10.14.1", True), ("10.14.2.1", False), ("10.13.3.9", False)]
 )
 def test_tensorrt_is_the_one_that_the_engines_were_built_with(have: str, fits: bool) -> None:
-    machine = replace(FITTING, software=replace(SOFTWARE, tensorrt=have))
+    software = replace(SOFTWARE, tensorrt=have)
     if fits:
-        assert found(machine) == []
+        assert found(software=software) == []
     else:
-        assert only(machine).problem == f"{have} is installed, the engines were built with 10.14.1.48"
+        assert (
+            only(software=software).problem == f"{have} is installed, the engines were built with 10.14.1.48"
+        )
 
 
 def test_nothing_is_installed() -> None:
-    one = only(replace(FITTING, software=replace(SOFTWARE, tensorrt_llm=None, tensorrt=None, release=None)))
+    one = only(software=replace(SOFTWARE, tensorrt_llm=None, tensorrt=None, release=None))
     assert one.problem == "it is not installed in this machine"
 
 
 def test_another_release_with_the_same_versions_is_a_warning() -> None:
-    one = only(replace(FITTING, software=replace(SOFTWARE, release="26.04")))
+    one = only(software=replace(SOFTWARE, release="26.04"))
     assert (one.severity, one.problem) == ("warning", "it is release 26.04; the package was made for 26.07")
 
 
 def test_modules_that_the_models_import() -> None:
-    one = only(replace(FITTING, software=replace(SOFTWARE, missing=("grpc", "tritonclient"))))
+    one = only(software=replace(SOFTWARE, missing=("grpc", "tritonclient")))
     assert "the models import grpc, tritonclient, which Triton's Python does not have" in one.problem
 
 
 def test_programs_that_the_command_runs() -> None:
-    one = only(replace(FITTING, software=replace(SOFTWARE, programs=frozenset({PLAN.programs[-1]}))))
+    one = only(software=replace(SOFTWARE, programs=frozenset({PLAN.programs[-1]})))
     assert one.problem == "there is no mpirun"
 
 
 def test_shared_memory_and_locked_memory() -> None:
-    one = only(replace(FITTING, shm_mib=64))
+    one = only(replace(FITTING, shm_bytes=64 * MIB))
     assert (one.severity, one.problem) == ("error", "64 MiB, 2560 MiB are wanted")
     assert "--shm-size=2560m" in one.fix
-    assert only(replace(FITTING, shm_mib=2000)).severity == "warning"
-    assert only(replace(FITTING, memlock_kib=8192)).subject == "locked memory"
+    assert only(replace(FITTING, shm_bytes=2000 * MIB)).severity == "warning"
+    assert only(replace(FITTING, memlock_bytes=8 * MIB)).subject == "locked memory"
 
 
 def test_limits_of_this_machine_do_not_count_for_an_image() -> None:
     image = replace(SOFTWARE, own=False, programs=None)
-    assert found(replace(FITTING, software=image, shm_mib=64, memlock_kib=64)) == []
-    assert found(replace(FITTING, software=None, shm_mib=64, memlock_kib=64)) == []
+    small = replace(FITTING, shm_bytes=64 * MIB, memlock_bytes=MIB)
+    assert found(small, image) == []
+    assert found(small, None) == []
+
+
+def test_ranks_that_nvlink_does_not_join_are_a_warning() -> None:
+    apart = replace(FITTING, links={(0, 1): GpuLink("SYS")})
+    one = only(apart)
+    assert (one.severity, one.subject) == ("warning", "NVLink")
+    assert "GPU 0 and GPU 1 are joined over PCIe (SYS)" in one.problem
+    single = gpu_deployment(LaunchSpec(engine_models=("tensorrt_llm",)), gpus=1)
+    assert (
+        found(apart, deployment=single, plan=plan_launch(single, Place(Ports(8000, 8001, 8002), "x-"))) == []
+    )
+
+
+def test_docker_that_has_no_gpus_to_give() -> None:
+    assert containers(FITTING) == []
+    assert containers(replace(FITTING, docker=None)) == []
+    (one,) = containers(replace(FITTING, docker=DockerFacts("28.3.2", gpu_runtime=False)))
+    assert (one.severity, one.subject) == ("error", "docker")
+
+
+def test_what_is_not_known_of_a_machine_is_not_judged() -> None:
+    assert found(MachineFacts()) == []
 
 
 def test_a_full_disk_counts_for_the_cpu_as_well() -> None:
     cpu = DEPLOYMENT.model_copy(update={"runtime": "cpu", "requirements": None})
-    (one,) = found(replace(FITTING, gpus=(), software=None, disk_free_gib=0.2), cpu, None)
+    full = replace(FITTING, gpus=(), temporary=DiskFacts("/tmp", 7, GIB // 5))
+    (one,) = found(full, None, cpu, None)
     assert one.subject == "disk"
 
 
@@ -182,11 +212,11 @@ def test_all_errors_are_said_at_once_and_warnings_refuse_nothing() -> None:
     bad = replace(
         FITTING,
         gpus=(replace(H100, driver="535.1"),),
-        software=replace(SOFTWARE, tensorrt_llm="1.1.0", tensorrt="10.13.3.9"),
-        memlock_kib=64,
+        memlock_bytes=MIB,
     )
+    software = replace(SOFTWARE, tensorrt_llm="1.1.0", tensorrt="10.13.3.9")
     with pytest.raises(InvalidInput) as caught:
-        refuse(DEPLOYMENT, found(bad))
+        refuse(DEPLOYMENT, found(bad, software))
     text = str(caught.value)
     assert text.startswith("llama cannot be served here: 4 faults\n")
     for subject in ("GPU: 1 may", "driver: 535.1", "TensorRT-LLM: 1.1.0", "TensorRT: 10.13.3.9"):
@@ -197,9 +227,7 @@ def test_all_errors_are_said_at_once_and_warnings_refuse_nothing() -> None:
 @pytest.mark.parametrize("known", gpus(), ids=lambda known: known.name)
 def test_every_gpu_of_the_contracts_is_recognized(known) -> None:  # type: ignore[no-untyped-def]
     pcie = " PCIe" if "pcie" in known.name else ""
-    seen = GpuSeen(
-        0, "GPU-0", f"NVIDIA {known.chip}{pcie}", known.sm, known.driver_mib, known.driver_mib, "1"
-    )
+    seen = GpuFacts(0, f"NVIDIA {known.chip}{pcie}", known.sm, known.driver_mib, known.driver_mib, "1")
     assert contract_name(seen) == known.name
 
 
@@ -224,7 +252,6 @@ def test_nvidia_smi_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert [gpu.index for gpu in visible(seen, (), {"CUDA_VISIBLE_DEVICES": "0"})] == [0]
     assert [gpu.index for gpu in visible(seen, (), {"CUDA_VISIBLE_DEVICES": "GPU-1abc"})] == [1]
     assert visible(seen, (), {"CUDA_VISIBLE_DEVICES": ""}) == ()
-    assert Machine.here(None).gpus[0].driver == "590.44.01"
 
 
 @pytest.mark.parametrize(

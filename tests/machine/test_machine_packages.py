@@ -67,14 +67,10 @@ def test_an_installed_wheel_says_the_same(tmp_path: Path, monkeypatch: pytest.Mo
     (folder / "METADATA").write_text(WHEEL)
     monkeypatch.setattr(metadata, "metadata", lambda _: metadata.Distribution.at(folder).metadata)
     monkeypatch.setattr(resources, "checkout", lambda: None)
-    packages._wanted.cache_clear()
-    try:
-        names = {extra.name: [one.name for one in extra.packages] for extra in read_extras()}
-        assert names == {"": ["click"], "hub": ["huggingface-hub", "ml-dtypes"], "cpu": ["ml-dtypes"]}
-        assert read_python().wanted in ("<3.13,>=3.11", ">=3.11,<3.13")
-        assert install_line("hub") == "pip install 'pipeline[hub]'"
-    finally:
-        packages._wanted.cache_clear()
+    names = {extra.name: [one.name for one in extra.packages] for extra in read_extras()}
+    assert names == {"": ["click"], "hub": ["huggingface-hub", "ml-dtypes"], "cpu": ["ml-dtypes"]}
+    assert set(read_python().wanted.split(",")) == {"<3.13", ">=3.11"}
+    assert install_line("hub") == "pip install 'pipeline[hub]'"
 
 
 def test_a_checkout_that_is_not_installed_is_installed_from_where_it_is(

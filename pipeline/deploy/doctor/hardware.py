@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeline.deploy.doctor.report import Check, State
-from pipeline.deploy.preflight import contract_name
 from pipeline.machine.disks import Disk
 from pipeline.machine.gpus import GpuSeen
 from pipeline.machine.inventory import Inventory
+from pipeline.machine.products import contract_name
 from pipeline.machine.topology import Topology
 from pipeline.store import human_bytes
 
@@ -48,7 +48,7 @@ def gpus(found: Inventory) -> Iterator[Check]:
 
 
 def _gpu(gpu: GpuSeen) -> str:
-    known = contract_name(gpu)
+    known = contract_name(gpu.facts())
     name = f"{gpu.name}, in recipes {known}" if known else f"{gpu.name}, of which nothing is known"
     memory = f"{gpu.free_mib / 1024:.1f} of {gpu.memory_mib / 1024:.1f} GiB free"
     return f"{name}; compute capability {gpu.capability}; {memory}"
