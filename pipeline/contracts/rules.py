@@ -24,7 +24,8 @@ from pipeline.contracts.history import precedes
 
 Severity = Literal["error", "warning", "note"]
 GROUPS = (
-    "releases", "formats", "splitting", "speculation", "tokenizers", "budgets", "serving", "machine", "sourcing",
+    "releases", "formats", "splitting", "speculation", "tokenizers", "budgets", "serving", "sourcing",
+    "devices", "software", "host",
 )  # fmt: skip
 
 

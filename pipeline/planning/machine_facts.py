@@ -62,6 +62,8 @@ class SoftwareFacts:
     tensorrt_llm: str | None = None  # None: not installed
     tensorrt: str | None = None
     container: str | None = None  # release of the Triton container: "26.07"
+    missing: tuple[str, ...] = ()  # modules that the models import and that are not there
+    programs: frozenset[str] | None = None  # of those that a launch runs, the ones that are there
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ def test_all_rules_are_listed() -> None:
     table = ok(CliRunner().invoke(rules.command, [])).stdout
     assert all(f"  {one.id} " in table for one in all_rules())
     some = ok(
-        CliRunner().invoke(rules.command, ["--group", "machine", "--severity", "note", "--runtime", "cpu"])
+        CliRunner().invoke(rules.command, ["--group", "host", "--severity", "note", "--runtime", "cpu"])
     )
     assert [line.split()[0] for line in some.stdout.splitlines() if line.startswith("  ")] == ["host.ports"]
 

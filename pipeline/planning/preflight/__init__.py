@@ -14,15 +14,19 @@ group of checks, beside the data file of the same name:
     tokenizers    whether both speak of the same tokens
     budgets       lengths, and the tokens of a step
     serving       what Triton's models will say
-    machine       the machine that builds or serves (estimates in `sizing`)
     sourcing      what the hub answers
+    devices       GPUs of a machine
+    software      what is installed there
+    host          its memory, disks, limits and ports
 """
 
 from pipeline.planning.preflight.allowing import ALLOWABLE, allow, allowance, kept, said
 from pipeline.planning.preflight.emission import Emission
 from pipeline.planning.preflight.finding import Finding
-from pipeline.planning.preflight.judging import CHECKS, findings, refuse
+from pipeline.planning.preflight.judging import findings, machine_findings, refuse
+from pipeline.planning.preflight.needs import Needs, Serving
 
 __all__ = [
-    "ALLOWABLE", "CHECKS", "Emission", "Finding", "allow", "allowance", "findings", "kept", "refuse", "said",
+    "ALLOWABLE", "Emission", "Finding", "Needs", "Serving", "allow", "allowance", "findings", "kept",
+    "machine_findings", "refuse", "said",
 ]  # fmt: skip

@@ -5,46 +5,21 @@ Pure. The facts are those of `pipeline.contracts`; nothing is downloaded, and wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import ModuleType
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
-from pipeline.contracts.rules import rule, rules
+from pipeline.contracts.rules import Rule, rule, rules
 from pipeline.errors import InvalidInput
 from pipeline.planning.machine_facts import MachineFacts
 from pipeline.planning.model_facts import ModelFacts, known_models
-from pipeline.planning.preflight import (
-    budgets,
-    formats,
-    releases,
-    serving,
-    sourcing,
-    speculation,
-    splitting,
-    tokenizers,
-)
-from pipeline.planning.preflight import machine as of_machine
+from pipeline.planning.preflight.checks import MACHINE_CHECKS, RECIPE_CHECKS
 from pipeline.planning.preflight.emission import Emission
-from pipeline.planning.preflight.finding import Check, Finding, Said
+from pipeline.planning.preflight.finding import Finding, Said
+from pipeline.planning.preflight.needs import Needs, needs_of
 from pipeline.planning.preflight.subject import Subject, subject
 from pipeline.recipe import Recipe
 from pipeline.recipe.locating import located, shown
 from pipeline.recipe.rule import Problem, Values
 
-GROUPS: Mapping[str, ModuleType] = {
-    "releases": releases,
-    "formats": formats,
-    "splitting": splitting,
-    "speculation": speculation,
-    "tokenizers": tokenizers,
-    "budgets": budgets,
-    "serving": serving,
-    "machine": of_machine,
-    "sourcing": sourcing,
-}
-CHECKS: Mapping[str, Check] = {
-    name: check for group in GROUPS.values() for name, check in group.CHECKS.items()
-}
 _ECHO = "runtime.refuses"
 _ORDER = {"error": 0, "warning": 1, "note": 2}
 
@@ -63,17 +38,20 @@ def findings(
         emitted: what the runtime will write; None leaves those rules out.
     """
     looked_at = subject(recipe, known_models(recipe) if models is None else models, machine, emitted)
-    values = Values(recipe.model_dump(mode="json"))
     found = [
-        _finding(name, looked_at, said, values)
-        for name in _holding(looked_at)
-        for said in CHECKS[name](looked_at)
+        *_of_recipe(looked_at),
+        *(_of_machine(needs_of(looked_at), machine) if machine is not None else ()),
     ]
-    return tuple(sorted(_without_echoes(found), key=lambda finding: _ORDER[finding.severity]))
+    return _sorted(_without_echoes(found))
+
+
+def machine_findings(needs: Needs, machine: MachineFacts) -> tuple[Finding, ...]:
+    """What a machine lacks, the gravest first: for a package, of which nothing but its needs is known."""
+    return _sorted(_of_machine(needs, machine))
 
 
 def refuse(recipe: Recipe, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """The findings that do not refuse the recipe: warnings, notes, and errors that are allowed.
+    """The findings, if none of them refuses the recipe: warnings, notes, and errors that are allowed.
 
     Raises:
         InvalidInput: with every other error as a fault, at its line of the recipe.
@@ -86,28 +64,41 @@ def refuse(recipe: Recipe, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
     return found
 
 
+def _of_recipe(looked_at: Subject) -> Iterator[Finding]:
+    values, runtime = Values(looked_at.recipe.model_dump(mode="json")), looked_at.gpu_runtime
+    version = runtime.version if runtime is not None and not looked_at.release_problem else None
+    for one in rules():
+        if one.id in RECIPE_CHECKS and one.concerns(looked_at.kind, version):
+            for said in RECIPE_CHECKS[one.id](looked_at):
+                yield _finding(one, looked_at.kind, said, values[said.keys[0]])
+
+
+def _of_machine(needs: Needs, machine: MachineFacts) -> Iterator[Finding]:
+    version = needs.serving.version if needs.serving is not None else None
+    for name, check in MACHINE_CHECKS.items():
+        if rule(name).concerns(needs.kind, version):
+            for said in check(needs, machine):
+                yield _finding(rule(name), needs.kind, said, needs.values.get(said.keys[0]))
+
+
+def _finding(one: Rule, kind: str, said: Said, value: object) -> Finding:
+    return Finding(
+        rule=one.id,
+        severity=said.severity or one.severity(kind),
+        keys=said.keys,
+        value=value,
+        problem=said.problem,
+        reason=one.reason,
+        fix=said.fix,
+        sources=said.sources or one.sources,
+    )
+
+
 def _without_echoes(found: list[Finding]) -> list[Finding]:
     """Without the runtime's own refusals of what another rule explains."""
     explained = {key for one in found if one.severity == "error" and one.rule != _ECHO for key in one.keys}
     return [one for one in found if one.rule != _ECHO or not explained & {*one.keys, "runtime.kind"}]
 
 
-def _holding(looked_at: Subject) -> list[str]:
-    runtime = looked_at.gpu_runtime
-    version = runtime.version if runtime is not None and not looked_at.release_problem else None
-    return [one.id for one in rules() if one.id in CHECKS and one.concerns(looked_at.kind, version)]
-
-
-def _finding(name: str, looked_at: Subject, said: Said, values: Values) -> Finding:
-    facts = rule(name)
-    value: Any = values[said.keys[0]]
-    return Finding(
-        rule=name,
-        severity=said.severity or facts.severity(looked_at.kind),
-        keys=said.keys,
-        value=value,
-        problem=said.problem,
-        reason=facts.reason,
-        fix=said.fix,
-        sources=said.sources or facts.sources,
-    )
+def _sorted(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(found, key=lambda finding: _ORDER[finding.severity]))

@@ -79,17 +79,6 @@ def _arguments(subject: Subject) -> Iterator[Said]:
         yield Said((VERSION,), f"has other arguments: {fault}", fault.fix)
 
 
-def _spawning(subject: Subject) -> Iterator[Said]:
-    """Several engines are workers that MPI spawns, which batch systems do not let it do."""
-    system = subject.machine.batch_system if subject.machine is not None else None
-    if system and subject.draft is not None:
-        yield Said(
-            ("draft",),
-            f"makes two engines, whose ranks MPI spawns; within a job of {system} it cannot",
-            "serve outside of the job, or build without a draft",
-        )
-
-
 def _engines(subject: Subject) -> tuple[tuple[str, Mapping[str, Any]], ...]:
     return subject.emitted.engines if subject.emitted is not None else ()
 
@@ -100,5 +89,4 @@ CHECKS: Mapping[str, Check] = {
     "rt.batch_cap": _concurrency,
     "rt.max_batch_llmapi": _unbatched,
     "llmapi.unknown_keys": _arguments,
-    "mpi.orchestrator": _spawning,
 }

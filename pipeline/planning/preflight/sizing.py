@@ -50,6 +50,14 @@ def build_bytes(subject: Subject) -> int | None:
     return total
 
 
+def build_memory_bytes(subject: Subject) -> int:
+    """Of the host, while an engine is built; 0 where nothing is known of the models, or no engine is built."""
+    facts, rank = rule("host.memory").facts, largest_rank_bytes(subject)
+    if rank is None or subject.kind != "tensorrt":
+        return 0
+    return int(rank * facts["copies"] + facts["worker_gib"] * 2**30)
+
+
 def largest_rank_bytes(subject: Subject) -> int | None:
     """Weights of the largest rank, in the recipe's format; None: nothing is known of any model."""
     ranks = [

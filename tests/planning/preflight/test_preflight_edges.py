@@ -9,8 +9,7 @@ import pytest
 
 from pipeline.contracts import gpus
 from pipeline.contracts.rules import GROUPS, Severity, rule, rules, source
-from pipeline.planning.preflight import CHECKS
-from pipeline.planning.preflight.judging import GROUPS as MODULES
+from pipeline.planning.preflight.checks import CHECKED, MACHINE_GROUPS, RECIPE_GROUPS
 from tests.support.preflight import machines, recipes, written
 from tests.support.preflight.case import AWQ, FP8, Case
 
@@ -58,18 +57,16 @@ def test_edges(case: Case) -> None:
 
 
 def test_every_rule_has_cases_on_both_sides_of_its_edge() -> None:
-    sides = {name: {case.says is None for case in CASES if case.rule == name} for name in CHECKS}
+    sides = {name: {case.says is None for case in CASES if case.rule == name} for name in CHECKED}
     assert {name for name, found in sides.items() if found != {True, False}} == OLD_GPUS
-    assert {case.rule for case in CASES} <= set(CHECKS)
+    assert {case.rule for case in CASES} <= CHECKED
 
 
-def test_every_rule_is_checked_or_held() -> None:
-    assert set(MODULES) == set(GROUPS)
-    for one in rules():
-        assert (one.id in CHECKS) != bool(one.held), one.id
-        if not one.held:
-            assert one.id in MODULES[one.group].CHECKS, one.id
-    assert set(CHECKS) <= {one.id for one in rules()}
+def test_every_rule_is_checked_in_the_module_of_its_group_or_held() -> None:
+    groups = {**RECIPE_GROUPS, **MACHINE_GROUPS}
+    assert set(groups) == set(GROUPS)
+    for group, checks in groups.items():
+        assert set(checks) == {one.id for one in rules() if one.group == group and not one.held}, group
 
 
 def test_what_a_rule_says_of_itself() -> None:

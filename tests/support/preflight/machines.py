@@ -49,6 +49,10 @@ def gpus(**changes: Any) -> tuple[GpuFacts, ...]:
     return (replace(H100, **changes), *FOUR[1:])
 
 
+def installed(*programs: str) -> SoftwareFacts:
+    return SoftwareFacts("1.2.1", "10.14.1.48", "26.07", programs=frozenset(programs))
+
+
 CASES = [
     case("port.arch", None),
     case("port.arch", "error", gpus=gpus(name="NVIDIA A100-SXM4-80GB", sm=80)),
@@ -78,7 +82,14 @@ CASES = [
     case("host.memory", "error", FP8, HOST_CACHE, memory_bytes=99 * GIB),
     case("host.memory", None, FP8, HOST_CACHE, memory_bytes=101 * GIB, memory_available_bytes=100 * GIB),
     case("host.memory", "warning", FP8, HOST_CACHE, memory_bytes=101 * GIB, memory_available_bytes=99 * GIB),
-    case("host.memory", "error", AWQ, (), memory_bytes=6 * GIB),  # a worker of the builder
+    case("host.memory", "warning", AWQ, (), memory_bytes=6 * GIB),  # a worker of the builder
+    case("port.chip", None),
+    case("port.chip", "warning", gpus=gpus(name="NVIDIA H200", memory_mib=143771, free_mib=143000)),
+    case("host.programs", None, software=installed("/opt/tritonserver/bin/tritonserver", "mpirun")),
+    case("host.programs", "error", software=installed("/opt/tritonserver/bin/tritonserver")),
+    case("host.programs", None, FP8, (), software=installed("/opt/tritonserver/bin/tritonserver")),  # one rank
+    case("host.modules", None),
+    case("host.modules", "error", software=SoftwareFacts("1.2.1", "10.14.1.48", missing=("grpc",))),
     case("host.disk", None, FP8, (), store=DiskFacts("/store", 1, 60 * GIB)),
     case("host.disk", "error", FP8, (), store=DiskFacts("/store", 1, 30 * GIB)),
     case("host.disk", None, FP8, (), store=DiskFacts("/store", 1, 30 * GIB, held_bytes=30 * GIB)),  # it is built
