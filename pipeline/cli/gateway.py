@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import logging
+import json
 from pathlib import Path
 
 import click
 
-from pipeline.cli.options import store_option
+from pipeline.cli.options import set_option, store_option
 
 
 @click.command(name="gateway")
 @click.argument("recipes", nargs=-1, required=True, metavar="RECIPE…")
+@set_option
 @store_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
-@click.option("--port", default=8080, show_default=True, help="Where to listen.")
+@click.option("--port", default=8080, show_default=True, help="Where to listen; 0 takes a free one.")
 @click.option(
     "--endpoint",
     "endpoints",
     multiple=True,
     metavar="NAME=HOST:PORT",
-    help="Triton's gRPC of a recipe that this machine does not serve itself.",
+    help="Triton's gRPC of a recipe that this machine does not serve itself. Repeat it for several servers.",
 )
 @click.option(
     "--keys",
@@ -35,8 +36,23 @@ from pipeline.cli.options import store_option
     help="Requests of a model that wait; more are answered by 429.",
 )
 @click.option("--drain-s", default=30, show_default=True, help="How long requests may take after a stop.")
+@click.option(
+    "--traces",
+    metavar="URL",
+    help="OTLP receiver for spans, such as http://localhost:4318; by default $OTEL_EXPORTER_OTLP_ENDPOINT.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Of the line that each request leaves on standard error.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be served; serve nothing.")
+@click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object.")
 def command(
     recipes: tuple[str, ...],
+    overrides: tuple[str, ...],
     store: Path | None,
     host: str,
     port: int,
@@ -44,6 +60,10 @@ def command(
     keys: Path | None,
     max_waiting: int,
     drain_s: int,
+    traces: str | None,
+    log_format: str,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Serve the models of RECIPEs, which `pipeline serve` runs, as OpenAI does: /v1/chat/completions and so on.
 
@@ -58,42 +78,38 @@ def command(
     tenants:
       shop: {keys: [sk-shop-…], limits: {requests_per_minute: 600, tokens_per_minute: 200000, concurrency: 16}}
     """
-    from pipeline.errors import UserError
     from pipeline.gateway.app import Gateway
+    from pipeline.gateway.locating import locate
     from pipeline.gateway.server import GatewayServer
     from pipeline.gateway.setup import served
     from pipeline.gateway.tenants import Tenants
-    from pipeline.planning.preflight import ALLOWABLE
-    from pipeline.progress import Silent
-    from pipeline.recipe import load_recipe
-    from pipeline.stages import Builder, prepare
+    from pipeline.gateway.traces import spans
+    from pipeline.gateway.track import log_to_stderr
     from pipeline.store import Store
-    from pipeline.triton.running import RunningServer
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    shelf, elsewhere = Store.at(store), dict(_endpoint(text) for text in endpoints)
-    models = {}
-    for name in recipes:
-        recipe = load_recipe(name, ())
-        if recipe.name in elsewhere:
-            prepared = prepare(
-                recipe, shelf, offline=True, allowed=ALLOWABLE
-            )  # it was judged when it was built
-            package = Builder(prepared.plan, shelf, prepared.work(Silent(), shelf), Silent()).finished().path
-            url = elsewhere[recipe.name]
-        else:
-            running = RunningServer.find(shelf.running, recipe.name)
-            if running is None:
-                raise UserError(
-                    f"{recipe.name} is not served here: pipeline serve {name}, or --endpoint {recipe.name}=…"
-                )
-            package, url = running.deployment.parent, running.grpc_url
-        models[recipe.name] = served(recipe, package, url, shelf.caches, max_waiting=max_waiting)
-    gateway = Gateway(models, Tenants.load(keys) if keys else Tenants())
-    click.echo(
-        f"gateway for {', '.join(models)}: http://{host}:{port}/v1   page: http://{host}:{port}/   stop: Ctrl-C"
+    if as_json and not dry_run:
+        raise click.UsageError("--json goes with --dry-run")
+    shelf, elsewhere = Store.at(store), dict[str, list[str]]()
+    for name, url in map(_endpoint, endpoints):
+        elsewhere.setdefault(name, []).append(url)
+    located = locate(recipes, overrides, shelf, elsewhere)
+    tenants = Tenants.load(keys) if keys else Tenants()
+    if dry_run:
+        described = [one.describe() for one in located]
+        lines = [f"{name}: {value}" for one in described for name, value in one.items()]
+        click.echo(json.dumps({"models": described}, indent=2) if as_json else "\n".join(lines))
+        return
+    log_to_stderr(as_json=log_format == "json")
+    models = {
+        one.recipe.name: served(one.recipe, one.package, one.urls, shelf.caches, max_waiting=max_waiting)
+        for one in located
+    }
+    gateway = Gateway(models, tenants, spans=spans(traces), log_as_json=log_format == "json")
+    server = GatewayServer(gateway, host, port, drain_s=drain_s)
+    server.on_start = lambda: click.echo(
+        f"gateway for {', '.join(models)}: {server.url}/v1   page: {server.url}/   stop: Ctrl-C"
     )
-    GatewayServer(gateway, host, port, drain_s=drain_s).run()
+    server.run()
 
 
 def _endpoint(text: str) -> tuple[str, str]:

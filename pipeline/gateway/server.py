@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from socket import socket
+
 import uvicorn
 
 from pipeline.gateway.app import Gateway
 
 
 class GatewayServer(uvicorn.Server):
-    """uvicorn with the gateway in it. On SIGTERM and Ctrl-C it takes no more requests and drains."""
+    """uvicorn with the gateway in it.
+
+    On SIGTERM and Ctrl-C it listens no more, and answers what is under way; what takes longer than `drain_s` is
+    broken off, so that whoever reads it sees that it is not complete.
+    """
 
     def __init__(
         self, gateway: Gateway, host: str, port: int, *, drain_s: int = 30, log_level: str = "warning"
@@ -20,13 +27,16 @@ class GatewayServer(uvicorn.Server):
                 host=host,
                 port=port,
                 log_level=log_level,
+                log_config=None,
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=drain_s,
                 timeout_keep_alive=75,
+                ws="none",
             )
         )
-        self._gateway = gateway
+        self._gateway, self._host = gateway, host
+        self.on_start: Callable[[], None] = lambda: None  # called when it listens
 
     @property
     def port(self) -> int:
@@ -34,6 +44,16 @@ class GatewayServer(uvicorn.Server):
         number: int = self.servers[0].sockets[0].getsockname()[1]
         return number
 
-    async def shutdown(self, sockets: object = None) -> None:
+    @property
+    def url(self) -> str:
+        """For clients, once it has started."""
+        return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self.port}"
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.on_start()
+
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
         self._gateway.draining = True
-        await super().shutdown(sockets)  # type: ignore[arg-type]
+        await super().shutdown(sockets)

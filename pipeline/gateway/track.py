@@ -86,6 +86,12 @@ class Tracking:
             log.info("%s", " ".join(f"{name}={_word(value)}" for name, value in told.items()))
 
 
+def log_to_stderr(*, as_json: bool) -> None:
+    """One line a request; JSON objects have nothing before them."""
+    form = "%(message)s" if as_json else "%(asctime)s %(name)s %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form)
+
+
 def _state(headers: dict[bytes, bytes]) -> tuple[tuple[str, str], ...]:
     """`tracestate` goes on as it came, if it can."""
     state = headers.get(b"tracestate", b"").decode("latin-1")

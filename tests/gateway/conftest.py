@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -17,9 +18,11 @@ from pipeline.client import AsyncClient, ChatTemplate
 from pipeline.client.testing import FakeServer, Reply
 from pipeline.gateway.admission import Admission
 from pipeline.gateway.app import Gateway
+from pipeline.gateway.embeddings import Embeds
 from pipeline.gateway.served import Bounds, Served
 from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.tenants import Tenants
+from pipeline.gateway.traces import Spans
 
 TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 {% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"""
@@ -35,6 +38,31 @@ class Words:
 
     def encode(self, text: str, /, *, add_special_tokens: bool = True) -> Encoding:  # noqa: ARG002
         return self.Encoding(text)
+
+
+def tiny(
+    url: str,
+    *,
+    places: int = 4,
+    max_waiting: int = 16,
+    template: str = TEMPLATE,
+    cache: ResponseCache | None = None,
+    embedder: Embeds | None = None,
+) -> Served:
+    """A model that takes 50 words and gives 40, served at `url`."""
+    made = ChatTemplate(template)
+    return Served(
+        name="tiny",
+        created=1,
+        deployment="digest",
+        plain=AsyncClient(url, template=made),
+        template=made,
+        tokenizer=Words(),
+        bounds=Bounds(max_input_tokens=50, max_output_tokens=40),
+        admission=Admission(places, max_waiting=max_waiting),
+        cache=cache,
+        embedder=embedder,
+    )
 
 
 class Running:
@@ -56,27 +84,25 @@ def start(tmp_path: Path) -> Iterator[Start]:
     stack = ExitStack()
 
     def start(
-        reply: Reply | None = None,
+        reply: Reply | Sequence[Reply] | None = None,
         *,
         tenants: Tenants | None = None,
-        places: int = 4,
-        max_waiting: int = 16,
         cached: bool = False,
+        model: Any = None,
+        spans: Spans | None = None,
+        log_as_json: bool = False,
+        **settings: Any,
     ) -> Running:
-        upstream = stack.enter_context(FakeServer(reply or Reply()))
-        served = Served(
-            name="tiny",
-            created=1,
-            deployment="digest",
-            plain=AsyncClient(upstream.url),
-            template=ChatTemplate(TEMPLATE),
-            tokenizer=Words(),
-            bounds=Bounds(max_input_tokens=50, max_output_tokens=40),
-            admission=Admission(places, max_waiting=max_waiting),
-            cache=ResponseCache(SqliteBackend(tmp_path / "cache.db")) if cached else None,
+        upstream = stack.enter_context(FakeServer(reply or Reply(), model=model))
+        cache = ResponseCache(SqliteBackend(tmp_path / "cache.db")) if cached else None
+        served = tiny(upstream.url, cache=cache, **settings)
+        gateway = Gateway(
+            {"tiny": served},
+            tenants or Tenants(),
+            max_body_bytes=10_000,
+            spans=spans,
+            log_as_json=log_as_json,
         )
-        served.plain.template = served.template
-        gateway = Gateway({"tiny": served}, tenants or Tenants(), max_body_bytes=10_000)
         server = GatewayServer(gateway, "127.0.0.1", 0, drain_s=2)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()

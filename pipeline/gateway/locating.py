@@ -1,0 +1,86 @@
+"""From the recipes that a gateway is to serve to their packages and to the Triton servers that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.client import ChatTemplate
+from pipeline.errors import UserError
+from pipeline.gateway.tools.dialect import dialect_of
+from pipeline.progress import Silent
+from pipeline.recipe import Recipe, load_recipe
+from pipeline.stages import Builder, prepare
+from pipeline.store import Store
+from pipeline.triton.deployment import Deployment
+from pipeline.triton.running import RunningServer
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """One model: how it was packaged, and where it runs."""
+
+    recipe: Recipe
+    package: Path
+    urls: tuple[str, ...]  # host:port of the gRPC of each server that runs it
+
+    def describe(self) -> dict[str, Any]:
+        """What requests will meet, for people and programs."""
+        deployment = Deployment.load(self.package)
+        dialect = dialect_of(ChatTemplate.from_directory(self.package / deployment.tokenizer_dir))
+        limits, cache = deployment.limits, self.recipe.cache
+        return {
+            "model": self.recipe.name,
+            "endpoints": list(self.urls),
+            "entry_model": deployment.entry_model,
+            "deployment": deployment.digest,
+            "max_input_tokens": limits.max_input_tokens,
+            "max_output_tokens": limits.max_output_tokens,
+            "max_concurrency": limits.max_concurrency,
+            "tool_calls": dialect.name if dialect else None,
+            "cache": cache.backend.kind if cache.enabled else None,
+            "embeddings": cache.enabled and cache.semantic is not None,
+        }
+
+
+def locate(
+    names: Sequence[str], overrides: Sequence[str], shelf: Store, endpoints: Mapping[str, Sequence[str]]
+) -> list[Located]:
+    """All of them; `endpoints`: name of a recipe -> servers elsewhere that run it.
+
+    Raises:
+        InvalidInput: a recipe has faults.
+        UserError: with every recipe that is named twice, not built or not served, and every endpoint of none.
+    """
+    recipes = [load_recipe(name, overrides) for name in names]
+    known = [recipe.name for recipe in recipes]
+    faults = [f"{name}: is named twice" for name in sorted({name for name in known if known.count(name) > 1})]
+    faults += [
+        f"--endpoint {name}=…: is none of the recipes ({', '.join(known)})"
+        for name in endpoints
+        if name not in known
+    ]
+    found = []
+    for given, recipe in zip(names, recipes, strict=True):
+        try:
+            found.append(_locate(given, recipe, shelf, endpoints.get(recipe.name, ())))
+        except UserError as error:
+            faults.append(str(error))
+    if faults:
+        raise UserError("\n".join(faults))
+    return found
+
+
+def _locate(given: str, recipe: Recipe, shelf: Store, urls: Sequence[str]) -> Located:
+    if urls:
+        prepared = prepare(recipe, shelf, offline=True)
+        package = Builder(prepared.plan, shelf, prepared.work(Silent(), shelf), Silent()).finished().path
+        return Located(recipe, package, tuple(urls))
+    running = RunningServer.find(shelf.running, recipe.name)
+    if running is None:
+        raise UserError(
+            f"{recipe.name}: is not served here; pipeline serve {given}, or --endpoint {recipe.name}=HOST:PORT"
+        )
+    return Located(recipe, running.deployment.parent, (running.grpc_url,))
