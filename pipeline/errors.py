@@ -16,6 +16,7 @@ The client has a family of its own (`pipeline.client.errors`), because it is ins
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -57,8 +58,12 @@ class Fault:
         return f"{text} [{self.rule}]" if self.rule else text
 
 
+_PASSWORD = re.compile(r"(://[^/@:]*:)[^/@]+@")  # of an address: what is wrong with it is shown without
+
+
 def _short(value: object, limit: int = 60) -> str:
     text = repr(value) if not isinstance(value, str) else value
+    text = _PASSWORD.sub(r"\1…@", text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

@@ -59,6 +59,11 @@ def open_backend(
     return SqliteBackend(file_of(place), capacity, codec=codec)
 
 
+def is_file(place: str | Path) -> bool:
+    """Whether an address is that of a file."""
+    return _scheme(place) in ("", *FILES)
+
+
 def file_of(place: str | Path) -> Path:
     """The file that a path or the URL of a file names.
 

@@ -72,6 +72,12 @@ class Vault:
             self._count(key, error)
             return None
 
+    def both(self, turn: bytes, answer: bytes, key: bytes) -> tuple[str, Entry] | None:
+        """The question and the entry, or None if one of them cannot be read."""
+        question = self.turn(turn, key)
+        entry = None if question is None else self.entry(answer, key)
+        return None if question is None or entry is None else (question, entry)
+
     def turn(self, turn: bytes, key: bytes) -> str | None:
         """The question, or None if it cannot be read."""
         try:

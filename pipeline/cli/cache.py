@@ -1,4 +1,4 @@
-"""`pipeline cache`: what the response cache of a deployment keeps, whether it may keep it, and getting rid of it."""
+"""`pipeline cache`: what a response cache keeps, whether it may keep it, and getting rid of it."""
 
 from __future__ import annotations
 
@@ -7,42 +7,110 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
 from pipeline.cache.backend import Backend, BackendDown, Kept, Which
+from pipeline.cache.key import tenant_id
 from pipeline.cache.redaction import Redaction
-from pipeline.cli.options import recipe_argument, store_option
+from pipeline.cli.options import set_option, store_option
 from pipeline.errors import UserError
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 
 
-def of_recipe(function: Callable[..., Any]) -> Callable[..., Any]:
-    """RECIPE, --set and --store."""
-    return recipe_argument(store_option(function))
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The cache that a command is about."""
+
+    text: str  # a recipe, or an address
+    overrides: tuple[str, ...]
+    store: Path | None
+    name: str
+
+    @contextmanager
+    def opened(self) -> Iterator[Backend]:
+        """Its backend. Raises UserError where there is none, or it cannot be used."""
+        try:
+            backend = self._of_address() if _ADDRESS.search(self.text) else self._of_recipe()
+        except (BackendDown, ValueError) as error:
+            raise UserError(f"the response cache cannot be used: {error}") from error
+        try:
+            yield backend
+        except BackendDown as error:
+            raise UserError(f"the response cache cannot be used: {error}") from error
+        finally:
+            backend.close()
+
+    def _of_address(self) -> Backend:
+        from pipeline.cache.backends import file_of, is_file, open_backend
+        from pipeline.cache.sealing import codec_of
+
+        if is_file(self.text) and not file_of(self.text).is_file():
+            raise UserError(f"there is no response cache ({file_of(self.text)})")
+        return open_backend(self.text, name=self.name, codec=codec_of())
+
+    def _of_recipe(self) -> Backend:
+        from pipeline.gateway.setup import cache_place, recipe_backend
+        from pipeline.recipe import load_recipe
+        from pipeline.store import Store
+
+        recipe, caches = load_recipe(self.text, self.overrides), Store.at(self.store).caches
+        place = cache_place(recipe, caches)
+        if isinstance(place, Path) and not place.is_file():
+            raise UserError(f"{recipe.name} has no response cache here yet ({place})")
+        return recipe_backend(recipe, caches)
+
+
+_ADDRESS = re.compile(r"://|\.db$")
+
+
+def of_cache(function: Callable[..., Any]) -> Callable[..., Any]:
+    """RECIPE or ADDRESS, with what belongs to it, as `target`."""
+
+    @click.argument("cache", metavar="RECIPE|ADDRESS")
+    @click.option(
+        "--name",
+        default="pipeline",
+        show_default=True,
+        metavar="NAME",
+        help="Which cache of a server, if its ADDRESS is given: mostly the name of a recipe.",
+    )
+    @set_option
+    @store_option
+    @wraps(function)
+    def of_target(
+        *args: Any, cache: str, name: str, overrides: tuple[str, ...], store: Path | None, **kwargs: Any
+    ) -> Any:
+        return function(*args, target=Target(cache, overrides, store, name), **kwargs)
+
+    return of_target
 
 
 @click.group(name="cache")
 def command() -> None:
     """Look after the answers that a deployment's response cache keeps.
 
-    The cache is that of RECIPE's `cache` section, whether it is enabled there or not.
+    The cache is that of RECIPE's `cache` section, whether it is enabled there or not; or the one at an ADDRESS, such as
+    answers.db, redis://host:6379/0, postgresql://user@host/database or qdrant://host:6333. A password is taken from
+    $PIPELINE_CACHE_PASSWORD, and the key of an encrypted cache from $PIPELINE_CACHE_KEY.
     """
 
 
 @command.command()
-@of_recipe
+@of_cache
 @json_option
-def stats(recipe: str, overrides: tuple[str, ...], store: Path | None, as_json: bool) -> None:
+def stats(target: Target, as_json: bool) -> None:
     """How full the cache is, and where it lies."""
     from pipeline.store import human_bytes
 
-    with _backend(recipe, overrides, store) as backend:
+    with target.opened() as backend:
         fill, place = backend.fill(), backend.describe()
     if as_json:
         oldest = None if fill.oldest is None else _time(fill.oldest)
@@ -65,15 +133,13 @@ def stats(recipe: str, overrides: tuple[str, ...], store: Path | None, as_json: 
 
 
 @command.command()
-@of_recipe
+@of_cache
 @json_option
 @click.option("--limit", default=20, show_default=True, help="Most entries to show, the newest first.")
 @click.option("--key", metavar="KEY", help="Only the entry whose key begins so, with its whole answer.")
-def show(
-    recipe: str, overrides: tuple[str, ...], store: Path | None, as_json: bool, limit: int, key: str | None
-) -> None:
+def show(target: Target, as_json: bool, limit: int, key: str | None) -> None:
     """Show questions and answers."""
-    with _backend(recipe, overrides, store) as backend:
+    with target.opened() as backend:
         found = [kept for kept in backend.items() if key is None or kept.key.hex().startswith(key)][:limit]
     if key is not None and not found:
         raise UserError(f"no answer has a key that begins with {key}")
@@ -88,83 +154,87 @@ def show(
 
 
 @command.command()
-@of_recipe
+@of_cache
 @json_option
-def audit(recipe: str, overrides: tuple[str, ...], store: Path | None, as_json: bool) -> None:
-    """Hold every answer against the patterns of what may not be kept; exit code 1 if one holds such a thing."""
+def audit(target: Target, as_json: bool) -> None:
+    """Hold every answer against the patterns of what may not be kept.
+
+    The exit code is 1 if one holds such a thing, or cannot be read.
+    """
     redaction, held = Redaction(), []
     checked = 0
-    with _backend(recipe, overrides, store) as backend:
+    with target.opened() as backend:
         for kept in backend.items():
             checked += 1
             objection = redaction.objection(kept.turn, kept.entry.text)
             if objection is not None:
                 held.append({"key": kept.key.hex(), "holds": objection, "created": _time(kept.entry.created)})
+        unreadable = backend.unreadable()
     if as_json:
-        _print({"checked": checked, "held": held})
+        _print({"checked": checked, "held": held, "unreadable": unreadable})
     else:
         for row in held:
             click.echo(f"{row['key'][:12]}  {row['created']}  holds {row['holds']}")
         click.echo(f"{checked} answers checked, {len(held)} hold what may not be kept", err=True)
-    sys.exit(1 if held else 0)
+        if unreadable:
+            click.echo(
+                "Some entries cannot be read: damaged, or sealed with another key than $PIPELINE_CACHE_KEY",
+                err=True,
+            )
+    sys.exit(1 if held or unreadable else 0)
 
 
 @command.command()
-@of_recipe
+@of_cache
 @click.option("--older-than", metavar="AGE", help="Only what is older, such as 90s, 15m, 24h or 7d.")
+@click.option("--tenant", metavar="NAME", help="Only what was kept for this tenant.")
+@click.option("--engine", metavar="ENGINE", help="Only what this engine answered, as `show --json` names it.")
+@click.option(
+    "--scope", metavar="SCOPE", help="Only what may answer the same conversation, as `show --json` names it."
+)
 @click.option("--key", metavar="KEY", help="Only the entry whose key begins so.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def purge(
-    recipe: str,
-    overrides: tuple[str, ...],
-    store: Path | None,
+    target: Target,
     older_than: str | None,
+    tenant: str | None,
+    engine: str | None,
+    scope: str | None,
     key: str | None,
     yes: bool,
 ) -> None:
-    """Remove answers: all of them, unless an option says which."""
-    before = None if older_than is None else datetime.now(UTC).timestamp() - _seconds(older_than)
-    with _backend(recipe, overrides, store) as backend:
+    """Remove answers: all of them, unless options say which; then those that are all of it."""
+    given = {"older than": older_than, "of tenant": tenant, "of engine": engine, "of scope": scope}
+    chosen = " ".join(f"{name} {value}" for name, value in given.items() if value is not None)
+    if key and chosen:
+        raise click.UsageError("--key names one answer: it goes with no other option")
+    which = Which(
+        scope=_id(scope, "--scope"),
+        engine=_id(engine, "--engine"),
+        tenant=None if tenant is None else tenant_id(tenant),
+        before=None if older_than is None else datetime.now(UTC).timestamp() - _seconds(older_than),
+    )
+    with target.opened() as backend:
         keys = [kept.key for kept in backend.items() if key is not None and kept.key.hex().startswith(key)]
         if key is not None and len(keys) != 1:
             raise UserError(f"{len(keys)} answers have a key that begins with {key}: name one")
-        what = "this answer" if key else f"answers older than {older_than}" if older_than else "all answers"
+        what = "this answer" if key else f"answers {chosen}" if chosen else "all answers"
         if not yes:
-            click.confirm(f"Remove {what} of {recipe}?", abort=True)
-        gone = backend.remove(keys) if key is not None else backend.purge(Which(before=before))
+            click.confirm(f"Remove {what} of {target.text}?", abort=True)
+        gone = backend.remove(keys) if key is not None else backend.purge(which)
     click.echo(f"{gone} removed")
 
 
 @command.command()
-@of_recipe
+@of_cache
 @click.option(
     "--output", type=click.File("w", encoding="utf-8"), default="-", help="By default standard output."
 )
-def export(recipe: str, overrides: tuple[str, ...], store: Path | None, output: Any) -> None:
+def export(target: Target, output: Any) -> None:
     """Write every question with its answer, a JSON object a line."""
-    with _backend(recipe, overrides, store) as backend:
+    with target.opened() as backend:
         for kept in backend.items():
             output.write(json.dumps(_row(kept), ensure_ascii=False) + "\n")
-
-
-@contextmanager
-def _backend(recipe: str, overrides: tuple[str, ...], store: Path | None) -> Iterator[Backend]:
-    from pipeline.gateway.setup import cache_file, open_backend
-    from pipeline.recipe import load_recipe
-    from pipeline.store import Store
-
-    loaded = load_recipe(recipe, overrides)
-    file = cache_file(loaded, Store.at(store).caches)
-    if loaded.cache.backend.kind == "sqlite" and not file.is_file():
-        raise UserError(f"{loaded.name} has no response cache here yet ({file})")
-    try:
-        backend = open_backend(loaded.cache, file)
-        try:
-            yield backend
-        finally:
-            backend.close()
-    except BackendDown as error:
-        raise UserError(f"the response cache cannot be used: {error}") from error
 
 
 def _row(kept: Kept) -> dict[str, Any]:
@@ -172,6 +242,7 @@ def _row(kept: Kept) -> dict[str, Any]:
     return {
         "key": kept.key.hex(),
         "scope": kept.scope.hex(),
+        "engine": kept.engine.hex(),
         "question": kept.turn,
         "answer": entry.text,
         "created": _time(entry.created),
@@ -180,6 +251,13 @@ def _row(kept: Kept) -> dict[str, Any]:
         "output_tokens": entry.output_tokens,
         "embedded": kept.has_vector,
     }
+
+
+def _id(text: str | None, option: str) -> bytes | None:
+    try:
+        return None if text is None else bytes.fromhex(text)
+    except ValueError:
+        raise click.BadParameter(f"{text}: write it as `show --json` does", param_hint=option) from None
 
 
 def _seconds(age: str) -> float:

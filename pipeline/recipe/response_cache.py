@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, ConfigDict, Field
 
 from pipeline.recipe.section import Section, refusal, require_tag
 
-_URL = re.compile(r"rediss?://\S+")
+PASSWORD = "PIPELINE_CACHE_PASSWORD"  # environment variable, read where the cache is used
 
 
-def _url(text: str) -> str:
-    if not _URL.fullmatch(text):
-        raise refusal(
-            "is not the address of a Redis server", "write redis://host:6379/0, or rediss:// for TLS"
-        )
-    return text
+def _address(schemes: str, server: str, example: str) -> tuple[AfterValidator, Any]:
+    """What an address of a server is checked by, for the loader and for the JSON schema."""
+    pattern = rf"({schemes})://\S+"
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise refusal(f"is not the address of a {server} server", f"write {example}")
+        if urlsplit(text).password is not None:
+            raise refusal("holds a password", f"leave it out, and set {PASSWORD} where the cache is used")
+        return text
+
+    return AfterValidator(check), Field(json_schema_extra={"pattern": f"^{pattern}$"})
 
 
-Url = Annotated[str, AfterValidator(_url), Field(json_schema_extra={"pattern": f"^{_URL.pattern}$"})]
+RedisUrl = Annotated[
+    str,
+    *_address(
+        "rediss?|valkeys?",
+        "Redis or Valkey",
+        "redis://host:6379/0, or rediss:// for TLS; valkey:// is the same",
+    ),
+]
+PostgresUrl = Annotated[
+    str, *_address("postgresql|postgres", "PostgreSQL", "postgresql://user@host:5432/database")
+]
+QdrantUrl = Annotated[str, *_address("qdrants?", "Qdrant", "qdrant://host:6333, or qdrants:// for TLS")]
 
 
 class SemanticLookup(Section):
@@ -41,10 +59,26 @@ class SqliteBackend(Section):
 
 
 class RedisBackend(Section):
-    """A Redis or Valkey server, shared between machines."""
+    """A Redis or Valkey server, shared between machines. Its query engine, where it has one, finds what is near."""
 
     kind: Literal["redis"] = Field(description="Which backend this is.")
-    url: Url = Field(description="Address of the server.", examples=["redis://host:6379/0"])
+    url: RedisUrl = Field(description="Address of the server.", examples=["redis://host:6379/0"])
+
+
+class PgvectorBackend(Section):
+    """A PostgreSQL server with pgvector 0.8 or later, shared between machines."""
+
+    kind: Literal["pgvector"] = Field(description="Which backend this is.")
+    url: PostgresUrl = Field(
+        description="Address of the database.", examples=["postgresql://user@host:5432/database"]
+    )
+
+
+class QdrantBackend(Section):
+    """A Qdrant server, shared between machines. It cannot hold an encrypted cache."""
+
+    kind: Literal["qdrant"] = Field(description="Which backend this is.")
+    url: QdrantUrl = Field(description="Address of the server.", examples=["qdrant://host:6333"])
 
 
 class ResponseCache(Section):
@@ -58,6 +92,6 @@ class ResponseCache(Section):
         default=False, description="Keep sampled answers too, not only greedy and seeded ones."
     )
     semantic: SemanticLookup | None = Field(default=None, description="Semantic lookup; off without it.")
-    backend: Annotated[SqliteBackend | RedisBackend, Field(discriminator="kind")] = Field(
-        default_factory=SqliteBackend, description="Where answers are kept."
-    )
+    backend: Annotated[
+        SqliteBackend | RedisBackend | PgvectorBackend | QdrantBackend, Field(discriminator="kind")
+    ] = Field(default_factory=SqliteBackend, description="Where answers are kept.")

@@ -85,10 +85,14 @@ CASES = {
         "r.yaml:6: runtime.tensor_parallel = 2: is not a key (it belongs to runtime.kind tensorrt or pytorch; "
         "allowed here: kind, threads, kv_cache_mib, precision, speculation, simulate_activations)"),
     "unknown backend": (None, "cache: {backend: {kind: redsi}}\n",
-        "r.yaml:10: cache.backend.kind = redsi: is not known (did you mean redis? one of sqlite, redis)"),
+        "r.yaml:10: cache.backend.kind = redsi: is not known (did you mean redis? one of sqlite, redis, pgvector, "
+        "qdrant)"),
     "pattern": (None, "cache: {backend: {kind: redis, url: host}}\n",
-        "r.yaml:10: cache.backend.url = host: is not the address of a Redis server (write redis://host:6379/0, "
-        "or rediss:// for TLS)"),
+        "r.yaml:10: cache.backend.url = host: is not the address of a Redis or Valkey server (write "
+        "redis://host:6379/0, or rediss:// for TLS; valkey:// is the same)"),
+    "password": (None, "cache: {backend: {kind: pgvector, url: 'postgresql://ada:secret@db/x'}}\n",
+        "r.yaml:10: cache.backend.url = postgresql://ada:…@db/x: holds a password (leave it out, and set "
+        "PIPELINE_CACHE_PASSWORD where the cache is used)"),
     "name": ("name: small", "name: Small Model",
         'r.yaml:1: name = Small Model: is not a name (write at most 63 lower-case letters, digits, "-" and ".", like '
         "llama-3.1-8b-fp8)"),

@@ -126,9 +126,9 @@ class PgvectorBackend:
             below,
         ):
             for _, key, scope, engine, tenant, turn, answer, used, embedded in page:
-                question, entry = self._vault.turn(turn, key), self._vault.entry(answer, key)
-                if question is not None and entry is not None:
-                    yield Kept(key, scope, engine, tenant, question, entry, used, embedded)
+                opened = self._vault.both(turn, answer, key)
+                if opened is not None:
+                    yield Kept(key, scope, engine, tenant, *opened, used, embedded)
             below = page[-1][0]
 
     def removals(self) -> int:

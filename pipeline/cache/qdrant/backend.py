@@ -299,11 +299,10 @@ class QdrantBackend:
 
     def _kept(self, point: Any, account: _Account) -> Iterator[Kept]:
         key = _key(point.id)
-        question = self._vault.turn(_bytes(point, "turn"), key)
-        entry = self._vault.entry(_bytes(point, "answer"), key)
-        if question is not None and entry is not None:
+        opened = self._vault.both(_bytes(point, "turn"), _bytes(point, "answer"), key)
+        if opened is not None:
             scope, engine, tenant = (bytes.fromhex(point.payload[id]) for id in _IDS)
-            yield Kept(key, scope, engine, tenant, question, entry, account.used, account.embedded)
+            yield Kept(key, scope, engine, tenant, *opened, account.used, account.embedded)
 
     def _filter(self, which: Which) -> Any:
         models = self._models

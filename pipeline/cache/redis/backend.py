@@ -206,11 +206,11 @@ class RedisBackend:
         for key, (*ids, turn, answer), use, account in zip(keys, rows, used, known, strict=True):
             if not (all(ids) and turn and answer and use and account):
                 continue  # expired, or gone since the page was read
-            question, entry = self._vault.turn(turn, key), self._vault.entry(answer, key)
-            if question is not None and entry is not None:
+            opened = self._vault.both(turn, answer, key)
+            if opened is not None:
                 scope, engine, tenant = (bytes.fromhex(id.decode()) for id in ids)
                 embedded = account.split()[1] == b"1"
-                yield Kept(key, scope, engine, tenant, question, entry, float(use), embedded)
+                yield Kept(key, scope, engine, tenant, *opened, float(use), embedded)
 
     def _touch(self, key: bytes, now: float) -> None:
         self._touched[key] = now

@@ -127,9 +127,9 @@ class SqliteBackend:
             if not rows:
                 return
             for _, key, scope, engine, tenant, turn, answer, used, has_vector in rows:
-                opened, question = self._vault.entry(answer, key), self._vault.turn(turn, key)
-                if opened is not None and question is not None:
-                    yield Kept(key, scope, engine, tenant, question, opened, used, bool(has_vector))
+                opened = self._vault.both(turn, answer, key)
+                if opened is not None:
+                    yield Kept(key, scope, engine, tenant, *opened, used, bool(has_vector))
             below = rows[-1][0]
 
     def removals(self) -> int:
