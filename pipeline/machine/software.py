@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from pipeline.errors import ServerError
 from pipeline.machine.asking import ask
+from pipeline.planning.machine_facts import SoftwareFacts
 
 _DEADLINE_S = 120.0
 _QUESTION = """
@@ -46,6 +47,10 @@ class Software:
         None  # of those that were asked for, the ones that are there; None: unknown
     )
     own: bool = False  # whether it is that of this machine, whose limits then count, too
+
+    def facts(self) -> SoftwareFacts:
+        """As rules look at it."""
+        return SoftwareFacts(self.tensorrt_llm, self.tensorrt, self.release, self.missing, self.programs)
 
 
 def software_here(

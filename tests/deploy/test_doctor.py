@@ -57,7 +57,7 @@ def obstacles(said: Verdict) -> Mapping[str, list[str]]:
 def test_a_host_with_docker_and_the_gpu_builds_and_deploys_in_containers() -> None:
     said = verdict("llama-3.1-8b-fp8", h100s(1))
     assert said.runnable
-    assert obstacles(said) == {"build": [], "local": ["Triton", "TensorRT-LLM"], "docker": []}
+    assert obstacles(said) == {"build": [], "local": ["port.version", "Triton"], "docker": []}
     assert (said.runtime, said.gpus, said.gpu) == ("tensorrt", 1, "h100-sxm-80g")
 
 

@@ -8,8 +8,8 @@ from pipeline.deploy.doctor.report import Check, State
 from pipeline.machine.disks import Disk
 from pipeline.machine.gpus import GpuSeen
 from pipeline.machine.inventory import Inventory
-from pipeline.machine.products import contract_name
 from pipeline.machine.topology import Topology
+from pipeline.planning.gpu_names import contract_name
 from pipeline.store import human_bytes
 
 _LEAST_SHM = 1 << 30  # Docker's own default is 64 MiB

@@ -9,22 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from pipeline.contracts.rules import rules
 from pipeline.deploy.doctor import needs
 from pipeline.deploy.doctor.report import Obstacle, Verdict, Way, WayName
 from pipeline.errors import InvalidInput
 from pipeline.machine.inventory import Inventory
 from pipeline.machine.packages import Extra
 from pipeline.planning.machine_facts import MachineFacts
+from pipeline.planning.model_facts import known_models
 from pipeline.planning.parallelism import parallelism
 from pipeline.planning.plan import TARGET
 from pipeline.planning.preflight import Finding, findings
+from pipeline.planning.preflight.judging import machine_findings
+from pipeline.planning.preflight.needs import needs_of
+from pipeline.planning.preflight.subject import subject
 from pipeline.recipe import Recipe
 
 _ALL: tuple[WayName, ...] = ("build", "local", "docker")
 _SERVING: tuple[WayName, ...] = ("local", "docker")
 _ABOUT: dict[str, tuple[WayName, ...]] = {  # rule -> the ways that it is about; of all others, all
     "host.disk": ("build",),
-    "host.memory": ("build",),
+    "host.memory": _SERVING,  # an error is about the KV cache alone
     "host.shm": ("local",),  # containers are given their own
     "host.memlock": ("local",),
     "port.version": ("local",),
@@ -32,7 +37,7 @@ _ABOUT: dict[str, tuple[WayName, ...]] = {  # rule -> the ways that it is about;
     "source.missing": ("build",),
     "host.container": ("local",),
 }
-_OF_GPUS = ("host.gpus", "port.arch", "host.gpu_memory", "host.driver")
+_OF_GPUS = frozenset(one.id for one in rules() if one.group == "devices")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ class Found:
 def judge(name: str, recipe: Recipe, found: Found) -> Verdict:
     """Whether a recipe can be built and deployed here."""
     said = findings(recipe, machine=found.facts(recipe))
-    refusing = [finding for finding in said if finding.severity == "error"]
+    refusing = [finding for finding in (*said, *_installed(recipe, found)) if finding.severity == "error"]
     names: tuple[WayName, ...] = ("build", "local") if recipe.runtime.kind == "cpu" else _ALL
     ways = []
     for way in names:
@@ -85,6 +90,15 @@ def unreadable(name: str, error: InvalidInput) -> Verdict:
 def _way(name: WayName, obstacles: Iterable[Obstacle]) -> Way:
     unique = tuple(dict.fromkeys(obstacles))
     return Way(name, not unique, unique)
+
+
+def _installed(recipe: Recipe, found: Found) -> tuple[Finding, ...]:
+    """What is installed here, judged as if it had to serve at once."""
+    software = found.machine.software
+    if software is None:
+        return ()
+    wanted = replace(needs_of(subject(recipe, known_models(recipe))), starts=True)
+    return machine_findings(wanted, MachineFacts(software=software.facts()))
 
 
 def _about(rule: str, recipe: Recipe) -> tuple[WayName, ...]:

@@ -80,18 +80,9 @@ def native_server(recipe: Recipe, found: Inventory) -> Iterator[Obstacle]:
     """A Triton with TensorRT-LLM outside of a container of ours: only NVIDIA's images have one."""
     runtime = recipe.runtime
     assert isinstance(runtime, TensorRTRuntime | PyTorchRuntime), "a CPU recipe has the embedded server"
-    inside = "pipeline deploy RECIPE --target docker"
     if found.triton is not None and found.triton.path is None:
+        inside = "pipeline deploy RECIPE --target docker"
         yield Obstacle("Triton", f"there is no {launching(runtime.version).server}", inside)
-    have = found.software.tensorrt_llm if found.software is not None else runtime.version
-    if have is None:
-        yield Obstacle("TensorRT-LLM", "it is not installed", inside)
-    elif have != runtime.version:
-        yield Obstacle(
-            "TensorRT-LLM",
-            f"{have} is installed, the recipe wants {runtime.version}",
-            f"{inside}; or set runtime.version to {have}",
-        )
 
 
 def container(found: Inventory) -> Iterator[Obstacle]:
