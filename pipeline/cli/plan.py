@@ -1,41 +1,72 @@
-"""`pipeline plan`: what a build would make, without making it."""
+"""`pipeline plan`: know before you build."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
 
-from pipeline.cli.options import allow_option, recipe_argument, store_option
+from pipeline.cli.options import allow_option, set_option, store_option
+from pipeline.errors import UserError
 
 
 @click.command(name="plan")
-@recipe_argument
+@click.argument("recipe", metavar="RECIPE", required=False)
+@set_option
+@click.option("--gpu", metavar="NAME", help="As --set runtime.gpu=NAME: try another GPU.")
 @store_option
 @click.option("--until", default="package", show_default=True, metavar="STEP", help="Plan up to this step.")
 @allow_option
 @click.option("--offline", is_flag=True, help="Ask no hub; use what the store has.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: every key with all that it is made from.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON: every figure with its formula and its sources."
+)
+@click.option(
+    "--check-model",
+    is_flag=True,
+    help="Compare the memory model with published measurements; needs no RECIPE.",
+)
 def command(
-    recipe: str,
+    recipe: str | None,
     overrides: tuple[str, ...],
+    gpu: str | None,
     store: Path | None,
     until: str,
     allowed: frozenset[str],
     offline: bool,
     as_json: bool,
+    check_model: bool,
 ) -> None:
-    """Print the steps that `pipeline build RECIPE` would run, and which of them the store has already.
+    """Say what RECIPE comes to before anything is made: whether it fits into memory, what `pipeline build` would make,
+    and what speaks against it. Nothing is downloaded but the config.json and the headers of models that are not known.
+
+    Exit code 2 if it does not fit, or a build would be refused.
 
     \b
-    pipeline plan tiny-cpu
-    pipeline plan tiny-cpu --set quantization.format=int4_awq --json
+    pipeline plan llama-3.1-8b-fp8
+    pipeline plan llama-3.3-70b-fp8 --gpu h200-sxm-141g --set runtime.tensor_parallel=2
+    pipeline plan tiny-cpu --json
+    pipeline plan --check-model
     """
-    from pipeline.cli.tables import plan_json, plan_table
+    from pipeline.cli.plan_accuracy import accuracy_page
+    from pipeline.cli.plan_bars import Look
+    from pipeline.cli.plan_page import document, page
     from pipeline.recipe import load_recipe
-    from pipeline.stages import prepare
+    from pipeline.stages.outlook import look_ahead
     from pipeline.store import Store
 
+    if check_model:
+        click.echo(accuracy_page(as_json=as_json))
+        return
+    if recipe is None:
+        raise UserError("name a RECIPE (pipeline recipes ls), or give --check-model")
+    if gpu is not None:
+        overrides = (*overrides, f"runtime.gpu={gpu}")
     shelf = Store.at(store)
-    prepared = prepare(load_recipe(recipe, overrides), shelf, offline=offline, allowed=allowed)
-    click.echo((plan_json if as_json else plan_table)(prepared.plan, shelf, until, prepared.findings))
+    outlook = look_ahead(load_recipe(recipe, overrides), shelf, offline=offline, allowed=allowed)
+    if outlook.plan is not None and until not in outlook.plan:
+        raise UserError(f"no step {until!r}; this build has {', '.join(step.name for step in outlook.plan)}")
+    click.echo(document(outlook, shelf, until) if as_json else page(outlook, shelf, until, Look.of_output()))
+    if outlook.refused:
+        sys.exit(UserError.exit_code)

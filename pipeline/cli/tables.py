@@ -3,33 +3,46 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from pipeline.planning.plan import Plan
 from pipeline.planning.preflight import Finding
 from pipeline.stages import demanded
-from pipeline.store import Store, human_bytes
+from pipeline.store import Artifact, Store, human_bytes
 
 
 def plan_table(plan: Plan, store: Store, until: str, findings: Sequence[Finding] = ()) -> str:
-    """One line a step: what is there, what a build would make, and under which name."""
+    """What a build would make; `pipeline plan` says more."""
     lines = [f"{plan.recipe.name}, runtime {plan.recipe.runtime.kind}, store {store.root}", ""]
-    lines.append(f"  {'step':<18}{'state':<12}{'size':>10}  artifact")
-    for step, artifact, needed in demanded(plan, store, until):
-        state = "in store" if artifact else ("to make" if needed else "not needed")
-        size = human_bytes(artifact.manifest.total_bytes) if artifact else ""
-        lines.append(f"  {step.name:<18}{state:<12}{size:>10}  {step.key.name}")
-    lines += ["", *(f"  {_marked(finding)}" for finding in findings)] if findings else []
+    lines += step_lines(plan, store, until)
+    lines += ["", *(f"  {marked(finding)}" for finding in findings)] if findings else []
     return "\n".join(lines)
 
 
 def plan_json(plan: Plan, store: Store, until: str, findings: Sequence[Finding] = ()) -> str:
     """The same, with all that each key is made from."""
-    steps = [
+    said = [asdict(finding) for finding in findings]
+    steps = step_rows(plan, store, until)
+    return json.dumps(
+        {"recipe": plan.recipe.name, "store": str(store.root), "steps": steps, "findings": said}, indent=2
+    )
+
+
+def step_lines(plan: Plan, store: Store, until: str) -> Iterator[str]:
+    """One line a step: what is there, what a build would make, and under which name."""
+    yield f"  {'step':<18}{'state':<12}{'size':>10}  artifact"
+    for step, artifact, needed in demanded(plan, store, until):
+        size = human_bytes(artifact.manifest.total_bytes) if artifact else ""
+        yield f"  {step.name:<18}{_state(artifact, needed):<12}{size:>10}  {step.key.name}"
+
+
+def step_rows(plan: Plan, store: Store, until: str) -> list[dict[str, object]]:
+    """The steps with all that their keys are made from."""
+    return [
         {
             "step": step.name,
-            "state": "in store" if artifact else ("to make" if needed else "not needed"),
+            "state": _state(artifact, needed),
             "artifact": step.key.name,
             "digest": step.key.digest,
             "settings": step.key.settings,
@@ -38,10 +51,12 @@ def plan_json(plan: Plan, store: Store, until: str, findings: Sequence[Finding] 
         }
         for step, artifact, needed in demanded(plan, store, until)
     ]
-    said = [asdict(finding) for finding in findings]
-    whole = {"recipe": plan.recipe.name, "store": str(store.root), "steps": steps, "findings": said}
-    return json.dumps(whole, indent=2)
 
 
-def _marked(finding: Finding) -> str:
+def marked(finding: Finding) -> str:
+    """A finding in one line."""
     return f"{'allowed' if finding.allowed else finding.severity}: {finding} [{finding.rule}]"
+
+
+def _state(artifact: Artifact | None, needed: bool) -> str:
+    return "in store" if artifact else ("to make" if needed else "not needed")

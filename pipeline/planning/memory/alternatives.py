@@ -76,13 +76,18 @@ def _formats(
     recipe: Recipe, runtime: TensorRTRuntime | PyTorchRuntime, demand: Demand
 ) -> Iterator[tuple[tuple[str, ...], Demand]]:
     chosen, kv_cache = recipe.quantization.format, recipe.quantization.kv_cache
+    kept: list[str] = rule("kvq.weight_combo").facts["kept_with"]
     for form in _FORMATS:
         if form == chosen or not _is_supported(runtime, form, kv_cache):
             continue
         overrides: tuple[str, ...] = (f"quantization.format={form}",)
+        changes = {"format": form}
+        if runtime.kind == "tensorrt" and kv_cache == "fp8" and form not in kept:
+            overrides += ("quantization.kv_cache=auto",)  # the builder turns off what reuse and drafts need
+            changes["kv_cache"] = demand.models[0].sizes.dtype
         if recipe.quantization.calibration is None:
             overrides += ("quantization.calibration.dataset=cnn_dailymail",)
-        yield overrides, _with_target(demand, format=form)
+        yield overrides, _with_target(demand, **changes)
 
 
 def _kv_cache(

@@ -21,6 +21,7 @@ class ModelNeed:
     block_tokens: int = 32  # of a page of the KV cache
     awq_block: int = 128
     bits: float | None = None  # average of a weight, for format auto
+    unexplained: int = 0  # weights that the checkpoint has besides those that its sizes explain
     copies_tied: bool = False  # whether an output projection that is the embedding is stored twice
 
 

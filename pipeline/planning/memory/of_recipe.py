@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.contracts import engine_memory
 from pipeline.contracts.gpus import gpu
@@ -31,12 +31,14 @@ def demand_of(
     sizes: Mapping[str, ModelSizes],
     steps: Mapping[str, StepLimits] | None = None,
     ram_bytes: int | None = None,
+    unexplained: Mapping[str, int] | None = None,
 ) -> Demand | None:
     """What the recipe puts on each GPU, or into memory on `cpu`.
 
     Args:
         sizes: role -> model; None is returned unless all models are among them.
         steps: role -> what the runtime works out.
+        unexplained: role -> weights that a checkpoint has besides those that its sizes explain.
         ram_bytes: of this machine, for `cpu`; None is returned where it is needed and not known.
 
     Raises:
@@ -46,7 +48,13 @@ def demand_of(
     if any(role not in sizes for role in roles):
         return None
     limits = steps or {}
-    needs = tuple(_need(recipe, role, sizes[role], limits.get(role, StepLimits())) for role in roles)
+    needs = tuple(
+        replace(
+            _need(recipe, role, sizes[role], limits.get(role, StepLimits())),
+            unexplained=(unexplained or {}).get(role, 0),
+        )
+        for role in roles
+    )
     runtime = recipe.runtime
     if isinstance(runtime, CpuRuntime):
         return None if ram_bytes is None else _on_cpu(recipe, runtime, needs, ram_bytes)

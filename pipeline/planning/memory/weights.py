@@ -16,11 +16,16 @@ def weight_lines(need: ModelNeed, stage: int) -> tuple[Line, ...]:
     for tensor in _held(need, stage):
         held[tensor.kind] += _bytes(tensor, need)
     sources = engine_memory.sources("weights")
-    return tuple(
+    lines = tuple(
         Line("weights", need.role, kind, size, _formula(need, kind), sources)
         for kind, size in held.items()
         if size
     )
+    if need.unexplained and stage == 0:
+        size = need.unexplained * engine_memory.dtype_bytes(need.sizes.dtype)
+        text = f"{need.unexplained} weights of the checkpoint that its config does not explain, whole on each rank"
+        lines += (Line("weights", need.role, "others", size, text, ("headers of the checkpoint's files",)),)
+    return lines
 
 
 def weight_bytes(need: ModelNeed, stage: int = 0) -> int:

@@ -1,0 +1,153 @@
+"""Gathers what `pipeline plan` prints: sightings of the models, the plan, preflight, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pipeline.errors import InvalidInput, PipelineError, SourceError, UserError
+from pipeline.machine.host import read_memory
+from pipeline.planning.memory import Alternative, MemoryPlan, StepLimits, alternatives, demand_of, plan_memory
+from pipeline.planning.memory.tensors import parameters
+from pipeline.planning.model_facts import ModelFacts
+from pipeline.planning.outlook import Outlook
+from pipeline.planning.plan import TARGET, Plan
+from pipeline.planning.preflight import Emission, Finding, allow, findings
+from pipeline.progress import Progress
+from pipeline.recipe import CpuRuntime, Recipe, load_recipe
+from pipeline.recipe.provenance import Provenance
+from pipeline.stages.judging import emission
+from pipeline.stages.sighting import Sighting, see_models
+from pipeline.stages.survey import prepare
+from pipeline.store import Store
+
+
+def look_ahead(
+    recipe: Recipe,
+    store: Store,
+    *,
+    offline: bool = False,
+    progress: Progress | None = None,
+    allowed: frozenset[str] = frozenset(),
+) -> Outlook:
+    """Everything that can be said of a recipe. Where a hub does not answer, what it would say is left out.
+
+    Raises:
+        InvalidInput: a config.json that is here, or that the hub gives, cannot be read.
+    """
+    unknown: dict[str, str] = {}
+    models = _sightings(recipe, store, offline, progress, unknown)
+    emitted = emission(recipe)
+    facts = {role: ModelFacts(one.sizes, weight_bytes=_bytes(one)) for role, one in models.items()}
+    found = allow(findings(recipe, facts, emitted=emitted), allowed)
+    memory = _memory(recipe, models, emitted, unknown)
+    plan, found = _plan(recipe, store, offline, allowed, found, unknown)
+    return Outlook(
+        recipe=recipe,
+        findings=found,
+        plan=plan,
+        memory=memory,
+        alternatives=_alternatives(recipe, memory) if memory is not None else (),
+        seen={role: _described(one) for role, one in models.items()},
+        unknown=unknown,
+    )
+
+
+def _sightings(
+    recipe: Recipe, store: Store, offline: bool, progress: Progress | None, unknown: dict[str, str]
+) -> Mapping[str, Sighting]:
+    try:
+        return see_models(recipe, store, offline=offline, progress=progress)
+    except InvalidInput:
+        raise
+    except UserError as error:
+        unknown["memory"] = str(error)
+        return see_models(recipe, store, offline=True)
+
+
+def _plan(
+    recipe: Recipe,
+    store: Store,
+    offline: bool,
+    allowed: frozenset[str],
+    found: tuple[Finding, ...],
+    unknown: dict[str, str],
+) -> tuple[Plan | None, tuple[Finding, ...]]:
+    """The plan that a build would execute, and what preflight finds once its sources are settled."""
+    if any(finding.stops for finding in found):
+        unknown["plan"] = "a build is refused, see the findings"
+        return None, found
+    try:
+        prepared = prepare(recipe, store, offline=offline, allowed=allowed)
+    except SourceError as error:
+        unknown["plan"] = str(error)
+        return None, found
+    known = {(finding.rule, finding.keys, finding.problem) for finding in found}
+    more = (one for one in prepared.findings if (one.rule, one.keys, one.problem) not in known)
+    return prepared.plan, (*found, *more)
+
+
+def _memory(
+    recipe: Recipe, models: Mapping[str, Sighting], emitted: Emission, unknown: dict[str, str]
+) -> MemoryPlan | None:
+    ram = read_memory().total_bytes if isinstance(recipe.runtime, CpuRuntime) else None
+    sizes = {role: one.sizes for role, one in models.items()}
+    try:
+        demand = demand_of(
+            recipe, sizes, _steps(emitted), ram, {role: _unexplained(one) for role, one in models.items()}
+        )
+        if demand is not None:
+            return plan_memory(demand)
+    except KeyError as error:
+        unknown["memory"] = f"{error.args[0]} is not a data type that we know"
+        return None
+    except PipelineError as error:  # a GPU that is not known, which preflight explains
+        unknown["memory"] = str(error)
+        return None
+    unknown.setdefault("memory", "offline, and the sizes of a model are not among those that we know")
+    return None
+
+
+def _alternatives(recipe: Recipe, memory: MemoryPlan) -> tuple[Alternative, ...]:
+    """Those that the recipe's rules and preflight let pass."""
+    found = alternatives(recipe, memory.demand)
+    return tuple(one for one in found if _passes(recipe.provenance, one.overrides))
+
+
+def _passes(provenance: Provenance, overrides: tuple[str, ...]) -> bool:
+    if provenance.file is None:
+        return True
+    try:
+        changed = load_recipe(provenance.file, (*provenance.overrides, *overrides))
+    except InvalidInput:
+        return False
+    return not any(finding.stops for finding in findings(changed, emitted=emission(changed)))
+
+
+def _steps(emitted: Emission) -> dict[str, StepLimits]:
+    """Role -> what the runtime asks of its engine."""
+    steps = {
+        role: StepLimits(flags["max_num_tokens"], flags["tokens_per_block"] or StepLimits().block_tokens)
+        for role, flags in emitted.engines
+    }
+    if emitted.arguments:
+        both = StepLimits(int(emitted.arguments["max_num_tokens"]))
+        steps |= {TARGET: both, "draft": both}
+    return steps
+
+
+def _unexplained(model: Sighting) -> int:
+    if model.totals is None or model.sizes.stored != "none":
+        return 0
+    return max(0, model.totals.weights - sum(parameters(model.sizes).values()))
+
+
+def _bytes(model: Sighting) -> int | None:
+    return model.totals.bytes if model.totals is not None else None
+
+
+def _described(model: Sighting) -> str:
+    count = sum(parameters(model.sizes).values())
+    if model.totals is None:
+        return f"{count:,} weights, counted from sizes that are {model.seen}"
+    types = ", ".join(model.totals.dtypes)
+    return f"{model.totals.weights:,} weights of {types}, by the headers in {model.seen}"
