@@ -73,7 +73,12 @@ class Address:
         if environ.get(PASSWORD):
             given["password"] = environ[PASSWORD]
         if self.tls:
-            given |= {"ssl": True, "ssl_cert_reqs": "required", "ssl_ca_certs": self.ca}
+            given |= {
+                "ssl": True,
+                "ssl_cert_reqs": "required",
+                "ssl_check_hostname": True,
+                "ssl_ca_certs": self.ca,
+            }
         return given
 
     def __str__(self) -> str:

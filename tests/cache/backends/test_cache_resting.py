@@ -1,0 +1,66 @@
+"""A server that does not answer is left alone for a while, longer each time."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.cache.backend import BackendDown
+from pipeline.cache.resting import Rest, Unanswered
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def ask(rest: Rest, answers: bool) -> str:
+    try:
+        with rest.attempt():
+            if not answers:
+                raise Unanswered("no answer")
+    except Unanswered:
+        return "asked in vain"
+    except BackendDown as error:
+        return "not asked" if str(error).startswith("no answer; asked again in") else str(error)
+    return "answered"
+
+
+def test_it_rests_twice_as_long_after_each_failure_up_to_a_quarter_of_a_minute() -> None:
+    clock = Clock()
+    rest = Rest(clock)
+    for pause in (0.5, 1, 2, 4, 8, 15, 15):
+        assert ask(rest, answers=False) == "asked in vain"
+        clock.now += pause - 0.01
+        assert ask(rest, answers=False) == "not asked"
+        clock.now += 0.01
+
+
+def test_one_request_tries_when_the_rest_is_over_and_the_others_wait_for_it() -> None:
+    clock = Clock()
+    rest = Rest(clock)
+    assert ask(rest, answers=False) == "asked in vain"
+    clock.now += 0.5
+    with rest.attempt():
+        assert ask(rest, answers=True) == "not asked"
+    assert ask(rest, answers=True) == "answered"
+
+
+def test_after_one_answer_all_may_ask() -> None:
+    clock = Clock()
+    rest = Rest(clock)
+    assert ask(rest, answers=False) == "asked in vain"
+    clock.now += 0.5
+    assert ask(rest, answers=True) == "answered"
+    assert ask(rest, answers=True) == "answered"
+    assert ask(rest, answers=False) == "asked in vain"
+    clock.now += 0.5  # it begins with a short rest again
+    assert ask(rest, answers=True) == "answered"
+
+
+def test_a_refusal_is_no_reason_to_rest() -> None:
+    rest = Rest(Clock())
+    with pytest.raises(BackendDown, match="full"), rest.attempt():
+        raise BackendDown("full")
+    assert ask(rest, answers=True) == "answered"
