@@ -1,0 +1,193 @@
+"""What a recipe will do before it is built: first token, time between tokens, tokens a second, and where its SLO breaks.
+
+    forecast(demand, track, work, slo)     of a demand on memory, as `planning.memory` makes it
+    forecast_recipe(recipe, demand)        at the recipe's own lengths
+
+Figures are of a roofline (`step`) with constants fitted to published figures; `Estimate` says how far to trust them.
+Not modelled: time outside the engine (network, tokenizer, Triton), reuse of prefixes, and speculation without a draft
+model (n-gram, MTP).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.contracts.releases import Track
+from pipeline.planning.memory import Demand, plan_memory
+from pipeline.planning.performance import estimate
+from pipeline.planning.performance.engine import Engine, Workload
+from pipeline.planning.performance.estimate import Estimate
+from pipeline.planning.performance.service import Load, Service
+from pipeline.planning.performance.speculation import Speculation, best_length
+from pipeline.recipe import CpuRuntime, Recipe, Slo
+
+ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)  # at which gains are listed
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What a draft does at an acceptance."""
+
+    acceptance: float
+    alone: float  # times as fast for one request
+    loaded: float  # ... at the largest load
+    best_length: int  # tokens to propose for one request
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """One deployment at one workload. All in milliseconds and tokens a second."""
+
+    gpu: str
+    gpus: int
+    work: Workload
+    sequences: int  # that memory holds from beginning to end
+    concurrency: int  # ... and the limits let in
+    slo: Slo
+    ttft_ms: Estimate  # of one request on an idle engine
+    itl_ms: Estimate  # of one request
+    curve: tuple[Load, ...]  # by requests at a time, to `concurrency`
+    within_slo: Load | None  # the largest load that meets the SLO; None: not even one request does
+    ended_by: str  # what ends it: "memory" (or the limits), "ttft", "itl"
+    acceptance: float | None  # that the figures are with; None: without a draft's gain
+    gains: tuple[Gain, ...]  # of the draft; () without one
+
+    @property
+    def tokens_per_s(self) -> Estimate | None:
+        """Output, of the whole deployment, at the largest load within the SLO."""
+        return estimate.rate(self.within_slo.tokens_per_s) if self.within_slo else None
+
+    @property
+    def tokens_per_s_per_gpu(self) -> Estimate | None:
+        whole = self.tokens_per_s
+        return whole.scaled(1 / self.gpus) if whole else None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, short figures."""
+        return {
+            "gpu": self.gpu,
+            "gpus": self.gpus,
+            "prompt_tokens": self.work.prompt_tokens,
+            "output_tokens": self.work.output_tokens,
+            "sequences": self.sequences,
+            "concurrency": self.concurrency,
+            "slo": self.slo.model_dump(mode="json"),
+            "ttft_ms": self.ttft_ms.as_json(),
+            "itl_ms": self.itl_ms.as_json(),
+            "curve": [load_json(load) for load in self.curve],
+            "within_slo": load_json(self.within_slo) if self.within_slo else None,
+            "ended_by": self.ended_by,
+            "tokens_per_s": self.tokens_per_s.as_json() if self.tokens_per_s else None,
+            "acceptance": self.acceptance,
+            "gains": [
+                {
+                    "acceptance": gain.acceptance,
+                    "alone": round(gain.alone, 2),
+                    "loaded": round(gain.loaded, 2),
+                    "best_draft_tokens": gain.best_length,
+                }
+                for gain in self.gains
+            ],
+        }
+
+
+def load_json(load: Load) -> dict[str, float]:
+    """Plain values of one load."""
+    return {
+        "batch": load.batch,
+        "ttft_p95_ms": round(load.ttft_ms, 1),
+        "itl_ms": round(load.itl_ms, 2),
+        "itl_p95_ms": round(load.itl_p95_ms, 2),
+        "tokens_per_s": round(load.tokens_per_s, 1),
+        "user_tokens_per_s": round(load.user_tokens_per_s, 1),
+    }
+
+
+def forecast(
+    demand: Demand,
+    track: Track,
+    work: Workload,
+    slo: Slo,
+    *,
+    acceptance: float | None = None,
+    draft_tokens: int = 0,
+    chunked: bool = True,
+    sequences: int | None = None,
+) -> Forecast | None:
+    """Of a demand; None if not even one request of the workload fits.
+
+    Args:
+        acceptance: of each token that the draft proposes, 0 to 1; None leaves the draft out of all but `gains`.
+        draft_tokens: that the draft proposes in a round.
+        sequences: that memory holds; by default as `planning.memory` says.
+    """
+    held = plan_memory(demand).sequences if sequences is None else sequences
+    if held < 1:
+        return None
+    engines = [Engine.of(need, demand.device, track, chunked=chunked) for need in demand.models]
+    service = _service(engines, acceptance, draft_tokens)
+    most = min(held, demand.concurrency)
+    best, ended = service.most_within(work, most, slo.ttft_p95_ms, slo.itl_p95_ms)
+    curve = tuple(service.curve(work, most))
+    return Forecast(
+        gpu=demand.device,
+        gpus=demand.ranks,
+        work=work,
+        sequences=held,
+        concurrency=most,
+        slo=slo,
+        ttft_ms=estimate.first_token(curve[0].ttft_ms),
+        itl_ms=estimate.interval(curve[0].itl_ms),
+        curve=curve,
+        within_slo=best,
+        ended_by=ended,
+        acceptance=acceptance if service.speculation else None,
+        gains=_gains(engines, draft_tokens, most, work),
+    )
+
+
+def forecast_recipe(
+    recipe: Recipe,
+    demand: Demand,
+    *,
+    acceptance: float | None = None,
+    prompt_tokens: int | None = None,
+    output_tokens: int | None = None,
+) -> Forecast | None:
+    """At the recipe's longest prompts and answers, or at those given. None for `cpu`, and where nothing fits."""
+    if isinstance(recipe.runtime, CpuRuntime):
+        return None
+    limits = recipe.limits
+    work = Workload(prompt_tokens or limits.max_input_tokens, output_tokens or limits.max_output_tokens)
+    return forecast(
+        demand,
+        recipe.runtime.kind,
+        work,
+        recipe.slo,
+        acceptance=acceptance,
+        draft_tokens=recipe.draft.max_draft_tokens if recipe.draft else 0,
+        chunked=recipe.scheduler.chunked_context,
+    )
+
+
+def _service(engines: list[Engine], acceptance: float | None, draft_tokens: int) -> Service:
+    target = engines[0]
+    if len(engines) == 1 or acceptance is None:
+        return Service(target)
+    return Service(target, Speculation(target, engines[1], draft_tokens, acceptance))
+
+
+def _gains(engines: list[Engine], draft_tokens: int, most: int, work: Workload) -> tuple[Gain, ...]:
+    if len(engines) == 1:
+        return ()
+    target, draft = engines
+    return tuple(
+        Gain(
+            acceptance,
+            Speculation(target, draft, draft_tokens, acceptance).gain(1, work.mean_context),
+            Speculation(target, draft, draft_tokens, acceptance).gain(most, work.mean_context),
+            best_length(target, draft, acceptance, 1, work.mean_context),
+        )
+        for acceptance in ACCEPTANCES
+    )

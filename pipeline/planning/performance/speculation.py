@@ -1,0 +1,64 @@
+"""What a draft gains: rounds of proposing and verifying, against one token a step.
+
+A round proposes k tokens with k steps of the draft, and verifies them with one step of the target over k + 1 tokens a
+sequence. If each proposal is accepted with probability a, whatever came before it, a round yields
+
+    1 + a + ... + a^k = (1 - a^(k+1)) / (1 - a)   tokens                (Leviathan et al., 2023, eq. 1)
+
+>>> round(accepted(0.8, 4), 2)
+3.36
+>>> accepted(0.0, 4)
+1.0
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.planning.performance.engine import Engine, Workload
+
+
+def accepted(acceptance: float, proposed: int) -> float:
+    """Tokens that a round yields, the target's own one included. `acceptance` is 0 to 1, 1 included."""
+    return float(sum(acceptance**index for index in range(proposed + 1)))
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """A target with its draft."""
+
+    target: Engine
+    draft: Engine
+    proposed: int  # tokens a round
+    acceptance: float  # of each, 0 to 1
+
+    def round(self, sequences: float, context: float) -> float:
+        """Seconds of a round."""
+        proposing = self.proposed * self.draft.decode(sequences, context)
+        return proposing + self.target.decode(sequences, context, self.proposed + 1)
+
+    def decode(self, sequences: float, context: float) -> float:
+        """Seconds for each token, on average."""
+        return self.round(sequences, context) / accepted(self.acceptance, self.proposed)
+
+    def token_interval(self, sequences: float, work: Workload) -> float:
+        """Mean time between tokens with prompts of new sequences, which both models read."""
+        prompts = sum(engine.prompt_share(sequences, work) for engine in (self.target, self.draft))
+        return self.decode(sequences, work.mean_context) + prompts
+
+    def first_token(self, prompt_tokens: int, sequences: float = 0, context: float = 0) -> float:
+        """Seconds: the draft reads the prompt after the target has."""
+        return self.target.first_token(prompt_tokens, sequences, context)
+
+    def gain(self, sequences: float, context: float) -> float:
+        """Times as fast as the target alone; below 1 it is slower."""
+        return self.target.decode(sequences, context) / self.decode(sequences, context)
+
+
+def best_length(target: Engine, draft: Engine, acceptance: float, sequences: float, context: float) -> int:
+    """How many tokens to propose for the most gain; 1 to 16."""
+    gains = {
+        length: Speculation(target, draft, length, acceptance).gain(sequences, context)
+        for length in range(1, 17)
+    }
+    return max(gains, key=lambda length: gains[length])
