@@ -68,12 +68,13 @@ def tiny(
 class Running:
     """The gateway, what stands behind it, and a client in front."""
 
-    def __init__(self, url: str, upstream: FakeServer, gateway: Gateway) -> None:
-        self.url, self.upstream, self.gateway = url, upstream, gateway
+    def __init__(self, url: str, upstream: FakeServer, gateway: Gateway, stack: ExitStack) -> None:
+        self.url, self.upstream, self.gateway, self._stack = url, upstream, gateway, stack
         self.served = gateway.models["tiny"]
 
     def client(self, key: str = "none") -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)
+        return self._stack.enter_context(client)
 
 
 Start = Callable[..., Running]
@@ -117,7 +118,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             assert not thread.is_alive()
 
         stack.callback(stop)
-        return Running(f"http://127.0.0.1:{server.port}", upstream, gateway)
+        return Running(f"http://127.0.0.1:{server.port}", upstream, gateway, stack)
 
     with stack:
         yield start

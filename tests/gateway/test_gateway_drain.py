@@ -35,11 +35,7 @@ QUESTION = [{"role": "user", "content": "Hi"}]
 class Process:
     popen: subprocess.Popen[str]
     port: int
-
-    def client(self) -> openai.OpenAI:
-        return openai.OpenAI(
-            base_url=f"http://127.0.0.1:{self.port}/v1", api_key="-", max_retries=0, timeout=30
-        )
+    client: openai.OpenAI
 
     def listens(self) -> bool:
         try:
@@ -55,14 +51,17 @@ def running(upstream: FakeServer, drain_s: int) -> Iterator[Process]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as popen:
         try:
             assert popen.stdout is not None
-            yield Process(popen, int(popen.stdout.readline()))
+            port = int(popen.stdout.readline())
+            url = f"http://127.0.0.1:{port}/v1"
+            with openai.OpenAI(base_url=url, api_key="-", max_retries=0, timeout=30) as client:
+                yield Process(popen, port, client)
         finally:
             popen.kill()
 
 
 def test_streams_finish_after_sigterm_and_nothing_new_is_taken() -> None:
     with FakeServer(Reply(["a"] * 20, delay_s=0.1)) as upstream, running(upstream, drain_s=30) as gateway:
-        stream = gateway.client().chat.completions.create(model="tiny", messages=QUESTION, stream=True)
+        stream = gateway.client.chat.completions.create(model="tiny", messages=QUESTION, stream=True)
         next(stream)
         gateway.popen.send_signal(signal.SIGTERM)
         wait_for(lambda: not gateway.listens(), "end of listening")
@@ -74,7 +73,7 @@ def test_streams_finish_after_sigterm_and_nothing_new_is_taken() -> None:
 
 def test_what_takes_longer_than_the_deadline_is_broken_off() -> None:
     with FakeServer(Reply(["a"] * 600, delay_s=0.1)) as upstream, running(upstream, drain_s=1) as gateway:
-        stream = gateway.client().chat.completions.create(model="tiny", messages=QUESTION, stream=True)
+        stream = gateway.client.chat.completions.create(model="tiny", messages=QUESTION, stream=True)
         next(stream)
         gateway.popen.send_signal(signal.SIGTERM)
         with pytest.raises((httpx.TransportError, openai.APIError)):

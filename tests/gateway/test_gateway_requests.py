@@ -1,0 +1,253 @@
+"""What requests may ask for beyond one plain answer, as OpenAI's client sees it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
+
+from pipeline.client.testing import Ending, Reply
+from pipeline.client.testing.models import bls
+from tests.gateway.conftest import Start
+
+QUESTION = [{"role": "user", "content": "Where is my parcel?"}]
+HERMES = """{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}
+<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}
+{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"""
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "track",
+        "parameters": {"type": "object", "properties": {"id": {"type": "integer"}}},
+    },
+}
+CALLING = [
+    "One mo",
+    "ment.\n<tool_",
+    'call>{"name": "track", "arg',
+    'uments": {"id"',
+    ": 7}}\n</tool",
+    "_call>",
+]
+
+
+def test_calls_of_tools(start: Start) -> None:
+    client = start(Reply(CALLING), template=HERMES).client()
+    choice = client.chat.completions.create(model="tiny", messages=QUESTION, tools=[TOOL]).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "One moment."
+    (call,) = choice.message.tool_calls or ()
+    assert isinstance(call, ChatCompletionMessageFunctionToolCall)
+    assert (call.type, call.function.name, json.loads(call.function.arguments)) == (
+        "function",
+        "track",
+        {"id": 7},
+    )
+
+
+def test_calls_of_tools_in_a_stream(start: Start) -> None:
+    client = start(Reply(CALLING), template=HERMES).client()
+    chunks = list(client.chat.completions.create(model="tiny", messages=QUESTION, tools=[TOOL], stream=True))
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert deltas[0].role == "assistant"
+    assert "".join(delta.content or "" for delta in deltas) == "One moment."
+    calls = [call for delta in deltas for call in delta.tool_calls or ()]
+    assert calls[0].id
+    assert {call.index for call in calls} == {0}
+    assert [call.function.name for call in calls if call.function and call.function.name] == ["track"]
+    arguments = [call.function.arguments or "" for call in calls if call.function]
+    assert json.loads("".join(arguments)) == {"id": 7}
+    assert sum(map(bool, arguments)) > 1, "arguments come in pieces, as the model writes them"
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_the_sdk_puts_a_streamed_call_together(start: Start) -> None:
+    client = start(Reply(CALLING), template=HERMES).client()
+    with client.chat.completions.stream(model="tiny", messages=QUESTION, tools=[TOOL]) as stream:
+        stream.until_done()
+        (call,) = stream.get_final_completion().choices[0].message.tool_calls or ()
+    assert (call.function.name, json.loads(call.function.arguments)) == ("track", {"id": 7})
+
+
+def test_results_of_tools_reach_the_template(start: Start) -> None:
+    running = start(template=HERMES)
+    call = {"id": "call_1", "type": "function", "function": {"name": "track", "arguments": '{"id": 7}'}}
+    running.client().chat.completions.create(
+        model="tiny",
+        tools=[TOOL],
+        messages=[
+            {
+                "role": "developer",
+                "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}],
+            },
+            *QUESTION,
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "At the border."},
+        ],
+    )
+    prompt = running.upstream.requests[0].prompt
+    assert prompt.startswith("system: Be brief.")
+    assert '<tool_call>{"name": "track", "arguments": {"id": 7}}</tool_call>' in prompt
+    assert "tool: At the border." in prompt
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "track"}}])
+def test_a_call_that_must_come_is_guided(start: Start, choice: Any) -> None:
+    running = start(Reply(['{"name": "track", "argum', 'ents": {"id": 7}}']), template=HERMES)
+    answer = running.client().chat.completions.create(
+        model="tiny", messages=QUESTION, tools=[TOOL], tool_choice=choice
+    )
+    (call,) = answer.choices[0].message.tool_calls or ()
+    assert isinstance(call, ChatCompletionMessageFunctionToolCall)
+    assert json.loads(call.function.arguments) == {"id": 7}
+    tensors = running.upstream.requests[0].tensors
+    assert tensors["guided_decoding_guide_type"] == ["json_schema"]
+    assert json.loads(tensors["guided_decoding_guide"][0])["anyOf"][0]["properties"]["name"] == {
+        "const": "track"
+    }
+
+
+def test_structure_is_refused_where_the_engine_has_none(start: Start) -> None:
+    model = bls()
+    kept = [tensor for tensor in model.input if not tensor.name.startswith("guided_decoding")]
+    del model.input[:]
+    model.input.extend(kept)
+    running = start(model=model, template=HERMES)
+    for fields in (
+        {"response_format": {"type": "json_object"}},
+        {"tools": [TOOL], "tool_choice": "required"},
+        {"response_format": {"type": "json_object"}, "stream": True},
+    ):
+        with pytest.raises(openai.BadRequestError, match="this deployment has no guided decoding"):
+            running.client().chat.completions.create(model="tiny", messages=QUESTION, **fields)
+    assert not running.upstream.requests
+
+
+def test_structure_reaches_the_engine(start: Start) -> None:
+    running = start(Reply(["{}"]))
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema, "strict": True}}
+    running.client().chat.completions.create(model="tiny", messages=QUESTION, response_format=form)
+    tensors = running.upstream.requests[0].tensors
+    assert (tensors["guided_decoding_guide_type"], json.loads(tensors["guided_decoding_guide"][0])) == (
+        ["json_schema"],
+        schema,
+    )
+
+
+def test_several_prompts_have_choices_one_after_the_other(start: Start) -> None:
+    running = start(Reply(["x", "y"]))
+    answer = running.client().completions.create(
+        model="tiny", prompt=["One", "Two"], n=2, max_tokens=5, seed=4
+    )
+    assert [(choice.index, choice.text) for choice in answer.choices] == [(index, "xy") for index in range(4)]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 8)
+    asked = sorted((request.prompt, request.tensors["seed"][0]) for request in running.upstream.requests)
+    assert [prompt for prompt, _ in asked] == ["One", "One", "Two", "Two"]
+    assert [seed for _, seed in asked[:2]] == [seed for _, seed in asked[2:]]
+    stream = running.client().completions.create(
+        model="tiny", prompt=["One", "Two"], max_tokens=5, stream=True
+    )
+    texts = ["", ""]
+    for chunk in stream:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == ["xy", "xy"]
+
+
+def test_more_choices_than_places_all_come(start: Start) -> None:
+    running = start(Reply(["x"]), places=2)
+    answer = running.client().chat.completions.create(model="tiny", messages=QUESTION, n=7)
+    assert [choice.message.content for choice in answer.choices] == ["x"] * 7
+    assert running.served.admission.running == 0
+
+
+def test_echo(start: Start) -> None:
+    client = start(Reply([" upon", " a time"])).client()
+    answer = client.completions.create(model="tiny", prompt="Once", echo=True, max_tokens=5)
+    assert answer.choices[0].text == "Once upon a time"
+    stream = client.completions.create(model="tiny", prompt="Once", echo=True, max_tokens=5, stream=True)
+    assert [chunk.choices[0].text for chunk in stream if chunk.choices[0].text] == [
+        "Once",
+        " upon",
+        " a time",
+    ]
+
+
+def test_one_failing_choice_fails_the_request(start: Start) -> None:
+    replies = [Reply(["a"]), Reply(["a"], ending=Ending.ERROR, error="it broke")]
+    with pytest.raises(openai.APIStatusError, match="it broke"):
+        start(replies).client().completions.create(model="tiny", prompt=["One", "Two"], max_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"suffix": "end"}, "suffix is not supported"),
+        ({"best_of": 3}, "best_of: choosing among more answers than n"),
+        ({"logprobs": 2}, "logprobs: must be 0"),
+        ({"echo": True, "logprobs": 0}, "echo: the engine tells no log probabilities of a prompt"),
+        ({"prompt": [1, 2, 3]}, "tokens are not taken"),
+        ({"prompt": ["fine", "word " * 60]}, "at most 50 tokens; yours has 60"),
+        (
+            {"extra_body": {"stream_options": {"include_usage": True}}},
+            "only allowed when 'stream' is enabled",
+        ),
+        ({"n": 99}, "n: Input should be less than or equal to 16"),
+    ],
+)
+def test_completions_that_are_refused(start: Start, fields: dict[str, Any], said: str) -> None:
+    running = start()
+    with pytest.raises(openai.BadRequestError, match=said):
+        running.client().completions.create(**{"model": "tiny", "prompt": "Once", "max_tokens": 5, **fields})
+    assert not running.upstream.requests
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools.0: must be"),
+        ({"tool_choice": "required"}, "only allowed when 'tools' are specified"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "tool_choice: must be",
+        ),
+        (
+            {"messages": [{"role": "robot", "content": "Hi"}, {"role": "user"}]},
+            "messages.0.role: .*messages.1.content",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "this model takes text only"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id: is missing"),
+        ({"top_logprobs": 0}, "needs logprobs to be true"),
+    ],
+)
+def test_chats_that_are_refused(start: Start, fields: dict[str, Any], said: str) -> None:
+    running = start()
+    with pytest.raises(openai.BadRequestError, match=said):
+        running.client().chat.completions.create(**{"model": "tiny", "messages": QUESTION, **fields})
+    assert not running.upstream.requests
+
+
+def test_tools_are_refused_where_the_template_would_drop_them(start: Start) -> None:
+    running = start(template="{{ messages[0].content }}")
+    with pytest.raises(openai.BadRequestError, match="the chat template of this model takes none"):
+        running.client().chat.completions.create(model="tiny", messages=QUESTION, tools=[TOOL])
+
+
+def test_seed_and_stop_reach_the_engine(start: Start) -> None:
+    running = start()
+    running.client().completions.create(model="tiny", prompt="Once", max_tokens=5, seed=11, stop="\n\n")
+    tensors = running.upstream.requests[0].tensors
+    assert (list(tensors["seed"]), list(tensors["stop_words"])) == ([11], ["\n\n"])
+
+
+def test_completions_tell_log_probabilities(start: Start) -> None:
+    client = start(Reply(["a", "b"], log_probs=[-0.5, -0.25])).client()
+    told = (
+        client.completions.create(model="tiny", prompt="Once", max_tokens=5, logprobs=0).choices[0].logprobs
+    )
+    assert told is not None
+    assert (told.tokens, told.token_logprobs, told.text_offset) == (["a", "b"], [-0.5, -0.25], [0, 1])
