@@ -2,8 +2,8 @@
 
     forecast_recipe(recipe, demand)    first token, time between tokens, tokens a second, where the SLO breaks
 
-One file a noun: load (what a model asks of a rank), step (how long that takes), engine (prompts and answers), speculation,
-service (many requests), forecast. `published` and `accuracy` hold the model against figures that others measured.
+One file a noun: load (what a model asks of a rank), step (how long that takes), engine (prompts and answers),
+speculation, service (many requests), forecast. `published` and `accuracy` hold the model against what others measured.
 Pure; facts are in `data/` and in `contracts/data/gpu_rates.yaml`.
 """
 

@@ -36,9 +36,10 @@ def compared(use: Use, given: Mapping[str, Any] | None = None) -> tuple[Compared
 
 
 def error_summary(use: Use, given: Mapping[str, Any] | None = None) -> dict[str, dict[str, float]]:
-    """Kind (and `throughput`, both kinds of it together) -> count; median and 90th percentile of the relative error; the two ends of 80 percent of the ratios.
+    """Kind (and `throughput`, both kinds of it together) -> how far off.
 
-    `low` and `high` are measured over computed: what a computed figure is to be multiplied by.
+    Count; median and 90th percentile of the relative error; and the two ends of 80 percent of the ratios: `low` and
+    `high` are measured over computed, what a computed figure is to be multiplied by.
     """
     everything = compared(use, given)
     found: dict[str, list[Compared]] = {

@@ -1,7 +1,7 @@
 """How much of a GPU's peaks an engine reaches, and what it spends besides: the constants of the model.
 
-They are fitted (`scripts/fit_performance`) to the published figures that `data/published.yaml` marks for calibration, and
-to nothing else; the file that they are read from says when, on how many figures, and with what error.
+They are fitted (`scripts/fit_performance`) to the published figures that `data/published.yaml` marks for calibration,
+and to nothing else; the file that they are read from says when, on how many figures, and with what error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Efficiency:
     link: float  # share of one direction of the link between GPUs
     exchange_s: float  # an all-reduce, before its first byte
     layer_s: float  # kernels of one layer that move next to nothing
-    step_s: float  # scheduling and sampling, once a step
+    step_s: float  # of the host for a step: scheduling, launching, sampling
+    hides_step: bool  # whether that runs beside the step before, so that only what is longer shows
     sequence_s: float  # ... for each sequence in the step
     prompt_s: float  # once for a prompt, or for those that are done together
     overlap: float  # how sharply the slower of memory and arithmetic hides the other: 1 adds them, many hides
@@ -57,7 +58,8 @@ def efficiency(name: str, track: Track, given: Mapping[str, Any] | None = None) 
         link=facts["shared"]["link"],
         exchange_s=link * 1e-6,
         layer_s=facts["shared"]["layer_us"] * 1e-6,
-        step_s=of_track["step_us"] * 1e-6,
+        step_s=facts["shared"]["step_us"] * 1e-6,
+        hides_step=track == "pytorch",  # its overlap scheduler, on by default
         sequence_s=of_track["sequence_us"] * 1e-6,
         prompt_s=facts["shared"]["prompt_us"] * 1e-6,
         overlap=facts["shared"]["overlap"],

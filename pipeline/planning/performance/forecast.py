@@ -1,4 +1,4 @@
-"""What a recipe will do before it is built: first token, time between tokens, tokens a second, and where its SLO breaks.
+"""What a recipe will do before it is built: first token, time between tokens, tokens a second, where its SLO breaks.
 
     forecast(demand, track, work, slo)     of a demand on memory, as `planning.memory` makes it
     forecast_recipe(recipe, demand)        at the recipe's own lengths

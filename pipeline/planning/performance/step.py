@@ -6,14 +6,12 @@ A step costs what its slowest part costs, and parts follow each other:
     attention   keys and values over the memory bandwidth, and the operations of long prompts
     activations what goes to memory and back between matrices
     exchange    all-reduces of the ranks that share a layer
-    overhead    kernels too small to be limited by either, scheduling, sampling
-
->>> from pipeline.contracts.gpu_rates import rates
+    overhead    kernels too small to be limited by either, and what the host needs for a step
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.contracts.gpu_rates import Rates
 from pipeline.planning.performance.efficiency import Efficiency
@@ -54,15 +52,16 @@ def step_time(step: Step, load: ModelLoad, rates: Rates, efficiency: Efficiency)
     """Of a step through all stages: each works on its share of the sequences, one after the other."""
     stage = _stage(step, load.stages)
     bandwidth = rates.memory_gb_s * 1e9 * efficiency.memory
-    return StepTime(
+    kernels = load.stages * load.layers * efficiency.layer_s + efficiency.sequence_s * step.sequences
+    time = StepTime(
         matrices=load.stages * _matrices(stage, load, rates, efficiency),
         attention=load.stages * _attention(stage, load, rates, efficiency),
         activations=load.stages * stage.tokens * load.activation_bytes / bandwidth,
         exchange=load.stages * _exchange(stage, load, rates, efficiency),
-        overhead=load.stages * load.layers * efficiency.layer_s
-        + efficiency.step_s
-        + efficiency.sequence_s * step.sequences,
+        overhead=kernels,
     )
+    shown = max(0.0, efficiency.step_s - time.total) if efficiency.hides_step else efficiency.step_s
+    return replace(time, overhead=kernels + shown)
 
 
 def _stage(step: Step, stages: int) -> Step:
