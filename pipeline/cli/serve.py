@@ -55,5 +55,6 @@ def command(
         start_deadline_s=start_timeout_s,
         health_interval_s=health_interval_s,
         running=shelf.running,
+        allowed=allowed,
     )
     serve(package, options, report, stop)

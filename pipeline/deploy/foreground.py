@@ -14,12 +14,13 @@ from pipeline.deploy.docker import DockerLauncher
 from pipeline.deploy.imports import modules_of
 from pipeline.deploy.local import LocalDeployment
 from pipeline.deploy.outline import Outline, outline
-from pipeline.deploy.preflight import Finding, containers, preflight, refuse
+from pipeline.deploy.preflight import port_findings, preflight, refuse
 from pipeline.errors import ServerError, UserError
 from pipeline.machine.host import mpi_slots
 from pipeline.machine.inventory import take
 from pipeline.machine.software import software_here, software_of_image
 from pipeline.planning.machine_facts import MachineFacts
+from pipeline.planning.preflight import Finding, allow, said
 from pipeline.progress import Progress
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.gpu_launch import LaunchPlan, Place, plan_launch
@@ -29,7 +30,7 @@ from pipeline.triton.native_launch import NativeLauncher
 from pipeline.triton.server import TritonServer, local_launcher
 
 Target = Literal["local", "docker"]
-_OF_GPUS = ("gpus", "topology", "temporary")
+_OF_GPUS, _LIMITS = ("gpus", "topology", "temporary"), ("shm_bytes", "ulimits")
 _LOOK_S = 60.0  # a driver that no process holds open takes long to answer
 
 
@@ -50,6 +51,7 @@ class Options:
     image: str | None = None  # None: the one that the package was made for
     devices: tuple[int, ...] = ()  # GPUs; empty: as many as it needs
     pull_deadline_s: float = 3600.0
+    allowed: frozenset[str] = frozenset()  # rules of preflight whose errors are let pass
 
 
 def serve(
@@ -109,11 +111,10 @@ def _docker_launcher(deployment: Deployment, package: Path, options: Options, pr
     return replace(launcher, image=image.reference)
 
 
-def _hold(deployment: Deployment, found: list[Finding], progress: Progress) -> None:
-    """Say the warnings, refuse for the errors."""
-    for finding in found:
-        if finding.severity == "warning":
-            progress.say(f"warning: {finding}")
+def _hold(deployment: Deployment, found: tuple[Finding, ...], progress: Progress) -> None:
+    """Say the warnings, and what is let pass; refuse for the errors."""
+    for line in said(found):
+        progress.say(line)
     refuse(deployment, found)
 
 
@@ -147,25 +148,27 @@ def dry_run_of(package: Path, options: Options) -> Outline:
     )
 
 
-def check_local(deployment: Deployment, package: Path, options: Options) -> list[Finding]:
+def check_local(deployment: Deployment, package: Path, options: Options) -> tuple[Finding, ...]:
     """What keeps this machine, or the container that this runs in, from serving."""
     plan = _plan(deployment, options)
     if plan is None:
-        return preflight(deployment, None, _here(options, "temporary")) + _ports(options)
-    software = software_here(plan.programs, modules_of(package))
-    return preflight(deployment, plan, _here(options, *_OF_GPUS, "shm_bytes", "ulimits"), software) + _ports(
-        options
-    )
+        return _checked(preflight(deployment, None, _here(options, "temporary")), options)
+    software, here = software_here(plan.programs, modules_of(package)), _here(options, *_OF_GPUS, *_LIMITS)
+    return _checked(preflight(deployment, plan, here, software, "local"), options)
 
 
 def check_container(
     deployment: Deployment, package: Path, options: Options, image: Image | None
-) -> list[Finding]:
+) -> tuple[Finding, ...]:
     """What keeps a container of this host from serving. `image`: None if it is not to be asked."""
-    plan = _plan(deployment, options)
     software = software_of_image(image.reference, modules_of(package)) if image else None
     here = _here(options, *_OF_GPUS, "docker")
-    return containers(here) + preflight(deployment, plan, here, software) + _ports(options)
+    return _checked(preflight(deployment, _plan(deployment, options), here, software, "docker"), options)
+
+
+def _checked(found: tuple[Finding, ...], options: Options) -> tuple[Finding, ...]:
+    """With ports that are taken, and with what is let pass marked."""
+    return allow((*port_findings(options.ports.faults(options.address)), *found), options.allowed)
 
 
 def _here(options: Options, *probes: str) -> MachineFacts:
@@ -176,13 +179,6 @@ def _plan(deployment: Deployment, options: Options) -> LaunchPlan | None:
     if deployment.runtime == "cpu":
         return None
     return plan_launch(deployment, Place(options.ports, "check-", devices=options.devices))
-
-
-def _ports(options: Options) -> list[Finding]:
-    return [
-        Finding("error", "port", fault, "name others: --http-port, --grpc-port, --metrics-port")
-        for fault in options.ports.faults(options.address)
-    ]
 
 
 def _target(deployment: Deployment, options: Options) -> Target:

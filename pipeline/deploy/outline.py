@@ -4,12 +4,12 @@ scripts."""
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.deploy.docker import DockerLauncher
-from pipeline.deploy.preflight import Finding
+from pipeline.planning.preflight import Finding
 from pipeline.triton.deployment import CONTAINER_ROOT, Deployment
 from pipeline.triton.launch import Ports, Start
 from pipeline.triton.server import local_launcher
@@ -42,15 +42,7 @@ class Outline:
             "docker": list(self.docker),
             "shm_mib": self.shm_mib,
             "start_deadline_s": self.start_deadline_s,
-            "findings": [
-                {
-                    "severity": found.severity,
-                    "subject": found.subject,
-                    "problem": found.problem,
-                    "fix": found.fix,
-                }
-                for found in self.findings
-            ],
+            "findings": [asdict(found) for found in self.findings],
         }
 
     def __str__(self) -> str:
@@ -61,7 +53,7 @@ class Outline:
         lines += [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
         lines += [shell_lines(self.command), ""]
         lines += [f"# ready within {self.start_deadline_s:.0f} s, or it is ended"]
-        lines += [f"# {found.severity} on this machine: {found}" for found in self.findings]
+        lines += [f"# {found.mark} on this machine: {found} [{found.rule}]" for found in self.findings]
         return "\n".join(lines)
 
 

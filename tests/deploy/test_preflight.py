@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from pipeline.contracts.gpus import gpus
-from pipeline.deploy.preflight import Finding, containers, preflight, refuse, release_of
+from pipeline.deploy.preflight import port_findings, preflight, refuse
 from pipeline.errors import InvalidInput
 from pipeline.machine.gpus import GpuSeen, read_gpus, visible
-from pipeline.machine.products import contract_name
 from pipeline.machine.software import Software
+from pipeline.planning.gpu_names import contract_name
 from pipeline.planning.machine_facts import DiskFacts, DockerFacts, GpuFacts, GpuLink, MachineFacts
+from pipeline.planning.preflight import Finding, allow
+from pipeline.planning.preflight.needs import Where
+from pipeline.planning.preflight.software import release_of
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from pipeline.triton.gpu_launch import LaunchPlan, Place, plan_launch
 from pipeline.triton.launch import Ports
@@ -40,8 +43,9 @@ def found(
     software: Software | None = SOFTWARE,
     deployment: Deployment = DEPLOYMENT,
     plan: LaunchPlan | None = PLAN,
-) -> list[Finding]:
-    return preflight(deployment, plan, machine, software)
+) -> tuple[Finding, ...]:
+    where: Where = "local" if software is not None and software.own else "docker"
+    return preflight(deployment, plan, machine, software, where)
 
 
 def only(machine: MachineFacts = FITTING, software: Software | None = SOFTWARE) -> Finding:
@@ -50,17 +54,17 @@ def only(machine: MachineFacts = FITTING, software: Software | None = SOFTWARE) 
 
 
 def test_nothing_is_said_of_a_machine_that_fits() -> None:
-    assert found(FITTING) == []
+    assert found(FITTING) == ()
 
 
 def test_no_gpu() -> None:
     one = only(replace(FITTING, gpus=(), gpu_problem="there is no nvidia-smi"))
-    assert str(one) == "GPU: there is no nvidia-smi; it needs 2 x h100-sxm-80g"
+    assert str(one) == "runtime.gpu = h100-sxm-80g: there is no nvidia-smi; it needs 2 x h100-sxm-80g"
 
 
 def test_too_few_gpus_name_the_build_that_would_fit() -> None:
     one = only(replace(FITTING, gpus=(H100,)))
-    assert one.problem == "1 may be used, the engines were built for 2"
+    assert one.problem == "1 GPUs may be used, it needs 2"
     assert one.fix == "pipeline build llama --set runtime.tensor_parallel=1"
 
 
@@ -68,22 +72,20 @@ def test_another_compute_capability_names_the_build_for_it() -> None:
     a100 = GpuFacts(1, "NVIDIA A100-SXM4-80GB", 80, 81920, 81000, "590.44.01")
     one = only(replace(FITTING, gpus=(H100, a100)))
     assert one.severity == "error"
-    assert (
-        "NVIDIA A100-SXM4-80GB (GPU 1): compute capability 8.0, the engines were built for h100-sxm-80g (9.0)"
-        in str(one)
-    )
+    assert one.rule == "port.arch"
+    assert "NVIDIA A100-SXM4-80GB (GPU 1): compute capability 8.0, it is for 9.0" in str(one)
     assert one.fix == "pipeline build llama --set runtime.gpu=a100-sxm-80g"
 
 
 def test_gpus_that_would_not_be_used_do_not_count() -> None:
     old = GpuFacts(2, "Tesla T4", 75, 15360, 200, "590.44.01")
-    assert found(replace(FITTING, gpus=(*FITTING.gpus, old))) == []
+    assert found(replace(FITTING, gpus=(*(FITTING.gpus or ()), old))) == ()
 
 
 def test_where_others_would_do_they_are_named() -> None:
     old = GpuFacts(0, "Tesla T4", 75, 15360, 15000, "590.44.01")
     right = (replace(H100, index=1), replace(H100, index=3))
-    errors = [one for one in found(replace(FITTING, gpus=(old, *right))) if one.subject == "GPU"]
+    errors = [one for one in found(replace(FITTING, gpus=(old, *right))) if one.rule == "port.arch"]
     assert [one.fix for one in errors] == ["--gpus 1,3"]
 
 
@@ -105,7 +107,7 @@ def test_less_memory_than_the_limits_were_made_for() -> None:
 def test_memory_that_others_use() -> None:
     busy = replace(H100, free_mib=30000)
     one = only(replace(FITTING, gpus=(busy, replace(H100, index=1))))
-    assert (one.severity, one.subject) == ("error", "GPU memory")
+    assert (one.severity, one.rule) == ("error", "host.gpu_memory")
     assert "30000 MiB free, the weights alone need 35840 MiB" in one.problem
     one = only(replace(FITTING, gpus=(replace(H100, free_mib=70000), replace(H100, index=1))))
     assert one.severity == "warning"
@@ -119,14 +121,14 @@ def test_memory_that_others_use() -> None:
 def test_the_driver_may_be_newer_but_not_older(driver: str, fits: bool) -> None:
     machine = replace(FITTING, gpus=(replace(H100, driver=driver), replace(H100, index=1, driver=driver)))
     if fits:
-        assert found(machine) == []
+        assert found(machine) == ()
     else:
         assert f"{driver} is older than 590.44.01, the oldest that nvcr.io" in only(machine).problem
 
 
 def test_another_version_of_tensorrt_llm_names_both_ways_out() -> None:
     one = only(software=replace(SOFTWARE, tensorrt_llm="1.1.0"))
-    assert one.problem == "1.1.0 is installed, the package was made for 1.2.1"
+    assert one.problem == "TensorRT-LLM 1.1.0 is installed, it was made for 1.2.1"
     assert "pipeline deploy llama --target docker" in one.fix
     assert "pipeline build llama --set runtime.version=1.1.0" in one.fix
 
@@ -137,21 +139,20 @@ def test_another_version_of_tensorrt_llm_names_both_ways_out() -> None:
 def test_tensorrt_is_the_one_that_the_engines_were_built_with(have: str, fits: bool) -> None:
     software = replace(SOFTWARE, tensorrt=have)
     if fits:
-        assert found(software=software) == []
+        assert found(software=software) == ()
     else:
-        assert (
-            only(software=software).problem == f"{have} is installed, the engines were built with 10.14.1.48"
-        )
+        problem = only(software=software).problem
+        assert problem == f"TensorRT {have} is installed, engines are built with 10.14.1.48"
 
 
 def test_nothing_is_installed() -> None:
     one = only(software=replace(SOFTWARE, tensorrt_llm=None, tensorrt=None, release=None))
-    assert one.problem == "it is not installed in this machine"
+    assert one.problem == "TensorRT-LLM is not installed in this machine"
 
 
 def test_another_release_with_the_same_versions_is_a_warning() -> None:
     one = only(software=replace(SOFTWARE, release="26.04"))
-    assert (one.severity, one.problem) == ("warning", "it is release 26.04; the package was made for 26.07")
+    assert (one.severity, one.problem) == ("warning", "it is container 26.04; it was made for 26.07")
 
 
 def test_modules_that_the_models_import() -> None:
@@ -166,46 +167,55 @@ def test_programs_that_the_command_runs() -> None:
 
 def test_shared_memory_and_locked_memory() -> None:
     one = only(replace(FITTING, shm_bytes=64 * MIB))
-    assert (one.severity, one.problem) == ("error", "64 MiB, 2560 MiB are wanted")
+    assert (one.severity, one.problem) == ("error", "/dev/shm has 64 MiB, 2560 MiB are wanted")
     assert "--shm-size=2560m" in one.fix
     assert only(replace(FITTING, shm_bytes=2000 * MIB)).severity == "warning"
-    assert only(replace(FITTING, memlock_bytes=8 * MIB)).subject == "locked memory"
+    assert only(replace(FITTING, memlock_bytes=8 * MIB, memlock_limited=True)).rule == "host.memlock"
 
 
 def test_limits_of_this_machine_do_not_count_for_an_image() -> None:
     image = replace(SOFTWARE, own=False, programs=None)
-    small = replace(FITTING, shm_bytes=64 * MIB, memlock_bytes=MIB)
-    assert found(small, image) == []
-    assert found(small, None) == []
+    small = replace(FITTING, shm_bytes=64 * MIB, memlock_bytes=MIB, memlock_limited=True)
+    assert found(small, image) == ()
+    assert found(small, None) == ()
 
 
 def test_ranks_that_nvlink_does_not_join_are_a_warning() -> None:
     apart = replace(FITTING, links={(0, 1): GpuLink("SYS")})
     one = only(apart)
-    assert (one.severity, one.subject) == ("warning", "NVLink")
-    assert "GPU 0 and GPU 1 are joined over PCIe (SYS)" in one.problem
+    assert (one.severity, one.rule) == ("warning", "host.nvlink")
+    assert (
+        "GPU 0 and GPU 1, which share each layer, are joined by the link between CPU sockets" in one.problem
+    )
     single = gpu_deployment(LaunchSpec(engine_models=("tensorrt_llm",)), gpus=1)
     assert (
-        found(apart, deployment=single, plan=plan_launch(single, Place(Ports(8000, 8001, 8002), "x-"))) == []
+        found(apart, deployment=single, plan=plan_launch(single, Place(Ports(8000, 8001, 8002), "x-"))) == ()
     )
 
 
 def test_docker_that_has_no_gpus_to_give() -> None:
-    assert containers(FITTING) == []
-    assert containers(replace(FITTING, docker=None)) == []
-    (one,) = containers(replace(FITTING, docker=DockerFacts("28.3.2", gpu_runtime=False)))
-    assert (one.severity, one.subject) == ("error", "docker")
+    bare = replace(FITTING, docker=DockerFacts("28.3.2", gpu_runtime=False))
+    assert found(bare) == ()  # nobody needs a container
+    assert found(FITTING, None) == ()
+    assert found(replace(FITTING, docker=None), None) == ()
+    one = only(bare, None)
+    assert (one.severity, one.rule) == ("error", "host.docker")
+
+
+def test_ports_that_are_taken() -> None:
+    (one,) = port_findings(["port 8001 is taken"])
+    assert (one.severity, one.rule, one.problem) == ("error", "host.ports", "port 8001 is taken")
 
 
 def test_what_is_not_known_of_a_machine_is_not_judged() -> None:
-    assert found(MachineFacts()) == []
+    assert found(MachineFacts()) == ()
 
 
 def test_a_full_disk_counts_for_the_cpu_as_well() -> None:
     cpu = DEPLOYMENT.model_copy(update={"runtime": "cpu", "requirements": None})
     full = replace(FITTING, gpus=(), temporary=DiskFacts("/tmp", 7, GIB // 5))
     (one,) = found(full, None, cpu, None)
-    assert one.subject == "disk"
+    assert one.rule == "host.temporary"
 
 
 def test_all_errors_are_said_at_once_and_warnings_refuse_nothing() -> None:
@@ -213,15 +223,18 @@ def test_all_errors_are_said_at_once_and_warnings_refuse_nothing() -> None:
         FITTING,
         gpus=(replace(H100, driver="535.1"),),
         memlock_bytes=MIB,
+        memlock_limited=True,
     )
     software = replace(SOFTWARE, tensorrt_llm="1.1.0", tensorrt="10.13.3.9")
     with pytest.raises(InvalidInput) as caught:
         refuse(DEPLOYMENT, found(bad, software))
     text = str(caught.value)
     assert text.startswith("llama cannot be served here: 4 faults\n")
-    for subject in ("GPU: 1 may", "driver: 535.1", "TensorRT-LLM: 1.1.0", "TensorRT: 10.13.3.9"):
+    for subject in (": 1 GPUs may", "driver 535.1", "TensorRT-LLM 1.1.0", "TensorRT 10.13.3.9"):
         assert subject in text
-    refuse(DEPLOYMENT, [Finding("warning", "GPU", "slow")])
+    assert "[port.version]" in text
+    refuse(DEPLOYMENT, [one for one in found(bad, software) if one.severity == "warning"])
+    refuse(DEPLOYMENT, allow(found(bad, software), frozenset({"host.gpus", "host.driver", "port.version"})))
 
 
 @pytest.mark.parametrize("known", gpus(), ids=lambda known: known.name)

@@ -97,7 +97,7 @@ def _installed(recipe: Recipe, found: Found) -> tuple[Finding, ...]:
     software = found.machine.software
     if software is None:
         return ()
-    wanted = replace(needs_of(subject(recipe, known_models(recipe))), starts=True)
+    wanted = replace(needs_of(subject(recipe, known_models(recipe))), where="local")
     return machine_findings(wanted, MachineFacts(software=software.facts()))
 
 

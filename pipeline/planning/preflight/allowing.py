@@ -56,8 +56,4 @@ def kept(found: Sequence[Finding]) -> dict[str, Json]:
 
 def said(found: Sequence[Finding]) -> list[str]:
     """A line for each warning, and each error that was allowed."""
-    return [
-        f"{'allowed' if one.allowed else 'warning'}: {one} [{one.rule}]"
-        for one in found
-        if one.severity == "warning" or one.allowed
-    ]
+    return [f"{one.mark}: {one} [{one.rule}]" for one in found if one.severity == "warning" or one.allowed]

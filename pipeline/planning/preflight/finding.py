@@ -39,6 +39,11 @@ class Finding:
         """Whether it refuses the recipe."""
         return self.severity == "error" and not self.allowed
 
+    @property
+    def mark(self) -> str:
+        """How it is listed."""
+        return "allowed" if self.allowed else self.severity
+
     def __str__(self) -> str:
         given = "" if self.value is None or isinstance(self.value, dict) else f" = {self.value}"
         text = f"{self.keys[0]}{given}: {self.problem}"

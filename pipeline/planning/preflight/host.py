@@ -60,7 +60,9 @@ def _lacks(what: str, needed: int, there: int, how: str = "are there") -> str:
 
 def _shared_memory(needs: Needs, here: MachineFacts) -> Iterator[Said]:
     wanted = needs.serving
-    if here.shm_bytes is None or wanted is None or here.shm_bytes >= wanted.shm_mib * _MIB:
+    if here.shm_bytes is None or wanted is None or needs.where == "docker":
+        return  # a container is given its own
+    if here.shm_bytes >= wanted.shm_mib * _MIB:
         return
     spans = wanted.gpus > 1 and here.shm_bytes < wanted.least_shm_mib * _MIB
     yield Said(
@@ -72,7 +74,8 @@ def _shared_memory(needs: Needs, here: MachineFacts) -> Iterator[Said]:
 
 
 def _locked_memory(needs: Needs, here: MachineFacts) -> Iterator[Said]:
-    if here.memlock_limited and needs.serving is not None and needs.serving.gpus > 1:
+    ranks = needs.serving.gpus if needs.serving is not None else 1
+    if here.memlock_limited and ranks > 1 and needs.where != "docker":
         yield Said(
             (TENSOR,),
             f"a process may lock {(here.memlock_bytes or 0) >> 10} KiB of memory only",
@@ -82,7 +85,7 @@ def _locked_memory(needs: Needs, here: MachineFacts) -> Iterator[Said]:
 
 def _ports(needs: Needs, here: MachineFacts) -> Iterator[Said]:
     taken = sorted((here.taken_ports or frozenset()) & set(PORTS))
-    if taken and not needs.starts:  # a start names the ports that it takes
+    if taken and needs.where == "anywhere":  # a start names the ports that it takes
         others = "pipeline deploy chooses others, or name them: --http-port, --grpc-port, --metrics-port"
         yield Said(("name",), f"ports {', '.join(map(str, taken))} are taken by another process", others)
 

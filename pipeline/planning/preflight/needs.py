@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pipeline.contracts import gpus, releases
 from pipeline.contracts.launching import launching
@@ -15,6 +16,7 @@ from pipeline.planning.preflight.finding import Said
 from pipeline.planning.preflight.subject import Subject
 from pipeline.recipe.rule import Values
 
+Where = Literal["anywhere", "local", "docker"]
 _GIB = 2**30
 _KEYS = tuple(
     {key: None for one in rules() if one.group in ("devices", "software", "host") for key in one.fields}
@@ -48,7 +50,7 @@ class Needs:
         default_factory=dict
     )  # keys of the recipe -> what they say, where it is known
     serving: Serving | None = None
-    starts: bool = False  # whether it is to be served here and now, so that all must be installed
+    where: Where = "anywhere"  # it is to be served; "local" and "docker": now
     spawns: bool = False  # several engines, whose ranks MPI spawns
     build_bytes: int | None = None  # of disk, for all artifacts
     build_memory_bytes: int = 0  # of the host

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from pipeline.contracts.rules import Severity
 from pipeline.planning.machine_facts import MachineFacts
 from pipeline.planning.preflight.finding import Said
 from pipeline.planning.preflight.needs import MachineCheck, Needs, Serving, numbers
@@ -23,7 +24,7 @@ def _software(needs: Needs, here: MachineFacts) -> Iterator[Said]:
         return
     inside = _inside(needs, wanted)
     if have.tensorrt_llm is None:
-        if needs.starts:
+        if needs.where != "anywhere":
             where = f"Triton {have.container}" if have.container else "this machine"
             yield Said((VERSION,), f"TensorRT-LLM is not installed in {where}", inside)
         return
@@ -75,15 +76,17 @@ def _programs(needs: Needs, here: MachineFacts) -> Iterator[Said]:
 def _docker(needs: Needs, here: MachineFacts) -> Iterator[Said]:
     wanted, docker = needs.serving, here.docker
     have = here.software.tensorrt_llm if here.software is not None else None
-    if docker is None or wanted is None or have == wanted.version:
+    installed = wanted is not None and have == wanted.version and needs.where == "anywhere"
+    if docker is None or wanted is None or installed or needs.where == "local":
         return
     install = "install Docker and the NVIDIA Container Toolkit, or start pipeline inside the container"
+    severity: Severity | None = "error" if needs.where == "docker" else None
     if docker.version is None:
-        yield Said(
-            (VERSION,), f"{wanted.image} serves it, but Docker does not answer: {docker.problem}", install
-        )
+        text = f"{wanted.image} serves it, but Docker does not answer: {docker.problem}"
+        yield Said((VERSION,), text, install, severity)
     elif docker.gpu_runtime is False:
-        yield Said((VERSION,), f"{wanted.image} serves it, but Docker gives containers no GPUs", install)
+        text = f"{wanted.image} serves it, but containers cannot be given GPUs: no nvidia runtime and no CDI devices"
+        yield Said((VERSION,), text, install, severity)
 
 
 def _inside(needs: Needs, wanted: Serving) -> str:
