@@ -2,6 +2,7 @@
 
 All changes to one cache hold its row of `totals`, so that they come one after the other: ids rise in the order in which
 entries become visible (followers read what is above the last they saw), and no two changes wait for each other.
+`nearest` discourages sorting, because the planner, which knows nothing of a new table, would sort a whole scope.
 Uses are a table of their own: changing a row of `entries` would put its embedding into the index once more.
 """
 
@@ -91,7 +92,8 @@ END $$;
 
 CREATE FUNCTION {NAME}.nearest(the_cache text, the_scope bytea, wanted halfvec, count int)
 RETURNS TABLE (key bytea, turn bytea, cosine float8) LANGUAGE plpgsql STABLE
-SET hnsw.iterative_scan = strict_order SET hnsw.ef_search = 64 SET hnsw.max_scan_tuples = 200000 AS $$
+SET hnsw.iterative_scan = strict_order SET hnsw.ef_search = 64 SET hnsw.max_scan_tuples = 200000
+SET enable_sort = off AS $$
 DECLARE dimensions int := vector_dims(wanted);
 BEGIN
     IF (SELECT count(*) FROM (

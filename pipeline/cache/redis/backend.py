@@ -83,17 +83,15 @@ class RedisBackend:
         self._run(
             self._put,
             packed.key,
-            packed.scope.hex(),
             repr(packed.created),
             repr(packed.expires),
             lives_ms,
-            packed.size,
-            int(packed.vector is not None),
             self._capacity.entries,
             self._capacity.bytes,
-            "engine",
+            packed.size,
+            int(packed.vector is not None),
+            packed.scope.hex(),
             packed.engine.hex(),
-            "tenant",
             packed.tenant.hex(),
             "turn",
             packed.turn,
@@ -153,10 +151,9 @@ class RedisBackend:
                 ("ZRANGE", self._prefix + "order", 0, 0),
             ]
         )
-        oldest = self._server.call("HGET", self._at(first[0]), "created") if first else None
-        return Fill(
-            entries, int(totals[0] or 0), int(totals[1] or 0), None if oldest is None else float(oldest)
-        )
+        account = self._server.call("HGET", self._prefix + "known", first[0]) if first else None
+        oldest = None if account is None else float(account.split()[-1])
+        return Fill(entries, int(totals[0] or 0), int(totals[1] or 0), oldest)
 
     def describe(self) -> Mapping[str, str]:
         told = self._server.call("INFO", "server")
@@ -181,7 +178,9 @@ class RedisBackend:
     def _embedding(self, packed: Packed, vector: Vector | None) -> tuple[str | bytes, ...]:
         if vector is None or packed.vector is None:
             return ()
-        return self._engine.field(vector) if self._indexed_there else ("embedding", packed.vector)
+        if self._indexed_there:
+            return ("scope", packed.scope.hex(), *self._engine.field(vector))
+        return "embedding", packed.vector
 
     def _read_on(self, scope: bytes, after: int, limit: int) -> Sequence[Row]:
         page = self._server.call(
@@ -195,7 +194,7 @@ class RedisBackend:
         return [(int(id), key, vector or b"") for key, id, vector in rows]
 
     def _kept(self, keys: Sequence[bytes]) -> Iterator[Kept]:
-        fields = [("HMGET", self._at(key), "scope", "engine", "tenant", "turn", "answer") for key in keys]
+        fields = [("HMGET", self._at(key), "turn", "answer") for key in keys]
         *rows, used, known = self._server.together(
             [
                 *fields,
@@ -203,14 +202,14 @@ class RedisBackend:
                 ("HMGET", self._prefix + "known", *keys),
             ]
         )
-        for key, (*ids, turn, answer), use, account in zip(keys, rows, used, known, strict=True):
-            if not (all(ids) and turn and answer and use and account):
+        for key, (turn, answer), use, account in zip(keys, rows, used, known, strict=True):
+            if not (turn and answer and use and account):
                 continue  # expired, or gone since the page was read
             opened = self._vault.both(turn, answer, key)
             if opened is not None:
-                scope, engine, tenant = (bytes.fromhex(id.decode()) for id in ids)
-                embedded = account.split()[1] == b"1"
-                yield Kept(key, scope, engine, tenant, *opened, float(use), embedded)
+                _, embedded, *ids, _ = account.decode().split()
+                scope, engine, tenant = map(bytes.fromhex, ids)
+                yield Kept(key, scope, engine, tenant, *opened, float(use), embedded == "1")
 
     def _touch(self, key: bytes, now: float) -> None:
         self._touched[key] = now

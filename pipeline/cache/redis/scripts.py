@@ -2,9 +2,10 @@
 
 All names begin with a prefix, which the scripts get as their first argument:
 
-    entry:KEY     hash     scope, engine, tenant (hex), turn, answer, created, the embedding; expires by itself, as a
-                           safety net
-    known         hash     KEY -> "bytes embedded scope": the accounts of an entry, also once it has expired
+    entry:KEY     hash     turn, answer, the embedding, and for the query engine the scope (hex); expires by itself, as
+                           a safety net
+    known         hash     KEY -> "bytes embedded scope engine tenant created" (ids in hex): the account of an entry,
+                           which stays when it has expired until the next put
     used          sorted   KEY by the time of its last use: what is evicted
     expires       sorted   KEY by the time at which it expires
     order         sorted   KEY by id: a number that rises with every put, also after the server lost everything
@@ -20,7 +21,7 @@ local totals = P .. 'totals'
 local function drop(key)
   local known = redis.call('HGET', P .. 'known', key)
   if not known then return 0 end
-  local bytes, embedded, scope = string.match(known, '^(%d+) (%d) (%x+)$')
+  local bytes, embedded, scope = string.match(known, '^(%d+) (%d) (%x+)')
   redis.call('DEL', P .. 'entry:' .. key)
   redis.call('HDEL', P .. 'known', key)
   redis.call('ZREM', P .. 'used', key)
@@ -34,13 +35,13 @@ local function drop(key)
 end
 """
 
-# prefix, key, scope, created, expires, ms to live, bytes, embedded (0, 1), most entries, most bytes, and the fields of
-# the entry: name, value, …
+# prefix, key, created, expires, ms to live, most entries, most bytes, bytes, embedded (0, 1), scope, engine, tenant,
+# and the fields of the entry: name, value, …
 PUT = (
     _DROP
     + """
-local key, scope, created, expires = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local bytes, most, most_bytes = tonumber(ARGV[7]), tonumber(ARGV[9]), tonumber(ARGV[10])
+local key, created, expires, lives, embedded, scope = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[9], ARGV[10]
+local most, most_bytes, bytes = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 redis.call('HSETNX', totals, 'removals', string.format('%.0f', now))
@@ -56,15 +57,15 @@ end
 local id = string.format('%.0f', math.max(now, tonumber(redis.call('HGET', totals, 'id') or 0) + 1))
 redis.call('HSET', totals, 'id', id)
 local entry = P .. 'entry:' .. key
-redis.call('HSET', entry, 'scope', scope, 'created', created, unpack(ARGV, 11))
-redis.call('PEXPIRE', entry, ARGV[6])
-redis.call('HSET', P .. 'known', key, ARGV[7] .. ' ' .. ARGV[8] .. ' ' .. scope)
+redis.call('HSET', entry, unpack(ARGV, 13))
+redis.call('PEXPIRE', entry, lives)
+redis.call('HSET', P .. 'known', key, table.concat({ARGV[8], embedded, scope, ARGV[11], ARGV[12], created}, ' '))
 redis.call('ZADD', P .. 'used', created, key)
 redis.call('ZADD', P .. 'expires', expires, key)
 redis.call('ZADD', P .. 'order', id, key)
-if ARGV[8] == '1' then redis.call('ZADD', P .. 'scope:' .. scope, id, key) end
+if embedded == '1' then redis.call('ZADD', P .. 'scope:' .. scope, id, key) end
 redis.call('HINCRBY', totals, 'bytes', bytes)
-redis.call('HINCRBY', totals, 'embedded', ARGV[8])
+redis.call('HINCRBY', totals, 'embedded', embedded)
 return 1
 """
 )
@@ -90,8 +91,9 @@ local gone, last = 0, ''
 for at = 1, #page, 2 do
   local key = page[at]
   last = page[at + 1]
-  local of = redis.call('HMGET', P .. 'entry:' .. key, 'scope', 'engine', 'tenant', 'created')
-  local chosen = not before or not of[4] or tonumber(of[4]) < before
+  local known = redis.call('HGET', P .. 'known', key)
+  local of = {string.match(known, '^%d+ %d (%x+) (%x+) (%x+) (.+)$')}
+  local chosen = not before or tonumber(of[4]) < before
   for id = 1, 3 do chosen = chosen and (ARGV[4 + id] == '' or ARGV[4 + id] == of[id]) end
   if chosen then gone = gone + drop(key) end
 end
