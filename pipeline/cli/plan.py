@@ -14,7 +14,7 @@ from pipeline.errors import UserError
 @click.command(name="plan")
 @click.argument("recipe", metavar="RECIPE", required=False)
 @set_option
-@click.option("--gpu", metavar="NAME", help="As --set runtime.gpu=NAME: try another GPU.")
+@click.option("--gpu", metavar="NAME", help="As --set runtime.gpu=NAME, before all others: try another GPU.")
 @store_option
 @click.option("--until", default="package", show_default=True, metavar="STEP", help="Plan up to this step.")
 @allow_option
@@ -62,7 +62,7 @@ def command(
     if recipe is None:
         raise UserError("name a RECIPE (pipeline recipes ls), or give --check-model")
     if gpu is not None:
-        overrides = (*overrides, f"runtime.gpu={gpu}")
+        overrides = (f"runtime.gpu={gpu}", *overrides)
     shelf = Store.at(store)
     outlook = look_ahead(load_recipe(recipe, overrides), shelf, offline=offline, allowed=allowed)
     if outlook.plan is not None and until not in outlook.plan:

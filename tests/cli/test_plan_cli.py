@@ -1,0 +1,162 @@
+"""`pipeline plan`, as a user calls it: pages, JSON, other hardware, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pipeline.cli import plan_accuracy
+from pipeline.cli.plan import command
+from pipeline.cli.plan_bars import Look, bar, legend
+from pipeline.errors import InvalidInput, UserError
+from pipeline.machine.host import Memory
+from pipeline.planning.memory import Demand, ModelNeed, plan_memory
+from pipeline.recipe.library import packaged
+from pipeline.stages import outlook
+
+GOLDEN = Path(__file__).parent / "golden"
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a hub, on a machine of 16 GiB, with a store of its own."""
+    monkeypatch.setenv("PIPELINE_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(outlook, "read_memory", lambda: Memory(16 * GIB, 8 * GIB, 0, None))
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(command, arguments)
+
+
+def as_json(*arguments: str, code: int = 0) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == code, result.output
+    assert result.stderr == ""
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("name", ["llama-3.3-70b-fp8", "tiny-cpu"])
+def test_pages_are_as_they_were(name: str, tmp_path: Path) -> None:
+    """Write them anew with GOLDEN=1. Names of artifacts depend on what is installed, and are left out."""
+    result = run(name)
+    assert result.exit_code == 0, result.output
+    page = result.stdout.replace(str(tmp_path), "…")
+    page = re.sub(r"headers in \S*/recipes", "headers in …/recipes", re.sub(r"-[0-9a-f]{20}", "-…", page))
+    file = GOLDEN / f"plan-{name}.txt"
+    if os.environ.get("GOLDEN"):
+        file.write_text(page, encoding="utf-8")
+    assert page == file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", list(packaged()))
+def test_packaged_recipes_are_planned_without_a_network(name: str) -> None:
+    whole = as_json(name)
+    assert whole["schema"] == 1
+    assert whole["verdict"]["memory"] == "fits"
+    assert not whole["verdict"]["refused"]
+    for rank in whole["memory"]["ranks"]:
+        assert sum(line["bytes"] for line in rank["lines"]) == rank["used_bytes"]
+        assert rank["used_bytes"] + rank["headroom_bytes"] == whole["memory"]["capacity_bytes"]
+        assert all(line["formula"] and line["sources"] for line in rank["lines"])
+    assert whole["steps"] is not None or "plan" in whole["unknown"]
+
+
+def test_json_has_what_it_says_that_it_has() -> None:
+    whole = as_json("llama-3.1-8b-fp8")
+    assert set(whole) == {
+        "schema", "recipe", "runtime", "store", "verdict", "models", "steps", "memory", "alternatives", "performance",
+        "findings", "unknown",
+    }  # fmt: skip
+    assert set(whole["memory"]) == {
+        "device", "capacity_bytes", "fraction", "tokens", "blocks", "block_tokens", "sequence_tokens", "sequences",
+        "max_concurrency", "token_bytes", "ranks",
+    }  # fmt: skip
+    assert whole["steps"][0]["step"] == "fetch.target"
+
+
+def test_other_hardware_is_tried() -> None:
+    small, large = (as_json("llama-3.1-8b-fp8", "--gpu", name) for name in ("h100-sxm-80g", "h200-sxm-141g"))
+    assert large["memory"]["sequences"] > small["memory"]["sequences"]
+    same = as_json("llama-3.1-8b-fp8", "--set", "runtime.gpu=h200-sxm-141g")
+    assert same["memory"] == large["memory"]
+
+
+def test_what_does_not_fit_is_refused_with_what_would() -> None:
+    recipe = ("llama-3.3-70b-fp8", "--set", "runtime.tensor_parallel=1", "--gpu", "l40s-48g")
+    whole = as_json(*recipe, code=2)
+    assert whole["verdict"]["memory"] == "does not fit"
+    assert whole["memory"]["sequences"] == 0
+    assert whole["alternatives"]
+    for one in whole["alternatives"]:
+        assert one["sequences"] > 0
+        planned = as_json(*recipe, *(word for override in one["overrides"] for word in ("--set", override)))
+        assert planned["memory"]["sequences"] == one["sequences"], one["overrides"]
+    page = run(*recipe)
+    assert page.exit_code == 2
+    assert "does not fit: 30." in page.stdout
+    assert "what would hold more" in page.stdout
+    assert "] !" in page.stdout
+
+
+def test_findings_of_preflight_refuse_and_are_shown_beside_the_memory() -> None:
+    result = run("llama-3.1-8b-fp8", "--gpu", "a100-sxm-80g")
+    assert result.exit_code == 2
+    assert "[sm.fp8]" in result.stdout
+    assert "KV cache holds" in result.stdout
+    assert "steps are not known" in result.stdout
+
+
+def test_a_gpu_that_is_not_known() -> None:
+    result = run("llama-3.1-8b-fp8", "--gpu", "h100")
+    assert result.exit_code == 2
+    assert "not known" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ((), UserError, "name a RECIPE"),
+        (("tiny-cpu", "--until", "nowhere"), UserError, "no step 'nowhere'"),
+        (("tiny-cpu", "--gpu", "l4-24g"), InvalidInput, "runtime.gpu"),
+    ],
+)
+def test_what_cannot_be_asked(arguments: tuple[str, ...], error: type[Exception], text: str) -> None:
+    result = run(*arguments)
+    assert isinstance(result.exception, error)
+    assert text in str(result.exception)
+
+
+def test_the_model_s_errors_are_printed() -> None:
+    result = run("--check-model")
+    assert result.exit_code == 0
+    found = re.search(r"24 points: median error (\S+)%, worst (\S+)%", result.stdout)
+    assert found
+    assert float(found[1]) <= 3
+    assert float(found[2]) <= 6
+    parts = json.loads(plan_accuracy.accuracy_page(as_json=True))
+    assert len(parts["capacity"]["figures"]) == 24
+
+
+@pytest.mark.parametrize("gib", [8, 12, 24, 80, 280])
+@pytest.mark.parametrize("cells", [10, 40, 200])
+def test_a_bar_is_as_long_as_it_is_to_be(gib: int, cells: int) -> None:
+    from pipeline.contracts.models import known_model
+
+    sizes = known_model("meta-llama/Llama-3.1-8B")
+    assert sizes is not None
+    plan = plan_memory(Demand("gpu", gib * GIB, (ModelNeed("target", sizes),), 1000, 8))
+    rank = plan.ranks[0]
+    drawn = bar(rank, cells, Look(100, colour=False))
+    assert (drawn.endswith("!")) == (rank.headroom < 0)
+    inner = drawn.partition("]")[0].removeprefix("[")
+    assert abs(len(inner) - cells) <= 2
+    assert ("." in inner) == (rank.headroom > 0 and len(inner) >= cells and inner.endswith("."))
+    assert all(word in legend(plan.ranks, Look(100, colour=False)) for word in ("weights", "activations"))
