@@ -43,7 +43,10 @@ class QueryEngine:
         return f"{kind}:{len(vector)}", _packed(vector, kind)
 
     def near(self, scope: bytes, vector: Vector, count: int) -> list[tuple[bytes, float]]:
-        """Keys and cosines of the nearest entries of a scope, the nearest first."""
+        """Keys and cosines of the nearest entries of a scope, the nearest first.
+
+        Questions are not asked for here: RediSearch 2.10 cuts a field that it returns at its first zero byte.
+        """
         try:
             found = self._search(scope, vector, count)
         except Refused:  # such as after a restart without data: the index is made again
