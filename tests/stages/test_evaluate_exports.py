@@ -105,6 +105,7 @@ def _times(part: str, factor: float) -> Callable[[Tensors], None]:
         for name in [name for name in tensors if name.endswith(part)]:
             tensors[name] = np.array(tensors[name] * np.float32(factor), tensors[name].dtype)
 
+    damage.__name__ = f"{part} times {factor}"
     return damage
 
 
@@ -121,7 +122,7 @@ def _times(part: str, factor: float) -> Callable[[Tensors], None]:
         ("w4a8_awq", _times("weight_scale_2", 0.02)),
         ("int8_sq", _times("input_scale", 0.05)),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_scales_and_weights_that_do_not_belong_together_fail_the_gate(
     calibrations: Calibrations,
