@@ -10,6 +10,7 @@ from pipeline.planning.memory import Alternative, MemoryPlan, StepLimits, altern
 from pipeline.planning.memory.tensors import parameters
 from pipeline.planning.model_facts import ModelFacts
 from pipeline.planning.outlook import Outlook
+from pipeline.planning.performance import forecast_recipe
 from pipeline.planning.plan import TARGET, Plan
 from pipeline.planning.preflight import Emission, Finding, allow, findings
 from pipeline.progress import Progress
@@ -47,6 +48,7 @@ def look_ahead(
         plan=plan,
         memory=memory,
         alternatives=_alternatives(recipe, memory) if memory is not None else (),
+        performance=forecast_recipe(recipe, memory.demand) if memory is not None else None,
         seen={role: _described(one) for role, one in models.items()},
         unknown=unknown,
     )

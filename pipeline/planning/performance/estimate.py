@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.planning.performance.efficiency import fitted
+from pipeline.store import Json
 
 Quantity = Literal["throughput", "first-token"]
 
@@ -22,7 +23,7 @@ class Estimate:
     def scaled(self, factor: float) -> Estimate:
         return Estimate(self.value * factor, self.low * factor, self.high * factor)
 
-    def as_json(self) -> dict[str, float]:
+    def as_json(self) -> dict[str, Json]:
         return {"value": _short(self.value), "low": _short(self.low), "high": _short(self.high)}
 
 

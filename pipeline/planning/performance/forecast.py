@@ -10,8 +10,8 @@ model (n-gram, MTP).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pipeline.contracts.releases import Track
 from pipeline.planning.memory import Demand, plan_memory
@@ -20,7 +20,9 @@ from pipeline.planning.performance.engine import Engine, Workload
 from pipeline.planning.performance.estimate import Estimate
 from pipeline.planning.performance.service import Load, Service
 from pipeline.planning.performance.speculation import Speculation, best_length
+from pipeline.planning.performance.words import forecast_lines
 from pipeline.recipe import CpuRuntime, Recipe, Slo
+from pipeline.store import Json
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)  # at which gains are listed
 
@@ -44,6 +46,7 @@ class Forecast:
     work: Workload
     sequences: int  # that memory holds from beginning to end
     concurrency: int  # ... and the limits let in
+    wanted: int  # that the limits let in
     slo: Slo
     ttft_ms: Estimate  # of one request on an idle engine
     itl_ms: Estimate  # of one request
@@ -52,6 +55,28 @@ class Forecast:
     ended_by: str  # what ends it: "memory" (or the limits), "ttft", "itl"
     acceptance: float | None  # that the figures are with; None: without a draft's gain
     gains: tuple[Gain, ...]  # of the draft; () without one
+
+    @property
+    def title(self) -> str:
+        gpus = f"{self.gpus} x {self.gpu}" if self.gpus > 1 else self.gpu
+        lengths = f"prompts of {self.work.prompt_tokens} and answers of {self.work.output_tokens} tokens"
+        return f"speed on {gpus}, {lengths}"
+
+    @property
+    def has_slo(self) -> bool:
+        return self.slo.ttft_p95_ms is not None or self.slo.itl_p95_ms is not None
+
+    @property
+    def meets_slo(self) -> bool | None:
+        """With as many requests at a time as the limits let in; None without an SLO."""
+        if not self.has_slo:
+            return None
+        return self.within_slo is not None and self.within_slo.batch >= self.wanted
+
+    def lines(self, width: int) -> Iterator[str]:
+        """For people."""
+        for line in forecast_lines(self):
+            yield line if len(line) <= width else f"{line[: width - 1]}…"
 
     @property
     def tokens_per_s(self) -> Estimate | None:
@@ -63,7 +88,7 @@ class Forecast:
         whole = self.tokens_per_s
         return whole.scaled(1 / self.gpus) if whole else None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Mapping[str, Json]:
         """Plain values, short figures."""
         return {
             "gpu": self.gpu,
@@ -72,6 +97,8 @@ class Forecast:
             "output_tokens": self.work.output_tokens,
             "sequences": self.sequences,
             "concurrency": self.concurrency,
+            "wanted": self.wanted,
+            "meets_slo": self.meets_slo,
             "slo": self.slo.model_dump(mode="json"),
             "ttft_ms": self.ttft_ms.as_json(),
             "itl_ms": self.itl_ms.as_json(),
@@ -92,7 +119,7 @@ class Forecast:
         }
 
 
-def load_json(load: Load) -> dict[str, float]:
+def load_json(load: Load) -> Mapping[str, Json]:
     """Plain values of one load."""
     return {
         "batch": load.batch,
@@ -136,6 +163,7 @@ def forecast(
         work=work,
         sequences=held,
         concurrency=most,
+        wanted=demand.concurrency,
         slo=slo,
         ttft_ms=estimate.first_token(curve[0].ttft_ms),
         itl_ms=estimate.interval(curve[0].itl_ms),
