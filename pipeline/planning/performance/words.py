@@ -1,0 +1,95 @@
+"""A forecast in words: the part of `pipeline plan` that people read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pipeline.planning.performance.efficiency import fitted
+from pipeline.planning.performance.estimate import Estimate
+
+if TYPE_CHECKING:
+    from pipeline.planning.performance.forecast import Forecast
+    from pipeline.planning.performance.service import Load
+
+_ENDS = {
+    "memory": "more do not fit, or are not let in",
+    "ttft": "with more, first tokens come too late",
+    "itl": "with more, the time between tokens is too long",
+}
+
+
+def number(value: float) -> str:
+    """Three digits, at most.
+
+    >>> number(1843.2), number(4.823), number(0.02)
+    ('1840', '4.82', '0.02')
+    """
+    return f"{float(f'{value:.3g}'):g}" if value < 1000 else f"{float(f'{value:.3g}'):.0f}"
+
+
+def figure(estimate: Estimate, unit: str = "") -> str:
+    """`4.82 ms (4.06 to 6.06)`."""
+    whole = f"{number(estimate.value)} {unit}".rstrip()
+    return f"{whole} ({number(estimate.low)} to {number(estimate.high)})"
+
+
+def forecast_lines(forecast: Forecast) -> Iterator[str]:
+    """First what one request sees, then many, then what a draft does, then how sure it is."""
+    yield f"  first token, alone        {figure(forecast.ttft_ms, 'ms')}"
+    yield f"  between tokens, alone     {figure(forecast.itl_ms, 'ms')}"
+    whole, each = forecast.tokens_per_s, forecast.tokens_per_s_per_gpu
+    load = forecast.within_slo
+    if whole is not None and each is not None and load is not None:
+        within = "within the SLO" if forecast.has_slo else "together"
+        ends = _ENDS[forecast.ended_by]
+        yield f"  most {within:<20} {load.batch} requests at a time of {forecast.wanted}; {ends}"
+        yield f"  output tokens a second    {figure(whole)}; {number(each.value)} a GPU"
+    else:
+        yield "  within the SLO            not even one request at a time"
+    yield ""
+    yield "  requests   first token p95   between tokens   p95        tokens/s   tokens/s a user"
+    yield from (_row(load, forecast) for load in forecast.curve)
+    yield from _gain_lines(forecast)
+    yield ""
+    yield from basis()
+
+
+def basis() -> Iterator[str]:
+    """How sure it is."""
+    held = fitted()["errors"]["held-out"]
+    rates, firsts = held["throughput"], held["first-token"]
+    yield (
+        f"  a roofline, fitted to published figures; of those held aside, {rates['count']} of throughput are met to"
+        f" {rates['median']:.0%} (median),"
+    )
+    yield (
+        f"  {firsts['count']} of first tokens to {firsts['median']:.0%}; brackets hold four of five"
+        " (pipeline plan --accuracy). Waiting for others is"
+    )
+    yield "  a queueing formula. Not in it: network, tokenizer, prefixes that are reused."
+
+
+def _row(load: Load, forecast: Forecast) -> str:
+    slo = forecast.slo
+    late = slo.ttft_p95_ms is not None and load.ttft_ms > slo.ttft_p95_ms
+    slow = slo.itl_p95_ms is not None and load.itl_p95_ms > slo.itl_p95_ms
+    first = f"{number(load.ttft_ms)} ms{' !' if late else ''}"
+    p95 = f"{number(load.itl_p95_ms)} ms{' !' if slow else ''}"
+    return (
+        f"  {load.batch:>8}   {first:<15}   {number(load.itl_ms) + ' ms':<14}   {p95:<9}"
+        f"  {number(load.tokens_per_s):<10} {number(load.user_tokens_per_s)}"
+    )
+
+
+def _gain_lines(forecast: Forecast) -> Iterator[str]:
+    if not forecast.gains:
+        return
+    yield ""
+    with_it = "in the figures above" if forecast.acceptance is not None else "not in the figures above"
+    yield f"  the draft, by the share of its tokens that is accepted ({with_it}):"
+    for gain in forecast.gains:
+        yield (
+            f"    {gain.acceptance:.1f}   {gain.alone:.2f} times as fast alone, {gain.loaded:.2f} with"
+            f" {forecast.concurrency} requests; best alone with {gain.best_length} tokens a round"
+        )
