@@ -12,19 +12,17 @@ import math
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
-Family = Literal["llama", "moe", "other"]
-
 
 def activation_bytes(
-    *, family: Family, tensor_parallel: int, max_num_tokens: int, heads: int, head_size: int
+    *, has_experts: bool, tensor_parallel: int, max_num_tokens: int, heads: int, head_size: int
 ) -> int:
     """Activations of a step of `max_num_tokens`; `heads` are the attention heads of all ranks."""
     facts = _data()["activation"]
-    coefficient = _at(facts["coefficients"][family], tensor_parallel)
+    coefficient = _at(facts["coefficients"]["moe" if has_experts else "dense"], tensor_parallel)
     return max(math.ceil(2 * max_num_tokens * heads * head_size * coefficient), int(facts["least_bytes"]))
 
 

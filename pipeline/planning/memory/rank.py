@@ -86,7 +86,7 @@ def _model(need: ModelNeed, index: int, is_gpu: bool) -> Iterator[Line]:
         return
     sizes, ways = need.sizes, need.split.tensor
     activations = engine_memory.activation_bytes(
-        family="moe" if sizes.experts else "llama",
+        has_experts=bool(sizes.experts),
         tensor_parallel=ways,
         max_num_tokens=need.step_tokens,
         heads=sizes.heads,

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.contracts import llm_args
+from pipeline.contracts import engine_memory, llm_args
 from pipeline.errors import InvalidInput, UserError
 from pipeline.recipe import PyTorchRuntime, Recipe
 
 CHECKPOINT, DRAFT = "checkpoint", "draft"  # folders beside the arguments
-_MEMORY_FRACTION = 0.9  # upstream's default since 1.2; written out because 1.0 leaves it to the C++ runtime
 _BATCH_TOKENS = 8192  # upstream's default of max_num_tokens
 _GIB = 2**30
 
@@ -93,7 +92,8 @@ def _batch_tokens(recipe: Recipe) -> int:
 def _kv_cache(recipe: Recipe) -> dict[str, Any]:
     fraction = recipe.kv_cache.memory_fraction
     config: dict[str, Any] = {
-        "free_gpu_memory_fraction": _MEMORY_FRACTION if fraction is None else fraction,
+        # written out even where it is upstream's default since 1.2: 1.0 leaves it to the C++ runtime
+        "free_gpu_memory_fraction": engine_memory.default_fraction() if fraction is None else fraction,
         "enable_block_reuse": recipe.kv_cache.reuse,
         "dtype": recipe.quantization.kv_cache,
     }

@@ -19,7 +19,6 @@ from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
 from pipeline.triton.engine_models import EngineModel, EngineSettings
 from pipeline.triton.text_models import DraftLimits
 
-MEMORY_FRACTION = 0.9  # upstream's default, too
 _LOGITS = {"float32": "TYPE_FP32", "float16": "TYPE_FP16"}
 _TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16": "TYPE_BF16"}
 _PADDING = 64  # what exporters round vocabularies up to
@@ -36,7 +35,7 @@ def engine_settings(
     faults = list(_disagreements(recipe, target, draft))
     if faults:
         raise StageError(f"recipe {recipe.name} and its engines disagree: " + "; ".join(faults))
-    fraction = recipe.kv_cache.memory_fraction or MEMORY_FRACTION
+    fraction = recipe.kv_cache.memory_fraction or engine_memory.default_fraction()
     shares = None if draft is None else memory_shares(recipe, target, draft, gpu_bytes)
     scheduler = recipe.scheduler
     return EngineSettings(
@@ -65,7 +64,7 @@ def memory_shares(recipe: Recipe, target: EngineFolder, draft: EngineFolder, gpu
         StageError: what is left does not hold one sequence of the longest length.
     """
     runtime = _runtime(recipe)
-    fraction = recipe.kv_cache.memory_fraction or MEMORY_FRACTION
+    fraction = recipe.kv_cache.memory_fraction or engine_memory.default_fraction()
     models = (_memory(target), _memory(draft))
     shares = share_memory(gpu_bytes - engine_memory.other_bytes(), *models, fraction)
     longest = recipe.limits.max_sequence_tokens
@@ -166,7 +165,7 @@ def _model(engine: EngineFolder, fraction: float, shares: MemoryShares | None) -
 def _memory(engine: EngineFolder) -> ModelMemory:
     """What the largest rank takes."""
     activations = engine_memory.activation_bytes(
-        family="moe" if engine.experts else "llama",
+        has_experts=bool(engine.experts),
         tensor_parallel=engine.tensor_parallel,
         max_num_tokens=engine.max_num_tokens,
         heads=engine.heads,
