@@ -57,7 +57,8 @@ def _digest(file: Path) -> str:
 
 def _special(data: Any) -> dict[str, int]:
     added = data.get("added_tokens") if isinstance(data, Mapping) else None
-    return {token["content"]: token["id"] for token in added or () if token.get("special")}
+    marked = [token for token in added or () if isinstance(token, Mapping) and token.get("special")]
+    return {token["content"]: token["id"] for token in marked if {"content", "id"} <= token.keys()}
 
 
 def _ids(file: Path) -> tuple[tuple[int, ...], ...] | None:

@@ -27,7 +27,10 @@ def faults_of(error: ValidationError, document: Document) -> list[Fault]:
         if detail["type"] == "rule":
             context = detail["ctx"]
             faults.append(
-                fault_of(Problem(tuple(context["keys"]), context["problem"], context["fix"]), document)
+                fault_of(
+                    Problem(tuple(context["keys"]), context["problem"], context["fix"], context["rule"]),
+                    document,
+                )
             )
             continue
         wrong.append(without_tags(Recipe, detail["loc"]))

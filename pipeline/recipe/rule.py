@@ -16,11 +16,11 @@ class Problem:
     keys: tuple[str, ...]
     text: str
     fix: str
-    rule: str = ""  # its id, where it has one
+    rule: str = ""  # id of the rule of preflight that it is the same as, where there is one
 
     def as_error(self) -> PydanticCustomError:
         return PydanticCustomError(
-            "rule", "{problem}", {"problem": self.text, "fix": self.fix, "keys": self.keys}
+            "rule", "{problem}", {"problem": self.text, "fix": self.fix, "keys": self.keys, "rule": self.rule}
         )
 
 

@@ -180,6 +180,7 @@ def _expert_parallel(values: Values) -> Iterator[Problem]:
             ("runtime.expert_parallel", "runtime.tensor_parallel"),
             f"must divide runtime.tensor_parallel, which is {tensors}",
             "one of " + ", ".join(str(n) for n in range(1, tensors + 1) if tensors % n == 0),
+            "moe.ep",
         )
 
 
@@ -189,7 +190,7 @@ def _exports_cover_runtime(values: Values) -> Iterator[Problem]:
     if sizes is not None and needed is not None and needed not in sizes:
         yield Problem(
             (key, "runtime.tensor_parallel"), f"lacks runtime.tensor_parallel, which is {needed}",
-            f"add {needed}, or remove {key}",
+            f"add {needed}, or remove {key}", "ckpt.mapping",
         )  # fmt: skip
 
 
@@ -198,7 +199,7 @@ def _speculation_method(values: Values) -> Iterator[Problem]:
     if values["draft.method"] == "eagle3" and kind != "pytorch":
         yield Problem(
             ("draft.method", "runtime.kind"), f"needs runtime.kind pytorch, but it is {kind}",
-            "set draft.method to draft_target, or runtime.kind to pytorch",
+            "set draft.method to draft_target, or runtime.kind to pytorch", "rt.backend_supports_spec",
         )  # fmt: skip
     if values["draft"] is not None and kind == "pytorch" and values["runtime.speculation"] is not None:
         yield Problem(
@@ -227,6 +228,7 @@ def _draft_needs_reuse(values: Values) -> Iterator[Problem]:
             f"must be true: with {how} a draft and its target take turns on one text, and would "
             "compute all of it anew in every round",
             "remove kv_cache.reuse, or draft",
+            "rt.spec_kv_reuse",
         )
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pipeline import resources
 from pipeline.errors import InvalidInput
+from pipeline.machine.disks import read_disk
 from pipeline.progress import Silent
 from pipeline.recipe import Recipe, load_recipe
-from pipeline.stages import Builder, prepare
+from pipeline.stages import Builder, fitness, prepare
 from pipeline.store import Store
 from tests.support.checkpoints import CONFIG, whole
 from tests.support.hub import LoopbackHub
@@ -65,3 +69,50 @@ def test_a_config_that_is_none_is_left_to_the_stages(
         prepared = prepare(recipe, store)
         Builder(prepared.plan, store, prepared.work(Silent(), store), Silent()).run("fetch.target")
         prepare(recipe, store)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Recipe:
+    """A target, and a draft whose tokenizer gives other ids."""
+    for name in ("target", "draft"):
+        shutil.copytree(resources.folder("recipes") / "checkpoints" / f"support-{name}", tmp_path / name)
+    file = tmp_path / "draft" / "tokenizer.json"
+    data = json.loads(file.read_text(encoding="utf-8"))
+    data["model"]["merges"].reverse()
+    file.write_text(json.dumps(data), encoding="utf-8")
+    recipe = tmp_path / "pair.yaml"
+    recipe.write_text(
+        "name: pair\n"
+        "model: {source: 'local:target'}\n"
+        "draft: {source: 'local:draft', max_draft_tokens: 4}\n"
+        "runtime: {kind: cpu}\n"
+        "limits: {max_input_tokens: 8, max_output_tokens: 8, max_concurrency: 1}\n"
+    )
+    return load_recipe(recipe)
+
+
+def test_tokenizers_of_draft_and_target_are_compared(pair: Recipe, tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    with pytest.raises(
+        InvalidInput,
+        match=r"pair\.yaml:3: draft\.source.*gives other ids than the target.*\[tokenizer\.ids\]",
+    ):
+        prepare(pair, store)
+    assert store.list() == ()
+
+
+@pytest.mark.parametrize("allowed", [frozenset(), frozenset({"host.disk"})])
+def test_a_disk_that_is_too_small_stops_a_build_and_no_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: frozenset[str]
+) -> None:
+    recipe, store = load_recipe("tiny-cpu"), Store(tmp_path / "store")
+    full = replace(read_disk(tmp_path), free_bytes=10)
+    monkeypatch.setattr(fitness, "read_disk", lambda _: full)
+    prepared = prepare(recipe, store, allowed=allowed)
+    builder = Builder(prepared.plan, store, prepared.work(Silent(), store), Silent())
+    if allowed:
+        builder.run("fetch.target")
+        return
+    with pytest.raises(InvalidInput, match=r"it needs 0\.0 GiB of disk, 0\.0 GiB are free .*\[host\.disk\]"):
+        builder.run("fetch.target")
+    assert store.list() == ()

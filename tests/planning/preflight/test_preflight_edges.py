@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,3 +102,11 @@ def test_gpus_that_are_older_than_all_that_are_known(monkeypatch: pytest.MonkeyP
     plain = Case("sm.bf16", says, AWQ, ("quantization={}", "runtime.gpu=a10-24g")).findings()
     drafted = Case("rt.spec_sm", says, FP8, ("quantization={}", "runtime.gpu=a10-24g")).findings()
     assert [one.severity for one in (*plain, *drafted)] == ([says, says] if says else [])
+
+
+def test_rules_of_recipes_that_are_rules_of_preflight() -> None:
+    named = set(
+        re.findall(r'"((?:rt|moe|ckpt|build)\.\w+)"', (ROOT / "pipeline/recipe/rules.py").read_text())
+    )
+    assert named == {"rt.spec_kv_reuse", "rt.backend_supports_spec", "moe.ep", "ckpt.mapping"}
+    assert all(rule(name).never_allowed for name in named)  # such a recipe is not read
