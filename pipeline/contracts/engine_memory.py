@@ -41,6 +41,11 @@ def default_fraction() -> float:
     return float(_data()["default_fraction"]["value"])
 
 
+def cpu_process_bytes() -> int:
+    """What the embedded engine's process takes besides weights and KV caches."""
+    return int(_data()["cpu_process_bytes"]["value"])
+
+
 def cpu_pool_bytes() -> int:
     """Most that the embedded engine takes for KV caches where a recipe gives no size."""
     return int(_data()["cpu_pool_bytes"]["value"])

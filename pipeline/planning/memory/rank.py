@@ -30,7 +30,7 @@ class Loaded:
 def load(demand: Demand, index: int) -> Loaded:
     """Everything on a rank but its KV caches."""
     held = [need for need in demand.models if index < need.split.world]
-    lines = [*_runtime(demand), *(line for need in held for line in _model(need, index, demand.is_gpu))]
+    lines = [_runtime(demand), *(line for need in held for line in _model(need, index, demand.is_gpu))]
     left = demand.capacity - sum(line.bytes for line in lines)
     pool = demand.pool_bytes if demand.pool_bytes is not None else _share(demand, left)
     costs = {need.role: kv.token_bytes(need, index // need.split.tensor) for need in held}
@@ -67,17 +67,18 @@ def _share(demand: Demand, left: int) -> int:
     return math.floor(demand.fraction * left * (1 - engine_memory.kv_reserve()))
 
 
-def _runtime(demand: Demand) -> Iterator[Line]:
+def _runtime(demand: Demand) -> Line:
     if demand.is_gpu:
-        text = "CUDA context, kernels, buffers of the decoder: a constant, once a GPU"
-        yield Line(
-            "runtime",
-            "",
+        name, text = (
             "CUDA and runtime",
-            engine_memory.other_bytes(),
-            text,
-            engine_memory.sources("other_bytes"),
+            "CUDA context, kernels, buffers of the decoder: a constant, once a GPU",
         )
+        return Line(
+            "runtime", "", name, engine_memory.other_bytes(), text, engine_memory.sources("other_bytes")
+        )
+    text = "Python, OpenVINO and its kernels: a constant"
+    sources = engine_memory.sources("cpu_process_bytes")
+    return Line("runtime", "", "process", engine_memory.cpu_process_bytes(), text, sources)
 
 
 def _model(need: ModelNeed, index: int, is_gpu: bool) -> Iterator[Line]:
