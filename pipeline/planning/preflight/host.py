@@ -13,8 +13,10 @@ from pipeline.contracts.rules import rule
 from pipeline.planning.machine_facts import MachineFacts
 from pipeline.planning.preflight.finding import Said
 from pipeline.planning.preflight.needs import MachineCheck, Needs
+from pipeline.store import human_bytes
 
 TENSOR, KIND, HOST_CACHE = "runtime.tensor_parallel", "runtime.kind", "kv_cache.host_memory_gib"
+FORMAT = "quantization.format"
 PORTS = (8000, 8001, 8002)  # Triton's own
 _MIB, _GIB = 2**20, 2**30
 
@@ -33,6 +35,32 @@ def _memory(needs: Needs, here: MachineFacts) -> Iterator[Said]:
     elif free is not None and free < max(needs.host_cache_bytes, needs.build_memory_bytes):
         text = _lacks("host memory", max(needs.host_cache_bytes, needs.build_memory_bytes), free, "are free")
         yield Said((HOST_CACHE,), text, "end what else runs here", "warning")
+
+
+def _calibration(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+    """On GPUs, what they do not hold lies in host memory; without one, all of it."""
+    facts, free = rule("host.calibration").facts, here.memory_available_bytes
+    if free is None or not needs.calibrated_weights:
+        return
+    elsewhere = "calibrate on a machine with more memory, or with a GPU that holds it"
+    if not here.gpus:
+        needed = needs.calibrated_weights * facts["cpu_bytes"]
+        if free < needed:
+            yield Said((FORMAT,), _lacks("memory to calibrate on a CPU", needed, free, "are free"), elsewhere)
+        return
+    needed = needs.calibrated_weights * facts["gpu_bytes"]
+    on_gpus = sum(seen.free_mib for seen in here.gpus) * _MIB
+    if on_gpus + free < needed:
+        text = _lacks("memory to calibrate", needed, on_gpus + free, "are free on GPUs and host together")
+        yield Said((FORMAT,), text, elsewhere)
+    elif on_gpus < needed:
+        text = _lacks(
+            "GPU memory to calibrate",
+            needed,
+            on_gpus,
+            "are free; the rest lies in host memory, which is slow",
+        )
+        yield Said((FORMAT,), text, elsewhere, "warning")
 
 
 def _disk(needs: Needs, here: MachineFacts) -> Iterator[Said]:
@@ -55,7 +83,7 @@ def _temporary(needs: Needs, here: MachineFacts) -> Iterator[Said]:
 
 
 def _lacks(what: str, needed: int, there: int, how: str = "are there") -> str:
-    return f"it needs {needed / _GIB:.1f} GiB of {what}, {there / _GIB:.1f} GiB {how}"
+    return f"it needs {human_bytes(needed)} of {what}, {human_bytes(there)} {how}"
 
 
 def _shared_memory(needs: Needs, here: MachineFacts) -> Iterator[Said]:
@@ -113,6 +141,7 @@ def _root(needs: Needs, here: MachineFacts) -> Iterator[Said]:
 
 CHECKS: Mapping[str, MachineCheck] = {
     "host.memory": _memory,
+    "host.calibration": _calibration,
     "host.disk": _disk,
     "host.temporary": _temporary,
     "host.shm": _shared_memory,

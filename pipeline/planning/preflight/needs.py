@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pipeline.contracts import gpus, releases
@@ -54,6 +54,9 @@ class Needs:
     spawns: bool = False  # several engines, whose ranks MPI spawns
     build_bytes: int | None = None  # of disk, for all artifacts
     build_memory_bytes: int = 0  # of the host
+    calibrated_weights: int = (
+        0  # of the largest model that is calibrated; 0: none is, or nothing is known of it
+    )
     host_cache_bytes: int = 0  # of the host, for the KV cache
 
 
@@ -71,8 +74,36 @@ def needs_of(subject: Subject) -> Needs:
         spawns=subject.kind == "tensorrt" and subject.draft is not None,
         build_bytes=sizing.build_bytes(subject),
         build_memory_bytes=sizing.build_memory_bytes(subject),
+        calibrated_weights=sizing.calibrated_weights(subject),
         host_cache_bytes=int(subject.recipe.kv_cache.host_memory_gib * _GIB),
     )
+
+
+def to_build(needs: Needs, *, compiles: bool = True, calibrates: bool = True) -> Needs:
+    """What a machine must have that builds a recipe and does not serve it.
+
+    Ranks of an engine may be compiled one after the other, on one GPU of the kind that serves them.
+
+    Args:
+        compiles: whether it makes the engines; for `pytorch` and `cpu` there are none.
+        calibrates: whether it measures the scales.
+    """
+    serving = needs.serving if compiles and needs.kind == "tensorrt" else None
+    if serving is not None:
+        serving = replace(serving, gpus=1, tensor=1, shm_mib=0, programs=())
+    return replace(
+        needs,
+        serving=serving,
+        spawns=False,
+        build_memory_bytes=needs.build_memory_bytes if compiles else 0,
+        calibrated_weights=needs.calibrated_weights if calibrates else 0,
+        host_cache_bytes=0,
+    )
+
+
+def to_serve(needs: Needs, where: Where) -> Needs:
+    """What a machine must have that serves what is built already."""
+    return replace(needs, where=where, build_bytes=None, build_memory_bytes=0, calibrated_weights=0)
 
 
 def _serving(subject: Subject, rank_bytes: int | None) -> Serving | None:

@@ -58,6 +58,12 @@ def build_memory_bytes(subject: Subject) -> int:
     return int(rank * facts["copies"] + facts["worker_gib"] * 2**30)
 
 
+def calibrated_weights(subject: Subject) -> int:
+    """Of the largest model that is calibrated, which is loaded whole; 0 where none is, or nothing is known of it."""
+    calibrated = (sizes for model, sizes in subject.sized if model.format != "none")
+    return max(map(parameters, calibrated), default=0)
+
+
 def largest_rank_bytes(subject: Subject) -> int | None:
     """Weights of the largest rank, in the recipe's format; None: nothing is known of any model."""
     ranks = [

@@ -83,6 +83,12 @@ CASES = [
     case("host.memory", None, FP8, HOST_CACHE, memory_bytes=101 * GIB, memory_available_bytes=100 * GIB),
     case("host.memory", "warning", FP8, HOST_CACHE, memory_bytes=101 * GIB, memory_available_bytes=99 * GIB),
     case("host.memory", "warning", AWQ, (), memory_bytes=6 * GIB),  # a worker of the builder
+    case("host.calibration", None, FP8, (), gpus=gpus(free_mib=20_000)[:1]),
+    case("host.calibration", "warning", FP8, (), gpus=gpus(free_mib=15_000)[:1]),
+    case("host.calibration", "error", FP8, (), gpus=gpus(free_mib=10_000)[:1], memory_available_bytes=4 * GIB),
+    case("host.calibration", None, FP8, (), gpus=(), memory_available_bytes=30 * GIB),
+    case("host.calibration", "error", FP8, (), gpus=(), memory_available_bytes=29 * GIB),
+    case("host.calibration", None, "mixtral-8x7b", (), gpus=(), memory_available_bytes=GIB),  # as it is
     case("port.chip", None),
     case("port.chip", "warning", gpus=gpus(name="NVIDIA H200", memory_mib=143771, free_mib=143000)),
     case("host.programs", None, software=installed("/opt/tritonserver/bin/tritonserver", "mpirun")),
