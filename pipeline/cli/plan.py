@@ -23,7 +23,7 @@ from pipeline.errors import UserError
     "--json", "as_json", is_flag=True, help="Print JSON: every figure with its formula and its sources."
 )
 @click.option(
-    "--check-model",
+    "--accuracy",
     is_flag=True,
     help="Compare the memory model with published measurements; needs no RECIPE.",
 )
@@ -36,7 +36,7 @@ def command(
     allowed: frozenset[str],
     offline: bool,
     as_json: bool,
-    check_model: bool,
+    accuracy: bool,
 ) -> None:
     """Say what RECIPE comes to before anything is made: whether it fits into memory, what `pipeline build` would make,
     and what speaks against it. Nothing is downloaded but the config.json and the headers of models that are not known.
@@ -47,7 +47,7 @@ def command(
     pipeline plan llama-3.1-8b-fp8
     pipeline plan llama-3.3-70b-fp8 --gpu h200-sxm-141g --set runtime.tensor_parallel=2
     pipeline plan tiny-cpu --json
-    pipeline plan --check-model
+    pipeline plan --accuracy
     """
     from pipeline.cli.plan_accuracy import accuracy_page
     from pipeline.cli.plan_bars import Look
@@ -56,11 +56,11 @@ def command(
     from pipeline.stages.outlook import look_ahead
     from pipeline.store import Store
 
-    if check_model:
+    if accuracy:
         click.echo(accuracy_page(as_json=as_json))
         return
     if recipe is None:
-        raise UserError("name a RECIPE (pipeline recipes ls), or give --check-model")
+        raise UserError("name a RECIPE (pipeline recipes ls), or give --accuracy")
     if gpu is not None:
         overrides = (f"runtime.gpu={gpu}", *overrides)
     shelf = Store.at(store)

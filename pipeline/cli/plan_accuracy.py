@@ -1,20 +1,25 @@
-"""`pipeline plan --check-model`: the memory model against published measurements."""
+"""`pipeline plan --accuracy`: the models of memory and speed against published measurements."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from pipeline.planning.memory.accuracy import Accuracy, capacity_accuracy, load_log_accuracy
+from pipeline.planning.performance.accuracy import error_summary
+from pipeline.planning.performance.published import Use
+
+_HELD: Use = "held-out"
 
 
 def accuracy_page(*, as_json: bool) -> str:
-    """Every point with its error, then median and worst."""
+    """Memory: every point with its error, then median and worst. Speed: summaries of the figures held aside."""
     parts = {"capacity": capacity_accuracy(), "load_log": load_log_accuracy()}
+    speed = error_summary(_HELD)
     if as_json:
-        return json.dumps({name: _row(part) for name, part in parts.items()}, indent=2)
-    return "\n".join(_lines(parts["capacity"], parts["load_log"]))
+        return json.dumps({**{name: _row(part) for name, part in parts.items()}, "speed": speed}, indent=2)
+    return "\n".join([*_lines(parts["capacity"], parts["load_log"]), "", *_speed(speed)])
 
 
 def _row(part: Accuracy) -> dict[str, object]:
@@ -33,6 +38,13 @@ def _lines(capacity: Accuracy, load_log: Accuracy) -> Iterator[str]:
     yield from sorted(
         {f"source: {figure.source}" for part in (capacity, load_log) for figure in part.figures}
     )
+
+
+def _speed(summaries: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    yield "speed, of published figures that no constant was fitted to"
+    yield f"  {'kind':<14}  figures  median error   90th percentile"
+    for kind, one in summaries.items():
+        yield f"  {kind:<14}  {one['count']:>7}  {one['median']:>12.1%}  {one['p90']:>16.1%}"
 
 
 def _table(part: Accuracy, what: str) -> Iterator[str]:
