@@ -87,7 +87,8 @@ def _print_obstacles(verdicts: Sequence[Verdict]) -> None:
             for one in way.obstacles:
                 ways.setdefault(one, []).append(_WAYS[way.name])
         for one, names in ways.items():
-            lines = groups.setdefault((one.rule or one.subject, one.fix), {})
+            fix = one.fix if len(verdicts) == 1 else one.fix.replace(f" {verdict.recipe} ", " RECIPE ")
+            lines = groups.setdefault((one.rule or one.subject, fix), {})
             lines.setdefault(f"{', '.join(names)}: {one.problem}", []).append(verdict.recipe)
     for (about, fix), lines in groups.items():
         click.echo(f"{about}{f' → {fix}' if fix else ''}")

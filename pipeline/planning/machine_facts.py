@@ -53,6 +53,7 @@ class DockerFacts:
     version: str | None  # of the server; None: it does not answer
     gpu_runtime: bool | None = None  # containers may be given GPUs (nvidia runtime or CDI)
     problem: str = ""  # why it does not answer
+    fix: str = ""  # what would help
 
 
 @dataclass(frozen=True, slots=True)

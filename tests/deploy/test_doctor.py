@@ -12,6 +12,7 @@ from pipeline.deploy.doctor.report import Verdict
 from pipeline.deploy.doctor.sections import sections
 from pipeline.machine.docker import Docker
 from pipeline.machine.gpus import GpuSurvey
+from pipeline.machine.host import Memory
 from pipeline.machine.hub import Hub
 from pipeline.machine.inventory import Inventory
 from pipeline.machine.packages import Extra, Package, read_python
@@ -57,7 +58,7 @@ def obstacles(said: Verdict) -> Mapping[str, list[str]]:
 def test_a_host_with_docker_and_the_gpu_builds_and_deploys_in_containers() -> None:
     said = verdict("llama-3.1-8b-fp8", h100s(1))
     assert said.runnable
-    assert obstacles(said) == {"build": [], "local": ["port.version", "Triton"], "docker": []}
+    assert obstacles(said) == {"build": [], "local": ["port.version", "host.programs"], "docker": []}
     assert (said.runtime, said.gpus, said.gpu) == ("tensorrt", 1, "h100-sxm-80g")
 
 
@@ -71,7 +72,7 @@ def test_inside_the_container_no_docker_is_needed() -> None:
     )
     said = verdict("llama-3.1-8b-fp8", inside)
     assert said.runnable
-    assert obstacles(said) == {"build": [], "local": [], "docker": ["docker"]}
+    assert obstacles(said) == {"build": [], "local": [], "docker": ["host.docker"]}
 
 
 def test_no_gpu_stops_engines_but_not_the_build_for_pytorch() -> None:
@@ -87,6 +88,9 @@ def test_no_gpu_stops_engines_but_not_the_build_for_pytorch() -> None:
 
 def test_too_few_gpus_and_another_architecture() -> None:
     assert "host.gpus" in obstacles(verdict("llama-3.3-70b-fp8", h100s(2)))["docker"]
+    assert "host.gpus" not in obstacles(verdict("llama-3.3-70b-fp8", h100s(2)))["build"], (
+        "ranks one after the other"
+    )
     assert verdict("llama-3.3-70b-fp8", h100s(4)).runnable
     assert "port.arch" in obstacles(verdict("llama-3.1-8b-int4-awq", h100s(1)))["docker"]
 
@@ -110,10 +114,19 @@ def test_a_full_disk_stops_the_build_alone_and_what_the_store_has_counts() -> No
     assert "host.disk" not in obstacles(of("llama-3.1-8b-fp8", found(small, in_store=there)))["build"]
 
 
+def test_memory_to_calibrate_stops_the_build_alone() -> None:
+    small = replace(
+        h100s(0), gpus=GpuSurvey((), "there is no nvidia-smi", ""), memory=Memory(24 * GIB, 22 * GIB, 0, None)
+    )
+    said = obstacles(verdict("llama-3.1-8b-eagle3", small))
+    assert "host.calibration" in said["build"]
+    assert "host.calibration" not in said["docker"]
+
+
 def test_docker_without_gpus_or_without_a_daemon() -> None:
     for docker in (Docker("28.3.2", gpu_runtime=False), Docker(None, "docker does not answer within 2 s")):
         said = verdict("llama-3.1-8b-fp8", replace(h100s(1), docker=docker))
-        assert "docker" in obstacles(said)["docker"]
+        assert "host.docker" in obstacles(said)["docker"]
         assert ("trtllm-build" in obstacles(said)["build"]) is bool(docker.problem)
         assert not said.runnable
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipeline.contracts.launching import launching
 from pipeline.deploy.doctor.report import Obstacle
 from pipeline.machine.inventory import Inventory
 from pipeline.machine.packages import Extra
-from pipeline.recipe import HubSource, PyTorchRuntime, Recipe, TensorRTRuntime
+from pipeline.recipe import HubSource, Recipe, TensorRTRuntime
 
 
 def hub_repositories(recipe: Recipe) -> dict[str, str | None]:
@@ -74,25 +73,3 @@ def _native_builder(version: str, found: Inventory) -> str:
     if found.builder.version not in (None, version):
         return f"trtllm-build is of TensorRT-LLM {found.builder.version}, the recipe wants {version}"
     return ""
-
-
-def native_server(recipe: Recipe, found: Inventory) -> Iterator[Obstacle]:
-    """A Triton with TensorRT-LLM outside of a container of ours: only NVIDIA's images have one."""
-    runtime = recipe.runtime
-    assert isinstance(runtime, TensorRTRuntime | PyTorchRuntime), "a CPU recipe has the embedded server"
-    if found.triton is not None and found.triton.path is None:
-        inside = "pipeline deploy RECIPE --target docker"
-        yield Obstacle("Triton", f"there is no {launching(runtime.version).server}", inside)
-
-
-def container(found: Inventory) -> Iterator[Obstacle]:
-    """A container with GPUs."""
-    if found.docker is None:
-        return
-    if found.docker.problem:
-        yield Obstacle("docker", found.docker.problem, found.docker.fix)
-    elif found.docker.gpu_runtime is False:
-        problem = "containers cannot be given GPUs: no nvidia runtime and no CDI devices"
-        yield Obstacle(
-            "docker", problem, "install the NVIDIA Container Toolkit: nvidia-ctk runtime configure"
-        )

@@ -83,7 +83,7 @@ def _docker(needs: Needs, here: MachineFacts) -> Iterator[Said]:
     severity: Severity | None = "error" if needs.where == "docker" else None
     if docker.version is None:
         text = f"{wanted.image} serves it, but Docker does not answer: {docker.problem}"
-        yield Said((VERSION,), text, install, severity)
+        yield Said((VERSION,), text, docker.fix or install, severity)
     elif docker.gpu_runtime is False:
         text = f"{wanted.image} serves it, but containers cannot be given GPUs: no nvidia runtime and no CDI devices"
         yield Said((VERSION,), text, install, severity)
