@@ -1,6 +1,7 @@
 """Opening a backend of the response cache by its address.
 
     /var/cache/answers.db, file:///var/cache/answers.db      one SQLite file on this machine
+    memory://                                                this process only
     redis://host:6379/0, valkey://…, rediss:// for TLS       Redis or Valkey
     postgresql://user@host:5432/database                     PostgreSQL with pgvector
     qdrant://host:6333, qdrants:// for TLS                   Qdrant
@@ -21,6 +22,7 @@ from pipeline.cache.redis.address import SCHEMES as REDIS
 from pipeline.cache.sealing import Codec
 
 FILES = ("file", "sqlite")
+MEMORY = "memory"
 
 
 def open_backend(
@@ -42,6 +44,10 @@ def open_backend(
         ValueError: this is no address of a backend, or the distribution that it needs is missing.
     """
     scheme = _scheme(place)
+    if scheme == MEMORY:
+        from pipeline.cache.in_memory import InMemoryBackend
+
+        return InMemoryBackend(capacity)
     if scheme in REDIS:
         from pipeline.cache.redis import Address, RedisBackend
 
@@ -75,7 +81,7 @@ def file_of(place: str | Path) -> Path:
         return Path(place).expanduser()
     parts = urlsplit(str(place))
     if scheme not in FILES:
-        known = ", ".join(f"{name}://" for name in (*FILES, *REDIS, *POSTGRES, *QDRANT))
+        known = ", ".join(f"{name}://" for name in (*FILES, MEMORY, *REDIS, *POSTGRES, *QDRANT))
         raise ValueError(f"{scheme}:// is no backend of the response cache: a path, or one of {known}")
     if parts.netloc:
         raise ValueError(f"{place}: a file is written with three slashes, as in file:///var/cache.db")

@@ -43,10 +43,13 @@ class Place:
     client: Any = None  # in place of a server: it lives in this process only
     name: str = field(default_factory=lambda: f"cache-{next(_names)}")
     opened: list[Backend] = field(default_factory=list)
+    in_memory: dict[str, Backend] = field(default_factory=dict)
 
     def open(self, capacity: Capacity | None = None, codec: Codec | None = None, name: str = "") -> Backend:
         name = name or self.name
-        if self.client is None:
+        if self.url == "memory://":
+            backend = self.in_memory.setdefault(name, open_backend(self.url, capacity))
+        elif self.client is None:
             backend = open_backend(self.url, capacity, name=name, codec=codec)
         else:
             backend = QdrantBackend(self.url, capacity, name=name, codec=codec, client=self.client)
@@ -62,17 +65,25 @@ class Place:
     @property
     def seals(self) -> bool:
         """Whether answers can be encrypted there."""
-        return not self.url.startswith("qdrant")
+        return not self.url.startswith(("qdrant", "memory"))
 
     @property
     def is_shared(self) -> bool:
         """Whether other processes can use it."""
-        return self.client is None
+        return self.client is None and not self.url.startswith("memory")
 
 
 def damaged(kept: bytes) -> bytes:
     middle = len(kept) // 2
     return kept[:middle] + bytes([kept[middle] ^ 1]) + kept[middle + 1 :]
+
+
+class NoStorage:
+    def raw(self, url: str) -> bytes:
+        raise NotImplementedError
+
+    def damage(self, url: str, name: str, key: bytes) -> None:
+        raise NotImplementedError
 
 
 class SqliteStorage:
@@ -183,6 +194,10 @@ def _flat(value: Any) -> bytes:
     if isinstance(value, bytes | None):
         return value or b""
     return b"".join(map(_flat, value))
+
+
+def in_memory() -> Place:
+    return Place("memory://", NoStorage())
 
 
 def sqlite(folder: Path) -> Place:

@@ -53,12 +53,14 @@ def servers() -> Iterator[Servers]:
         yield Servers(exit)
 
 
-@pytest.fixture(params=["sqlite", "qdrant-in-process", *SERVERS])
+@pytest.fixture(params=["sqlite", "memory", "qdrant-in-process", *SERVERS])
 def place(request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) -> Iterator[places.Place]:
     """A cache of each kind."""
     kind = request.param
     if kind == "sqlite":
         made = places.sqlite(tmp_path)
+    elif kind == "memory":
+        made = places.in_memory()
     elif kind == "qdrant-in-process":
         made = places.qdrant_in_process()
     else:
