@@ -170,6 +170,8 @@ def _is_flag(known: Mapping[str, Flag], word: str) -> bool:
 
 
 def _named(known: Mapping[str, Flag], name: str) -> Flag | str:
+    if name in known:
+        return known[name]
     by_name = {said: flag for flag in known.values() for said in (flag.name, *flag.aliases)}
     if name in by_name:
         return by_name[name]

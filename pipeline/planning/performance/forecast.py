@@ -182,6 +182,7 @@ def forecast_recipe(
     acceptance: float | None = None,
     prompt_tokens: int | None = None,
     output_tokens: int | None = None,
+    sequences: int | None = None,
 ) -> Forecast | None:
     """At the recipe's longest prompts and answers, or at those given. None for `cpu`, and where nothing fits."""
     if isinstance(recipe.runtime, CpuRuntime):
@@ -196,6 +197,7 @@ def forecast_recipe(
         acceptance=acceptance,
         draft_tokens=recipe.draft.max_draft_tokens if recipe.draft else 0,
         chunked=recipe.scheduler.chunked_context,
+        sequences=sequences,
     )
 
 

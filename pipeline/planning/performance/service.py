@@ -29,6 +29,7 @@ class Load:
     itl_ms: float  # mean time between tokens
     itl_p95_ms: float
     tokens_per_s: float  # output, of the whole deployment
+    prompt_share: float  # of the time, that prompts take
 
     @property
     def user_tokens_per_s(self) -> float:
@@ -60,6 +61,7 @@ class Service:
             itl_ms=1000 * interval,
             itl_p95_ms=1000 * self._slow_interval(batch, work, interval),
             tokens_per_s=batch * work.output_tokens / max(seconds, work.output_tokens * interval),
+            prompt_share=answering.prompt_share(batch, work) / interval,
         )
 
     def most_within(

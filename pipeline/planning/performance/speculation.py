@@ -43,8 +43,11 @@ class Speculation:
 
     def token_interval(self, sequences: float, work: Workload) -> float:
         """Mean time between tokens with prompts of new sequences, which both models read."""
-        prompts = sum(engine.prompt_share(sequences, work) for engine in (self.target, self.draft))
-        return self.decode(sequences, work.mean_context) + prompts
+        return self.decode(sequences, work.mean_context) + self.prompt_share(sequences, work)
+
+    def prompt_share(self, sequences: float, work: Workload) -> float:
+        """What the prompts of new sequences add to the mean time between tokens."""
+        return sum(engine.prompt_share(sequences, work) for engine in (self.target, self.draft))
 
     def first_token(self, prompt_tokens: int, sequences: float = 0, context: float = 0) -> float:
         """Seconds: the draft reads the prompt after the target has."""

@@ -1,0 +1,178 @@
+"""A comparison in words, and as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pipeline.planning.performance import estimate
+from pipeline.planning.performance.compare import Comparison, Option, Place
+from pipeline.planning.performance.estimate import Estimate
+from pipeline.planning.performance.forecast import load_json
+from pipeline.planning.performance.words import basis, number
+from pipeline.store import Json
+
+SCHEMA = 1
+_ENDS = {"memory": "memory, limits", "ttft": "first token", "itl": "between tokens"}
+
+
+def comparison_json(found: Comparison) -> Mapping[str, Json]:
+    """Version 1 (`schema`); keys are only added within a version.
+
+    schema, recipe, prompt_tokens, output_tokens, acceptance, slo, unit (of `spent`: "price" | "gpu_s"),
+    serving and refused (options: gpu, tensor_parallel, format, kv_cache, draft, gpus, sequences, unverified_rates,
+    reasons, and if they serve: load, ended_by, ttft_ms, itl_ms, tokens_per_s, gpu_s_per_million_output, cost),
+    front (label, load, spent: for a million output tokens).
+    """
+    question = found.question
+    return {
+        "schema": SCHEMA,
+        "recipe": found.recipe.name,
+        "prompt_tokens": question.work.prompt_tokens,
+        "output_tokens": question.work.output_tokens,
+        "acceptance": question.acceptance,
+        "slo": found.recipe.slo.model_dump(mode="json"),
+        "unit": "price" if question.priced else "gpu_s",
+        "serving": [_option_json(option) for option in found.serving],
+        "refused": [_option_json(option) for option in found.refused],
+        "front": [_place_json(place) for place in found.front],
+    }
+
+
+def comparison_lines(found: Comparison, *, rows: int) -> Iterator[str]:
+    """The best options, so many of them, and why the others are none."""
+    question = found.question
+    work, slo = question.work, found.recipe.slo
+    limits = [
+        f"{name} at most {value:g} ms"
+        for name, value in (("first token p95", slo.ttft_p95_ms), ("between tokens p95", slo.itl_p95_ms))
+        if value is not None
+    ]
+    yield f"{found.recipe.name}: prompts of {work.prompt_tokens} and answers of {work.output_tokens} tokens"
+    yield f"SLO: {', '.join(limits) if limits else 'none'}; ranked by {_measure(found)}, at the most requests within it"
+    if question.acceptance is not None:
+        yield f"drafts: {question.acceptance:g} of their tokens are accepted"
+    elif found.recipe.draft is not None:
+        yield "without its draft: --acceptance, the share of its tokens that is accepted, compares it too"
+    yield ""
+    yield from _table(found, rows)
+    yield from _refused(found.refused)
+    yield ""
+    yield from basis()
+    if any(option.unverified for option in found.serving):
+        yield "  ?: peak rates of this GPU without a source at hand (contracts/data/gpu_rates.yaml)"
+
+
+def place_label(place: Place) -> str:
+    """`2 x h100-sxm-80g fp8, 16 requests`."""
+    return f"{place.option.label}, {place.load.batch} request{'s' if place.load.batch > 1 else ''}"
+
+
+def measure_label(found: Comparison) -> str:
+    """What is spent, as the name of an axis."""
+    unit = "price" if found.question.priced else "GPU-seconds"
+    return f"{unit} of a million output tokens"
+
+
+def spent(option: Option, found: Comparison) -> Estimate:
+    """For a million output tokens, at the largest load."""
+    if found.question.priced and option.cost is not None:
+        return estimate.interval(option.cost.per_million_output)
+    return estimate.interval(option.gpu_seconds)
+
+
+def _measure(found: Comparison) -> str:
+    return "price" if found.question.priced else "GPU time (give --price GPU=PER_HOUR to rank by money)"
+
+
+def _table(found: Comparison, rows: int) -> Iterator[str]:
+    if not found.serving:
+        yield "  nothing serves a single request within the SLO"
+        return
+    best = {id(place.option) for place in found.front}
+    head = "price / 1M out" if found.question.priced else "GPU-s / 1M out"
+    yield (
+        f"     {'deployment':<38}{'requests':>8}  {'ended by':<15}{'TTFT p95':>9}{'ITL':>8}{'tokens/s':>10}"
+        f"{'a GPU':>8}{head:>16}"
+    )
+    for index, option in enumerate(found.serving):
+        if index < rows or id(option) in best:
+            yield _row(index, option, found, on_front=id(option) in best)
+    hidden = sum(1 for option in found.serving[rows:] if id(option) not in best)
+    if hidden:
+        yield f"     … and {hidden} more that serve (--json has all)"
+    yield "  *: on the front of time between tokens and what a token takes, at one load or another"
+
+
+def _row(index: int, option: Option, found: Comparison, *, on_front: bool) -> str:
+    load = option.best
+    assert load is not None, "it serves"
+    assert option.forecast is not None, "it serves"
+    label = option.label + (" ?" if option.unverified else "")
+    taken = spent(option, found)
+    return (
+        f"{index + 1:>3}{'*' if on_front else ' '} {label:<38}{load.batch:>8}  {_ENDS[option.forecast.ended_by]:<15}"
+        f"{number(load.ttft_ms):>6} ms{number(load.itl_ms):>5} ms{number(load.tokens_per_s):>10}"
+        f"{number(load.tokens_per_s / option.gpus):>8}"
+        f"{number(taken.value):>8} ({number(taken.low)}-{number(taken.high)})"
+    )
+
+
+def _refused(options: Sequence[Option]) -> Iterator[str]:
+    """Grouped by reason: how many, and which."""
+    groups: dict[str, list[str]] = {}
+    for option in options:
+        for reason in option.reasons:
+            groups.setdefault(_kind(reason), []).append(option.label)
+    if groups:
+        yield ""
+        yield f"  {len(options)} that do not serve (--json says which and why, one by one):"
+    for reason, labels in groups.items():
+        named = ", ".join(labels[:3]) + (f", … ({len(labels)} in all)" if len(labels) > 3 else "")
+        yield f"    {reason}: {named}"
+
+
+def _kind(reason: str) -> str:
+    if reason.startswith("not one sequence"):
+        return "do not fit into memory"
+    if reason.startswith("first token after"):
+        return "first token too late, even alone"
+    if "between tokens even alone" in reason:
+        return "too slow between tokens, even alone"
+    return reason
+
+
+def _option_json(option: Option) -> dict[str, Json]:
+    said: dict[str, Json] = {
+        "gpu": option.gpu,
+        "tensor_parallel": option.tensor_parallel,
+        "format": option.form,
+        "kv_cache": option.kv_cache,
+        "draft": option.draft,
+        "gpus": option.gpus,
+        "sequences": option.sequences,
+        "unverified_rates": option.unverified,
+        "reasons": list(option.reasons),
+    }
+    load, seen = option.best, option.forecast
+    if load is not None and seen is not None:
+        costs: dict[str, Json] | None = None
+        if option.cost is not None:
+            costs = {
+                "per_million_output": estimate.interval(option.cost.per_million_output).as_json(),
+                "input_part": round(option.cost.input_part, 4),
+                "output_part": round(option.cost.output_part, 4),
+            }
+        said |= {
+            "load": load_json(load),
+            "ended_by": seen.ended_by,
+            "ttft_ms": estimate.first_token(load.ttft_ms).as_json(),
+            "itl_ms": estimate.interval(load.itl_ms).as_json(),
+            "tokens_per_s": estimate.rate(load.tokens_per_s).as_json(),
+            "gpu_s_per_million_output": estimate.interval(option.gpu_seconds).as_json(),
+            "cost": costs,
+        }
+    return said
+
+
+def _place_json(place: Place) -> dict[str, Json]:
+    return {"label": place.option.label, "load": load_json(place.load), "spent": round(place.spent, 4)}
