@@ -29,10 +29,11 @@ class AsyncCachingClient:
     """Answers from the cache, or asks `client` and keeps the answer. Equal requests that run together share one."""
 
     def __init__(
-        self, client: AsyncClient, cache: ResponseCache, origin: Origin, *, pace: float = 0.0
+        self, client: AsyncClient, cache: ResponseCache, origin: Origin, *, pace: float | None = None
     ) -> None:
-        """`pace`: how slowly a kept answer is replayed; 0 is at once, 1 as it once came."""
-        self.client, self.cache, self.origin, self.pace = client, cache, origin, pace
+        """`pace`: how slowly a kept answer is replayed, 0 at once, 1 as it once came; by default as the cache says."""
+        self.client, self.cache, self.origin = client, cache, origin
+        self.pace = cache.pace if pace is None else pace
         self.flights = AsyncFlights()
 
     async def __aenter__(self) -> Self:
@@ -53,6 +54,7 @@ class AsyncCachingClient:
         request_id: str | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
         cache: bool = True,
+        ttl_s: float | None = None,
         unkeyed: Sampling | None = None,
         **sampling: Unpack[Sampling],
     ) -> AsyncCachedStream:
@@ -60,11 +62,12 @@ class AsyncCachingClient:
 
         Args:
             cache: False: neither looked up nor kept.
+            ttl_s: how long the answer may be served again; by default as the cache judges the question.
             unkeyed: sampling parameters that are sent and do not count as a part of the question, such as a seed that
                 is drawn anew for each request.
         """
         return AsyncCachedStream(
-            self, Asked(prompt, sampling, tools, unkeyed or {}), request_id, use_cache=cache
+            self, Asked(prompt, sampling, tools, unkeyed or {}, ttl_s), request_id, use_cache=cache
         )
 
     async def generate(
@@ -74,12 +77,13 @@ class AsyncCachingClient:
         request_id: str | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
         cache: bool = True,
+        ttl_s: float | None = None,
         unkeyed: Sampling | None = None,
         **sampling: Unpack[Sampling],
     ) -> Answer:
         """A whole answer."""
         async with self.stream(
-            prompt, request_id=request_id, tools=tools, cache=cache, unkeyed=unkeyed, **sampling
+            prompt, request_id=request_id, tools=tools, cache=cache, ttl_s=ttl_s, unkeyed=unkeyed, **sampling
         ) as stream:
             async for _ in stream:
                 pass
@@ -111,7 +115,7 @@ class AsyncCachedStream(CachedStreamBase[Replay | AsyncPassage | AsyncStream]):
         return await anext(self._chunks)
 
     async def _find(self) -> Replay | AsyncPassage | AsyncStream:
-        client, cache = self._client, self._client.cache
+        client, cache, ttl_s = self._client, self._client.cache, self._asked.ttl_s
         if self._use_cache:
             question = self._asked.question(client.origin, client.client.defaults)
             if (hit := await self._lookup(question)) is not None:
@@ -120,7 +124,7 @@ class AsyncCachedStream(CachedStreamBase[Replay | AsyncPassage | AsyncStream]):
                 flight, first = client.flights.join(
                     question.key,
                     lambda: AsyncFlight(
-                        self._ask(), lambda flight: asyncio.to_thread(keep, cache, question, flight)
+                        self._ask(), lambda flight: asyncio.to_thread(keep, cache, question, flight, ttl_s)
                     ),
                 )
                 self._exit.push_async_callback(client.flights.leave, question.key, flight)

@@ -26,9 +26,12 @@ from pipeline.client.base import Prompt
 class CachingClient:
     """Answers from the cache, or asks `client` and keeps the answer. Equal requests that run together share one."""
 
-    def __init__(self, client: Client, cache: ResponseCache, origin: Origin, *, pace: float = 0.0) -> None:
-        """`pace`: how slowly a kept answer is replayed; 0 is at once, 1 as it once came."""
-        self.client, self.cache, self.origin, self.pace = client, cache, origin, pace
+    def __init__(
+        self, client: Client, cache: ResponseCache, origin: Origin, *, pace: float | None = None
+    ) -> None:
+        """`pace`: how slowly a kept answer is replayed, 0 at once, 1 as it once came; by default as the cache says."""
+        self.client, self.cache, self.origin = client, cache, origin
+        self.pace = cache.pace if pace is None else pace
         self.flights = Flights()
 
     def __enter__(self) -> Self:
@@ -49,6 +52,7 @@ class CachingClient:
         request_id: str | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
         cache: bool = True,
+        ttl_s: float | None = None,
         unkeyed: Sampling | None = None,
         **sampling: Unpack[Sampling],
     ) -> CachedStream:
@@ -56,10 +60,13 @@ class CachingClient:
 
         Args:
             cache: False: neither looked up nor kept.
+            ttl_s: how long the answer may be served again; by default as the cache judges the question.
             unkeyed: sampling parameters that are sent and do not count as a part of the question, such as a seed that
                 is drawn anew for each request.
         """
-        return CachedStream(self, Asked(prompt, sampling, tools, unkeyed or {}), request_id, use_cache=cache)
+        return CachedStream(
+            self, Asked(prompt, sampling, tools, unkeyed or {}, ttl_s), request_id, use_cache=cache
+        )
 
     def generate(
         self,
@@ -68,12 +75,13 @@ class CachingClient:
         request_id: str | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
         cache: bool = True,
+        ttl_s: float | None = None,
         unkeyed: Sampling | None = None,
         **sampling: Unpack[Sampling],
     ) -> Answer:
         """A whole answer."""
         with self.stream(
-            prompt, request_id=request_id, tools=tools, cache=cache, unkeyed=unkeyed, **sampling
+            prompt, request_id=request_id, tools=tools, cache=cache, ttl_s=ttl_s, unkeyed=unkeyed, **sampling
         ) as stream:
             for _ in stream:
                 pass
@@ -105,14 +113,15 @@ class CachedStream(CachedStreamBase[Replay | Passage | Stream]):
         return next(self._chunks)
 
     def _find(self) -> Replay | Passage | Stream:
-        client, cache = self._client, self._client.cache
+        client, cache, ttl_s = self._client, self._client.cache, self._asked.ttl_s
         if self._use_cache:
             question = self._asked.question(client.origin, client.client.defaults)
             if (hit := cache.lookup(question)) is not None:
                 return Replay(hit, self.request_id, client.pace)
             if cache.may_answer(question):
                 flight, first = client.flights.join(
-                    question.key, lambda: Flight(self._ask(), lambda flight: keep(cache, question, flight))
+                    question.key,
+                    lambda: Flight(self._ask(), lambda flight: keep(cache, question, flight, ttl_s)),
                 )
                 self._exit.callback(client.flights.leave, question.key, flight)
                 return Passage(flight, self.request_id, first=first)

@@ -15,6 +15,7 @@ from pipeline.cache.backend import Backend, BackendDown, Vector
 from pipeline.cache.counters import Counters
 from pipeline.cache.entry import Entry, Piece
 from pipeline.cache.key import Question
+from pipeline.cache.lifetime import Lifetime
 from pipeline.cache.memory import Recent
 from pipeline.client.chunk import FinishReason
 from pipeline.client.stats import Cached
@@ -65,8 +66,9 @@ class ResponseCache:
     """
 
     backend: Backend
-    ttl_s: float = 600.0  # from when an answer was given, whatever happens to it since
+    lifetime: Lifetime = field(default_factory=Lifetime)
     keep_sampled: bool = False  # answers of which each request draws another, too
+    pace: float = 0.0  # how slowly clients replay an answer; 0 is at once, 1 as it once came
     semantic: Semantic | None = None
     keeper: Keeper | None = None
     recent: Recent = field(default_factory=Recent)
@@ -107,8 +109,13 @@ class ResponseCache:
         finish_reason: FinishReason,
         input_tokens: int | None = None,
         output_tokens: int | None = None,
+        ttl_s: float | None = None,
     ) -> bool:
-        """Keep an answer that came to its end; whether it was kept. What was cut off never is."""
+        """Keep an answer that came to its end; whether it was kept. What was cut off never is.
+
+        Args:
+            ttl_s: how long it may be served; by default what `lifetime` says of its question.
+        """
         refusal = self._refusal(question, pieces, finish_reason)
         if refusal:
             self.counters.add(f"not_kept_{refusal}")
@@ -118,7 +125,7 @@ class ResponseCache:
             pieces,
             finish_reason=finish_reason,
             created=now,
-            expires=now + self.ttl_s,
+            expires=now + (self.lifetime.of(question.turn) if ttl_s is None else ttl_s),
             input_tokens=input_tokens,
             output_tokens=output_tokens,
         )
@@ -152,6 +159,10 @@ class ResponseCache:
         near = self.semantic.find(question, vector)
         entry = None if near is None else self.backend.get(near.key, now)
         if near is None or entry is None:
+            return None
+        if (
+            entry.created + self.lifetime.of(question.turn) <= now
+        ):  # asked for what is newer than its question did
             return None
         return Hit(entry, Cached("semantic", near.similarity))
 

@@ -13,6 +13,8 @@ import secrets
 import struct
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 KEY = "PIPELINE_CACHE_KEY"  # environment variable: 32 bytes in base64; what is kept is then sealed
@@ -82,7 +84,33 @@ class Sealed:
             raise Unreadable("an entry was sealed with another key, or not at all") from None
 
 
-def codec_of(environ: Mapping[str, str] = os.environ) -> Codec:
-    """Sealed with the key that the environment holds; plain without. ValueError if it is none."""
-    secret = environ.get(KEY)
-    return Sealed(secret) if secret else Plain()
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """Where the key of a cache lies."""
+
+    variable: str = KEY  # of the environment
+    file: Path | None = None  # instead of a variable
+    required: bool = False  # whether a cache without a key is refused
+
+    def read(self, environ: Mapping[str, str] = os.environ) -> str:
+        """The key, "" where there is none. ValueError if there has to be one, or the file cannot be read."""
+        if self.file is None:
+            found, place = environ.get(self.variable, ""), f"the environment variable {self.variable}"
+        else:
+            found, place = _content(self.file), str(self.file)
+        if self.required and not found:
+            raise ValueError(f"the answers are to be encrypted, and {place} holds no key")
+        return found
+
+
+def codec_of(environ: Mapping[str, str] = os.environ, secret: Secret | None = None) -> Codec:
+    """Sealed with the key that is found; plain without. ValueError if it is none."""
+    key = (secret or Secret()).read(environ)
+    return Sealed(key) if key else Plain()
+
+
+def _content(file: Path) -> str:
+    try:
+        return file.expanduser().read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the key of the response cache cannot be read: {error}") from None

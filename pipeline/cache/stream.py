@@ -14,7 +14,7 @@ from pipeline.cache.passage import AsyncPassage, Passage
 from pipeline.cache.recording import pieces_of
 from pipeline.cache.replay import Replay
 from pipeline.cache.response_cache import ResponseCache
-from pipeline.client import Answer, AsyncStream, FinishReason, Stats, Stream
+from pipeline.client import Answer, AsyncStream, FinishReason, Refused, Stats, Stream
 from pipeline.client.base import Prompt
 
 _Source = TypeVar("_Source", Replay | Passage | Stream, Replay | AsyncPassage | AsyncStream)
@@ -28,6 +28,13 @@ class Asked:
     sampling: Mapping[str, Any]
     tools: Sequence[Mapping[str, Any]]
     unkeyed: Mapping[str, Any]  # sent, and not a part of the question
+    ttl_s: float | None = (
+        None  # how long the answer may be served again; None: as the cache judges the question
+    )
+
+    def __post_init__(self) -> None:
+        if self.ttl_s is not None and not self.ttl_s > 0:
+            raise Refused(f"ttl_s = {self.ttl_s!r}: must be more than 0; cache=False keeps nothing")
 
     @property
     def sent(self) -> dict[str, Any]:
@@ -77,7 +84,9 @@ class CachedStreamBase(Generic[_Source]):
         return self._entered
 
 
-def keep(cache: ResponseCache, question: Question, flight: Flight | AsyncFlight) -> None:
+def keep(
+    cache: ResponseCache, question: Question, flight: Flight | AsyncFlight, ttl_s: float | None = None
+) -> None:
     """Store the answer of a flight that has landed."""
     stats = flight.stream.stats
     cache.store(
@@ -86,4 +95,5 @@ def keep(cache: ResponseCache, question: Question, flight: Flight | AsyncFlight)
         finish_reason=flight.stream.finish_reason or "unknown",
         input_tokens=stats.input_tokens,
         output_tokens=stats.output_tokens,
+        ttl_s=ttl_s,
     )

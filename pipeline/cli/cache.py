@@ -18,6 +18,7 @@ import click
 from pipeline.cache.backend import Backend, BackendDown, Kept, Which
 from pipeline.cache.key import tenant_id
 from pipeline.cache.redaction import Redaction
+from pipeline.cache.setup import CacheSettings
 from pipeline.cli.options import set_option, store_option
 from pipeline.errors import UserError
 
@@ -56,16 +57,22 @@ class Target:
             raise UserError(f"there is no response cache ({file_of(self.text)})")
         return open_backend(self.text, name=self.name, codec=codec_of())
 
+    def redaction(self) -> Redaction:
+        """What it may not keep: what the recipe says, all known kinds at an address."""
+        return Redaction() if _ADDRESS.search(self.text) else self._settings().redaction()
+
     def _of_recipe(self) -> Backend:
-        from pipeline.gateway.setup import cache_place, recipe_backend
+        settings = self._settings()
+        if isinstance(settings.place, Path) and not settings.place.is_file():
+            raise UserError(f"{settings.name} has no response cache here yet ({settings.place})")
+        return settings.backend()
+
+    def _settings(self) -> CacheSettings:
+        from pipeline.gateway.caching import cache_settings
         from pipeline.recipe import load_recipe
         from pipeline.store import Store
 
-        recipe, caches = load_recipe(self.text, self.overrides), Store.at(self.store).caches
-        place = cache_place(recipe, caches)
-        if isinstance(place, Path) and not place.is_file():
-            raise UserError(f"{recipe.name} has no response cache here yet ({place})")
-        return recipe_backend(recipe, caches)
+        return cache_settings(load_recipe(self.text, self.overrides), Store.at(self.store))
 
 
 _ADDRESS = re.compile(r"://|\.db$")
@@ -161,7 +168,7 @@ def audit(target: Target, as_json: bool) -> None:
 
     The exit code is 1 if one holds such a thing, or cannot be read.
     """
-    redaction, held = Redaction(), []
+    redaction, held = target.redaction(), []
     checked = 0
     with target.opened() as backend:
         for kept in backend.items():

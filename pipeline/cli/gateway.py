@@ -101,7 +101,7 @@ def command(
         return
     log_to_stderr(as_json=log_format == "json")
     models = {
-        one.recipe.name: served(one.recipe, one.package, one.urls, shelf.caches, max_waiting=max_waiting)
+        one.recipe.name: served(one.recipe, one.package, one.urls, shelf, max_waiting=max_waiting)
         for one in located
     }
     gateway = Gateway(models, tenants, spans=spans(traces), log_as_json=log_format == "json")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from pipeline.recipe.section import Section, refusal, require_tag
+from pipeline.recipe.source import HubSource, Revision, Source
 
 PASSWORD = "PIPELINE_CACHE_PASSWORD"  # environment variable, read where the cache is used
 
@@ -41,12 +42,82 @@ PostgresUrl = Annotated[
 QdrantUrl = Annotated[str, *_address("qdrants?", "Qdrant", "qdrant://host:6333, or qdrants:// for TLS")]
 
 
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise refusal(
+            f"is not a regular expression: {error}", r'write one, such as "\\b(today|now)\\b"'
+        ) from None
+    return text
+
+
+Pattern = Annotated[str, Field(min_length=1), AfterValidator(_pattern)]
+Kind = Literal["e-mail", "card", "key", "phone"]
+
+
+class Dynamic(Section):
+    """Questions whose answers change, and how long those may be served."""
+
+    ttl_s: int = Field(default=600, ge=1, le=86_400, description="Age at which such an answer is dropped.")
+    when: tuple[Pattern, ...] | None = Field(
+        default=None,
+        description="Regular expressions, any of which marks the last user turn as such (in any case of letters). "
+        "By default words of time, weather, prices and orders; [] for none.",
+        examples=[[r"\b(today|now|latest)\b", r"\bprice of\b"]],
+        strict=False,
+    )
+
+
 class SemanticLookup(Section):
-    """Answers to questions that mean the same."""
+    """Answers to questions that mean the same: near ones that also agree in numbers, negations, names and so on."""
 
     min_similarity: float = Field(
-        ge=0.5, le=1, description="Cosine similarity of the embeddings that a hit needs."
+        default=0.85, ge=0.5, le=1, description="Cosine similarity of the embeddings that a hit needs."
     )
+    embedder: Source = Field(
+        default=HubSource("sentence-transformers/all-MiniLM-L6-v2"),
+        description="Sentence encoder (BERT): a checkpoint, or a local folder with tokenizer.json and model.onnx.",
+        examples=["hf:sentence-transformers/all-MiniLM-L6-v2", "local:encoders/all-MiniLM-L6-v2"],
+    )
+    embedder_revision: Revision | None = Field(
+        default=None, description="Branch, tag or commit on the Hub; without it, the default branch."
+    )
+
+
+class OwnPattern(Section):
+    """Something that must not be kept."""
+
+    name: str = Field(
+        min_length=1, description="What it is called in counters and audits.", examples=["customer"]
+    )
+    pattern: Pattern = Field(description="Regular expression.", examples=[r"\bC-\d{8}\b"])
+
+
+class Redaction(Section):
+    """What keeps an answer from being stored: nothing is blacked out."""
+
+    kinds: tuple[Kind, ...] = Field(
+        default=("e-mail", "card", "key", "phone"), description="Known kinds of such things.", strict=False
+    )
+    patterns: tuple[OwnPattern, ...] = Field(default=(), description="More of them.", strict=False)
+
+
+class Encryption(Section):
+    """Encryption at rest (AES-256-GCM). The key is 32 bytes in base64; without one, the cache is not opened."""
+
+    key_env: str | None = Field(
+        default=None, min_length=1, description="Environment variable with the key.", examples=["CACHE_KEY"]
+    )
+    key_file: str | None = Field(
+        default=None, min_length=1, description="File with the key.", examples=["/run/secrets/cache.key"]
+    )
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.key_env is None) == (self.key_file is None):
+            raise refusal("needs one place of the key", "give key_env or key_file, not both")
+        return self
 
 
 class SqliteBackend(Section):
@@ -85,11 +156,27 @@ class ResponseCache(Section):
     """Exact lookup, and semantic lookup where `semantic` is given."""
 
     enabled: bool = Field(default=False, description="Answer repeated requests from the cache.")
-    ttl_s: int = Field(default=600, ge=1, le=31_536_000, description="Age at which an answer is dropped.")
+    ttl_s: int = Field(
+        default=86_400,
+        ge=1,
+        le=31_536_000,
+        description="Age at which an answer is dropped, however often it was served.",
+    )
+    dynamic: Dynamic = Field(default_factory=Dynamic, description="Questions whose answers change sooner.")
     max_entries: int = Field(default=100_000, ge=1, le=100_000_000, description="Answers that are kept.")
     max_mib: int = Field(default=1024, ge=1, le=1_048_576, description="Size of all answers together.")
     cache_sampled: bool = Field(
         default=False, description="Keep sampled answers too, not only greedy and seeded ones."
+    )
+    replay_pace: float = Field(
+        default=0,
+        ge=0,
+        le=10,
+        description="How slowly an answer is replayed: 0 is at once, 1 as it once came.",
+    )
+    redaction: Redaction = Field(default_factory=Redaction, description="What is never kept.")
+    encryption: Encryption | None = Field(
+        default=None, description="Encryption at rest; without it, where PIPELINE_CACHE_KEY is set."
     )
     semantic: SemanticLookup | None = Field(default=None, description="Semantic lookup; off without it.")
     backend: Annotated[

@@ -160,6 +160,9 @@ def _revision(text: str) -> str:
     return text
 
 
+Revision = Annotated[str, AfterValidator(_revision)]
+
+
 class Checkpoint(Section):
     """A model as it is published: weights in safetensors, a config and a tokenizer."""
 
@@ -167,7 +170,7 @@ class Checkpoint(Section):
         description="Where the checkpoint comes from.",
         examples=["hf:meta-llama/Llama-3.1-8B-Instruct", "local:checkpoints/my-model"],
     )
-    revision: Annotated[str, AfterValidator(_revision)] | None = Field(
+    revision: Revision | None = Field(
         default=None,
         description="Branch, tag or commit on the Hub; without it, the default branch as it is when fetched.",
     )

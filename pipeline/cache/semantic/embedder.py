@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,11 @@ class Embedder:
     (384,)
     """
 
-    def __init__(self, folder: Path, *, threads: int = 1) -> None:
-        """Raises FileNotFoundError if the folder holds no graph or no tokenizer."""
+    def __init__(self, folder: Path, *, name: str | None = None, threads: int = 1) -> None:
+        """`name` of the model, by default that of the folder.
+
+        Raises FileNotFoundError if the folder holds no graph or no tokenizer.
+        """
         import onnxruntime
         from tokenizers import Tokenizer
 
@@ -44,7 +48,8 @@ class Embedder:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()  # the file's own would cut at 128, silently
         self.max_tokens = _max_tokens(folder)
-        self.identity = f"{folder.name}/{graph.name}"
+        self.identity = f"{name or folder.name}/{graph.name}"
+        self.digest = _digest(graph, folder / "tokenizer.json")
         self._cached = lru_cache(_KEPT)(self._embed)
 
     def __call__(self, text: str) -> Vector | None:
@@ -67,6 +72,13 @@ class Embedder:
         mean = states[0].mean(axis=0)
         vector: Vector = (mean / np.linalg.norm(mean)).astype(np.float32)
         return vector
+
+
+def _digest(*files: Path) -> bytes:
+    digest = blake2b(digest_size=8)
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.digest()
 
 
 def _max_tokens(folder: Path) -> int:

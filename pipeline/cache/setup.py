@@ -1,0 +1,116 @@
+"""From plain settings to a cache that is ready: what a recipe's `cache` section says, or an application.
+
+    cache = open_cache(CacheSettings("answers.db", lifetime=Lifetime(static_s=3600)))
+    client = CachingClient(Client(url), cache, Origin("my-deployment"))
+
+Semantic lookup needs the distributions onnxruntime and tokenizers, sealing needs cryptography.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from pipeline.cache.backend import Backend, BackendDown, Capacity
+from pipeline.cache.backends import open_backend
+from pipeline.cache.lifetime import Lifetime
+from pipeline.cache.redaction import Redaction
+from pipeline.cache.response_cache import ResponseCache, Semantic
+from pipeline.cache.sealing import Secret, codec_of
+
+Part = TypeVar("Part")
+
+
+class CacheSetupError(ValueError):
+    """The cache cannot be had as it is asked for; the text tells everything that is wrong, a line each."""
+
+
+@dataclass(frozen=True, slots=True)
+class SemanticSettings:
+    """Answers to questions that mean the same."""
+
+    embedder: Path  # folder: tokenizer.json and model_int8.onnx or model.onnx
+    min_similarity: float = 0.85  # cosine
+    name: str | None = None  # of the embedder's model, by default that of the folder
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """What is kept, for how long, and where."""
+
+    place: str | Path  # a file, or an address as `open_backend` takes it
+    name: str = "pipeline"  # whose cache it is, of several on one server
+    capacity: Capacity = field(default_factory=Capacity)
+    lifetime: Lifetime = field(default_factory=Lifetime)
+    keep_sampled: bool = False  # answers of which each request draws another, too
+    pace: float = 0.0  # of replays; 0 is at once, 1 as the answer once came
+    redact: Sequence[str] | None = None  # kinds that are not kept (see `redaction.KINDS`); None: all
+    redact_patterns: Mapping[str, str] = field(
+        default_factory=dict
+    )  # more of them: name -> regular expression
+    secret: Secret = field(default_factory=Secret)
+    semantic: SemanticSettings | None = None
+
+    def redaction(self) -> Redaction:
+        """What keeps an answer from being stored. ValueError if a kind is not known, or a pattern is none."""
+        return Redaction(self.redact, self.redact_patterns)
+
+    def backend(self) -> Backend:
+        """Where answers are kept.
+
+        Raises:
+            BackendDown: the file cannot be used. ValueError: the address or the key is none.
+        """
+        return open_backend(self.place, self.capacity, name=self.name, codec=codec_of(secret=self.secret))
+
+
+def open_cache(settings: CacheSettings) -> ResponseCache:
+    """A cache that is ready. A server that is down is no fault: it makes misses, and may come back.
+
+    Raises:
+        CacheSetupError: with all that is wrong.
+    """
+    faults: list[str] = []
+    keeper = _part(settings.redaction, "redaction", faults)
+    backend = _part(settings.backend, "backend", faults)
+    layer = None
+    if settings.semantic is not None and backend is not None:
+        wanted, below = settings.semantic, backend
+        layer = _part(lambda: _semantic(wanted, below), "semantic", faults)
+    if settings.pace < 0:
+        faults.append(f"replay pace {settings.pace:g}: must be at least 0")
+    if faults or backend is None:
+        if backend is not None:
+            backend.close()
+        raise CacheSetupError("\n".join(faults))
+    return ResponseCache(
+        backend,
+        lifetime=settings.lifetime,
+        keep_sampled=settings.keep_sampled,
+        pace=settings.pace,
+        semantic=layer,
+        keeper=keeper,
+    )
+
+
+def _semantic(settings: SemanticSettings, backend: Backend) -> Semantic:
+    if not 0 < settings.min_similarity <= 1:
+        raise ValueError(f"min_similarity {settings.min_similarity:g}: must be above 0 and at most 1")
+    from pipeline.cache.semantic.embedder import Embedder
+    from pipeline.cache.semantic.layer import SemanticLayer
+    from pipeline.cache.semantic.verification import default_verifier
+
+    embedder = Embedder(settings.embedder, name=settings.name)
+    return SemanticLayer(backend, embedder, default_verifier(), settings.min_similarity)
+
+
+def _part(make: Callable[[], Part], what: str, faults: list[str]) -> Part | None:
+    try:
+        return make()
+    except ImportError as error:
+        faults.append(f"{what}: needs {error.name}: pip install 'pipeline[cache]'")
+    except (BackendDown, ValueError, OSError) as error:
+        faults.append(f"{what}: {error}")
+    return None

@@ -1,0 +1,84 @@
+"""The response cache that a recipe's `cache` section asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.cache.backend import Capacity
+from pipeline.cache.lifetime import DYNAMIC_WHEN, Lifetime
+from pipeline.cache.response_cache import ResponseCache
+from pipeline.cache.sealing import Secret
+from pipeline.cache.semantic.embedder import Embedder
+from pipeline.cache.semantic.layer import SemanticLayer
+from pipeline.cache.setup import CacheSettings, CacheSetupError, SemanticSettings, open_cache
+from pipeline.errors import UserError
+from pipeline.progress import Progress
+from pipeline.recipe import Recipe
+from pipeline.store import Store
+
+
+def response_cache(recipe: Recipe, store: Store, progress: Progress | None = None) -> ResponseCache | None:
+    """The cache of a recipe, ready; None if it is off. `progress` tells of an encoder that is brought first.
+
+    Raises:
+        UserError: it cannot be had; the text tells all that is wrong.
+    """
+    settings = recipe.cache
+    if not settings.enabled:
+        return None
+    semantic = None
+    if settings.semantic is not None:
+        from pipeline.stages.embedder import encoder
+
+        found = encoder(recipe, store, progress)
+        semantic = SemanticSettings(found.folder, settings.semantic.min_similarity, found.name)
+    try:
+        return open_cache(cache_settings(recipe, store, semantic))
+    except CacheSetupError as error:
+        faults = str(error).replace("\n", "\n  ")
+        raise UserError(f"{recipe.name}: the response cache cannot be used:\n  {faults}") from error
+
+
+def cache_settings(recipe: Recipe, store: Store, semantic: SemanticSettings | None = None) -> CacheSettings:
+    """The section as the cache takes it; what needs an encoder only if one is given."""
+    settings, dynamic = recipe.cache, recipe.cache.dynamic
+    return CacheSettings(
+        cache_place(recipe, store),
+        name=recipe.name,
+        capacity=Capacity(settings.max_entries, settings.max_mib * 2**20),
+        lifetime=Lifetime(
+            settings.ttl_s, dynamic.ttl_s, DYNAMIC_WHEN if dynamic.when is None else dynamic.when
+        ),
+        keep_sampled=settings.cache_sampled,
+        pace=settings.replay_pace,
+        redact=settings.redaction.kinds,
+        redact_patterns={own.name: own.pattern for own in settings.redaction.patterns},
+        secret=_secret(recipe),
+        semantic=semantic,
+    )
+
+
+def cache_place(recipe: Recipe, store: Store) -> Path | str:
+    """Where a recipe's answers are kept: a server, the file that it names, or one in the store."""
+    backend = recipe.cache.backend
+    if backend.kind != "sqlite":
+        return backend.url
+    return (
+        Path(backend.path).expanduser() if backend.path else store.caches / "responses" / f"{recipe.name}.db"
+    )
+
+
+def embedder_of(cache: ResponseCache | None) -> Embedder | None:
+    """What a cache compares questions with, where it does."""
+    layer = None if cache is None else cache.semantic
+    embedder = layer.embedder if isinstance(layer, SemanticLayer) else None
+    return embedder if isinstance(embedder, Embedder) else None
+
+
+def _secret(recipe: Recipe) -> Secret:
+    encryption = recipe.cache.encryption
+    if encryption is None:
+        return Secret()
+    if encryption.key_file is not None:
+        return Secret(file=Path(encryption.key_file), required=True)
+    return Secret(variable=encryption.key_env or "", required=True)
