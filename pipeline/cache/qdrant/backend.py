@@ -7,13 +7,11 @@
 
 from __future__ import annotations
 
-import base64
 import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,6 +19,7 @@ from pipeline.cache.backend import EVERY, BackendDown, Candidate, Capacity, Fill
 from pipeline.cache.entry import Entry
 from pipeline.cache.key import Question
 from pipeline.cache.qdrant.collections import Collections, Missing
+from pipeline.cache.qdrant.points import IDS, Account, content, found_by, id_of, key_of, surplus, whole
 from pipeline.cache.sealing import Codec
 from pipeline.cache.vault import Packed, Vault
 
@@ -28,18 +27,7 @@ _TOUCHES = 64  # uses that are written together, as one moment
 _PAGE = 256  # entries that are read at a time
 _ACCOUNTS = 10_000  # accounts that are read at a time
 _SPARE = 64  # the capacity is looked after when a 64th of it was put
-_IDS = ("scope", "engine", "tenant")
 _ONLY = str(uuid.UUID(int=0))  # the point of changes
-
-
-@dataclass(frozen=True, slots=True)
-class _Account:
-    id: str
-    created: float
-    expires: float
-    used: float
-    bytes: int
-    embedded: bool
 
 
 class QdrantBackend:
@@ -83,8 +71,8 @@ class QdrantBackend:
         self._entries_put = self._bytes_put = 0  # since the capacity was looked after
 
     def get(self, key: bytes, now: float) -> Entry | None:
-        points = self._retrieve([_id(key)], ["answer"])
-        entry = self._vault.entry(_bytes(points[0], "answer"), key) if points else None
+        points = self._retrieve([id_of(key)], ["answer"])
+        entry = self._vault.entry(content(points[0], "answer"), key) if points else None
         if entry is None or entry.expires <= now:
             return None
         self._touched[key] = now
@@ -98,7 +86,7 @@ class QdrantBackend:
             self.remove([packed.key])
             return
         self._flush()
-        replaces = bool(self._retrieve([_id(packed.key)], []))
+        replaces = bool(self._retrieve([id_of(packed.key)], []))
         self._upsert(packed, vector)
         if replaces:
             self._changed()
@@ -129,7 +117,7 @@ class QdrantBackend:
         except Missing:
             return []
         opened = [
-            (_key(point.id), self._vault.turn(_bytes(point, "turn"), _key(point.id)), point.score)
+            (key_of(point.id), self._vault.turn(content(point, "turn"), key_of(point.id)), point.score)
             for point in found
         ]
         return [Candidate(key, turn, score) for key, turn, score in opened if turn is not None]
@@ -137,7 +125,7 @@ class QdrantBackend:
     def remove(self, keys: Iterable[bytes]) -> int:
         wanted = list(keys)
         pages = [wanted[at : at + _PAGE] for at in range(0, len(wanted), _PAGE)]
-        return sum(self._remove([_id(key) for key in page]) for page in pages)
+        return sum(self._remove([id_of(key) for key in page]) for page in pages)
 
     def purge(self, which: Which = EVERY) -> int:
         chosen = self._filter(which)
@@ -155,7 +143,7 @@ class QdrantBackend:
         accounts = sorted(self._accounts(), key=lambda account: -account.created)
         for at in range(0, len(accounts), _PAGE):
             page = {account.id: account for account in accounts[at : at + _PAGE]}
-            points = {point.id: point for point in self._retrieve(list(page), [*_IDS, "turn", "answer"])}
+            points = {point.id: point for point in self._retrieve(list(page), [*IDS, "turn", "answer"])}
             for id, account in page.items():
                 if id in points:
                     yield from self._kept(points[id], account)
@@ -198,42 +186,18 @@ class QdrantBackend:
 
     def _upsert(self, packed: Packed, vector: Vector | None) -> None:
         """The embedding first: an answer whose embedding is missing would not be found by meaning until it expires."""
-        models, collections, id = self._models, self._collections, _id(packed.key)
-        found_by = {
-            "scope": packed.scope.hex(),
-            "engine": packed.engine.hex(),
-            "tenant": packed.tenant.hex(),
-            "created": packed.created,
-            "turn": base64.b64encode(packed.turn).decode(),
-        }
+        models, collections, id = self._models, self._collections, id_of(packed.key)
         if vector is not None:
             near = collections.near(len(vector))
             collections.make(near, len(vector))
-            embedding = models.PointStruct(id=id, vector=vector.tolist(), payload=found_by)
+            embedding = models.PointStruct(id=id, vector=vector.tolist(), payload=found_by(packed))
             collections.do(lambda client: client.upsert(near, [embedding], wait=True))
         collections.make(collections.answers)
-        payload = {
-            **found_by,
-            "answer": base64.b64encode(packed.answer).decode(),
-            "expires": packed.expires,
-            "used": packed.created,
-            "bytes": packed.size,
-            "embedded": vector is not None,
-        }
-        answer = models.PointStruct(id=id, vector={}, payload=payload)
+        answer = models.PointStruct(id=id, vector={}, payload=whole(packed, vector))
         collections.do(lambda client: client.upsert(collections.answers, [answer], wait=True))
 
     def _make_room(self, now: float) -> None:
-        """Remove what has expired; then, while that is too much, what was used longest ago."""
-        accounts = self._accounts()
-        gone = [account for account in accounts if account.expires <= now]
-        kept = [account for account in accounts if account.expires > now]
-        entries, size = len(kept), sum(account.bytes for account in kept)
-        for account in sorted(kept, key=lambda account: account.used):
-            if entries <= self._capacity.entries and size <= self._capacity.bytes:
-                break
-            gone.append(account)
-            entries, size = entries - 1, size - account.bytes
+        gone = surplus(self._accounts(), self._capacity, now)
         for at in range(0, len(gone), _PAGE):
             self._remove([account.id for account in gone[at : at + _PAGE]])
 
@@ -261,7 +225,7 @@ class QdrantBackend:
         if not touched:
             return
         models = self._models
-        chosen = models.Filter(must=[models.HasIdCondition(has_id=[_id(key) for key in touched])])
+        chosen = models.Filter(must=[models.HasIdCondition(has_id=[id_of(key) for key in touched])])
         with suppress(Missing):
             self._collections.do(
                 lambda client: client.set_payload(
@@ -278,30 +242,23 @@ class QdrantBackend:
             return []
         return points
 
-    def _accounts(self) -> list[_Account]:
-        fields = ["created", "expires", "used", "bytes", "embedded"]
-        accounts: list[_Account] = []
+    def _accounts(self) -> list[Account]:
+        accounts: list[Account] = []
         offset: Any = None
         while True:
             try:
-                points, offset = self._collections.do(
-                    partial(_scroll, self._collections.answers, fields, offset)
-                )
+                points, offset = self._collections.do(partial(_scroll, self._collections.answers, offset))
             except Missing:
                 return []
-            accounts += [
-                _Account(point.id, *(point.payload[field] for field in fields))
-                for point in points
-                if all(field in point.payload for field in fields)
-            ]
+            accounts += [account for point in points if (account := Account.of(point)) is not None]
             if offset is None:
                 return accounts
 
-    def _kept(self, point: Any, account: _Account) -> Iterator[Kept]:
-        key = _key(point.id)
-        opened = self._vault.both(_bytes(point, "turn"), _bytes(point, "answer"), key)
+    def _kept(self, point: Any, account: Account) -> Iterator[Kept]:
+        key = key_of(point.id)
+        opened = self._vault.both(content(point, "turn"), content(point, "answer"), key)
         if opened is not None:
-            scope, engine, tenant = (bytes.fromhex(point.payload[id]) for id in _IDS)
+            scope, engine, tenant = (bytes.fromhex(point.payload[id]) for id in IDS)
             yield Kept(key, scope, engine, tenant, *opened, account.used, account.embedded)
 
     def _filter(self, which: Which) -> Any:
@@ -319,21 +276,5 @@ def _delete(collection: str, selector: Any, client: Any) -> None:
     client.delete(collection, selector, wait=True)
 
 
-def _scroll(collection: str, fields: list[str], offset: Any, client: Any) -> Any:
-    return client.scroll(collection, limit=_ACCOUNTS, offset=offset, with_payload=fields)
-
-
-def _id(key: bytes) -> str:
-    return str(uuid.UUID(bytes=key))
-
-
-def _key(id: str) -> bytes:
-    return uuid.UUID(id).bytes
-
-
-def _bytes(point: Any, field: str) -> bytes:
-    """A field of a point; what is none of ours becomes bytes that cannot be opened."""
-    try:
-        return base64.b64decode(point.payload[field], validate=True)
-    except (KeyError, TypeError, ValueError):
-        return b""
+def _scroll(collection: str, offset: Any, client: Any) -> Any:
+    return client.scroll(collection, limit=_ACCOUNTS, offset=offset, with_payload=list(Account.FIELDS))
