@@ -102,7 +102,7 @@ def command(
     check_executor(
         choice, loaded, (step for step, _, needed in demanded(prepared.plan, shelf, until) if needed)
     )
-    builder = Builder(prepared.plan, shelf, prepared.work(report, shelf, choice), report, show)
+    builder = Builder(prepared.plan, shelf, prepared.work(report, shelf, choice, until), report, show)
     try:
         last = builder.run(until)
     except HandedOver as handed:

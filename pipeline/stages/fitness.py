@@ -7,31 +7,76 @@ against its target's.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from pipeline.machine.disks import Disk, read_disk
+from pipeline.machine.disks import read_disk
+from pipeline.machine.inventory import take
 from pipeline.planning.machine_facts import DiskFacts, MachineFacts
 from pipeline.planning.model_facts import ModelFacts, known_models, sizes_in
 from pipeline.planning.plan import DRAFT, TARGET, Plan
-from pipeline.planning.preflight import Emission, Finding, allow, findings, refuse
+from pipeline.planning.preflight import Emission, Finding, allow, findings, machine_findings, refuse
+from pipeline.planning.preflight.needs import needs_of, to_build
+from pipeline.planning.preflight.subject import subject
 from pipeline.planning.tokenizer_facts import TokenizerFacts
 from pipeline.recipe import LocalSource, Recipe
+from pipeline.runtimes.base import ExecutorChoice
 from pipeline.store import Store
+
+_ELSEWHERE = ("print", "adopt")  # executors for which another machine compiles
+_LOOK_S = 60.0  # a driver that no process holds open takes long to answer
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """What a build is about to do on this machine."""
+
+    stages: frozenset[str]  # of the steps that the store lacks
+    executor: ExecutorChoice  # who runs the builder of engines
 
 
 def judge_fit(
-    plan: Plan, store: Store, emitted: Emission, allowed: frozenset[str], *, builds: bool
+    plan: Plan,
+    store: Store,
+    emitted: Emission,
+    allowed: frozenset[str],
+    making: Making | None = None,
 ) -> tuple[Finding, ...]:
-    """All findings about a planned build, with what the store has by now. `builds`: whether this machine makes it.
+    """All findings about a planned build, with what the store has by now.
+
+    Args:
+        making: what is to be made now; None: nothing, and no machine is judged.
 
     Raises:
         InvalidInput: with everything that does not fit.
     """
-    recipe = plan.recipe
-    found = findings(recipe, _models(plan, store), _room(plan, store) if builds else None, emitted)
+    recipe, models = plan.recipe, _models(plan, store)
+    found = findings(recipe, models, emitted=emitted)
+    if making is not None:
+        found += _of_machine(plan, store, models, making)
     return refuse(recipe, allow(found, allowed))
+
+
+def _of_machine(
+    plan: Plan, store: Store, models: Mapping[str, ModelFacts], making: Making
+) -> tuple[Finding, ...]:
+    """What this machine lacks for the steps that are to be made on it."""
+    wanted = to_build(
+        needs_of(subject(plan.recipe, models)),
+        compiles="build" in making.stages and making.executor.name not in _ELSEWHERE,
+        calibrates="calibrate" in making.stages,
+    )
+    facts = replace(_machine(making.executor.devices), store=_room(plan, store))
+    return machine_findings(wanted, facts)
+
+
+@cache
+def _machine(devices: tuple[int, ...]) -> MachineFacts:
+    """Memory and GPUs of this machine, once a run. Where the driver cannot be asked, the builder itself will say so."""
+    facts = take(only=("memory", "gpus"), deadline_s=_LOOK_S).facts(devices)
+    return replace(facts, gpus=facts.gpus or None)
 
 
 def _models(plan: Plan, store: Store) -> dict[str, ModelFacts]:
@@ -68,13 +113,10 @@ def _tokenizer(folder: Path) -> TokenizerFacts | None:
     return TokenizerFacts.read(folder)
 
 
-def _room(plan: Plan, store: Store) -> MachineFacts:
-    """Disks of this machine: all that a build needs of it, whoever runs the builders of engines."""
+def _room(plan: Plan, store: Store) -> DiskFacts | None:
+    """The disk of the store, and what of the plan lies there already."""
     held = sum(
         artifact.manifest.total_bytes for step in plan if (artifact := store.find(step.key)) is not None
     )
-    return MachineFacts(store=_facts(read_disk(store.root), held))
-
-
-def _facts(disk: Disk, held: int) -> DiskFacts | None:
+    disk = read_disk(store.root)
     return None if disk.problem else DiskFacts(disk.folder, disk.device, disk.free_bytes, held)

@@ -15,9 +15,10 @@ from pipeline.planning.preflight import Emission, Finding, allow, findings, refu
 from pipeline.progress import Progress, Silent
 from pipeline.recipe import Recipe
 from pipeline.runtimes.base import AUTO, ExecutorChoice, Runtime, runtime_of
+from pipeline.stages.builder import demanded
 from pipeline.stages.dataset import identity
 from pipeline.stages.fetch import ResolvedSource, resolve
-from pipeline.stages.fitness import judge_fit
+from pipeline.stages.fitness import Making, judge_fit
 from pipeline.stages.judging import emission
 from pipeline.stages.makers import Work
 from pipeline.store import Json, Store
@@ -41,13 +42,19 @@ class Prepared:
     allowed: frozenset[str]  # rules whose errors are let pass
 
     def work(
-        self, progress: Progress, store: Store, executor: ExecutorChoice = AUTO
+        self, progress: Progress, store: Store, executor: ExecutorChoice = AUTO, until: str = "package"
     ) -> Callable[[Step, Mapping[str, Path], Path], Work]:
-        """What the builder hands to the stage of a step; `executor`: see `runtimes.base.Order`."""
+        """What the builder hands to the stage of a step.
+
+        Args:
+            executor: see `runtimes.base.Order`.
+            until: the last step that is wanted; the machine is held against all that is still to be made for it.
+        """
 
         def work(step: Step, inputs: Mapping[str, Path], into: Path) -> Work:
             role = step.name.partition(".")[2]
-            found = judge_fit(self.plan, store, self.emitted, self.allowed, builds=True)
+            making = frozenset(one.stage for one, _, needed in demanded(self.plan, store, until) if needed)
+            found = judge_fit(self.plan, store, self.emitted, self.allowed, Making(making, executor))
             return Work(
                 recipe=self.plan.recipe,
                 role=role,
@@ -95,7 +102,7 @@ def prepare(
         package=emitted.package,
     )
     plan = make_plan(recipe, around)
-    found = judge_fit(plan, store, emitted, allowed, builds=False)
+    found = judge_fit(plan, store, emitted, allowed)
     for line in said(found):
         (progress or Silent()).say(line)
     return Prepared(plan, sources, found, emitted, allowed)
