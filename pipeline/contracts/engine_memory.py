@@ -109,6 +109,11 @@ def linear_bytes(
     )
 
 
+def dtypes() -> tuple[str, ...]:
+    """Types of numbers that models are published in."""
+    return tuple(_data()["weights"]["bytes"])
+
+
 def dtype_bytes(dtype: str) -> int:
     """Of one number, of those that stay as published. KeyError for a type that we do not know."""
     return int(_data()["weights"]["bytes"][dtype])

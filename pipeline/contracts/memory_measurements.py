@@ -18,8 +18,7 @@ class CapacityPoint:
     """How many sequences of isl + osl + 1000 tokens a KV cache held; max_num_tokens was 2 * isl."""
 
     gpu: str
-    model: str  # repository
-    format: str  # of the weights
+    model: str  # repository; its weights as published
     tensor_parallel: int
     fraction: float
     isl: int  # prompt tokens

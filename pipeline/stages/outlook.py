@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.errors import InvalidInput, PipelineError, SourceError, UserError
+from pipeline.errors import InvalidInput, SourceError, UserError
 from pipeline.machine.host import read_memory
 from pipeline.planning.memory import Alternative, MemoryPlan, StepLimits, alternatives, demand_of, plan_memory
 from pipeline.planning.memory.tensors import parameters
 from pipeline.planning.model_facts import ModelFacts
 from pipeline.planning.outlook import Outlook
-from pipeline.planning.performance import forecast_recipe
+from pipeline.planning.performance import Asked, Forecast, forecast_recipe
 from pipeline.planning.plan import TARGET, Plan
 from pipeline.planning.preflight import Emission, Finding, allow, findings
 from pipeline.progress import Progress
@@ -29,8 +29,12 @@ def look_ahead(
     offline: bool = False,
     progress: Progress | None = None,
     allowed: frozenset[str] = frozenset(),
+    asked: Asked | None = None,
 ) -> Outlook:
     """Everything that can be said of a recipe. Where a hub does not answer, what it would say is left out.
+
+    Args:
+        asked: about speed and cost, beyond the recipe.
 
     Raises:
         InvalidInput: a config.json that is here, or that the hub gives, cannot be read.
@@ -48,7 +52,7 @@ def look_ahead(
         plan=plan,
         memory=memory,
         alternatives=_alternatives(recipe, memory) if memory is not None else (),
-        performance=forecast_recipe(recipe, memory.demand) if memory is not None else None,
+        performance=_performance(recipe, memory, asked or Asked()) if memory is not None else None,
         seen={role: _described(one) for role, one in models.items()},
         unknown=unknown,
     )
@@ -95,18 +99,31 @@ def _memory(
     sizes = {role: one.sizes for role, one in models.items()}
     try:
         demand = demand_of(
-            recipe, sizes, _steps(emitted), ram, {role: _unexplained(one) for role, one in models.items()}
+            recipe,
+            sizes,
+            step_limits(emitted),
+            ram,
+            {role: _unexplained(one) for role, one in models.items()},
         )
         if demand is not None:
             return plan_memory(demand)
-    except KeyError as error:
-        unknown["memory"] = f"{error.args[0]} is not a data type that we know"
-        return None
-    except PipelineError as error:  # a GPU that is not known, which preflight explains
+    except UserError as error:  # a GPU that is not known, which preflight explains, or a data type
         unknown["memory"] = str(error)
         return None
     unknown.setdefault("memory", "offline, and the sizes of a model are not among those that we know")
     return None
+
+
+def _performance(recipe: Recipe, memory: MemoryPlan, asked: Asked) -> Forecast | None:
+    return forecast_recipe(
+        recipe,
+        memory.demand,
+        acceptance=asked.acceptance,
+        prompt_tokens=asked.prompt_tokens,
+        output_tokens=asked.output_tokens,
+        sequences=memory.sequences,
+        gpu_hour=asked.prices.get(memory.demand.device),
+    )
 
 
 def _alternatives(recipe: Recipe, memory: MemoryPlan) -> tuple[Alternative, ...]:
@@ -125,7 +142,7 @@ def _passes(provenance: Provenance, overrides: tuple[str, ...]) -> bool:
     return not any(finding.stops for finding in findings(changed, emitted=emission(changed)))
 
 
-def _steps(emitted: Emission) -> dict[str, StepLimits]:
+def step_limits(emitted: Emission) -> dict[str, StepLimits]:
     """Role -> what the runtime asks of its engine."""
     steps = {
         role: StepLimits(flags["max_num_tokens"], flags["tokens_per_block"] or StepLimits().block_tokens)

@@ -65,7 +65,7 @@ def planned(point: CapacityPoint) -> MemoryPlan:
     sizes = known_model(point.model)
     assert sizes is not None, "measured models are among the data"
     need = ModelNeed(
-        "target", sizes, Parallelism(tensor=point.tensor_parallel), point.format, step_tokens=2 * point.isl
+        "target", sizes, Parallelism(tensor=point.tensor_parallel), sizes.stored, step_tokens=2 * point.isl
     )
     length = point.isl + point.osl + _SLACK
     return plan_memory(_demand(point.gpu, need, length, point.fraction))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pipeline.contracts import engine_memory
 from pipeline.contracts.gpus import gpu
 from pipeline.contracts.models import ModelSizes
+from pipeline.errors import UserError
 from pipeline.planning.memory import kv
 from pipeline.planning.memory.demand import Demand, ModelNeed
 from pipeline.planning.parallelism import parallelism
@@ -42,11 +43,12 @@ def demand_of(
         ram_bytes: of this machine, for `cpu`; None is returned where it is needed and not known.
 
     Raises:
-        UserError: the GPU is not known.
+        UserError: the GPU is not known, or the data type of a model is none that we know.
     """
     roles = (TARGET,) if recipe.draft is None else (TARGET, DRAFT)
     if any(role not in sizes for role in roles):
         return None
+    _refuse_unknown_types(sizes)
     limits = steps or {}
     needs = tuple(
         replace(
@@ -70,6 +72,13 @@ def demand_of(
         fraction=recipe.kv_cache.memory_fraction or engine_memory.default_fraction(),
         graph_batch=recipe.limits.max_concurrency if graphs else 0,
     )
+
+
+def _refuse_unknown_types(sizes: Mapping[str, ModelSizes]) -> None:
+    known = engine_memory.dtypes()
+    wrong = [f"{role}: {one.dtype}" for role, one in sizes.items() if one.dtype not in known]
+    if wrong:
+        raise UserError(f"dtype of config.json is not known: {', '.join(wrong)}; known: {', '.join(known)}")
 
 
 def _need(recipe: Recipe, role: str, sizes: ModelSizes, limits: StepLimits) -> ModelNeed:

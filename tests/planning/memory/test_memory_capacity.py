@@ -13,8 +13,9 @@ from pipeline.contracts.gpus import gpu, gpus
 from pipeline.contracts.memory_measurements import capacity_points
 from pipeline.contracts.model_config import LatentAttention
 from pipeline.contracts.models import ModelSizes, known_model
-from pipeline.planning.memory import Demand, ModelNeed, alternatives, demand_of, plan_memory
-from pipeline.planning.memory.accuracy import capacity_accuracy, load_log_accuracy
+from pipeline.errors import UserError
+from pipeline.planning.memory import Demand, ModelNeed, StepLimits, alternatives, demand_of, plan_memory
+from pipeline.planning.memory.accuracy import capacity_accuracy, load_log_accuracy, planned
 from pipeline.planning.memory.kv import sequence_bytes, token_bytes
 from pipeline.planning.model_facts import known_sizes
 from pipeline.planning.parallelism import Parallelism
@@ -179,6 +180,29 @@ def test_a_model_that_is_not_known_makes_no_demand() -> None:
     assert (
         demand_of(load_recipe("tiny-cpu"), known_sizes(load_recipe("tiny-cpu"))) is None
     )  # on which machine?
+
+
+def test_a_type_that_is_not_known_is_refused() -> None:
+    recipe = load_recipe("phi-4-fp8")
+    sizes = {role: replace(one, dtype="float128") for role, one in known_sizes(recipe).items()}
+    with pytest.raises(UserError, match="target: float128; known: float16"):
+        demand_of(recipe, sizes)
+
+
+def test_a_recipe_says_the_same_as_the_measurement_that_it_repeats() -> None:
+    point = next(one for one in capacity_points() if one.model == "Qwen/Qwen3-32B-FP8")
+    recipe = load_recipe(
+        "llama-3.3-70b-nvfp4",
+        (
+            f"model={{source: 'hf:{point.model}'}}", "quantization={format: none}",
+            f"runtime={{kind: pytorch, version: 1.2.1, gpu: {point.gpu}}}",
+            f"limits={{max_input_tokens: {point.isl + 1000}, max_output_tokens: {point.osl}, max_concurrency: 64}}",
+            f"kv_cache={{memory_fraction: {point.fraction}}}",
+        ),
+    )  # fmt: skip
+    asked = demand_of(recipe, known_sizes(recipe), {"target": StepLimits(2 * point.isl)})
+    assert asked is not None
+    assert plan_memory(asked).sequences == planned(point).sequences
 
 
 def test_the_embedded_engine_takes_what_its_limits_need() -> None:
