@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from pipeline.cli.options import allow_option, set_option, store_option
+from pipeline.cli.plan_compare import Speed, compare_page, speed_options
 from pipeline.errors import UserError
 
 
@@ -27,6 +28,7 @@ from pipeline.errors import UserError
     is_flag=True,
     help="Compare the memory model with published measurements; needs no RECIPE.",
 )
+@speed_options
 def command(
     recipe: str | None,
     overrides: tuple[str, ...],
@@ -37,6 +39,7 @@ def command(
     offline: bool,
     as_json: bool,
     accuracy: bool,
+    speed: Speed,
 ) -> None:
     """Say what RECIPE comes to before anything is made: whether it fits into memory, what `pipeline build` would make,
     and what speaks against it. Nothing is downloaded but the config.json and the headers of models that are not known.
@@ -47,6 +50,8 @@ def command(
     pipeline plan llama-3.1-8b-fp8
     pipeline plan llama-3.3-70b-fp8 --gpu h200-sxm-141g --set runtime.tensor_parallel=2
     pipeline plan tiny-cpu --json
+    pipeline plan llama-3.3-70b-fp8 --prompt-tokens 1000 --output-tokens 500 --acceptance 0.8 --price h100-sxm=2.5
+    pipeline plan llama-3.3-70b-fp8 --compare --price h100-sxm=2.5 --price h200=3.5 --output front.html
     pipeline plan --accuracy
     """
     from pipeline.cli.plan_accuracy import accuracy_page
@@ -63,10 +68,14 @@ def command(
         raise UserError("name a RECIPE (pipeline recipes ls), or give --accuracy")
     if gpu is not None:
         overrides = (f"runtime.gpu={gpu}", *overrides)
-    shelf = Store.at(store)
-    outlook = look_ahead(load_recipe(recipe, overrides), shelf, offline=offline, allowed=allowed)
+    shelf, asked, look = Store.at(store), speed.asked(), Look.of_output()
+    chosen = load_recipe(recipe, overrides)
+    if speed.compare:
+        click.echo(compare_page(chosen, shelf, speed, offline=offline, as_json=as_json, width=look.width))
+        return
+    outlook = look_ahead(chosen, shelf, offline=offline, allowed=allowed, asked=asked)
     if outlook.plan is not None and until not in outlook.plan:
         raise UserError(f"no step {until!r}; this build has {', '.join(step.name for step in outlook.plan)}")
-    click.echo(document(outlook, shelf, until) if as_json else page(outlook, shelf, until, Look.of_output()))
+    click.echo(document(outlook, shelf, until) if as_json else page(outlook, shelf, until, look))
     if outlook.refused:
         sys.exit(UserError.exit_code)

@@ -7,12 +7,14 @@ speculation, service (many requests), forecast. `published` and `accuracy` hold 
 Pure; facts are in `data/` and in `contracts/data/gpu_rates.yaml`.
 """
 
+from pipeline.planning.performance.asked import Asked
 from pipeline.planning.performance.engine import Engine, Workload
 from pipeline.planning.performance.estimate import Estimate
 from pipeline.planning.performance.forecast import Forecast, Gain, forecast, forecast_recipe
 from pipeline.planning.performance.service import Load
 
 __all__ = [
+    "Asked",
     "Engine",
     "Estimate",
     "Forecast",

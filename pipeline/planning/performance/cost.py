@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.planning.performance.engine import Workload
+from pipeline.planning.performance.estimate import interval
 from pipeline.planning.performance.service import Load
+from pipeline.store import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,14 @@ class Cost:
     per_million_output: float  # with everything charged to the answers
     input_part: float  # of a million input tokens, if prompts are charged for the time that they take
     output_part: float  # of a million output tokens, then
+
+    def as_json(self) -> dict[str, Json]:
+        """With the interval of what is computed from throughput."""
+        return {
+            "per_million_output": interval(self.per_million_output).as_json(),
+            "input_part": round(self.input_part, 4),
+            "output_part": round(self.output_part, 4),
+        }
 
 
 def cost(load: Load, work: Workload, gpus: int, gpu_hour: float) -> Cost:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pipeline.contracts.releases import Track
 from pipeline.planning.memory import Demand, plan_memory
 from pipeline.planning.performance import estimate
+from pipeline.planning.performance.cost import Cost, cost
 from pipeline.planning.performance.engine import Engine, Workload
 from pipeline.planning.performance.estimate import Estimate
 from pipeline.planning.performance.service import Load, Service
@@ -55,6 +56,7 @@ class Forecast:
     ended_by: str  # what ends it: "memory" (or the limits), "ttft", "itl"
     acceptance: float | None  # that the figures are with; None: without a draft's gain
     gains: tuple[Gain, ...]  # of the draft; () without one
+    gpu_hour: float | None = None  # price of one GPU
 
     @property
     def title(self) -> str:
@@ -77,6 +79,13 @@ class Forecast:
         """For people."""
         for line in forecast_lines(self):
             yield line if len(line) <= width else f"{line[: width - 1]}…"
+
+    @property
+    def cost(self) -> Cost | None:
+        """At the largest load within the SLO, if there is a price."""
+        if self.gpu_hour is None or self.within_slo is None:
+            return None
+        return cost(self.within_slo, self.work, self.gpus, self.gpu_hour)
 
     @property
     def tokens_per_s(self) -> Estimate | None:
@@ -106,6 +115,7 @@ class Forecast:
             "within_slo": load_json(self.within_slo) if self.within_slo else None,
             "ended_by": self.ended_by,
             "tokens_per_s": self.tokens_per_s.as_json() if self.tokens_per_s else None,
+            "cost": self.cost.as_json() if self.cost else None,
             "acceptance": self.acceptance,
             "gains": [
                 {
@@ -141,6 +151,7 @@ def forecast(
     draft_tokens: int = 0,
     chunked: bool = True,
     sequences: int | None = None,
+    gpu_hour: float | None = None,
 ) -> Forecast | None:
     """Of a demand; None if not even one request of the workload fits.
 
@@ -148,6 +159,7 @@ def forecast(
         acceptance: of each token that the draft proposes, 0 to 1; None leaves the draft out of all but `gains`.
         draft_tokens: that the draft proposes in a round.
         sequences: that memory holds; by default as `planning.memory` says.
+        gpu_hour: price of an hour of one GPU.
     """
     held = plan_memory(demand).sequences if sequences is None else sequences
     if held < 1:
@@ -172,6 +184,7 @@ def forecast(
         ended_by=ended,
         acceptance=acceptance if service.speculation else None,
         gains=_gains(engines, draft_tokens, most, work),
+        gpu_hour=gpu_hour,
     )
 
 
@@ -183,6 +196,7 @@ def forecast_recipe(
     prompt_tokens: int | None = None,
     output_tokens: int | None = None,
     sequences: int | None = None,
+    gpu_hour: float | None = None,
 ) -> Forecast | None:
     """At the recipe's longest prompts and answers, or at those given. None for `cpu`, and where nothing fits."""
     if isinstance(recipe.runtime, CpuRuntime):
@@ -198,6 +212,7 @@ def forecast_recipe(
         draft_tokens=recipe.draft.max_draft_tokens if recipe.draft else 0,
         chunked=recipe.scheduler.chunked_context,
         sequences=sequences,
+        gpu_hour=gpu_hour,
     )
 
 

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pipeline.planning.performance.efficiency import fitted
-from pipeline.planning.performance.estimate import Estimate
+from pipeline.planning.performance.estimate import Estimate, interval
 
 if TYPE_CHECKING:
     from pipeline.planning.performance.forecast import Forecast
     from pipeline.planning.performance.service import Load
 
 _ENDS = {
-    "memory": "more do not fit, or are not let in",
-    "ttft": "with more, first tokens come too late",
-    "itl": "with more, the time between tokens is too long",
+    "memory": "memory or the limits hold no more",
+    "ttft": "with more, first tokens are late",
+    "itl": "with more, tokens are too slow",
 }
 
 
@@ -45,6 +45,10 @@ def forecast_lines(forecast: Forecast) -> Iterator[str]:
         ends = _ENDS[forecast.ended_by]
         yield f"  most {within:<20} {load.batch} requests at a time of {forecast.wanted}; {ends}"
         yield f"  output tokens a second    {figure(whole)}; {number(each.value)} a GPU"
+        if forecast.cost is not None:
+            money = figure(interval(forecast.cost.per_million_output))
+            parts = f"{number(forecast.cost.input_part)} and {number(forecast.cost.output_part)}"
+            yield f"  a million output tokens   {money}; or input and output apart, {parts}"
     else:
         yield "  within the SLO            not even one request at a time"
     yield ""

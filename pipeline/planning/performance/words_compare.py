@@ -155,13 +155,6 @@ def _option_json(option: Option) -> dict[str, Json]:
     }
     load, seen = option.best, option.forecast
     if load is not None and seen is not None:
-        costs: dict[str, Json] | None = None
-        if option.cost is not None:
-            costs = {
-                "per_million_output": estimate.interval(option.cost.per_million_output).as_json(),
-                "input_part": round(option.cost.input_part, 4),
-                "output_part": round(option.cost.output_part, 4),
-            }
         said |= {
             "load": load_json(load),
             "ended_by": seen.ended_by,
@@ -169,7 +162,7 @@ def _option_json(option: Option) -> dict[str, Json]:
             "itl_ms": estimate.interval(load.itl_ms).as_json(),
             "tokens_per_s": estimate.rate(load.tokens_per_s).as_json(),
             "gpu_s_per_million_output": estimate.interval(option.gpu_seconds).as_json(),
-            "cost": costs,
+            "cost": option.cost.as_json() if option.cost is not None else None,
         }
     return said
 

@@ -1,0 +1,39 @@
+"""Compares what a recipe could be: its models are seen as `pipeline plan` sees them; preflight judges each option."""
+
+from __future__ import annotations
+
+from pipeline.errors import UserError
+from pipeline.planning.model_facts import ModelFacts
+from pipeline.planning.performance.asked import Asked
+from pipeline.planning.performance.compare import Comparison, compare
+from pipeline.planning.preflight import findings
+from pipeline.recipe import CpuRuntime, Recipe
+from pipeline.stages.judging import emission
+from pipeline.stages.outlook import step_limits
+from pipeline.stages.sighting import see_models
+from pipeline.store import Store
+
+
+def compare_recipe(recipe: Recipe, store: Store, asked: Asked, *, offline: bool = False) -> Comparison:
+    """Of a recipe for GPUs.
+
+    Raises:
+        UserError: it is for `cpu`, or the sizes of its models are not known and may not be asked for.
+    """
+    if isinstance(recipe.runtime, CpuRuntime):
+        raise UserError("--compare is for recipes with runtime.kind tensorrt or pytorch; this one is for cpu")
+    models = see_models(recipe, store, offline=offline)
+    missing = [role for role in ("target", "draft") if role not in models]
+    if "target" in missing or (recipe.draft is not None and missing):
+        raise UserError(
+            f"the sizes of the {missing[0]} are not among those that we know; leave out --offline"
+        )
+    sizes = {role: model.sizes for role, model in models.items()}
+    facts = {role: ModelFacts(one) for role, one in sizes.items()}
+
+    def judge(changed: Recipe) -> tuple[str, ...]:
+        found = findings(changed, facts, emitted=emission(changed))
+        return tuple(f"{one.problem} [{one.rule}]" for one in found if one.stops)
+
+    question = asked.question(recipe.limits)
+    return compare(recipe, sizes, question, steps=step_limits(emission(recipe)), judge=judge)
