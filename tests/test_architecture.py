@@ -64,7 +64,17 @@ HEAVY = ("torch", "modelopt", "transformers", "openvino", "huggingface_hub", "py
 
 
 @pytest.mark.parametrize(
-    "module", ["cli.main", "cli.recipes", "cli.build", "cli.stream", "recipe", "planning.plan", "client"]
+    "module",
+    [
+        "cli.main",
+        "cli.recipes",
+        "deploy.doctor",
+        "cli.build",
+        "cli.stream",
+        "recipe",
+        "planning.plan",
+        "client",
+    ],
 )
 def test_light_modules_start_without_heavy_packages(module: str) -> None:
     code = f"import sys, pipeline.{module}; print([name for name in {HEAVY!r} if name in sys.modules])"

@@ -1,8 +1,9 @@
-"""Whether fetched checkpoints suit their recipe, and whether there is room, before anything long is done.
+"""Whether fetched checkpoints suit their recipe, and this machine what it is to do, before anything long is done.
 
 The sizes of well-known models are data, and a local checkpoint can be read at once; those are judged when a build is
 prepared. Any other model of the hub is judged here, as soon as the store has it, and so are tokenizers: a draft's
-against its target's.
+against its target's. Of the machine count the disk of the store, and memory and GPUs for what is to be calibrated and
+compiled on it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from pipeline.machine.disks import read_disk
+from pipeline.machine.hub import read_hub
 from pipeline.machine.inventory import take
 from pipeline.planning.machine_facts import DiskFacts, MachineFacts
 from pipeline.planning.model_facts import ModelFacts, known_models, sizes_in
@@ -23,6 +25,7 @@ from pipeline.planning.preflight.subject import subject
 from pipeline.planning.tokenizer_facts import TokenizerFacts
 from pipeline.recipe import LocalSource, Recipe
 from pipeline.runtimes.base import ExecutorChoice
+from pipeline.stages.fetch import HubCheckpoint, ResolvedSource
 from pipeline.store import Store
 
 _ELSEWHERE = ("print", "adopt")  # executors for which another machine compiles
@@ -35,6 +38,7 @@ class Making:
 
     stages: frozenset[str]  # of the steps that the store lacks
     executor: ExecutorChoice  # who runs the builder of engines
+    sources: Mapping[str, ResolvedSource]  # role -> checkpoint
 
 
 def judge_fit(
@@ -52,7 +56,7 @@ def judge_fit(
     Raises:
         InvalidInput: with everything that does not fit.
     """
-    recipe, models = plan.recipe, _models(plan, store)
+    recipe, models = plan.recipe, _models(plan, store, making.sources if making is not None else {})
     found = findings(recipe, models, emitted=emitted)
     if making is not None:
         found += _of_machine(plan, store, models, making)
@@ -79,18 +83,26 @@ def _machine(devices: tuple[int, ...]) -> MachineFacts:
     return replace(facts, gpus=facts.gpus or None)
 
 
-def _models(plan: Plan, store: Store) -> dict[str, ModelFacts]:
-    """What is known of the models offline, and of those that are here."""
+def _models(plan: Plan, store: Store, asked: Mapping[str, ResolvedSource]) -> dict[str, ModelFacts]:
+    """What is known of the models offline, and of those that are here. `asked`: what the hub is asked for, if it is not."""
     known = known_models(plan.recipe)
     roles = (TARGET,) if plan.recipe.draft is None else (TARGET, DRAFT)
     for role in roles:
         folder = _folder(plan, store, role)
         if folder is None:
+            known[role] = replace(known.get(role) or ModelFacts(), access=_access(asked.get(role)))
             continue
         facts = known.get(role) or ModelFacts(sizes_in(folder))
         # Only a draft's and its target's are compared, and to load one takes a while.
         known[role] = replace(facts, tokenizer=_tokenizer(folder)) if DRAFT in roles else facts
     return known
+
+
+def _access(source: ResolvedSource | None) -> int | None:
+    """HTTP status with which the hub answers for a checkpoint; None: it does not answer, or nobody asks."""
+    if not isinstance(source, HubCheckpoint) or source.offline:
+        return None
+    return read_hub([(source.repo, source.commit)]).repositories.get(source.repo)
 
 
 def _folder(plan: Plan, store: Store, role: str) -> Path | None:
