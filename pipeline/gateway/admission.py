@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 
@@ -21,7 +21,14 @@ _SMOOTHING = 0.1  # of the mean service time
 class Admission:
     """Places of one deployment, for the tasks of one event loop."""
 
-    def __init__(self, places: int, *, max_waiting: int, s_per_token: float = 0.005) -> None:
+    def __init__(
+        self,
+        places: int,
+        *,
+        max_waiting: int,
+        s_per_token: float = 0.005,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """
         Args:
             places: requests that run at the same time; as many as the engine takes.
@@ -29,7 +36,7 @@ class Admission:
             s_per_token: expected service of a token, by which long requests are put behind short ones.
         """
         self._free, self._max_waiting, self._s_per_token = places, max_waiting, s_per_token
-        self._places = places
+        self._places, self._clock = places, clock
         self._queue: list[tuple[float, int, asyncio.Future[None]]] = []
         self._order = count()
         self._service_s = 1.0  # mean so far
@@ -53,11 +60,11 @@ class Admission:
             ApiError: 429, with the time after which it is worth asking again.
         """
         await self._enter(tokens)
-        began = time.monotonic()
+        began = self._clock()
         try:
             yield
         finally:
-            self._service_s += _SMOOTHING * (time.monotonic() - began - self._service_s)
+            self._service_s += _SMOOTHING * (self._clock() - began - self._service_s)
             self._leave()
 
     async def _enter(self, tokens: int) -> None:
@@ -71,7 +78,7 @@ class Admission:
                 429, "Too many requests are waiting; try again later", code="overloaded", retry_after_s=wait_s
             )
         future = asyncio.get_running_loop().create_future()
-        due = time.monotonic() + tokens * self._s_per_token
+        due = self._clock() + tokens * self._s_per_token
         heapq.heappush(self._queue, (due, next(self._order), future))
         try:
             await future

@@ -1,0 +1,109 @@
+"""Properties of admission, by a clock of the tests' own: who runs when, whatever arrives and whoever leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.gateway.admission import Admission
+from pipeline.gateway.errors import ApiError
+
+S_PER_TOKEN = 0.01
+PAUSES = st.lists(
+    st.tuples(st.floats(0, 2), st.integers(1, 1000)), min_size=1, max_size=25
+)  # s before it, tokens
+
+
+async def settle() -> None:
+    """Let every task go as far as it gets."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def order_of(requests: Sequence[tuple[float, int]]) -> list[int]:
+    """In which order requests of (time of arrival, tokens) run, if the only place is free when all have come."""
+    now, ran = [0.0], list[int]()
+    admission = Admission(1, max_waiting=100, s_per_token=S_PER_TOKEN, clock=lambda: now[0])
+
+    async def ask(index: int) -> None:
+        async with admission.place(requests[index][1]):
+            ran.append(index)
+
+    tasks = []
+    async with admission.place(1):
+        for index, (arrival, _) in enumerate(requests):
+            now[0] = arrival
+            tasks.append(asyncio.create_task(ask(index)))
+            await settle()
+        assert admission.waiting == len(requests)
+    await asyncio.gather(*tasks)
+    return ran
+
+
+@given(PAUSES)
+def test_everybody_runs_and_nobody_is_overtaken_by_much_later_ones(pauses: list[tuple[float, int]]) -> None:
+    arrivals = list(itertools.accumulate(pause for pause, _ in pauses))
+    requests = [(arrival, tokens) for arrival, (_, tokens) in zip(arrivals, pauses, strict=True)]
+    ran = asyncio.run(order_of(requests))
+    assert sorted(ran) == list(range(len(requests)))
+    for earlier, later in itertools.combinations(ran, 2):
+        if (
+            earlier > later
+        ):  # it came later and runs sooner: it is shorter, and did not come too late for that
+            assert requests[earlier][1] < requests[later][1]
+            assert requests[earlier][0] <= requests[later][0] + requests[later][1] * S_PER_TOKEN
+
+
+@given(st.permutations([5, 50, 500, 900]))
+def test_of_those_that_come_together_the_shorter_run_first(tokens: list[int]) -> None:
+    ran = asyncio.run(order_of([(1.0, count) for count in tokens]))
+    assert [tokens[index] for index in ran] == sorted(tokens)
+
+
+@given(
+    places=st.integers(1, 4),
+    steps=st.lists(
+        st.tuples(st.sampled_from(["ask", "finish", "cancel"]), st.integers(0, 1000)), max_size=60
+    ),
+)
+def test_places_are_never_lost_nor_given_twice(places: int, steps: list[tuple[str, int]]) -> None:
+    async def run() -> None:
+        admission = Admission(places, max_waiting=5)
+        asked: list[tuple[asyncio.Task[None], asyncio.Event]] = []
+        running, refused = set[int](), list[tuple[int, bool, int]]()
+
+        async def ask(number: int, finish: asyncio.Event) -> None:
+            try:
+                async with admission.place(number + 1):
+                    running.add(number)
+                    assert len(running) <= places
+                    try:
+                        await finish.wait()
+                    finally:
+                        running.discard(number)
+            except ApiError as error:
+                refused.append((error.status, error.retry_after_s is not None, admission.waiting))
+
+        for action, number in steps:
+            if action == "ask":
+                finish = asyncio.Event()
+                asked.append((asyncio.create_task(ask(len(asked), finish)), finish))
+            elif asked and action == "finish":
+                asked[number % len(asked)][1].set()
+            elif asked:
+                asked[number % len(asked)][0].cancel()
+            await settle()
+            assert admission.running == len(running)
+            assert not admission.waiting or admission.running == places, "nobody waits while a place is free"
+        for _, finish in asked:
+            finish.set()
+        ends = await asyncio.gather(*(task for task, _ in asked), return_exceptions=True)
+        assert all(end is None or isinstance(end, asyncio.CancelledError) for end in ends)
+        assert (admission.running, admission.waiting, admission.turned_away) == (0, 0, len(refused))
+        assert set(refused) <= {(429, True, 5)}
+
+    asyncio.run(run())
