@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pipeline.planning.plan import Plan
 from pipeline.planning.preflight import Finding
 from pipeline.stages import demanded
+from pipeline.stages.outlook_document import step_rows
 from pipeline.store import Artifact, Store, human_bytes
 
 
@@ -23,7 +24,7 @@ def plan_table(plan: Plan, store: Store, until: str, findings: Sequence[Finding]
 def plan_json(plan: Plan, store: Store, until: str, findings: Sequence[Finding] = ()) -> str:
     """The same, with all that each key is made from."""
     said = [asdict(finding) for finding in findings]
-    steps = step_rows(plan, store, until)
+    steps = [asdict(row) for row in step_rows(plan, store, until)]
     return json.dumps(
         {"recipe": plan.recipe.name, "store": str(store.root), "steps": steps, "findings": said}, indent=2
     )
@@ -35,22 +36,6 @@ def step_lines(plan: Plan, store: Store, until: str) -> Iterator[str]:
     for step, artifact, needed in demanded(plan, store, until):
         size = human_bytes(artifact.manifest.total_bytes) if artifact else ""
         yield f"  {step.name:<18}{_state(artifact, needed):<12}{size:>10}  {step.key.name}"
-
-
-def step_rows(plan: Plan, store: Store, until: str) -> list[dict[str, object]]:
-    """The steps with all that their keys are made from."""
-    return [
-        {
-            "step": step.name,
-            "state": _state(artifact, needed),
-            "artifact": step.key.name,
-            "digest": step.key.digest,
-            "settings": step.key.settings,
-            "inputs": dict(step.inputs),
-            "tools": step.key.tools,
-        }
-        for step, artifact, needed in demanded(plan, store, until)
-    ]
 
 
 def marked(finding: Finding) -> str:
