@@ -15,6 +15,7 @@ _EXACT = 1000  # entries of a scope that are compared one by one
 
 STATEMENTS = f"""
 CREATE EXTENSION IF NOT EXISTS vector;
+SELECT '[1]'::halfvec;                          -- loads it: before that only a superuser may name its settings
 CREATE SCHEMA IF NOT EXISTS {NAME};
 CREATE TABLE {NAME}.totals (
     cache text PRIMARY KEY, entries bigint NOT NULL DEFAULT 0, bytes bigint NOT NULL DEFAULT 0,

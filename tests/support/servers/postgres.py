@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import psycopg
 
 from tests.support.servers.install import installed
 from tests.support.servers.running import Server
@@ -51,13 +51,19 @@ class PostgresServer(Server):
         return {**super().environment(), "LD_LIBRARY_PATH": str(libraries), "PGTZ": "UTC"}
 
     def is_ready(self) -> bool:
-        """It answers a request for TLS with one byte; before that it may listen and refuse."""
+        """Before it lets anybody in, it listens and refuses."""
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
-                connection.sendall(struct.pack("!ii", 8, 80877103))
-                return connection.recv(1) in (b"N", b"S")
-        except OSError:
+            psycopg.connect(self.url, connect_timeout=2).close()
+        except psycopg.OperationalError:
             return False
+        return True
+
+    def ask_for_password(self, role: str) -> None:
+        """From now on, of this role."""
+        rules = self._data / "pg_hba.conf"
+        text = rules.read_text()
+        rules.write_text(f"host all {role} 127.0.0.1/32 scram-sha-256\n{text}")
+        self._signal(signal.SIGHUP)
 
     def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
         super().stop(how)
