@@ -84,7 +84,7 @@ def _machine(devices: tuple[int, ...]) -> MachineFacts:
 
 
 def _models(plan: Plan, store: Store, asked: Mapping[str, ResolvedSource]) -> dict[str, ModelFacts]:
-    """What is known of the models offline, and of those that are here. `asked`: what the hub is asked for, if it is not."""
+    """What is known of the models offline, and of those that are here. `asked`: of these, the hub is asked."""
     known = known_models(plan.recipe)
     roles = (TARGET,) if plan.recipe.draft is None else (TARGET, DRAFT)
     for role in roles:

@@ -54,7 +54,9 @@ class Prepared:
         def work(step: Step, inputs: Mapping[str, Path], into: Path) -> Work:
             role = step.name.partition(".")[2]
             making = frozenset(one.stage for one, _, needed in demanded(self.plan, store, until) if needed)
-            found = judge_fit(self.plan, store, self.emitted, self.allowed, Making(making, executor))
+            found = judge_fit(
+                self.plan, store, self.emitted, self.allowed, Making(making, executor, self.sources)
+            )
             return Work(
                 recipe=self.plan.recipe,
                 role=role,

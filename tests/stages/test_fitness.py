@@ -116,3 +116,30 @@ def test_a_disk_that_is_too_small_stops_a_build_and_no_plan(
     with pytest.raises(InvalidInput, match=r"it needs .* MiB of disk, 10 B are free .*\[host\.disk\]"):
         builder.run("fetch.target")
     assert store.list() == ()
+
+
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [(None, "without a token the hub answers 401"), ("hf_secret", "to this token the hub answers 403")],
+)
+def test_a_gated_model_is_a_finding_before_anything_is_fetched(
+    recipe: Recipe,
+    hub: LoopbackHub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    token: str | None,
+    said: str,
+) -> None:
+    if token is not None:
+        monkeypatch.setenv("HF_TOKEN", token)
+        hub.members = ()
+    with hub:
+        hub.add(REPO, whole(), gated=True)
+        store = Store(tmp_path / "store")
+        prepared = prepare(recipe, store)
+        builder = Builder(prepared.plan, store, prepared.work(Silent(), store), Silent())
+        with pytest.raises(
+            InvalidInput, match=rf"r\.yaml:2: model\.source.*{said}.*HF_TOKEN.*\[source\.gated\]"
+        ):
+            builder.run()
+        assert store.list() == ()

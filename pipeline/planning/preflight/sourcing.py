@@ -16,10 +16,12 @@ _REFUSED, _MISSING = (401, 403), (404,)
 
 def _gated(subject: Subject) -> Iterator[Said]:
     for model, repo, status in _answers(subject, _REFUSED):
-        why = "wants a token" if status == 401 else "does not let this token in"
+        why = (
+            "is gated, private or not there: without a token" if status == 401 else "is gated: to this token"
+        )
         yield Said(
             (model.source_key,),
-            f"{why}: the hub answers {status}",
+            f"{why} the hub answers {status}",
             f"accept the conditions at https://huggingface.co/{repo}, and set HF_TOKEN to a token that may read it",
         )
 
@@ -28,8 +30,8 @@ def _missing(subject: Subject) -> Iterator[Said]:
     for model, _, _ in _answers(subject, _MISSING):
         yield Said(
             (model.source_key, model.source_key.replace("source", "revision")),
-            "is not on the hub, or not to be seen without a token: it answers 404",
-            "write another name or revision; for a private repository set HF_TOKEN",
+            "has no config.json on the hub: it answers 404, as it does for a name or a revision that does not exist",
+            "write another name or revision",
         )
 
 
