@@ -26,8 +26,9 @@ from pipeline.errors import UserError
 @click.option(
     "--accuracy",
     is_flag=True,
-    help="Compare the memory model with published measurements; needs no RECIPE.",
+    help="Compare the models of memory and speed with published measurements; needs no RECIPE.",
 )
+@click.option("--schema", is_flag=True, help="Print the JSON schema of what --json prints; needs no RECIPE.")
 @speed_options
 def command(
     recipe: str | None,
@@ -39,6 +40,7 @@ def command(
     offline: bool,
     as_json: bool,
     accuracy: bool,
+    schema: bool,
     speed: Speed,
 ) -> None:
     """Say what RECIPE comes to before anything is made: whether it fits into memory, what `pipeline build` would make,
@@ -59,13 +61,17 @@ def command(
     from pipeline.cli.plan_page import document, page
     from pipeline.recipe import load_recipe
     from pipeline.stages.outlook import look_ahead
+    from pipeline.stages.outlook_document import schema_text
     from pipeline.store import Store
 
+    if schema:
+        click.echo(schema_text(), nl=False)
+        return
     if accuracy:
         click.echo(accuracy_page(as_json=as_json))
         return
     if recipe is None:
-        raise UserError("name a RECIPE (pipeline recipes ls), or give --accuracy")
+        raise UserError("name a RECIPE (pipeline recipes ls), or give --accuracy or --schema")
     if gpu is not None:
         overrides = (f"runtime.gpu={gpu}", *overrides)
     shelf, asked, look = Store.at(store), speed.asked(), Look.of_output()
