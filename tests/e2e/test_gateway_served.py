@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -15,7 +16,10 @@ from pathlib import Path
 import openai
 import pytest
 import yaml
+from click.testing import CliRunner, Result
 
+from pipeline.cli.gateway import command
+from pipeline.errors import UserError
 from pipeline.triton.running import RunningServer
 from pipeline.triton.server import TritonServer
 from tests.e2e.conftest import Build
@@ -51,8 +55,8 @@ def gateway(recipe: Path, build: Build, store: Path) -> Iterator[tuple[str, subp
     with TritonServer.of_package(package) as server:
         record = RunningServer.of(server, package)
         record.write(store / "running", "cached")
-        command = [sys.executable, "-m", "pipeline.cli.main", "gateway", str(recipe), "--port", str(port)]
-        process = subprocess.Popen(command, env={**os.environ, "PIPELINE_STORE": str(store)})
+        line = [sys.executable, "-m", "pipeline.cli.main", "gateway", str(recipe), "--port", str(port)]
+        process = subprocess.Popen(line, env={**os.environ, "PIPELINE_STORE": str(store)})
         try:
             wait_for(lambda: answers(f"http://127.0.0.1:{port}/readyz"), "readiness of the gateway", 30)
             yield f"http://127.0.0.1:{port}", process
@@ -70,8 +74,26 @@ def answers(url: str) -> bool:
         return False
 
 
-def test_openais_client_streams_from_triton(gateway: tuple[str, subprocess.Popen[bytes]]) -> None:
+def dry_run(recipe: Path, store: Path, *options: str) -> Result:
+    return CliRunner().invoke(command, [str(recipe), "--store", str(store), "--dry-run", *options])
+
+
+def it_says_what_it_would_serve(recipe: Path, store: Path) -> None:
+    asked = ("--json", "--endpoint", "cached=a:1", "--endpoint", "cached=b:2", "--set", "cache.enabled=false")
+    (model,) = json.loads(dry_run(recipe, store, *asked).stdout)["models"]
+    assert (model["model"], model["endpoints"], model["cache"]) == ("cached", ["a:1", "b:2"], None)
+    assert (model["max_input_tokens"], model["max_concurrency"]) == (128, 4)
+    refused = dry_run(recipe, store, str(recipe), "--endpoint", "other=a:1").exception
+    assert isinstance(refused, UserError)
+    assert "cached: is named twice" in str(refused)
+    assert "--endpoint other=…: is none of the recipes (cached" in str(refused)
+
+
+def test_openais_client_streams_from_triton(
+    gateway: tuple[str, subprocess.Popen[bytes]], recipe: Path, store: Path
+) -> None:
     url, process = gateway
+    it_says_what_it_would_serve(recipe, store)
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30)
     whole = client.chat.completions.create(model="cached", messages=QUESTION, temperature=0)
     text = whole.choices[0].message.content
@@ -91,5 +113,15 @@ def test_openais_client_streams_from_triton(gateway: tuple[str, subprocess.Popen
         client.chat.completions.create(
             model="cached", messages=[{"role": "user", "content": "parcel " * 200}]
         )
+    with pytest.raises(openai.BadRequestError, match="no guided decoding"):
+        client.chat.completions.create(
+            model="cached", messages=QUESTION, response_format={"type": "json_object"}
+        )
+    several = client.completions.create(
+        model="cached", prompt=["Where", "When"], n=2, temperature=0, max_tokens=4
+    )
+    texts = [choice.text for choice in several.choices]
+    assert texts[0] == texts[1]
+    assert texts[2] == texts[3]
     process.send_signal(signal.SIGTERM)
     assert process.wait(15) in (0, -signal.SIGTERM)
