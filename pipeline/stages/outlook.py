@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from pipeline.errors import InvalidInput, SourceError, UserError
 from pipeline.machine.host import read_memory
+from pipeline.machine.hub import read_hub
+from pipeline.planning.machine_facts import MachineFacts
 from pipeline.planning.memory import Alternative, MemoryPlan, StepLimits, alternatives, demand_of, plan_memory
 from pipeline.planning.memory.tensors import parameters
 from pipeline.planning.model_facts import ModelFacts
@@ -14,12 +16,14 @@ from pipeline.planning.performance import Asked, Forecast, forecast_recipe
 from pipeline.planning.plan import TARGET, Plan
 from pipeline.planning.preflight import Emission, Finding, allow, findings
 from pipeline.progress import Progress
-from pipeline.recipe import CpuRuntime, Recipe, load_recipe
+from pipeline.recipe import CpuRuntime, HubSource, Recipe, load_recipe
 from pipeline.recipe.provenance import Provenance
 from pipeline.stages.judging import emission
-from pipeline.stages.sighting import Sighting, see_models
+from pipeline.stages.sighting import Sighting, in_store, see_models
 from pipeline.stages.survey import prepare
 from pipeline.store import Store
+
+_HUB_S = 3.0  # for an answer about access; a hub that is slower is taken to give it
 
 
 def look_ahead(
@@ -43,7 +47,7 @@ def look_ahead(
     models = _sightings(recipe, store, offline, progress, unknown)
     emitted = emission(recipe)
     facts = {role: ModelFacts(one.sizes, weight_bytes=_bytes(one)) for role, one in models.items()}
-    found = allow(findings(recipe, facts, emitted=emitted), allowed)
+    found = allow(findings(recipe, facts, _hub(recipe, store, offline), emitted), allowed)
     memory = _memory(recipe, models, emitted, unknown)
     plan, found = _plan(recipe, store, offline, allowed, found, unknown)
     return Outlook(
@@ -56,6 +60,19 @@ def look_ahead(
         seen={role: _described(one) for role, one in models.items()},
         unknown=unknown,
     )
+
+
+def _hub(recipe: Recipe, store: Store, offline: bool) -> MachineFacts | None:
+    """How the hub answers for checkpoints that the store lacks; None: nobody asks."""
+    checkpoints = (recipe.model, *((recipe.draft,) if recipe.draft is not None else ()))
+    asked = [
+        (one.source.repo, one.revision)
+        for one in checkpoints
+        if isinstance(one.source, HubSource) and in_store(one.source, one.revision, store) is None
+    ]
+    if offline or not asked:
+        return None
+    return MachineFacts(hub=read_hub(asked, deadline_s=_HUB_S).repositories)
 
 
 def _sightings(

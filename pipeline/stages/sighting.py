@@ -65,7 +65,7 @@ def _see(checkpoint: Checkpoint, store: Store, offline: bool, progress: Progress
     known = known_model(source.repo)
     if known is not None:
         return Sighting(known, "known")
-    fetched = _fetched(source, checkpoint.revision, store)
+    fetched = in_store(source, checkpoint.revision, store)
     if fetched is not None:
         return _in_folder(fetched)
     return None if offline else _on_hub(source, checkpoint.revision, progress)
@@ -88,7 +88,7 @@ def _in_folder(folder: Path) -> Sighting:
     return Sighting(_sizes(content, str(file)), str(folder), _totals(names, start_of, str(folder)))
 
 
-def _fetched(source: HubSource, revision: str | None, store: Store) -> Path | None:
+def in_store(source: HubSource, revision: str | None, store: Store) -> Path | None:
     """The checkpoint in the store, of the revision that is asked for."""
     for artifact in store.list():
         settings, facts = artifact.manifest.settings, artifact.manifest.facts

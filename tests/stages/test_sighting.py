@@ -154,7 +154,9 @@ def test_a_hub_that_refuses_leaves_an_outlook_with_the_reason(
     outlook = look_ahead(recipe, store)
     assert outlook.memory is None
     assert "HF_TOKEN" in outlook.unknown["memory"]
-    assert not outlook.refused
+    (finding,) = [one for one in outlook.findings if one.severity == "error"]
+    assert finding.rule == "source.gated"
+    assert outlook.refused
 
 
 def test_every_fault_of_a_config_is_named(hub: LoopbackHub, recipe: Recipe, store: Store) -> None:
