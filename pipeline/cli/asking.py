@@ -1,21 +1,22 @@
-"""What `stream` and `chat` share: the options of a request, and the way from a recipe to the server that runs it."""
+"""What `stream`, `chat` and `generate` share: the options of a request, and the way from a recipe to its server."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pipeline.errors import PipelineError, ServerError, UserError
+from pipeline.errors import ServerError
 
 if TYPE_CHECKING:
-    from pipeline.client import ChatTemplate, Client, ClientError, Sampling, Stats
+    from pipeline.client import Stats
+    from pipeline.recipe import Recipe
+    from pipeline.store import Store
 
 # gRPC writes of lost connections to standard error by itself. It reads this when it is imported, hence not before here.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -36,6 +37,8 @@ _OPTIONS = (
     click.option("--top-p", type=float, metavar="P", help="Only the likeliest tokens, together of this probability."),
     click.option("--top-k", type=int, metavar="K", help="Only the K likeliest tokens."),
     click.option("--seed", type=int, metavar="N", help="The same seed draws the same answer."),
+    click.option("--no-cache", is_flag=True, help="Neither look into the recipe's response cache nor keep the answer."),
+    click.option("--tenant", default="", metavar="NAME", help="Whose answers of the response cache may be given."),
     click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. May be repeated."),
 )  # fmt: skip
 
@@ -44,7 +47,7 @@ _WITHOUT_LIMITS = 256  # tokens, when no deployment says how many it allows
 
 
 def asking_options(command: Command) -> Command:
-    """--url, --tokenizer, --wait-s, --model, --system and the sampling options."""
+    """--url, --tokenizer, --wait-s, --model, --system, --no-cache, --tenant and the sampling options."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -58,6 +61,9 @@ class Destination:
     model: str
     tokenizer: Path | None
     max_tokens: int
+    package: Path | None = None  # folder of deployment.json, where it is known
+    recipe: Recipe | None = None
+    store: Store | None = None
 
 
 def find(
@@ -77,8 +83,8 @@ def find(
     from pipeline.triton.deployment import Deployment
     from pipeline.triton.running import RunningServer
 
-    name = load_recipe(recipe, overrides).name
-    folder = Store.at(store).running
+    loaded, shelf = load_recipe(recipe, overrides), Store.at(store)
+    name, folder = loaded.name, shelf.running
     server = RunningServer.find(folder, name)
     deadline = time.monotonic() + options["wait_s"]
     while server is None and time.monotonic() < deadline:
@@ -86,12 +92,16 @@ def find(
         server = RunningServer.find(folder, name)
     if server is None:
         raise ServerError(_not_running(recipe, name, store, RunningServer.read(folder, name) is not None))
-    deployment = Deployment.load(server.deployment.parent)
+    package = server.deployment.parent
+    deployment = Deployment.load(package)
     return Destination(
         url=server.grpc_url,
         model=options["model"] or deployment.entry_model,
-        tokenizer=options["tokenizer"] or server.deployment.parent / deployment.tokenizer_dir,
+        tokenizer=options["tokenizer"] or package / deployment.tokenizer_dir,
         max_tokens=_first(options["max_tokens"], deployment.limits.max_output_tokens),
+        package=package,
+        recipe=loaded,
+        store=shelf,
     )
 
 
@@ -103,45 +113,6 @@ def _not_running(recipe: str, name: str, store: Path | None, was: bool) -> str:
     command = f"pipeline serve {recipe}" + (f" --store {store}" if store else "")
     state = "is no longer running" if was else "is not running"
     return f"{name} {state}. Start it in another terminal:\n  {command}"
-
-
-@contextmanager
-def connected(destination: Destination, options: dict[str, Any], *, raw: bool) -> Iterator[Client]:
-    """A client with the sampling options as defaults; its errors as errors of the command."""
-    from pipeline.client import Client, ClientError
-
-    try:
-        with Client(
-            destination.url,
-            model=destination.model,
-            template=None if raw else _template(destination),
-            defaults=_sampling(destination, options),
-        ) as client:
-            yield client
-    except ClientError as error:
-        raise as_pipeline_error(error) from error
-
-
-def as_pipeline_error(error: ClientError) -> PipelineError:
-    """The same message with the exit code of its kind."""
-    from pipeline.client import Refused
-
-    return UserError(str(error)) if isinstance(error, Refused) else ServerError(str(error))
-
-
-def _template(destination: Destination) -> ChatTemplate:
-    from pipeline.client import ChatTemplate
-
-    if destination.tokenizer is None:
-        raise UserError(
-            "--url needs --tokenizer FOLDER for the chat template, or (`stream` only) --raw for none"
-        )
-    return ChatTemplate.from_directory(destination.tokenizer)
-
-
-def _sampling(destination: Destination, options: dict[str, Any]) -> Sampling:
-    given = {name: options[name] for name in ("temperature", "top_p", "top_k", "seed")}
-    return {**given, "stop": options["stop"] or None, "max_tokens": destination.max_tokens}  # type: ignore[typeddict-item]
 
 
 def describe(stats: Stats, finish_reason: str | None) -> str:
@@ -156,4 +127,23 @@ def describe(stats: Stats, finish_reason: str | None) -> str:
     rate = "" if stats.tokens_per_s is None else f", {stats.tokens_per_s:.1f} tokens/s"
     accepted = "" if stats.acceptance is None else f", draft accepted {stats.acceptance:.0%}"
     ended = "" if finish_reason in (None, "unknown") else f", ended by {finish_reason}"
-    return f"TTFT {ms(stats.ttft_ms)} ms, ITL p50 {p50} p95 {p95} p99 {p99} ms\n{count}{total}{rate}{accepted}{ended}"
+    return (
+        f"TTFT {ms(stats.ttft_ms)} ms, ITL p50 {p50} p95 {p95} p99 {p99} ms\n"
+        f"{count}{total}{rate}{accepted}{ended}{source(stats)}"
+    )
+
+
+def source(stats: Stats) -> str:
+    """Where an answer came from, if not from the model for this request.
+
+    >>> from pipeline.client import Cached, Stats
+    >>> source(Stats(cached=Cached("semantic", 0.934)))
+    ', from the cache (semantic, similarity 0.93)'
+    """
+    match stats.cached:
+        case None:
+            return ""
+        case cached if cached.kind == "semantic":
+            return f", from the cache (semantic, similarity {cached.similarity:.2f})"
+        case cached:
+            return ", shared with an equal request" if cached.kind == "shared" else ", from the cache (exact)"

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.asking import as_pipeline_error, asking_options, connected, describe, find
+from pipeline.cli.asking import asking_options, describe, find
+from pipeline.cli.connection import as_pipeline_error, connected
 from pipeline.cli.options import set_option, store_option
 
 if TYPE_CHECKING:
-    from pipeline.client import Client, Conversation
+    from pipeline.cli.connection import Connection
+    from pipeline.client import Conversation
 
 _HELP = """/reset          forget what was said
 /system TEXT    set the system prompt, and forget what was said; without TEXT, show it
@@ -42,17 +44,17 @@ def command(recipe: str | None, overrides: tuple[str, ...], store: Path | None, 
     if (recipe is None) == (options["url"] is None):
         raise click.UsageError("give a RECIPE, or the --url of a server")
     destination = find(recipe, overrides, store, options)
-    with connected(destination, options, raw=False) as client:
-        code = _Chat(client, options["system"]).run()
+    with connected(destination, options, raw=False) as connection:
+        code = _Chat(connection, options["system"]).run()
     if code:
         raise click.exceptions.Exit(code)
 
 
 class _Chat:
-    def __init__(self, client: Client, system: str) -> None:
+    def __init__(self, connection: Connection, system: str) -> None:
         from pipeline.client import Conversation
 
-        self._client = client
+        self._connection = connection
         self._talk: Conversation = Conversation(system)
         self._figures = "no answer yet"
         self._failed = False
@@ -61,10 +63,9 @@ class _Chat:
         """Until /quit or the end of the input; the exit code."""
         interactive = sys.stdin.isatty()
         if interactive:
-            self._client.model()  # says now if there is nobody
-            click.echo(
-                f"{self._client.model_name} on {self._client.url}; /help tells what there is", err=True
-            )
+            client = self._connection.client
+            client.model()  # says now if there is nobody
+            click.echo(f"{client.model_name} on {client.url}; /help tells what there is", err=True)
         for line in _typed() if interactive else sys.stdin:
             text = line.strip()
             if text == "/quit":
@@ -121,7 +122,7 @@ class _Chat:
 
     def _answer(self, question: str) -> None:
         """Print an answer, and keep it; what was said of an answer that was stopped, too."""
-        with self._client.stream(self._talk.messages(question)) as stream:
+        with self._connection.stream(self._talk.messages(question)) as stream:
             try:
                 for chunk in stream:
                     click.echo(chunk.text, nl=False)

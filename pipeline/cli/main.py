@@ -22,6 +22,7 @@ VERBS = (
     "deploy",
     "doctor",
     "gateway",
+    "generate",
     "plan",
     "recipes",
     "rules",

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.asking import asking_options, connected, describe, find
+from pipeline.cli.asking import asking_options, describe, find
+from pipeline.cli.connection import connected
 from pipeline.cli.options import set_option, store_option
 
 if TYPE_CHECKING:
-    from pipeline.client import Message, Stream
+    from pipeline.cli.connection import AnyStream
+    from pipeline.client import Message
 
 
 @click.command(name="stream")
@@ -48,7 +50,7 @@ def command(
     recipe, question = _read(words, with_url=options["url"] is not None)
     destination = find(recipe, overrides, store, options)
     prompt = _prompt(question, options["system"], raw=raw)
-    with connected(destination, options, raw=raw) as client, client.stream(prompt) as stream:
+    with connected(destination, options, raw=raw) as connection, connection.stream(prompt) as stream:
         code = _print(stream, as_json=as_json)
         if as_json:
             click.echo(json.dumps({"stats": stream.stats.as_dict(), "request_id": stream.request_id}))
@@ -78,7 +80,7 @@ def _prompt(question: str, system: str, *, raw: bool) -> str | list[Message]:
     return question if raw else Conversation(system).messages(question)
 
 
-def _print(stream: Stream, *, as_json: bool) -> int:
+def _print(stream: AnyStream, *, as_json: bool) -> int:
     """Every chunk when it comes; the exit code."""
     from pipeline.client import ClientError
 
@@ -101,6 +103,6 @@ def _print(stream: Stream, *, as_json: bool) -> int:
     return 0
 
 
-def _end_line(stream: Stream, *, as_json: bool) -> None:
+def _end_line(stream: AnyStream, *, as_json: bool) -> None:
     if stream.text and not as_json and not stream.text.endswith("\n"):
         click.echo()

@@ -26,9 +26,11 @@ from pipeline.client.errors import (
     DeadlineExceeded,
     FirstTokenDeadline,
     ModelNotFound,
+    PromptTooLong,
     Refused,
     ServerFailed,
 )
+from pipeline.client.prompt_limit import PromptLimit
 from pipeline.client.sampling import Sampling
 from pipeline.client.stats import Cached, Stats, percentile
 from pipeline.client.sync import Client, Stream
@@ -55,6 +57,8 @@ __all__ = [
     "KeepAlive",
     "Message",
     "ModelNotFound",
+    "PromptLimit",
+    "PromptTooLong",
     "Refused",
     "Retries",
     "Sampling",

@@ -24,6 +24,7 @@ from pipeline.client.errors import (
 )
 from pipeline.client.exchange import Exchange
 from pipeline.client.model import Model
+from pipeline.client.prompt_limit import PromptLimit
 from pipeline.client.request import build_request
 from pipeline.client.sampling import Sampling, read_sampling
 from pipeline.client.stats import Stats
@@ -40,8 +41,9 @@ class ClientBase:
 
     `url` may name several servers with the same model; each request goes to the healthy one with the fewest requests.
 
-    `template` is needed for messages only. `defaults` are sampling parameters for every request. `headers` are sent
-    with every call; `credentials` (of `grpc.ssl_channel_credentials`) make it TLS.
+    `template` is needed for messages only. With a `prompt_limit`, a prompt that the engine does not take is not sent.
+    `defaults` are sampling parameters for every request. `headers` are sent with every call; `credentials` (of
+    `grpc.ssl_channel_credentials`) make it TLS.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class ClientBase:
         headers: Mapping[str, str] | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         retries: Retries | None = None,
+        prompt_limit: PromptLimit | None = None,
     ) -> None:
         self.urls = tuple(target(one) for one in ([url] if isinstance(url, str) else url))
         if not self.urls:
@@ -63,6 +66,7 @@ class ClientBase:
         self.url = ", ".join(self.urls)
         self.model_name = model
         self.template = template
+        self.prompt_limit = prompt_limit
         self.timeouts = timeouts or Timeouts()
         self.defaults: Mapping[str, Any] = {**(defaults or {})}  # sampling parameters of every request
         self._metadata = tuple((headers or {}).items())
@@ -145,6 +149,8 @@ class StreamBase:
         self._client._not_closed()
         self._sampling = read_sampling(self._given)
         self._text = as_prompt(self._prompt, self._client.template, self._tools)
+        if self._client.prompt_limit is not None:
+            self._client.prompt_limit.check(self._text)
 
     def _request(self, model: Model) -> pb.ModelInferRequest:
         request = build_request(model, self._text, self._sampling, request_id=self.request_id)

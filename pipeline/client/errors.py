@@ -2,6 +2,7 @@
 
     ClientError
     ├── Refused                    this request cannot be answered as asked: unknown parameter, bad value, bad input
+    │   └── PromptTooLong          it has more tokens than the engine takes
     ├── ModelNotFound              the server has no such model, or it is not loaded
     ├── ConnectFailed              no server there, or it was lost before the first token
     ├── DeadlineExceeded
@@ -34,6 +35,14 @@ class ClientError(Exception):
 
 class Refused(ClientError):
     """The request cannot be answered as asked; asking differently would help. Often found before anything is sent."""
+
+
+class PromptTooLong(Refused):
+    """The prompt has more tokens than the engine takes; nothing was sent."""
+
+    def __init__(self, tokens: int, most: int) -> None:
+        super().__init__(f"the prompt has {tokens} tokens, and this model takes at most {most}")
+        self.tokens, self.most = tokens, most
 
 
 class ModelNotFound(ClientError):

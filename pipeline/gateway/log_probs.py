@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipeline.client import Chunk
-from pipeline.gateway.served import Tokenizer
+from pipeline.client.prompt_limit import Tokenizer
 
 
 def chat_log_probs(chunks: Sequence[Chunk], tokenizer: Tokenizer) -> dict[str, Any]:

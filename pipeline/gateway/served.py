@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from pipeline.cache.aio import AsyncCachingClient
 from pipeline.cache.key import Origin
 from pipeline.cache.response_cache import ResponseCache
-from pipeline.client import AsyncClient, ChatTemplate, Sampling
+from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, PromptTooLong, Sampling
+from pipeline.client.prompt_limit import Tokenizer
 from pipeline.client.sampling import PARAMETERS
 from pipeline.client.template import as_prompt
 from pipeline.gateway.admission import Admission
@@ -28,12 +29,6 @@ _ABILITIES = {
     "repetition_penalty": ("repetition_penalty", "repetition penalty"),
     "min_tokens": ("min_tokens", "least number of tokens"),
 }
-
-
-class Tokenizer(Protocol):
-    """What the gateway needs of the `tokenizers` library."""
-
-    def encode(self, text: str, /, *, add_special_tokens: bool = True) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +74,15 @@ class Served:
             Refused: the template does not take the messages.
         """
         text = as_prompt(prompt, self.template, tools)
-        tokens = len(self.tokenizer.encode(text).ids)
-        if tokens > self.bounds.max_input_tokens:
+        try:
+            return PromptLimit(self.tokenizer, self.bounds.max_input_tokens).check(text)
+        except PromptTooLong as error:
             raise ApiError(
                 400,
-                f"This model takes prompts of at most {self.bounds.max_input_tokens} tokens; yours has {tokens}",
+                f"This model takes prompts of at most {error.most} tokens; yours has {error.tokens}",
                 param="prompt" if isinstance(prompt, str) else "messages",
                 code="context_length_exceeded",
-            )
-        return tokens
+            ) from error
 
     async def able(self, sampling: Sampling) -> None:
         """

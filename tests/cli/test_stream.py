@@ -44,7 +44,7 @@ def serve(server: FakeServer, store: Path, name: str = "tiny-cpu") -> None:
     """What `pipeline serve` leaves for clients, for a fake server."""
     package = store / "artifacts" / "package-1"
     (package / "tokenizer").mkdir(parents=True)
-    for file in ("chat_template.jinja", "tokenizer_config.json"):
+    for file in ("chat_template.jinja", "tokenizer_config.json", "tokenizer.json"):
         (package / "tokenizer" / file).write_text((TOKENIZER / file).read_text("utf-8"), "utf-8")
     Deployment(
         name=name,
