@@ -134,4 +134,8 @@ def _disk_facts(disk: Disk | None) -> DiskFacts | None:
 
 
 def _docker_facts(docker: Docker | None) -> DockerFacts | None:
-    return None if docker is None else DockerFacts(docker.version, docker.gpu_runtime, docker.problem, docker.fix)
+    return (
+        None
+        if docker is None
+        else DockerFacts(docker.version, docker.gpu_runtime, docker.problem, docker.fix)
+    )
