@@ -191,7 +191,7 @@ class RedisBackend:
             return []
         kept = self._server.together([("HGET", self._at(key), "embedding") for key in page[::2]])
         rows = zip(page[::2], page[1::2], kept, strict=True)
-        return [(int(id), key, vector or b"") for key, id, vector in rows]
+        return [(int(id), key, vector) for key, id, vector in rows]
 
     def _kept(self, keys: Sequence[bytes]) -> Iterator[Kept]:
         fields = [("HMGET", self._at(key), "turn", "answer") for key in keys]

@@ -20,7 +20,9 @@ _MAX_VECTORS = 4_000_000  # in memory, of all scopes together; the scope used lo
 _MAX_SCOPES = 4096  # each conversation is one, and most hold a single question
 _ROWS = 4096  # read at a time
 
-Row = tuple[int, bytes, bytes]  # id, key, what the vault made of the embedding
+Row = tuple[
+    int, bytes, bytes | None
+]  # id, key, what the vault made of the embedding; None if it has just gone
 T = TypeVar("T")
 Fetch = Callable[
     [Sequence[int]], Sequence[T | None]
@@ -72,7 +74,9 @@ class Follower:
     def _catch_up(self, scope: bytes, followed: _Scope, dimensions: int) -> None:
         while rows := self._read_on(scope, followed.seen, _ROWS):
             followed.seen = rows[-1][0]
-            opened = [(id, self._vault.vector(kept, key, dimensions)) for id, key, kept in rows]
+            opened = [
+                (id, self._vault.vector(kept, key, dimensions)) for id, key, kept in rows if kept is not None
+            ]
             known = [(id, vector) for id, vector in opened if vector is not None]
             if known:
                 ids, vectors = zip(*known, strict=True)
