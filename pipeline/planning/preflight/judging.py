@@ -95,8 +95,13 @@ def _finding(one: Rule, kind: str, said: Said, value: object) -> Finding:
 
 
 def _without_echoes(found: list[Finding]) -> list[Finding]:
-    """Without the runtime's own refusals of what another rule explains."""
-    explained = {key for one in found if one.severity == "error" and one.rule != _ECHO for key in one.keys}
+    """Without the runtime's own refusals of what another rule explains, and stops for sure."""
+    explained = {
+        key
+        for one in found
+        if one.severity == "error" and one.rule != _ECHO and rule(one.rule).never_allowed
+        for key in one.keys
+    }
     return [one for one in found if one.rule != _ECHO or not explained & {*one.keys, "runtime.kind"}]
 
 

@@ -14,7 +14,7 @@ from pipeline.contracts import checkpoint
 from pipeline.contracts.rules import rule
 from pipeline.errors import InvalidInput
 from pipeline.planning.model_facts import known_sizes, with_sizes
-from pipeline.planning.preflight import findings, refuse
+from pipeline.planning.preflight import allow, findings, refuse
 from pipeline.recipe import Recipe, load_recipe, packaged
 from pipeline.stages.convert import FORMATS
 from pipeline.stages.judging import emission
@@ -159,3 +159,11 @@ def test_a_finding_says_all() -> None:
     assert one.problem == "must divide the 40 attention heads of the target"
     assert one.reason == "each rank computes whole heads"
     assert one.fix == "set runtime.tensor_parallel to 1 or 2 or 5 or 10 or 20 or 40"
+
+
+def test_what_may_be_allowed_hides_no_refusal_of_the_runtime() -> None:
+    recipe = load_recipe(FP8, ("runtime.gpu=a100-sxm-80g",))  # whose builder would turn attention in FP8 off
+    found = allow(findings(recipe, emitted=emission(recipe)), frozenset({"sm.fp8"}))
+    assert [one.rule for one in found if one.stops] == ["runtime.refuses"]
+    with pytest.raises(InvalidInput, match=r"\[runtime\.refuses\]"):
+        refuse(recipe, found)
