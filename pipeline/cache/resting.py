@@ -43,6 +43,9 @@ class Rest:
                 self._why = str(error)
                 self._until = self._clock() + self._length()
             raise
+        except BackendDown:  # it refused, and so it is there
+            self._failures = 0
+            raise
         self._failures = 0
 
     def _take_turn(self) -> None:

@@ -60,7 +60,13 @@ def test_after_one_answer_all_may_ask() -> None:
 
 
 def test_a_refusal_is_no_reason_to_rest() -> None:
-    rest = Rest(Clock())
+    clock = Clock()
+    rest = Rest(clock)
+    with pytest.raises(BackendDown, match="full"), rest.attempt():
+        raise BackendDown("full")
+    assert ask(rest, answers=True) == "answered"
+    assert ask(rest, answers=False) == "asked in vain"
+    clock.now += 0.5
     with pytest.raises(BackendDown, match="full"), rest.attempt():
         raise BackendDown("full")
     assert ask(rest, answers=True) == "answered"
