@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from pipeline.planning.memory.accuracy import Accuracy, capacity_accuracy, load_log_accuracy
-from pipeline.planning.performance.accuracy import error_summary
-from pipeline.planning.performance.published import Use
-
-_HELD: Use = "held-out"
+from pipeline.planning.performance.words_accuracy import speed_json, speed_lines
 
 
 def accuracy_page(*, as_json: bool) -> str:
-    """Memory: every point with its error, then median and worst. Speed: summaries of the figures held aside."""
+    """Memory: every point with its error, then median and worst. Speed: the figures held aside, set by set."""
     parts = {"capacity": capacity_accuracy(), "load_log": load_log_accuracy()}
-    speed = error_summary(_HELD)
     if as_json:
-        return json.dumps({**{name: _row(part) for name, part in parts.items()}, "speed": speed}, indent=2)
-    return "\n".join([*_lines(parts["capacity"], parts["load_log"]), "", *_speed(speed)])
+        rows = {name: _row(part) for name, part in parts.items()}
+        return json.dumps({**rows, "speed": speed_json()}, indent=2)
+    return "\n".join([*_lines(parts["capacity"], parts["load_log"]), "", *speed_lines()])
 
 
 def _row(part: Accuracy) -> dict[str, object]:
@@ -38,13 +35,6 @@ def _lines(capacity: Accuracy, load_log: Accuracy) -> Iterator[str]:
     yield from sorted(
         {f"source: {figure.source}" for part in (capacity, load_log) for figure in part.figures}
     )
-
-
-def _speed(summaries: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    yield "speed, of published figures that no constant was fitted to"
-    yield f"  {'kind':<14}  figures  median error   90th percentile"
-    for kind, one in summaries.items():
-        yield f"  {kind:<14}  {one['count']:>7}  {one['median']:>12.1%}  {one['p90']:>16.1%}"
 
 
 def _table(part: Accuracy, what: str) -> Iterator[str]:
