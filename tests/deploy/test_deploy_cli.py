@@ -73,3 +73,21 @@ def test_a_package_is_served_and_announced(cpu_package: Path, tmp_path: Path) ->
         assert deploying.stop() == 0
     assert RunningServer.find(tmp_path / "running", "support") is None
     assert "Started GRPCInferenceService" in (tmp_path / "triton.log").read_text()
+
+
+def test_what_is_let_pass_is_marked_and_refuses_no_more(
+    gpu_package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no driver, no Docker
+    arguments = ("--package", str(gpu_package), "--store", str(tmp_path / "store"), "--target", "local")
+    allowed = ("--allow", "host.gpus", "--allow", "port.version")
+    shown = deploy(*arguments, *allowed, "--dry-run", "--json")
+    marks = {one["rule"]: one["allowed"] for one in json.loads(shown.stdout)["findings"]}
+    assert {name: marks[name] for name in ("host.gpus", "port.version", "host.programs")} == {
+        "host.gpus": True, "port.version": True, "host.programs": False,
+    }  # fmt: skip
+    done = deploy(*arguments, *allowed)
+    assert isinstance(done.exception, UserError)
+    assert "[host.programs]" in str(done.exception)
+    assert "[host.gpus]" not in str(done.exception)
+    assert "allowed: runtime.gpu = h100-sxm-80g: there is no nvidia-smi" in done.output
