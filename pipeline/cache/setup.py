@@ -19,6 +19,7 @@ from pipeline.cache.lifetime import Lifetime
 from pipeline.cache.redaction import Redaction
 from pipeline.cache.response_cache import ResponseCache, Semantic
 from pipeline.cache.sealing import Secret, codec_of
+from pipeline.cache.semantic.layer import SemanticLayer, Verifier
 
 Part = TypeVar("Part")
 
@@ -66,8 +67,11 @@ class CacheSettings:
         return open_backend(self.place, self.capacity, name=self.name, codec=codec_of(secret=self.secret))
 
 
-def open_cache(settings: CacheSettings) -> ResponseCache:
+def open_cache(settings: CacheSettings, *, verifier: Verifier | None = None) -> ResponseCache:
     """A cache that is ready. A server that is down is no fault: it makes misses, and may come back.
+
+    Args:
+        verifier: judges near questions instead of our own checks.
 
     Raises:
         CacheSetupError: with all that is wrong.
@@ -78,7 +82,7 @@ def open_cache(settings: CacheSettings) -> ResponseCache:
     layer = None
     if settings.semantic is not None and backend is not None:
         wanted, below = settings.semantic, backend
-        layer = _part(lambda: _semantic(wanted, below), "semantic", faults)
+        layer = _part(lambda: _semantic(wanted, below, verifier), "semantic", faults)
     if settings.pace < 0:
         faults.append(f"replay pace {settings.pace:g}: must be at least 0")
     if faults or backend is None:
@@ -95,15 +99,17 @@ def open_cache(settings: CacheSettings) -> ResponseCache:
     )
 
 
-def _semantic(settings: SemanticSettings, backend: Backend) -> Semantic:
+def _semantic(settings: SemanticSettings, backend: Backend, verifier: Verifier | None) -> Semantic:
     if not 0 < settings.min_similarity <= 1:
         raise ValueError(f"min_similarity {settings.min_similarity:g}: must be above 0 and at most 1")
     from pipeline.cache.semantic.embedder import Embedder
-    from pipeline.cache.semantic.layer import SemanticLayer
-    from pipeline.cache.semantic.verification import default_verifier
 
+    if verifier is None:
+        from pipeline.cache.semantic.verification import default_verifier
+
+        verifier = default_verifier()
     embedder = Embedder(settings.embedder, name=settings.name)
-    return SemanticLayer(backend, embedder, default_verifier(), settings.min_similarity)
+    return SemanticLayer(backend, embedder, verifier, settings.min_similarity)
 
 
 def _part(make: Callable[[], Part], what: str, faults: list[str]) -> Part | None:

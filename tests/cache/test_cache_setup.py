@@ -1,0 +1,183 @@
+"""From settings, and from a recipe, to a cache that works; all that is wrong is told at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.cache.entry import Piece
+from pipeline.cache.key import Origin, Question, ask
+from pipeline.cache.lifetime import Lifetime
+from pipeline.cache.response_cache import ResponseCache
+from pipeline.cache.sealing import KEY, Sealed, Secret
+from pipeline.cache.setup import CacheSettings, CacheSetupError, SemanticSettings, open_cache
+from pipeline.errors import UserError
+from pipeline.gateway.caching import cache_settings, embedder_of, response_cache
+from pipeline.recipe import Recipe, load_recipe
+from pipeline.store import Store
+from tests.support.encoder import write_encoder
+
+
+def recipe(*overrides: str) -> Recipe:
+    return load_recipe("tiny-cpu", ["cache.enabled=true", *overrides])
+
+
+def question(turn: str) -> Question:
+    return ask(Origin("package"), turn, {"temperature": 0})
+
+
+def keep(cache: ResponseCache, turn: str, answer: str) -> bool:
+    return cache.store(question(turn), [Piece(answer)], finish_reason="stop")
+
+
+class Anything:
+    def objection(self, asked: str, kept: str, similarity: float) -> str | None:  # noqa: ARG002
+        return None
+
+
+def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MY_KEY", raising=False)
+    settings = CacheSettings(
+        tmp_path / "cache.db",
+        redact=["e-mail", "poem"],
+        redact_patterns={"x": "("},
+        secret=Secret("MY_KEY", required=True),
+        pace=-1,
+    )
+    with pytest.raises(CacheSetupError) as caught:
+        open_cache(settings)
+    told = str(caught.value).splitlines()
+    assert [line.partition(":")[0] for line in told] == ["redaction", "backend", "replay pace -1"]
+    assert "poem" in told[0]
+    assert "MY_KEY holds no key" in told[1]
+
+
+def test_an_embedder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(
+        CacheSetupError, match=r"semantic: .*needs tokenizer\.json and one of model_int8\.onnx"
+    ):
+        open_cache(
+            CacheSettings(tmp_path / "cache.db", semantic=SemanticSettings(tmp_path)), verifier=Anything()
+        )
+
+
+@pytest.mark.parametrize("wrong", [{"static_s": 0.0}, {"dynamic_s": -1.0}, {"dynamic_when": ["("]}])
+def test_lifetimes_that_are_none(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"not above 0|not a regular expression"):
+        Lifetime(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("turn", "dynamic"),
+    [
+        ("What is the capital of France?", False),
+        ("How do I reset my password?", False),
+        ("Is the shop open today?", True),
+        ("What's the weather like?", True),
+        ("Where is my order?", True),
+        ("Is flight LH 400 delayed?", True),
+        ("Explain the news cycle of 1920", True),  # in doubt, sooner
+        ("What does 'knowledge' mean?", False),
+    ],
+)
+def test_which_questions_are_dynamic(turn: str, dynamic: bool) -> None:
+    assert Lifetime().of(turn) == (600 if dynamic else 86_400)
+
+
+def test_the_settings_of_a_recipe(tmp_path: Path) -> None:
+    given = recipe(
+        "cache.ttl_s=50", "cache.dynamic={ttl_s: 5, when: [price]}", "cache.max_entries=7", "cache.max_mib=3",
+        "cache.cache_sampled=true", "cache.replay_pace=0.5",
+        "cache.redaction={kinds: [card], patterns: [{name: customer, pattern: 'C-\\d{8}'}]}",
+    )  # fmt: skip
+    settings = cache_settings(given, Store(tmp_path))
+    assert (settings.capacity.entries, settings.capacity.bytes) == (7, 3 * 2**20)
+    assert [settings.lifetime.of(turn) for turn in ("the PRICE", "today")] == [5, 50]
+    assert (settings.keep_sampled, settings.pace, settings.name) == (True, 0.5, "tiny-cpu")
+    assert settings.redaction().objection("", "C-12345678") == "customer"
+    assert settings.redaction().objection("", "ada@example.org") is None
+    assert response_cache(recipe("cache.enabled=false"), Store(tmp_path)) is None
+
+
+def test_encryption_by_a_key_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY, raising=False)
+    file = tmp_path / "cache.key"
+    given = recipe(f"cache.encryption={{key_file: {file}}}")
+    with pytest.raises(
+        UserError, match=r"tiny-cpu: the response cache cannot be used:\n  backend: .*cache.key"
+    ):
+        response_cache(given, Store(tmp_path))
+    file.write_text(Sealed.new_secret() + "\n")
+    for expected in (None, "a secret word"):
+        cache = response_cache(given, Store(tmp_path))
+        assert cache is not None
+        hit = cache.lookup(question("Hi"))
+        assert (None if hit is None else hit.entry.text) == expected
+        keep(cache, "Hi", "a secret word")
+        cache.close()
+    place = cache_settings(given, Store(tmp_path)).place
+    assert isinstance(place, Path)
+    assert all(b"secret word" not in path.read_bytes() for path in place.parent.iterdir())
+
+
+def test_encryption_without_a_key_is_never_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MY_KEY", raising=False)
+    with pytest.raises(UserError, match="to be encrypted, and the environment variable MY_KEY holds no key"):
+        response_cache(recipe("cache.encryption={key_env: MY_KEY}"), Store(tmp_path))
+
+
+def test_an_encoder_is_made_once_from_its_checkpoint(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    from pipeline.stages.embedder import encoder
+
+    checkpoint = write_encoder(tmp_path / "my-encoder")
+    store = Store(tmp_path / "store")
+    given = recipe(f"cache.semantic={{min_similarity: 0.999, embedder: 'local:{checkpoint}'}}")
+    found = encoder(given, store)
+    assert found.name == "my-encoder"
+    assert encoder(given, store).folder == found.folder
+    settings = cache_settings(given, store, SemanticSettings(found.folder, 0.999, found.name))
+    cache = open_cache(settings, verifier=Anything())
+    embedder = embedder_of(cache)
+    assert embedder is not None
+    assert embedder.identity.startswith("my-encoder/model")
+    keep(cache, "where is my parcel ?", "there")
+    hit = cache.lookup(question("Where is my PARCEL?"))
+    assert hit is not None
+    assert (hit.cached.kind, hit.entry.text) == ("semantic", "there")
+    assert cache.lookup(question("is the shop open ?")) is None
+    cache.close()
+    prepared = recipe(f"cache.semantic={{embedder: 'local:{found.folder}'}}")
+    assert encoder(prepared, store).folder == found.folder
+
+
+def test_a_checkpoint_that_is_no_encoder(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    checkpoint = write_encoder(tmp_path / "encoder")
+    config = checkpoint / "config.json"
+    config.write_text(config.read_text().replace('"bert"', '"gpt2"'))
+    given = recipe(f"cache.semantic={{embedder: 'local:{checkpoint}'}}")
+    with pytest.raises(UserError, match=r"cache.semantic.embedder: .*no encoder.*model_type = gpt2"):
+        response_cache(given, Store(tmp_path / "store"))
+
+
+HEAVY = (
+    "torch", "transformers", "onnx", "onnxruntime", "tokenizers", "redis", "psycopg", "qdrant_client", "cryptography",
+    "starlette", "uvicorn", "fastapi", "pydantic", "scipy", "pandas", "openvino", "huggingface_hub",
+)  # fmt: skip
+
+
+def test_an_application_with_client_and_cache_loads_nothing_heavy(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pipeline.client import Client; from pipeline.cache.client import CachingClient;"
+        "from pipeline.cache.aio import AsyncCachingClient; from pipeline.cache.setup import *;"
+        f"open_cache(CacheSettings({str(tmp_path / 'cache.db')!r})).close();"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,234 @@
+"""What is found, what is kept, and what becomes of it when the backend is down or time goes by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.cache.backend import BackendDown, Vector
+from pipeline.cache.client import CachingClient
+from pipeline.cache.entry import Entry, Piece
+from pipeline.cache.key import Origin, Question, ask
+from pipeline.cache.lifetime import Lifetime
+from pipeline.cache.redaction import Redaction
+from pipeline.cache.replay import Replay
+from pipeline.cache.response_cache import Hit, ResponseCache
+from pipeline.cache.semantic.layer import SemanticLayer
+from pipeline.cache.sqlite import SqliteBackend
+from pipeline.client import Cached, Client, Refused
+from pipeline.client.testing import FakeServer, Reply
+from tests.support.cache_asking import unit
+
+GREEDY = {"temperature": 0}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Fails:
+    """A backend, or whatever a call of it raises."""
+
+    def __init__(self, backend: SqliteBackend) -> None:
+        self.backend, self.down = backend, False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.down and name != "remote":
+            raise BackendDown("gone")
+        return getattr(self.backend, name)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> Iterator[SqliteBackend]:
+    backend = SqliteBackend(tmp_path / "cache.db")
+    yield backend
+    backend.close()
+
+
+def asked(turn: str = "What is it?", **sampling: Any) -> Question:
+    return ask(Origin("package"), turn, sampling or GREEDY)
+
+
+def keep(cache: ResponseCache, question: Question, *texts: str, ttl_s: float | None = None) -> bool:
+    pieces = [Piece(text) for text in texts]
+    return cache.store(question, pieces, finish_reason="stop", ttl_s=ttl_s)
+
+
+def text_of(hit: Hit | None) -> str | None:
+    return None if hit is None else hit.entry.text
+
+
+def test_a_backend_that_is_down_misses_and_comes_back(backend: SqliteBackend, clock: Clock) -> None:
+    below = Fails(backend)
+    cache = ResponseCache(below, clock=clock)  # type: ignore[arg-type]
+    assert keep(cache, asked(), "a")
+    below.down = True
+    clock.now += 1
+    assert cache.lookup(asked()) is None
+    assert not keep(cache, asked("other"), "b")
+    assert cache.counters.as_dict() == {"backend_down": 2, "miss": 1, "stored": 1}
+    below.down = False
+    assert text_of(cache.lookup(asked())) == "a"
+
+
+def test_a_request_goes_on_without_its_backend(backend: SqliteBackend) -> None:
+    below = Fails(backend)
+    below.down = True
+    with FakeServer(Reply(["a"])) as server, Client(server.url) as plain:
+        client = CachingClient(plain, ResponseCache(below), Origin("package"))  # type: ignore[arg-type]
+        for _ in range(2):
+            assert client.generate("Hi", max_tokens=8, temperature=0).text == "a"
+        assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("sampling", "keep_sampled", "kept"),
+    [
+        ({"temperature": 0}, False, True),
+        ({"temperature": 1.0, "seed": 1}, False, True),
+        ({"temperature": 1.0}, False, False),
+        ({}, False, False),
+        ({"temperature": 1.0}, True, True),
+    ],
+)
+def test_only_what_is_repeatable_unless_asked(
+    backend: SqliteBackend, sampling: Mapping[str, Any], keep_sampled: bool, kept: bool
+) -> None:
+    cache = ResponseCache(backend, keep_sampled=keep_sampled)
+    question = ask(Origin("package"), "Hi", sampling)
+    assert keep(cache, question, "a") is kept
+    assert text_of(cache.lookup(question)) == ("a" if kept else None)
+
+
+@pytest.mark.parametrize(
+    ("turn", "answer", "count"),
+    [("Who?", "Write to ada@example.org", "e-mail"), ("I am on 555-010-9999", "Thanks", "phone")],
+)
+def test_what_may_not_be_kept_is_not(backend: SqliteBackend, turn: str, answer: str, count: str) -> None:
+    cache = ResponseCache(backend, keeper=Redaction())
+    assert not keep(cache, asked(turn), answer)
+    assert backend.fill().entries == 0
+    assert cache.counters[f"not_kept_redacted_{count}"] == 1
+
+
+def test_an_age_is_absolute(backend: SqliteBackend, clock: Clock) -> None:
+    cache = ResponseCache(backend, lifetime=Lifetime(static_s=100, dynamic_s=10), clock=clock)
+    static, dynamic = asked("What is a parcel?"), asked("Where is it now?")
+    for question in (static, dynamic):
+        keep(cache, question, "a")
+    for _ in range(3):  # being served does not make it younger
+        clock.now += 3
+        assert cache.lookup(dynamic) is not None
+    clock.now += 2
+    assert cache.lookup(dynamic) is None
+    assert cache.lookup(static) is not None
+    clock.now += 90
+    assert cache.lookup(static) is None
+
+
+def test_a_request_may_say_how_long(backend: SqliteBackend, clock: Clock) -> None:
+    cache = ResponseCache(backend, clock=clock)
+    with FakeServer(Reply(["a"])) as server, Client(server.url) as plain:
+        client = CachingClient(plain, cache, Origin("package"))
+        with pytest.raises(Refused, match="ttl_s = 0"):
+            client.generate("Hi", ttl_s=0, max_tokens=8, temperature=0)
+        client.generate("Hi", ttl_s=5, max_tokens=8, temperature=0)
+        clock.now += 4
+        assert client.generate("Hi", max_tokens=8, temperature=0).stats.cached == Cached("exact")
+        clock.now += 2
+        assert client.generate("Hi", max_tokens=8, temperature=0).stats.cached is None
+
+
+class Letters:
+    """Near are texts with the same words."""
+
+    def __init__(self, digest: bytes) -> None:
+        self.digest = digest
+
+    def __call__(self, text: str, /) -> Vector | None:
+        if len(text) > 40:
+            return None
+        counts = np.zeros(64)
+        for word in text.lower().strip("?.").split():
+            counts[sum(map(ord, word)) % 64] += 1
+        return unit(counts)
+
+
+class Fine:
+    def objection(self, asked: str, kept: str, similarity: float) -> str | None:  # noqa: ARG002
+        return "no" if "not" in kept else None
+
+
+def semantic(backend: SqliteBackend, clock: Clock, digest: bytes = b"one") -> ResponseCache:
+    return ResponseCache(
+        backend,
+        lifetime=Lifetime(static_s=100, dynamic_s=10, dynamic_when=["today"]),
+        semantic=SemanticLayer(backend, Letters(digest), Fine(), 0.7),
+        clock=clock,
+    )
+
+
+def test_what_means_the_same(backend: SqliteBackend, clock: Clock) -> None:
+    cache = semantic(backend, clock)
+    keep(cache, asked("Where is my parcel?"), "there")
+    hit = cache.lookup(asked("where is my parcel"))
+    assert hit is not None
+    assert hit.cached.kind == "semantic"
+    assert hit.cached.similarity == pytest.approx(1, abs=1e-3)
+    assert cache.lookup(asked("How are you?")) is None
+    assert cache.lookup(asked("where is my parcel", temperature=0, max_tokens=3)) is None  # another scope
+    assert cache.lookup(asked("where is my parcel " * 4)) is None  # longer than the embedder reads
+
+
+def test_what_is_asked_of_today_is_not_answered_by_yesterday(backend: SqliteBackend, clock: Clock) -> None:
+    cache = semantic(backend, clock)
+    keep(cache, asked("is it open"), "yes")
+    assert cache.lookup(asked("is it open today")) is not None
+    clock.now += 20
+    assert cache.lookup(asked("is it open today")) is None
+    assert cache.lookup(asked("open it is")) is not None
+
+
+def test_checks_decide(backend: SqliteBackend, clock: Clock) -> None:
+    cache = semantic(backend, clock)
+    keep(cache, asked("this is not my parcel"), "whose")
+    assert cache.lookup(asked("this is my parcel")) is None
+
+
+def test_embeddings_of_two_models_never_meet(backend: SqliteBackend, clock: Clock) -> None:
+    keep(semantic(backend, clock, b"one"), asked("where is my parcel"), "there")
+    assert semantic(backend, clock, b"two").lookup(asked("Where is my parcel?")) is None
+    assert semantic(backend, clock, b"one").lookup(asked("Where is my parcel?")) is not None
+
+
+@pytest.mark.parametrize("pace", [0.0, 1.0, 0.5])
+def test_a_replay_takes_its_time(pace: float) -> None:
+    delays = (0.2, 0.4, 0.0)
+    entry = Entry.of(
+        [Piece(text, delay_s=delay) for text, delay in zip("abc", delays, strict=True)],
+        finish_reason="stop",
+        created=0,
+        expires=1,
+    )
+    replay, waits = Replay(Hit(entry, Cached("exact")), "id", pace), list[float]()
+    while (following := replay.next()) is not None:
+        waits.append(following[0])
+        replay.told(following[1])
+    due: Sequence[float] = [pace * sum(delays[: n + 1]) for n in range(3)]
+    for wait, until in zip(waits, due, strict=False):
+        assert wait <= until + 1e-6
+        assert wait == pytest.approx(until, abs=0.1)  # less what went by since the beginning
+    assert replay.text == "abc"

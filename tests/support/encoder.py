@@ -1,0 +1,51 @@
+"""A BERT sentence encoder with random weights, small enough to be made in a test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "where", "is", "my", "parcel", "the", "open", "shop", "?")
+_CONFIG = {
+    "model_type": "bert", "architectures": ["BertModel"], "hidden_act": "gelu", "position_embedding_type": "absolute",
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
+    "layer_norm_eps": 1e-12, "vocab_size": len(WORDS), "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def write_encoder(folder: Path) -> Path:
+    """config.json, model.safetensors and tokenizer.json, as the Hub has them."""
+    from safetensors.numpy import save_file
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(_CONFIG), encoding="utf-8")
+    save_file(_weights(), folder / "model.safetensors")
+    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def _weights() -> dict[str, np.ndarray]:
+    rng, size, inner = np.random.default_rng(0), 16, 32
+    shapes = {
+        "embeddings.word_embeddings.weight": (len(WORDS), size),
+        "embeddings.token_type_embeddings.weight": (2, size),
+        "embeddings.position_embeddings.weight": (64, size),
+    }
+    layer = "encoder.layer.0"
+    linear = {f"{layer}.attention.self.{part}": (size, size) for part in ("query", "key", "value")}
+    linear |= {f"{layer}.attention.output.dense": (size, size), f"{layer}.intermediate.dense": (inner, size)}
+    linear |= {f"{layer}.output.dense": (size, inner)}
+    for name, shape in linear.items():
+        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    weights = {name: rng.standard_normal(shape).astype(np.float32) * 0.3 for name, shape in shapes.items()}
+    for name in ("embeddings", f"{layer}.attention.output", f"{layer}.output"):
+        weights[f"{name}.LayerNorm.weight"] = np.ones(size, np.float32)
+        weights[f"{name}.LayerNorm.bias"] = np.zeros(size, np.float32)
+    return weights
