@@ -13,6 +13,7 @@ from pipeline.client import ClientError
 from pipeline.gateway.completions import Completion
 from pipeline.gateway.errors import ApiError, as_api_error
 from pipeline.gateway.metrics import Metrics
+from pipeline.gateway.outbox import Outbox
 from pipeline.gateway.sse import event
 from pipeline.gateway.track import Track
 
@@ -107,16 +108,16 @@ class Events(Response):
                     await told.response(scope["track"].id)(scope, receive, send)
                     return
                 await send({"type": "http.response.start", "status": 200, "headers": self._head()})
-                await send({"type": "http.response.body", "body": first, "more_body": True})
-                try:
-                    async for body in events:
-                        await send({"type": "http.response.body", "body": body, "more_body": True})
-                    status = 200
-                except (ApiError, ClientError, ExceptionGroup) as error:
-                    told = self._noted.refused(error)
-                    status = told.status
-                    body = event(told.body(scope["track"].id))
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                async with Outbox(send) as outbox:
+                    outbox.put(first)
+                    try:
+                        async for body in events:
+                            outbox.put(body)
+                        status = 200
+                    except (ApiError, ClientError, ExceptionGroup) as error:
+                        told = self._noted.refused(error)
+                        status = told.status
+                        outbox.put(event(told.body(scope["track"].id)))
                 await send({"type": "http.response.body", "body": b""})
         finally:
             self._noted.over(status)
