@@ -95,6 +95,11 @@ def at_once(probes: Mapping[str, Callable[[], Any]], deadline_s: float) -> dict[
 
     What a probe raises is raised here: probes tell what they foresee in their answers.
     """
+    return begin(probes, deadline_s)()
+
+
+def begin(probes: Mapping[str, Callable[[], Any]], deadline_s: float) -> Callable[[], dict[str, Any]]:
+    """Start the probes of `at_once`; what is returned waits for their answers, until the deadline from now on."""
     answers: dict[str, Any] = {}
     raised: dict[str, BaseException] = {}
     threads = {
@@ -104,12 +109,16 @@ def at_once(probes: Mapping[str, Callable[[], Any]], deadline_s: float) -> dict[
     for thread in threads.values():
         thread.start()
     until = time.monotonic() + deadline_s
-    for name, thread in threads.items():
-        thread.join(max(0.0, until - time.monotonic()))
-        if name in raised:
-            raise raised[name]
-    late = Late(f"no answer within {deadline_s:g} s")
-    return {name: answers.get(name, late) for name in probes}
+
+    def finish() -> dict[str, Any]:
+        for name, thread in threads.items():
+            thread.join(max(0.0, until - time.monotonic()))
+            if name in raised:
+                raise raised[name]
+        late = Late(f"no answer within {deadline_s:g} s")
+        return {name: answers.get(name, late) for name in probes}
+
+    return finish
 
 
 def _answer(

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 from pydantic import TypeAdapter
 
+from pipeline.cli.main import cli
 from pipeline.deploy.doctor.report import SCHEMA_FILE, Report, json_schema, schema_text
 from pipeline.recipe import packaged
 from tests.support.tools import HANGS, put_tool
@@ -19,25 +21,21 @@ from tests.support.tools import HANGS, put_tool
 SECRET = "hf_verysecrettoken"
 
 
-def doctor(tmp_path: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command, where no GPU may be seen, no hub is there and a token is set."""
-    offline = {"HF_HUB_OFFLINE": "1", "HF_TOKEN": SECRET, "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        [sys.executable, "-m", "pipeline.cli.main", "doctor", "--store", str(tmp_path / "store"), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=os.environ | offline | environment,
-    )
+HERE = {"HF_HUB_OFFLINE": "1", "HF_TOKEN": SECRET, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def doctor(tmp_path: Path, *arguments: str, **environment: str) -> Result:
+    """The command, where no GPU may be seen, no hub is asked and a token is set."""
+    words = ["doctor", "--store", str(tmp_path / "store"), *arguments]
+    return CliRunner().invoke(cli, words, env=HERE | environment)
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     done = doctor(tmp_path_factory.mktemp("doctor"), "--json")
-    assert done.returncode == 0, done.stderr
-    assert SECRET not in done.stdout + done.stderr
-    made: dict[str, Any] = json.loads(done.stdout)
+    assert done.exit_code == 0
+    assert SECRET not in done.output
+    made: dict[str, Any] = json.loads(done.output)
     return made
 
 
@@ -69,13 +67,13 @@ def test_the_schema_is_checked_in_and_printed(tmp_path: Path) -> None:
         f"pipeline doctor --schema > {SCHEMA_FILE}"
     )
     done = doctor(tmp_path, "--schema")
-    assert done.stdout == schema_text()
+    assert done.output == schema_text()
 
 
 def test_the_table_names_what_is_there_and_what_would_help(tmp_path: Path) -> None:
     done = doctor(tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert SECRET not in done.stdout
+    assert done.exit_code == 0
+    assert SECRET not in done.output
     for word in (
         "pipeline[calibrate]",
         "memory",
@@ -84,24 +82,24 @@ def test_the_table_names_what_is_there_and_what_would_help(tmp_path: Path) -> No
         "port 8001",
         "HF_HUB_OFFLINE is set",
     ):
-        assert word in done.stdout
-    assert "1 of 11 recipes are runnable here" in done.stdout
+        assert word in done.output
+    assert "1 of 11 recipes are runnable here" in done.output
 
 
 def test_recipes_that_are_named_decide_the_exit_code(tmp_path: Path) -> None:
-    assert doctor(tmp_path, "tiny-cpu").returncode == 0
+    assert doctor(tmp_path, "tiny-cpu").exit_code == 0
     done = doctor(tmp_path, "tiny-cpu", "phi-4-fp8", "no-such-recipe")
-    assert done.returncode == 2
-    assert "1 of 3 recipes are runnable here" in done.stdout
-    assert "is neither a packaged recipe nor a file" in done.stdout
+    assert done.exit_code == 2
+    assert "1 of 3 recipes are runnable here" in done.output
+    assert "is neither a packaged recipe nor a file" in done.output
 
 
 def test_a_recipe_with_faults_shows_all_of_them(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("name: Mine\nmodle: x\nruntime: {kind: gpu}\n")
     done = doctor(tmp_path, str(recipe), "--json")
-    assert done.returncode == 2
-    (verdict,) = json.loads(done.stdout)["recipes"]
+    assert done.exit_code == 2
+    (verdict,) = json.loads(done.output)["recipes"]
     assert (verdict["runnable"], verdict["runtime"]) == (False, None)
     said = " ".join(one["problem"] for one in verdict["ways"][0]["obstacles"])
     for word in ("name", "modle", "runtime"):
@@ -112,7 +110,24 @@ def test_tools_that_hang_do_not_hang_it(tmp_path: Path) -> None:
     for name in ("nvidia-smi", "docker", "mpirun", "python3", "ldd"):
         put_tool(tmp_path / "tools", name, does=HANGS)
     put_tool(tmp_path / "tools", "trtllm-build")
-    done = doctor(tmp_path, "tiny-cpu", "phi-4-fp8", "--json", PATH=str(tmp_path / "tools"))
+    words = [
+        "doctor",
+        "--store",
+        str(tmp_path / "store"),
+        "tiny-cpu",
+        "phi-4-fp8",
+        "--timeout-s",
+        "1",
+        "--json",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline.cli.main", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | HERE | {"PATH": str(tmp_path / "tools")},
+    )
     made = json.loads(done.stdout)
     lines = {check["subject"]: check["text"] for section in made["sections"] for check in section["checks"]}
     for subject in ("docker", "MPI", "TensorRT-LLM", "embedded Triton"):
@@ -131,6 +146,6 @@ def test_tools_that_fail_are_quoted(tmp_path: Path) -> None:
     )
     put_tool(tmp_path / "tools", "docker", complains="permission denied while trying to connect", code=1)
     done = doctor(tmp_path, "phi-4-fp8", PATH=str(tmp_path / "tools"))
-    assert done.returncode == 2
-    assert "usermod -aG docker" in done.stdout
-    assert "version mismatch" in done.stdout or "by NVML" in done.stdout
+    assert done.exit_code == 2
+    assert "usermod -aG docker" in done.output
+    assert "version mismatch" in done.output or "by NVML" in done.output

@@ -20,6 +20,7 @@ from pipeline.machine.ports import Listener
 from pipeline.machine.programs import EngineBuilder, TritonProgram
 from pipeline.machine.software import Software
 from pipeline.machine.surroundings import Text
+from pipeline.planning.preflight import findings
 from pipeline.recipe import load_recipe
 from tests.support.machines import DISK, GIB, H100, h100s
 
@@ -47,7 +48,8 @@ def verdict(recipe: str, machine: Inventory) -> Verdict:
 
 
 def of(recipe: str, all_found: Found) -> Verdict:
-    return judge(recipe, load_recipe(recipe), all_found)
+    loaded = load_recipe(recipe)
+    return judge(recipe, loaded, findings(loaded), all_found)
 
 
 def obstacles(said: Verdict) -> Mapping[str, list[str]]:

@@ -43,8 +43,8 @@ def test_a_program_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> N
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 open({str(child)!r}, "w").write(str(child.pid))
 {HANGS}"""
-    said = ask([str(put_tool(tmp_path, "tool", does=starting))], 3)
-    assert said.problem == "tool does not answer within 3 s"
+    said = ask([str(put_tool(tmp_path, "tool", does=starting))], 1)
+    assert said.problem == "tool does not answer within 1 s"
     if child.exists():
         wait_for(lambda: not _runs(int(child.read_text())), "the end of its child")
 

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from pipeline.deploy.doctor.judging import Found, judge, unreadable
 from pipeline.deploy.doctor.needs import hub_repositories
-from pipeline.deploy.doctor.report import SCHEMA, Report, Verdict
+from pipeline.deploy.doctor.report import SCHEMA, Report
 from pipeline.deploy.doctor.sections import sections
 from pipeline.errors import InvalidInput, UserError
-from pipeline.machine.asking import Late, at_once
-from pipeline.machine.inventory import DEADLINE_S, take
+from pipeline.machine.asking import Late, begin
+from pipeline.machine.inventory import DEADLINE_S, Inventory, take
 from pipeline.machine.packages import read_extras, read_python, version_of
 from pipeline.machine.surroundings import now, read_text
+from pipeline.planning.preflight import findings
 from pipeline.recipe import Recipe, load_recipe, packaged
 from pipeline.store import Store
 from pipeline.triton.installation import WHEEL, Installation
 
 TRITON_PORTS, GATEWAY_PORT = (8000, 8001, 8002), 8080
-_GRACE_S = 0.2  # beside the probes' own deadline, so that what the others said is heard
+_GRACE_S = 60.0  # beside the inventory's own deadline, which it keeps
 
 
 def examine(names: Sequence[str], store: Store, *, deadline_s: float = DEADLINE_S) -> Report:
@@ -47,21 +47,24 @@ def examine(names: Sequence[str], store: Store, *, deadline_s: float = DEADLINE_
         repositories=repositories.items(),
         deadline_s=deadline_s,
     )
-    probes: dict[str, Callable[[], Any]] = {
-        "machine": look,
-        "server": partial(_server_problem, deadline_s),
-        "in_store": partial(_in_store, store),
-    }
-    answers = at_once(probes, deadline_s + _GRACE_S)
-    server, in_store = answers["server"], answers["in_store"]
+    looking = begin({"machine": look}, deadline_s + _GRACE_S)
+    others = begin(
+        {"server": partial(_server_problem, deadline_s), "in_store": partial(_in_store, store)}, deadline_s
+    )
+    said = {name: findings(recipe) for name, recipe in recipes.items() if isinstance(recipe, Recipe)}
+    machine, (server, in_store) = looking()["machine"], others().values()
+    assert isinstance(machine, Inventory), "it keeps its own deadline, which is earlier"
     found = Found(
-        machine=answers["machine"],
+        machine=machine,
         extras=read_extras(),
         server_problem=server.reason if isinstance(server, Late) else server,
         in_store={} if isinstance(in_store, Late) else in_store,
     )
     python, text = read_python(), read_text()
-    verdicts = tuple(_judge(name, recipe, found) for name, recipe in recipes.items())
+    verdicts = tuple(
+        judge(name, recipe, said[name], found) if isinstance(recipe, Recipe) else unreadable(name, recipe)
+        for name, recipe in recipes.items()
+    )
     wanted = all if names else any
     return Report(
         schema=SCHEMA,
@@ -83,10 +86,6 @@ def _load(name: str) -> Recipe | InvalidInput:
         return load_recipe(name)
     except InvalidInput as error:
         return error
-
-
-def _judge(name: str, recipe: Recipe | InvalidInput, found: Found) -> Verdict:
-    return judge(name, recipe, found) if isinstance(recipe, Recipe) else unreadable(name, recipe)
 
 
 def _server_problem(deadline_s: float) -> str:

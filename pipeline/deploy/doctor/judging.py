@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from pipeline.contracts.rules import rule
 from pipeline.deploy.doctor import needs
 from pipeline.deploy.doctor.report import Obstacle, Verdict, Way, WayName
 from pipeline.errors import InvalidInput
@@ -25,6 +26,7 @@ from pipeline.planning.preflight.subject import subject
 from pipeline.recipe import Recipe
 
 _ALL: tuple[WayName, ...] = ("build", "local", "docker")
+_REFUSED = 400  # HTTP statuses from here on
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,10 @@ class Found:
         return replace(here.software.facts(), programs=frozenset(mpirun | server))
 
 
-def judge(name: str, recipe: Recipe, found: Found) -> Verdict:
-    """Whether a recipe can be built and deployed here."""
+def judge(name: str, recipe: Recipe, of_recipe: tuple[Finding, ...], found: Found) -> Verdict:
+    """Whether a recipe can be built and deployed here. `of_recipe`: what is to be said of it on any machine."""
     names: tuple[WayName, ...] = ("build", "local") if recipe.runtime.kind == "cpu" else _ALL
-    said = {way: _findings(way, recipe, found) for way in names}
+    said = {way: (*of_recipe, *_findings(way, recipe, found)) for way in names}
     ways = tuple(_way(way, said[way], _of_needs(way, recipe, found)) for way in names)
     built, *deployed = (way.possible for way in ways)
     runtime, file = recipe.runtime, recipe.provenance.file
@@ -81,13 +83,16 @@ def judge(name: str, recipe: Recipe, found: Found) -> Verdict:
     )
 
 
-def _findings(way: WayName, recipe: Recipe, found: Found) -> tuple[Finding, ...]:
-    """Of all rules: those about the recipe hold for every way, those about the hub for a build."""
+def _findings(way: WayName, recipe: Recipe, found: Found) -> Iterator[Finding]:
+    """What is to be said of this machine."""
     facts, wanted = found.facts(recipe, way), needs_of(subject(recipe, known_models(recipe)))
     if way == "build":
-        of_recipe = findings(recipe, machine=MachineFacts(hub=facts.hub))
-        return (*of_recipe, *machine_findings(to_build(wanted), facts))
-    return (*findings(recipe), *machine_findings(to_serve(wanted, way), facts))
+        if any(status >= _REFUSED for status in facts.hub.values()):
+            asked = findings(recipe, machine=MachineFacts(hub=facts.hub))
+            yield from (one for one in asked if rule(one.rule).group == "sourcing")
+        yield from machine_findings(to_build(wanted), facts)
+    else:
+        yield from machine_findings(to_serve(wanted, way), facts)
 
 
 def unreadable(name: str, error: InvalidInput) -> Verdict:
