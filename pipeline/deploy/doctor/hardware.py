@@ -35,6 +35,8 @@ def gpus(found: Inventory) -> Iterator[Check]:
         yield Check(
             "GPU", "missing", seen.problem, slow if seen.late else "recipes with runtime.kind cpu need none"
         )
+        if seen.nvml_problem:
+            yield Check("NVML", "note", seen.nvml_problem)
         return
     for gpu in seen.gpus:
         yield Check(f"GPU {gpu.index}", "ok", _gpu(gpu))
