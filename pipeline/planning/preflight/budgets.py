@@ -6,7 +6,6 @@ Each function is one rule of contracts/data/rules, under its id in CHECKS.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from pipeline.contracts.models import ModelSizes
 from pipeline.contracts.rules import rule
@@ -50,7 +49,7 @@ def _block(subject: Subject) -> Iterator[Said]:
 
 
 def _drafts(subject: Subject) -> Iterator[Said]:
-    for _, flags in _engines(subject):
+    for _, flags in subject.engines:
         least = flags["max_batch_size"] * (flags["max_draft_len"] + 1)
         if flags["speculative_decoding_mode"] and flags["max_num_tokens"] < least:
             yield Said(
@@ -61,9 +60,8 @@ def _drafts(subject: Subject) -> Iterator[Said]:
 
 
 def _batch(subject: Subject) -> Iterator[Said]:
-    steps = [flags for _, flags in _engines(subject)]
-    if subject.emitted is not None and subject.emitted.arguments:
-        steps.append(subject.emitted.arguments)
+    steps = [flags for _, flags in subject.engines]
+    steps += [subject.arguments] if subject.arguments else []
     for step in steps:
         if step["max_batch_size"] > step["max_num_tokens"]:
             yield Said(
@@ -74,7 +72,7 @@ def _batch(subject: Subject) -> Iterator[Said]:
 
 
 def _input(subject: Subject) -> Iterator[Said]:
-    for role, flags in _engines(subject):
+    for role, flags in subject.engines:
         if flags["max_seq_len"] is not None and flags["max_input_len"] > flags["max_seq_len"]:
             yield Said(
                 ("limits.max_input_tokens", "limits.max_output_tokens"),
@@ -84,7 +82,7 @@ def _input(subject: Subject) -> Iterator[Said]:
 
 
 def _opt_tokens(subject: Subject) -> Iterator[Said]:
-    for _, flags in _engines(subject):
+    for _, flags in subject.engines:
         if flags["opt_num_tokens"] is not None and flags["opt_num_tokens"] > flags["max_num_tokens"]:
             yield Said(
                 (FLAGS, BATCH_TOKENS),
@@ -95,7 +93,7 @@ def _opt_tokens(subject: Subject) -> Iterator[Said]:
 
 
 def _tokens_per_block(subject: Subject) -> Iterator[Said]:
-    sizes = {role: flags["tokens_per_block"] for role, flags in _engines(subject)}
+    sizes = {role: flags["tokens_per_block"] for role, flags in subject.engines}
     for role, size in sizes.items():
         if size is not None and size.bit_count() != 1:
             yield Said(
@@ -110,7 +108,7 @@ def _tokens_per_block(subject: Subject) -> Iterator[Said]:
 
 
 def _draft_flags(subject: Subject) -> Iterator[Said]:
-    draft, engines = subject.recipe.draft, dict(_engines(subject))
+    draft, engines = subject.recipe.draft, dict(subject.engines)
     if draft is None or TARGET not in engines:
         return
     flags = engines[TARGET]
@@ -129,16 +127,12 @@ def _draft_flags(subject: Subject) -> Iterator[Said]:
 
 
 def _context_logits(subject: Subject) -> Iterator[Said]:
-    for role, flags in _engines(subject):
+    for role, flags in subject.engines:
         gathered = flags["gather_context_logits"] or flags["gather_all_token_logits"]
         if gathered and flags["max_draft_len"]:
             yield Said(
                 ("draft",), f"cannot be verified by the {role}'s engine while it gathers logits of the prompt"
             )
-
-
-def _engines(subject: Subject) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-    return subject.emitted.engines if subject.emitted is not None else ()
 
 
 def _positions(subject: Subject) -> Iterator[Said]:

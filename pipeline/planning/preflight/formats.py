@@ -1,4 +1,4 @@
-"""Rules about formats of weights and of the KV cache, and about the models that we can read.
+"""Rules about formats of weights and of the KV cache.
 
 Each function is one rule of contracts/data/rules, under its id in CHECKS.
 """
@@ -10,7 +10,6 @@ from typing import Any
 
 from pipeline.contracts import gpus, trtllm_build
 from pipeline.contracts.rules import rule
-from pipeline.errors import UserError
 from pipeline.planning.preflight.finding import Check, Said
 from pipeline.planning.preflight.subject import Model, Subject
 from pipeline.recipe.rules import AWQ
@@ -97,32 +96,28 @@ def _awq_samples(subject: Subject) -> Iterator[Said]:
 
 
 def _fp8_context(subject: Subject) -> Iterator[Said]:
-    runtime, facts = subject.gpu_runtime, trtllm_build.data()["fp8_context"]
-    if subject.emitted is None or runtime is None:
-        return
-    sm = {gpu.name: gpu.sm for gpu in gpus.gpus()}.get(runtime.gpu, 0)
+    gpu, oldest = subject.gpu, trtllm_build.data()["fp8_context"]["oldest_sm"]
+    if gpu is None:
+        return  # gpu.known says so
+    kept = (*rule("kvq.weight_combo").facts["kept_with"], "auto")
     formats = {model.role: model.format for model in subject.models}
-    for role, flags in subject.emitted.engines:
+    for role, flags in subject.engines:
         if flags["use_fp8_context_fmha"] != "enable":
             continue
-        wrong = [
-            *([f"compute capability {sm / 10:.1f}"] if sm < facts["oldest_sm"] else []),
-            *(
-                [f"weights of {formats[role]}"]
-                if formats[role] not in (*rule("kvq.weight_combo").facts["kept_with"], "auto")
-                else []
-            ),
-            *(["use_paged_context_fmha disable"] if flags["use_paged_context_fmha"] != "enable" else []),
-        ]
-        if wrong:
+        wrong = {
+            f"compute capability {gpu.capability}": gpu.sm < oldest,
+            f"weights of {formats[role]}": formats[role] not in kept,
+            "use_paged_context_fmha disable": flags["use_paged_context_fmha"] != "enable",
+        }
+        if any(wrong.values()):
+            reasons = ", ".join(reason for reason, holds in wrong.items() if holds)
             yield Said(
-                (KV_CACHE, GPU),
-                f"makes attention over prompts of the {role} compute in FP8, with {', '.join(wrong)}",
+                (KV_CACHE, GPU), f"makes attention over prompts of the {role} compute in FP8, with {reasons}"
             )
 
 
 def _engine_in_llm_api(subject: Subject) -> Iterator[Said]:
-    arguments = subject.emitted.arguments if subject.emitted is not None else {}
+    arguments = subject.arguments
     dtype = (arguments.get("kv_cache_config") or {}).get("dtype", "auto")
     if arguments.get("backend", "pytorch") != "pytorch" and dtype != "auto":
         yield Said(
@@ -153,15 +148,13 @@ def _unsupported(subject: Subject) -> Iterator[tuple[gpus.Finding, Model, str]]:
     """What speaks against each model's formats on the GPU, each reason once: target and draft may share one."""
     runtime = subject.gpu_runtime
     assert runtime is not None, "the rule is about TensorRT-LLM"
-    try:
-        gpu = gpus.gpu(runtime.gpu)
-    except UserError:
+    if subject.gpu is None:
         return  # gpu.known says so
     version = None if subject.release_problem else runtime.version
     seen: set[str] = set()
     for model in subject.models:
         for form in subject.layer_formats(model):
-            for found in gpus.support(gpu, form, model.kv_cache, runtime.kind, version):
+            for found in gpus.support(subject.gpu, form, model.kv_cache, runtime.kind, version):
                 if found.reason not in seen:
                     seen.add(found.reason)
                     yield found, model, form

@@ -107,8 +107,7 @@ def to_serve(needs: Needs, where: Where) -> Needs:
 
 
 def _serving(subject: Subject, rank_bytes: int | None) -> Serving | None:
-    runtime = subject.gpu_runtime
-    gpu = next((one for one in gpus.gpus() if runtime is not None and one.name == runtime.gpu), None)
+    runtime, gpu = subject.gpu_runtime, subject.gpu
     if runtime is None or gpu is None or subject.release_problem:
         return None  # other rules say so
     container, facts = releases.container(runtime.version), launching(runtime.version)

@@ -95,7 +95,7 @@ def _has(issue: Mapping[str, Any], subject: Subject) -> bool:
     """Whether a recipe meets all conditions of an issue."""
     runtime, target = subject.gpu_runtime, subject.target
     assert runtime is not None, "the rule is about TensorRT-LLM"
-    version, sm = runtime.version, {gpu.name: gpu.sm for gpu in gpus.gpus()}.get(runtime.gpu)
+    version, sm = runtime.version, subject.gpu.sm if subject.gpu is not None else None
     architecture = target.sizes.architecture if target.sizes is not None else None
     return (
         not precedes(version, issue["since"])

@@ -20,7 +20,7 @@ VERSION, KIND, CONCURRENCY = "runtime.version", "runtime.kind", "limits.max_conc
 def _reuse(subject: Subject) -> Iterator[Said]:
     if not subject.recipe.kv_cache.reuse:
         return
-    for role, flags in _engines(subject):
+    for role, flags in subject.engines:
         if wrong := _not_paged(flags):
             yield Said(
                 ("kv_cache.reuse",), f"is true, but the {role}'s engine has {wrong}", "set it to false"
@@ -31,7 +31,7 @@ def _chunks(subject: Subject) -> Iterator[Said]:
     key = "scheduler.chunked_context"
     if not subject.recipe.scheduler.chunked_context:
         return
-    for role, flags in _engines(subject):
+    for role, flags in subject.engines:
         block, step = flags["tokens_per_block"], flags["max_num_tokens"]
         if wrong := _not_paged(flags):
             yield Said((key,), f"is true, but the {role}'s engine has {wrong}", "set it to false")
@@ -53,8 +53,8 @@ def _concurrency(subject: Subject) -> Iterator[Said]:
     if subject.emitted is None:
         return
     offered = subject.emitted.of_package("limits").get("max_concurrency", 0)
-    steps = [flags["max_batch_size"] for _, flags in _engines(subject)]
-    steps += [subject.emitted.arguments["max_batch_size"]] if subject.emitted.arguments else []
+    steps = [flags["max_batch_size"] for _, flags in subject.engines]
+    steps += [subject.arguments["max_batch_size"]] if subject.arguments else []
     runs = min(steps, default=offered) * subject.instances
     if offered > runs:
         yield Said(
@@ -70,17 +70,12 @@ def _unbatched(subject: Subject) -> Iterator[Said]:
 
 
 def _arguments(subject: Subject) -> Iterator[Said]:
-    arguments = subject.emitted.arguments if subject.emitted is not None else {}
-    if not arguments or subject.release_problem:
+    if not subject.arguments or subject.release_problem:
         return
     runtime = subject.gpu_runtime
     assert runtime is not None, "the rule is about TensorRT-LLM"
-    for fault in llm_args.check(runtime.version, arguments):
+    for fault in llm_args.check(runtime.version, subject.arguments):
         yield Said((VERSION,), f"has other arguments: {fault}", fault.fix)
-
-
-def _engines(subject: Subject) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-    return subject.emitted.engines if subject.emitted is not None else ()
 
 
 CHECKS: Mapping[str, Check] = {

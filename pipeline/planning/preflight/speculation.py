@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.contracts import gpus, llm_args
+from pipeline.contracts import llm_args
 from pipeline.contracts.rules import rule
 from pipeline.planning.plan import TARGET
 from pipeline.planning.preflight.finding import Check, Said
@@ -17,14 +17,13 @@ from pipeline.recipe import PyTorchRuntime
 
 
 def _gpu_and_formats(subject: Subject) -> Iterator[Said]:
-    facts, runtime = rule("rt.spec_sm").facts, subject.gpu_runtime
-    if subject.draft is None or runtime is None:
+    facts, gpu = rule("rt.spec_sm").facts, subject.gpu
+    if subject.draft is None:
         return
-    sm = {gpu.name: gpu.sm for gpu in gpus.gpus()}.get(runtime.gpu)
-    if sm is not None and sm < facts["oldest_sm"]:
+    if gpu is not None and gpu.sm < facts["oldest_sm"]:
         yield Said(
             ("runtime.gpu", "draft"),
-            f"has compute capability {sm / 10:.1f}, a draft needs {facts['oldest_sm'] / 10:.1f}",
+            f"has compute capability {gpu.capability}, a draft needs {facts['oldest_sm'] / 10:.1f}",
             "remove draft, or choose another GPU",
         )
     tried: list[str] = facts["tried"]
@@ -70,7 +69,7 @@ def _draft_length(subject: Subject) -> Iterator[Said]:
     draft, (least, most) = subject.recipe.draft, rule("rt.spec_len").facts["usual"]
     if draft is None:
         return
-    engines = dict(subject.emitted.engines) if subject.emitted is not None else {}
+    engines = dict(subject.engines)
     built = engines[TARGET]["max_draft_len"] if TARGET in engines else draft.max_draft_tokens
     if draft.max_draft_tokens > built:
         yield Said(
@@ -85,11 +84,9 @@ def _draft_length(subject: Subject) -> Iterator[Said]:
 
 def _backend(subject: Subject) -> Iterator[Said]:
     """Of what will be written: ways to propose tokens that the backend has."""
-    if subject.emitted is None:
-        return
     known: list[str] = rule("rt.backend_supports_spec").facts[subject.kind]
-    chosen = {flags["speculative_decoding_mode"] for _, flags in subject.emitted.engines}
-    chosen.add(_speculation(subject.emitted.arguments).get("decoding_type"))
+    chosen = {flags["speculative_decoding_mode"] for _, flags in subject.engines}
+    chosen.add(_speculation(subject.arguments).get("decoding_type"))
     for way in sorted(chosen - {None, *known}):
         yield Said(
             ("draft.method" if subject.draft else "runtime.speculation", "runtime.kind"),
@@ -99,8 +96,7 @@ def _backend(subject: Subject) -> Iterator[Said]:
 
 
 def _budget(subject: Subject) -> Iterator[Said]:
-    arguments = subject.emitted.arguments if subject.emitted is not None else {}
-    settings = _speculation(arguments)
+    arguments, settings = subject.arguments, _speculation(subject.arguments)
     drafted = settings.get("max_draft_len") or settings.get("num_nextn_predict_layers") or 0
     least = arguments.get("max_batch_size", 0) * (drafted + 1)
     if drafted and arguments["max_num_tokens"] < least:
@@ -112,7 +108,7 @@ def _budget(subject: Subject) -> Iterator[Said]:
 
 
 def _ngram(subject: Subject) -> Iterator[Said]:
-    settings = _speculation(subject.emitted.arguments) if subject.emitted is not None else {}
+    settings = _speculation(subject.arguments)
     if settings.get("decoding_type") == "NGram" and settings.get("max_matching_ngram_size", 0) < 1:
         yield Said(
             ("runtime.speculation",),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from pipeline.contracts import gpus
 from pipeline.contracts.models import ModelSizes
 from pipeline.contracts.releases import container, require
 from pipeline.errors import UserError
@@ -63,6 +65,22 @@ class Subject:
         """The runtime's settings, if it is one of TensorRT-LLM."""
         runtime = self.recipe.runtime
         return runtime if isinstance(runtime, TensorRTRuntime | PyTorchRuntime) else None
+
+    @property
+    def gpu(self) -> gpus.Gpu | None:
+        """The recipe's GPU; None if it names none, or one that is not known."""
+        runtime = self.gpu_runtime
+        return next((one for one in gpus.gpus() if runtime is not None and one.name == runtime.gpu), None)
+
+    @property
+    def engines(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+        """Role -> flags of trtllm-build that will be said; nothing where that is not known."""
+        return self.emitted.engines if self.emitted is not None else ()
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """Arguments of the LLM API that will be written; nothing where that is not known."""
+        return self.emitted.arguments if self.emitted is not None else {}
 
     @property
     def instances(self) -> int:
