@@ -42,7 +42,7 @@ def main() -> int:
         pynvml.nvmlInit()
         print(json.dumps(survey(pynvml)))
     except pynvml.NVMLError as error:
-        print(f"NVML: {error}", file=sys.stderr)
+        print(error, file=sys.stderr)
         return 1
     return 0
 
