@@ -82,7 +82,27 @@ Start = Callable[..., Running]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    stack = ExitStack()
+    with ExitStack() as stack:
+        yield starter(tmp_path, stack)
+
+
+@pytest.fixture(scope="module")
+def shared_start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Of gateways that all tests of a file may use."""
+    with ExitStack() as stack:
+        yield starter(tmp_path_factory.mktemp("gateway"), stack)
+
+
+@pytest.fixture(scope="module")
+def refusing(shared_start: Start) -> Iterator[Running]:
+    """A gateway whose model must never be asked."""
+    running = shared_start()
+    yield running
+    assert not running.upstream.requests
+
+
+def starter(folder: Path, stack: ExitStack) -> Start:
+    """Starts gateways, which end with `stack`."""
 
     def start(
         reply: Reply | Sequence[Reply] | None = None,
@@ -95,7 +115,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         **settings: Any,
     ) -> Running:
         upstream = stack.enter_context(FakeServer(reply or Reply(), model=model))
-        cache = ResponseCache(SqliteBackend(tmp_path / "cache.db")) if cached else None
+        cache = ResponseCache(SqliteBackend(folder / "cache.db")) if cached else None
         served = tiny(upstream.url, cache=cache, **settings)
         gateway = Gateway(
             {"tiny": served},
@@ -120,5 +140,4 @@ def start(tmp_path: Path) -> Iterator[Start]:
         stack.callback(stop)
         return Running(f"http://127.0.0.1:{server.port}", upstream, gateway, stack)
 
-    with stack:
-        yield start
+    return start

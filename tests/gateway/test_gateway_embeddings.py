@@ -25,9 +25,9 @@ class Letters:
         return np.array([len(text), 0.5, -0.1], np.float32) if self.tokens(text) <= 5 else None
 
 
-@pytest.fixture
-def client(start: Start) -> openai.OpenAI:
-    return start(embedder=Letters()).client()
+@pytest.fixture(scope="module")
+def client(shared_start: Start) -> openai.OpenAI:
+    return shared_start(embedder=Letters()).client()
 
 
 @pytest.mark.parametrize("form", ["float", "base64", None])

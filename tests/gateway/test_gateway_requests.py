@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
 from pipeline.client.testing import Ending, Reply
 from pipeline.client.testing.models import bls
-from tests.gateway.conftest import Start
+from tests.gateway.conftest import Running, Start
 
 QUESTION = [{"role": "user", "content": "Where is my parcel?"}]
 HERMES = """{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}
@@ -199,11 +199,9 @@ def test_one_failing_choice_fails_the_request(start: Start) -> None:
         ({"n": 99}, "n: Input should be less than or equal to 16"),
     ],
 )
-def test_completions_that_are_refused(start: Start, fields: dict[str, Any], said: str) -> None:
-    running = start()
+def test_completions_that_are_refused(refusing: Running, fields: dict[str, Any], said: str) -> None:
     with pytest.raises(openai.BadRequestError, match=said):
-        running.client().completions.create(**{"model": "tiny", "prompt": "Once", "max_tokens": 5, **fields})
-    assert not running.upstream.requests
+        refusing.client().completions.create(**{"model": "tiny", "prompt": "Once", "max_tokens": 5, **fields})
 
 
 @pytest.mark.parametrize(
@@ -224,11 +222,9 @@ def test_completions_that_are_refused(start: Start, fields: dict[str, Any], said
         ({"top_logprobs": 0}, "needs logprobs to be true"),
     ],
 )
-def test_chats_that_are_refused(start: Start, fields: dict[str, Any], said: str) -> None:
-    running = start()
+def test_chats_that_are_refused(refusing: Running, fields: dict[str, Any], said: str) -> None:
     with pytest.raises(openai.BadRequestError, match=said):
-        running.client().chat.completions.create(**{"model": "tiny", "messages": QUESTION, **fields})
-    assert not running.upstream.requests
+        refusing.client().chat.completions.create(**{"model": "tiny", "messages": QUESTION, **fields})
 
 
 def test_tools_are_refused_where_the_template_would_drop_them(start: Start) -> None:
