@@ -59,13 +59,14 @@ def command(
     from pipeline.cli.plan_accuracy import accuracy_page
     from pipeline.cli.plan_bars import Look
     from pipeline.cli.plan_page import document, page
+    from pipeline.planning.performance.document import schema_text as comparison_schema
     from pipeline.recipe import load_recipe
     from pipeline.stages.outlook import look_ahead
     from pipeline.stages.outlook_document import schema_text
     from pipeline.store import Store
 
     if schema:
-        click.echo(schema_text(), nl=False)
+        click.echo(comparison_schema() if speed.compare else schema_text().rstrip("\n"))
         return
     if accuracy:
         click.echo(accuracy_page(as_json=as_json))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,8 +91,9 @@ def speed_options(command: Command) -> Command:
 
 def compare_page(recipe: Any, store: Any, speed: Speed, *, offline: bool, as_json: bool, width: int) -> str:
     """What `--compare` prints; writes `--output`."""
+    from pipeline.planning.performance.document import comparison_text
     from pipeline.planning.performance.plots import front_lines, front_page, front_picture
-    from pipeline.planning.performance.words_compare import comparison_json, comparison_lines
+    from pipeline.planning.performance.words_compare import comparison_lines
     from pipeline.stages.comparing import compare_recipe
 
     found = compare_recipe(recipe, store, speed.asked(), offline=offline)
@@ -101,6 +101,6 @@ def compare_page(recipe: Any, store: Any, speed: Speed, *, offline: bool, as_jso
         is_page = speed.output.suffix == ".html"
         speed.output.write_bytes(front_page(found).encode() if is_page else front_picture(found))
     if as_json:
-        return json.dumps(comparison_json(found), indent=2)
+        return comparison_text(found)
     lines = [*comparison_lines(found, rows=_ROWS), "", *front_lines(found, width)]
     return "\n".join(line.rstrip() for line in lines)

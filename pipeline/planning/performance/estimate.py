@@ -23,8 +23,11 @@ class Estimate:
     def scaled(self, factor: float) -> Estimate:
         return Estimate(self.value * factor, self.low * factor, self.high * factor)
 
+    def shortened(self) -> Estimate:
+        return Estimate(short(self.value), short(self.low), short(self.high))
+
     def as_json(self) -> dict[str, Json]:
-        return {"value": _short(self.value), "low": _short(self.low), "high": _short(self.high)}
+        return {"value": short(self.value), "low": short(self.low), "high": short(self.high)}
 
 
 def rate(value: float) -> Estimate:
@@ -51,6 +54,6 @@ def _ends(quantity: Quantity) -> tuple[float, float]:
     return min(errors[quantity]["low"], 1.0), max(errors[quantity]["high"], 1.0)
 
 
-def _short(value: float) -> float:
+def short(value: float) -> float:
     """Four digits: more would pretend."""
     return float(f"{value:.4g}")

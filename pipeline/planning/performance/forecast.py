@@ -19,7 +19,7 @@ from pipeline.planning.performance import estimate
 from pipeline.planning.performance.cost import Cost, cost
 from pipeline.planning.performance.engine import Engine, Workload
 from pipeline.planning.performance.estimate import Estimate
-from pipeline.planning.performance.service import Load, Service
+from pipeline.planning.performance.service import Ended, Load, Service
 from pipeline.planning.performance.speculation import Speculation, best_length
 from pipeline.planning.performance.words import forecast_lines
 from pipeline.recipe import CpuRuntime, Recipe, Slo
@@ -53,7 +53,7 @@ class Forecast:
     itl_ms: Estimate  # of one request
     curve: tuple[Load, ...]  # by requests at a time, to `concurrency`
     within_slo: Load | None  # the largest load that meets the SLO; None: not even one request does
-    ended_by: str  # what ends it: "memory" (or the limits), "ttft", "itl"
+    ended_by: Ended  # what ends it; "memory" is the limits, too
     acceptance: float | None  # that the figures are with; None: without a draft's gain
     gains: tuple[Gain, ...]  # of the draft; () without one
     gpu_hour: float | None = None  # price of one GPU

@@ -12,10 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from pipeline.planning.performance.engine import Engine, Workload
 from pipeline.planning.performance.speculation import Speculation
 
+Ended = Literal["memory", "ttft", "itl"]
 _TAIL = math.log(20)  # 95th percentile over mean, exponential
 _SELDOM = 0.05  # a step that is more seldom than this does not show in the 95th percentile
 
@@ -66,9 +68,10 @@ class Service:
 
     def most_within(
         self, work: Workload, most: int, ttft_ms: float | None, itl_ms: float | None
-    ) -> tuple[Load | None, str]:
+    ) -> tuple[Load | None, Ended]:
         """The largest load within both limits, and what ends it: "memory", "ttft", or "itl". None: not even one."""
-        best, ended = None, "memory"
+        best: Load | None = None
+        ended: Ended = "memory"
         low, high = 1, most
         while low <= high:
             middle = (low + high) // 2

@@ -1,41 +1,15 @@
-"""A comparison in words, and as plain values."""
+"""A comparison in words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from pipeline.planning.performance import estimate
 from pipeline.planning.performance.compare import Comparison, Option, Place
 from pipeline.planning.performance.estimate import Estimate
-from pipeline.planning.performance.forecast import load_json
 from pipeline.planning.performance.words import basis, number
-from pipeline.store import Json
 
-SCHEMA = 1
 _ENDS = {"memory": "memory, limits", "ttft": "first token", "itl": "between tokens"}
-
-
-def comparison_json(found: Comparison) -> Mapping[str, Json]:
-    """Version 1 (`schema`); keys are only added within a version.
-
-    schema, recipe, prompt_tokens, output_tokens, acceptance, slo, unit (of `spent`: "price" | "gpu_s"),
-    serving and refused (options: gpu, tensor_parallel, format, kv_cache, draft, gpus, sequences, unverified_rates,
-    reasons, and if they serve: load, ended_by, ttft_ms, itl_ms, tokens_per_s, gpu_s_per_million_output, cost),
-    front (label, load, spent: for a million output tokens).
-    """
-    question = found.question
-    return {
-        "schema": SCHEMA,
-        "recipe": found.recipe.name,
-        "prompt_tokens": question.work.prompt_tokens,
-        "output_tokens": question.work.output_tokens,
-        "acceptance": question.acceptance,
-        "slo": found.recipe.slo.model_dump(mode="json"),
-        "unit": "price" if question.priced else "gpu_s",
-        "serving": [_option_json(option) for option in found.serving],
-        "refused": [_option_json(option) for option in found.refused],
-        "front": [_place_json(place) for place in found.front],
-    }
 
 
 def comparison_lines(found: Comparison, *, rows: int) -> Iterator[str]:
@@ -139,33 +113,3 @@ def _kind(reason: str) -> str:
     if "between tokens even alone" in reason:
         return "too slow between tokens, even alone"
     return reason
-
-
-def _option_json(option: Option) -> dict[str, Json]:
-    said: dict[str, Json] = {
-        "gpu": option.gpu,
-        "tensor_parallel": option.tensor_parallel,
-        "format": option.form,
-        "kv_cache": option.kv_cache,
-        "draft": option.draft,
-        "gpus": option.gpus,
-        "sequences": option.sequences,
-        "unverified_rates": option.unverified,
-        "reasons": list(option.reasons),
-    }
-    load, seen = option.best, option.forecast
-    if load is not None and seen is not None:
-        said |= {
-            "load": load_json(load),
-            "ended_by": seen.ended_by,
-            "ttft_ms": estimate.first_token(load.ttft_ms).as_json(),
-            "itl_ms": estimate.interval(load.itl_ms).as_json(),
-            "tokens_per_s": estimate.rate(load.tokens_per_s).as_json(),
-            "gpu_s_per_million_output": estimate.interval(option.gpu_seconds).as_json(),
-            "cost": option.cost.as_json() if option.cost is not None else None,
-        }
-    return said
-
-
-def _place_json(place: Place) -> dict[str, Json]:
-    return {"label": place.option.label, "load": load_json(place.load), "spent": round(place.spent, 4)}
