@@ -47,12 +47,12 @@ class PgvectorBackend:
         Raises:
             ValueError: this is no address, or the distribution `psycopg` is missing.
         """
-        self._database = Database(url, _prepare)
+        self._database = Database(url, self._prepare)
         self._capacity = capacity or Capacity()
         self._vault = Vault(codec)
         self._name = name
         self._follower = Follower(self._vault, self._read_on)
-        self._indexed: set[int] = set()  # dimensions
+        self._indexed: set[int] = set()  # dimensions of which there is an index
         self._touched: dict[bytes, float] = {}
         self._touching = threading.Lock()
 
@@ -165,6 +165,10 @@ class PgvectorBackend:
             self._flush()
         self._database.close()
 
+    def _prepare(self, connection: Any) -> None:
+        self._indexed.clear()
+        _prepare(connection)
+
     def _embedding(self, packed: Packed, vector: Vector | None) -> tuple[str | None, bytes | None]:
         if vector is None or self._vault.sealed:
             return None, packed.vector
@@ -240,6 +244,7 @@ def _prepare(connection: Any) -> None:
 def _make(connection: Any, statements: str, unless: str = "") -> None:
     """Run statements that several processes may come to at once; not if the relation `unless` is there by then."""
     with connection.transaction():
+        connection.execute("SET LOCAL synchronous_commit = on")
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (MAKING,))
         there = unless and connection.execute("SELECT to_regclass(%s)", (unless,)).fetchone()[0]
         if not there:

@@ -28,7 +28,7 @@ class Database:
     def __init__(self, url: str, prepare: Callable[[Any], None], rest: Rest | None = None) -> None:
         """
         Args:
-            prepare: called with the first connection, before anything else.
+            prepare: called with the first connection, before anything else, and again when what it made is gone.
 
         Raises:
             ValueError: this is no address, or the distribution `psycopg` is missing.
@@ -75,6 +75,11 @@ class Database:
             except (self._psycopg.OperationalError, TimeoutError) as error:
                 raise Unanswered(f"{self.address}: {_line(error)}") from error
             except self._psycopg.Error as error:
+                if isinstance(
+                    error, self._psycopg.ProgrammingError
+                ):  # such as a schema that somebody dropped
+                    self._prepared = False
+                    self._discard()
                 raise BackendDown(f"{self.address}: {_line(error)}") from error
 
     def close(self) -> None:

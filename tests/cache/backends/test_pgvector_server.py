@@ -50,6 +50,24 @@ def test_a_role_that_may_create_with_the_password_of_the_environment(
     backend.close()
 
 
+def test_what_somebody_dropped_is_made_again(server: PostgresServer) -> None:
+    backend = open_backend(server.url)
+    eye = np.eye(8, dtype=np.float32)
+    backend.put(question("a"), entry("A"), eye[0])
+    with psycopg.connect(server.url) as owner:
+        owner.execute("DROP SCHEMA pipeline_cache_1 CASCADE")
+        owner.execute("DROP EXTENSION vector")
+    with pytest.raises(BackendDown, match="does not exist"):
+        backend.get(question("a").key, NOW)
+    assert backend.get(question("a").key, NOW) is None
+    backend.put(question("b"), entry("B"), eye[0])
+    assert [near.turn for near in backend.near(question("").scope, eye[0], 1)] == ["b"]
+    backend.close()
+    with psycopg.connect(server.url) as owner:
+        made = owner.execute("SELECT indexname FROM pg_indexes WHERE indexname LIKE 'near%'").fetchall()
+    assert made == [("near_8",)]
+
+
 def refusal(url: str) -> str:
     backend = open_backend(url)
     try:

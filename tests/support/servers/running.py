@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Self
 
 _READY_S = 30.0
+# Where util-linux is there: a server ends with the tests, even when those are killed.
+_UNTIL_WE_END = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
 
 
 class Server:
@@ -42,7 +44,7 @@ class Server:
         log = self.folder / "log"
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                self.command(),
+                (*_UNTIL_WE_END, *self.command()),
                 env=self.environment(),
                 user=self.user(),
                 extra_groups=[] if self.user() else None,
