@@ -76,10 +76,8 @@ class Service:
         while low <= high:
             middle = (low + high) // 2
             load = self.at(middle, work)
-            broken = (
-                "itl" if _over(load.itl_p95_ms, itl_ms) else "ttft" if _over(load.ttft_ms, ttft_ms) else ""
-            )
-            if broken:
+            broken = _broken(load, ttft_ms, itl_ms)
+            if broken is not None:
                 high, ended = middle - 1, broken
             else:
                 best, low = load, middle + 1
@@ -101,6 +99,12 @@ class Service:
     def _slow_interval(self, batch: int, work: Workload, interval: float) -> float:
         mixed, often = self.target.mixed_step(batch, work)
         return max(mixed, interval) if often > _SELDOM else interval
+
+
+def _broken(load: Load, ttft_ms: float | None, itl_ms: float | None) -> Ended | None:
+    if _over(load.itl_p95_ms, itl_ms):
+        return "itl"
+    return "ttft" if _over(load.ttft_ms, ttft_ms) else None
 
 
 def _over(value: float, limit: float | None) -> bool:
