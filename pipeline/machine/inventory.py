@@ -26,6 +26,7 @@ from pipeline.machine.hub import Hub, read_hub
 from pipeline.machine.ports import Listener, listeners
 from pipeline.machine.programs import EngineBuilder, Mpi, TritonProgram, read_builder, read_mpi, read_triton
 from pipeline.machine.software import Software, software_here
+from pipeline.machine.surroundings import batch_system
 from pipeline.machine.topology import Topology, read_topology
 from pipeline.planning.machine_facts import DiskFacts, DockerFacts, GpuFacts, MachineFacts
 
@@ -67,6 +68,7 @@ class Inventory:
             shm_bytes=self.shm_bytes,
             memlock_bytes=self.ulimits.memlock_bytes if self.ulimits else None,
             memlock_limited=self.ulimits.memlock_bytes is not None if self.ulimits else None,
+            batch_system=batch_system(),
             mpi_slots=self.processors.cores if self.processors else None,
             is_root=os.geteuid() == 0,
             taken_ports=frozenset(self.listeners) if self.listeners is not None else None,

@@ -1,4 +1,4 @@
-"""What text and time are taken to be: encodings and locale, and the clock."""
+"""What text and time are taken to be: encodings and locale, and the clock; and of which batch system this is a job."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+
+_JOBS = {"SLURM_JOB_ID": "Slurm", "PBS_JOBID": "PBS", "LSB_JOBID": "LSF"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +40,8 @@ def read_text(environment: Mapping[str, str] = os.environ) -> Text:
 def now() -> str:
     """The time as this machine has it, in ISO 8601 and UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def batch_system(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Within a job of which this runs, by the variable that it sets; None: of none."""
+    return next((name for variable, name in _JOBS.items() if environment.get(variable)), None)

@@ -9,6 +9,7 @@ import pytest
 from pipeline.machine.cgroup import Limits, read_limits
 from pipeline.machine.disks import read_disk, shared_memory_bytes
 from pipeline.machine.host import count_cores, read_memory, read_processors
+from pipeline.machine.surroundings import batch_system
 
 GIB = 1 << 30
 NO_LIMIT = Limits(None, None, None)
@@ -143,3 +144,16 @@ def test_kind_and_quotas_are_those_of_the_longest_mount(tmp_path: Path) -> None:
 
 def test_a_kernel_that_says_nothing_leaves_the_kind_open(tmp_path: Path) -> None:
     assert read_disk(tmp_path, tmp_path / "nothing").kind == ""
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        ({"SLURM_JOB_ID": "7"}, "Slurm"),
+        ({"PBS_JOBID": "7.host"}, "PBS"),
+        ({"SLURM_JOB_ID": ""}, None),
+        ({}, None),
+    ],
+)
+def test_jobs_of_batch_systems(environment: dict[str, str], name: str | None) -> None:
+    assert batch_system(environment) == name

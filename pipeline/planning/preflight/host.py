@@ -119,7 +119,7 @@ def _ports(needs: Needs, here: MachineFacts) -> Iterator[Said]:
 
 
 def _spawning(needs: Needs, here: MachineFacts) -> Iterator[Said]:
-    if here.batch_system and needs.spawns:
+    if here.batch_system and needs.spawns and needs.where != "docker":  # which hides the job
         yield Said(
             ("draft",),
             f"two engines are served by ranks that MPI spawns; within a job of {here.batch_system} it cannot",
