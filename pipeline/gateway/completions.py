@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from pipeline.client import Cached, Chunk
+from pipeline.gateway.errors import ApiError
 from pipeline.gateway.generation import Job, Prompt, usage
 from pipeline.gateway.log_probs import chat_log_probs, text_log_probs
 from pipeline.gateway.messages import read_messages
@@ -34,6 +35,9 @@ class Completion:
         self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{request_id}"
         self.cached: Cached | None = None  # where the first chunk came from, if not from the model
         self._request, self._created = request, int(time.time())
+        if isinstance(request, ChatRequest) and served.template is None:
+            text = "This model has no chat template: ask /v1/completions"
+            raise ApiError(400, text, param="model", code="unsupported_parameter")
         box = toolbox(request, served.template) if isinstance(request, ChatRequest) else Toolbox()
         given = [read_messages(request.messages)] if isinstance(request, ChatRequest) else request.prompts
         prompts = [Prompt(one, served.prompt_tokens(one, box.tools)) for one in given]

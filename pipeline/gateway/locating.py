@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.client import ChatTemplate
 from pipeline.errors import UserError
+from pipeline.gateway.setup import template_of
 from pipeline.gateway.tools.dialect import dialect_of
 from pipeline.progress import Silent
 from pipeline.recipe import Recipe, load_recipe
@@ -29,7 +29,8 @@ class Located:
     def describe(self) -> dict[str, Any]:
         """What requests will meet, for people and programs."""
         deployment = Deployment.load(self.package)
-        dialect = dialect_of(ChatTemplate.from_directory(self.package / deployment.tokenizer_dir))
+        template = template_of(self.package / deployment.tokenizer_dir)
+        dialect = dialect_of(template)
         limits, cache = deployment.limits, self.recipe.cache
         return {
             "model": self.recipe.name,
@@ -39,6 +40,7 @@ class Located:
             "max_input_tokens": limits.max_input_tokens,
             "max_output_tokens": limits.max_output_tokens,
             "max_concurrency": limits.max_concurrency,
+            "chat": template is not None,
             "tool_calls": dialect.name if dialect else None,
             "cache": cache.backend.kind if cache.enabled else None,
             "embeddings": cache.enabled and cache.semantic is not None,

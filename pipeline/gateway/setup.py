@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.client import AsyncClient, ChatTemplate
+from pipeline.client import AsyncClient, ChatTemplate, Refused
 from pipeline.gateway.admission import Admission
 from pipeline.gateway.caching import embedder_of, response_cache
 from pipeline.gateway.served import Bounds, Served
 from pipeline.recipe import Recipe
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
+
+_log = logging.getLogger("pipeline.gateway")
+
+
+def template_of(tokenizer: Path) -> ChatTemplate | None:
+    """The chat template of a packaged tokenizer; None where there is none: such a model completes texts only."""
+    try:
+        return ChatTemplate.from_directory(tokenizer).compile()
+    except Refused as error:
+        _log.warning("no chats: %s", error)
+        return None
 
 
 def served(
@@ -33,12 +45,13 @@ def served(
     tokenizer = package / deployment.tokenizer_dir
     limits = deployment.limits
     cache = response_cache(recipe, store)
+    template = template_of(tokenizer)
     return Served(
         name=recipe.name,
         created=int((package / "deployment.json").stat().st_mtime),
         deployment=deployment.digest,
-        plain=AsyncClient(url, model=deployment.entry_model, template=ChatTemplate.from_directory(tokenizer)),
-        template=ChatTemplate.from_directory(tokenizer),
+        plain=AsyncClient(url, model=deployment.entry_model, template=template),
+        template=template,
         tokenizer=Tokenizer.from_file(str(tokenizer / "tokenizer.json")),
         bounds=Bounds(limits.max_input_tokens, limits.max_output_tokens),
         admission=Admission(limits.max_concurrency, max_waiting=max_waiting),

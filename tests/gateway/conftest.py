@@ -45,12 +45,12 @@ def tiny(
     *,
     places: int = 4,
     max_waiting: int = 16,
-    template: str = TEMPLATE,
+    template: str | None = TEMPLATE,
     cache: ResponseCache | None = None,
     embedder: Embeds | None = None,
 ) -> Served:
     """A model that takes 50 words and gives 40, served at `url`."""
-    made = ChatTemplate(template)
+    made = None if template is None else ChatTemplate(template)
     return Served(
         name="tiny",
         created=1,

@@ -233,6 +233,15 @@ def test_tools_are_refused_where_the_template_would_drop_them(start: Start) -> N
         running.client().chat.completions.create(model="tiny", messages=QUESTION, tools=[TOOL])
 
 
+def test_a_model_without_a_chat_template_completes_texts(start: Start) -> None:
+    client = start(template=None).client()
+    assert (
+        client.completions.create(model="tiny", prompt="Once", max_tokens=5).choices[0].text == "Hello world"
+    )
+    with pytest.raises(openai.BadRequestError, match="This model has no chat template: ask /v1/completions"):
+        client.chat.completions.create(model="tiny", messages=QUESTION)
+
+
 def test_seed_and_stop_reach_the_engine(start: Start) -> None:
     running = start()
     running.client().completions.create(model="tiny", prompt="Once", max_tokens=5, seed=11, stop="\n\n")
