@@ -5,6 +5,9 @@ sequence. If each proposal is accepted with probability a, whatever came before 
 
     1 + a + ... + a^k = (1 - a^(k+1)) / (1 - a)   tokens                (Leviathan et al., 2023, eq. 1)
 
+Not in it: what the entry model of `tensorrt` spends between the two engines. Where a draft would only cost, that model
+proposes fewer tokens by itself; here it proposes as many as the recipe says.
+
 >>> round(accepted(0.8, 4), 2)
 3.36
 >>> accepted(0.0, 4)
@@ -50,7 +53,7 @@ class Speculation:
         return sum(engine.prompt_share(sequences, work) for engine in (self.target, self.draft))
 
     def first_token(self, prompt_tokens: int, sequences: float = 0, context: float = 0) -> float:
-        """Seconds: the draft reads the prompt after the target has."""
+        """Seconds: the target computes it, and the draft reads the prompt meanwhile."""
         return self.target.first_token(prompt_tokens, sequences, context)
 
     def gain(self, sequences: float, context: float) -> float:
