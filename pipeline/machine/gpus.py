@@ -76,7 +76,9 @@ def ask_nvml(deadline_s: float) -> Said:
     if find_spec("pynvml") is None:
         return Said(problem="nvidia-ml-py is not installed")
     said = ask([sys.executable, nvml.__file__], deadline_s)
-    return replace(said, problem=said.problem.rpartition("failed: ")[2])  # whose Python asked is nobody's concern
+    return replace(
+        said, problem=said.problem.rpartition("failed: ")[2]
+    )  # whose Python asked is nobody's concern
 
 
 def read_gpus(deadline_s: float = _DEADLINE_S) -> tuple[tuple[GpuSeen, ...], str]:

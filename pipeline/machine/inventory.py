@@ -31,7 +31,7 @@ from pipeline.machine.topology import Topology, read_topology
 from pipeline.planning.machine_facts import DiskFacts, DockerFacts, GpuFacts, MachineFacts
 
 DEADLINE_S = 2.0
-_MARGIN = 0.8  # of the deadline that a program is given, so that its own reason is heard
+MARGIN = 0.8  # of the deadline that a program is given, so that its own reason is heard
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def take(
         repositories: (repository, revision) of the hub to ask for.
         deadline_s: for all probes together, as they run at the same time.
     """
-    each_s = deadline_s * _MARGIN
+    each_s = deadline_s * MARGIN
     probes: dict[str, Callable[[], Any]] = {
         "gpus": partial(survey_gpus, each_s),
         "topology": partial(read_topology, each_s),

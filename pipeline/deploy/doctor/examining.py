@@ -12,7 +12,7 @@ from pipeline.deploy.doctor.report import SCHEMA, Report
 from pipeline.deploy.doctor.sections import sections
 from pipeline.errors import InvalidInput, UserError
 from pipeline.machine.asking import Late, begin
-from pipeline.machine.inventory import DEADLINE_S, Inventory, take
+from pipeline.machine.inventory import DEADLINE_S, MARGIN, Inventory, take
 from pipeline.machine.packages import read_extras, read_python, version_of
 from pipeline.machine.surroundings import now, read_text
 from pipeline.planning.preflight import findings
@@ -49,7 +49,8 @@ def examine(names: Sequence[str], store: Store, *, deadline_s: float = DEADLINE_
     )
     looking = begin({"machine": look}, deadline_s + _GRACE_S)
     others = begin(
-        {"server": partial(_server_problem, deadline_s), "in_store": partial(_in_store, store)}, deadline_s
+        {"server": partial(_server_problem, deadline_s * MARGIN), "in_store": partial(_in_store, store)},
+        deadline_s,
     )
     said = {name: findings(recipe) for name, recipe in recipes.items() if isinstance(recipe, Recipe)}
     machine, (server, in_store) = looking()["machine"], others().values()
