@@ -1,0 +1,75 @@
+"""Ours: one SQLite file, exact lookup before semantic lookup with its checks, as a recipe sets it up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from measuring import Questions
+
+from pipeline.cache.backend import Capacity, Vector
+from pipeline.cache.entry import Piece
+from pipeline.cache.key import Origin, Question, ask
+from pipeline.cache.memory import Recent
+from pipeline.cache.response_cache import ResponseCache
+from pipeline.cache.semantic.layer import AllOf, SemanticLayer, Verifier
+from pipeline.cache.sqlite import SqliteBackend
+
+
+class _Given:
+    digest = b"given"
+
+    def __init__(self, questions: Questions) -> None:
+        self._questions = questions
+
+    def __call__(self, text: str, /) -> Vector | None:
+        vector: Vector = self._questions.embed(text)
+        return vector
+
+
+class SQLite:
+    """Every request of a key is one as an application asks it: a digest of all that can change its answer."""
+
+    in_memory = 0  # entries
+
+    def verifier(self) -> Verifier:
+        from pipeline.cache.semantic.verification import default_verifier
+
+        return default_verifier()
+
+    def __init__(self, questions: Questions, folder: Path, _redis_url: str) -> None:
+        folder.mkdir()
+        self._folder = folder
+        backend = SqliteBackend(folder / "cache.db", Capacity(entries=2 * len(questions.stored)))
+        layer = SemanticLayer(backend, _Given(questions), self.verifier(), 0.85)
+        self.cache = ResponseCache(backend, semantic=layer, recent=Recent(self.in_memory))
+
+    def store(self, text: str, answer: str) -> None:
+        pieces = [Piece(answer)]
+        assert self.cache.store(_question(text), pieces, finish_reason="stop", output_tokens=32)
+
+    def lookup(self, text: str) -> str | None:
+        hit = self.cache.lookup(_question(text))
+        return None if hit is None else hit.entry.text
+
+    def size(self) -> int:
+        return sum(path.stat().st_size for path in self._folder.iterdir())
+
+    def close(self) -> None:
+        self.cache.close()
+
+
+class Memory(SQLite):
+    """The same, with what was used last in the memory of the process."""
+
+    in_memory = 200_000
+
+
+class Unchecked(SQLite):
+    """What is near counts as the same: as the peers do, and to see what the checks cost."""
+
+    def verifier(self) -> Verifier:
+        return AllOf(())
+
+
+def _question(text: str) -> Question:
+    return ask(Origin("package"), text, {"temperature": 0, "max_tokens": 64})
