@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
 
 from pipeline.cli.options import set_option, store_option
+
+# gRPC writes of lost connections to standard error by itself. It reads this when it is imported, hence not before here.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 @click.command(name="gateway")
