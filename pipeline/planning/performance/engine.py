@@ -73,7 +73,7 @@ class Engine:
 
     def prefill(self, prompts: float, tokens: float) -> float:
         """Prompts that are done together while nothing else runs, one piece after the other."""
-        whole, size = prompts * tokens, self._piece(0)
+        whole, size = prompts * tokens, self._piece(0, tokens)
         pieces = max(1, math.ceil(whole / size))
         each = whole / pieces
         before = max(0.0, min(tokens - each, tokens / 2)) if pieces > 1 else 0.0
@@ -86,7 +86,7 @@ class Engine:
 
     def first_token(self, prompt_tokens: int, sequences: float = 0, context: float = 0) -> float:
         """From the start of a prompt to its first token, beside so many sequences that generate."""
-        size = self._piece(sequences)
+        size = self._piece(sequences, prompt_tokens)
         pieces = math.ceil(prompt_tokens / size)
         total = self.efficiency.prompt_s
         for index in range(pieces):
@@ -101,7 +101,7 @@ class Engine:
         In the steady state, as many prompts begin as answers end.
         """
         arriving = sequences * work.prompt_tokens / work.output_tokens
-        piece = min(self._piece(sequences), max(float(work.prompt_tokens), arriving))
+        piece = min(self._piece(sequences, work.prompt_tokens), max(float(work.prompt_tokens), arriving))
         before = max(0.0, work.prompt_tokens - piece) / 2
         whole = Step(sequences, work.mean_context, 1, piece, before)
         seconds = self.step(whole)
@@ -132,6 +132,7 @@ class Engine:
         seconds = waves * work.output_tokens * self.token_interval(together, work)
         return seconds + (work.output_tokens * self.token_interval(rest, work) if rest else 0.0)
 
-    def _piece(self, sequences: float) -> float:
-        """Tokens of prompts that fit into a step beside the sequences."""
-        return max(1.0, self.step_tokens - sequences)
+    def _piece(self, sequences: float, prompt_tokens: float) -> float:
+        """Tokens of prompts that fit into a step beside the sequences; a prompt that may not be split is one piece."""
+        room = max(1.0, self.step_tokens - sequences)
+        return room if self.chunked else max(room, float(prompt_tokens))

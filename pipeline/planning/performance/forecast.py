@@ -77,7 +77,7 @@ class Forecast:
 
     def lines(self, width: int) -> Iterator[str]:
         """For people."""
-        for line in forecast_lines(self):
+        for line in forecast_lines(self, width):
             yield line if len(line) <= width else f"{line[: width - 1]}…"
 
     @property

@@ -6,7 +6,6 @@ small, and the embedding, of which a step reads a few rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeline.contracts import engine_memory
@@ -121,10 +120,3 @@ def _activations(tensor: Tensor, need: ModelNeed, share: float) -> float:
     held = part(tensor, need.sizes, need.split)
     used = held.copies * share if _is_expert(tensor) else held.copies
     return _ACTIVATION_BYTES * (held.rows + held.columns) * used
-
-
-def describe(load: ModelLoad) -> Iterator[str]:
-    """For people: what a token and a step come to."""
-    yield f"{(load.dense_bytes + load.expert_bytes) / 1e9:.2f} GB of weights a rank"
-    yield f"{(load.quantized_ops + load.plain_ops) / 1e9:.2f} GFLOP a token in {load.arithmetic}"
-    yield f"{load.kv_bytes:.0f} bytes of keys and values a token"

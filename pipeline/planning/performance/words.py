@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ def figure(estimate: Estimate, unit: str = "") -> str:
     return f"{whole} ({number(estimate.low)} to {number(estimate.high)})"
 
 
-def forecast_lines(forecast: Forecast) -> Iterator[str]:
+def forecast_lines(forecast: Forecast, width: int) -> Iterator[str]:
     """First what one request sees, then many, then what a draft does, then how sure it is."""
     yield f"  first token, alone        {figure(forecast.ttft_ms, 'ms')}"
     yield f"  between tokens, alone     {figure(forecast.itl_ms, 'ms')}"
@@ -56,22 +57,20 @@ def forecast_lines(forecast: Forecast) -> Iterator[str]:
     yield from (_row(load, forecast) for load in forecast.curve)
     yield from _gain_lines(forecast)
     yield ""
-    yield from basis()
+    yield from basis(width)
 
 
-def basis() -> Iterator[str]:
+def basis(width: int) -> Iterator[str]:
     """How sure it is."""
     held = fitted()["errors"]["held-out"]
     rates, firsts = held["throughput"], held["first-token"]
-    yield (
-        f"  a roofline, fitted to published figures; of those held aside, {rates['count']} of throughput are met to"
-        f" {rates['median']:.0%} (median),"
+    text = (
+        f"a roofline, fitted to published figures; of those held aside, {rates['count']} of throughput are met to"
+        f" {rates['median']:.0%} (median), {firsts['count']} of first tokens to {firsts['median']:.0%}; brackets hold"
+        " four of five (pipeline plan --accuracy). Waiting for others is a queueing formula. Not in it: network,"
+        " tokenizer, prefixes that are reused."
     )
-    yield (
-        f"  {firsts['count']} of first tokens to {firsts['median']:.0%}; brackets hold four of five"
-        " (pipeline plan --accuracy). Waiting for others is"
-    )
-    yield "  a queueing formula. Not in it: network, tokenizer, prefixes that are reused."
+    yield from textwrap.wrap(text, max(width, 40), initial_indent="  ", subsequent_indent="  ")
 
 
 def _row(load: Load, forecast: Forecast) -> str:

@@ -9,6 +9,7 @@ from pipeline.planning.performance.compare import Comparison, Option, Place
 from pipeline.planning.performance.estimate import Estimate
 from pipeline.planning.performance.words import basis, number
 
+_WIDTH = 110  # of running text
 _ENDS = {"memory": "memory, limits", "ttft": "first token", "itl": "between tokens"}
 
 
@@ -31,7 +32,7 @@ def comparison_lines(found: Comparison, *, rows: int) -> Iterator[str]:
     yield from _table(found, rows)
     yield from _refused(found.refused)
     yield ""
-    yield from basis()
+    yield from basis(_WIDTH)
     if any(option.unverified for option in found.serving):
         yield "  ?: peak rates of this GPU without a source at hand (contracts/data/gpu_rates.yaml)"
 

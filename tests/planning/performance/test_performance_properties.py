@@ -80,6 +80,15 @@ def test_a_prompt_in_pieces_takes_no_less_than_whole() -> None:
     assert pieces.mixed_step(8, Workload(8192, 500))[0] < whole.mixed_step(8, Workload(8192, 500))[0]
 
 
+def test_a_prompt_that_may_not_be_split_holds_up_the_others_for_longer() -> None:
+    split = engine(step_tokens=1024)
+    whole = replace(split, chunked=False)
+    work = Workload(8192, 500)
+    assert whole.mixed_step(8, work)[0] > split.mixed_step(8, work)[0]
+    assert whole.first_token(8192) < split.first_token(8192)
+    assert whole.first_token(1000) == split.first_token(1000)
+
+
 def test_sharing_layers_is_quicker_until_the_links_decide() -> None:
     linked = [engine(ways=ways, device="h100-sxm-80g").decode(8, 1000) for ways in (1, 2, 4, 8)]
     assert linked == sorted(linked, reverse=True)

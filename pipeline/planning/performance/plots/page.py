@@ -39,7 +39,7 @@ def _lines(found: Comparison) -> Iterator[str]:
         yield from _table(found)
     else:
         yield "<p>Nothing serves a single request within the SLO.</p>"
-    yield f"<p>{escape(' '.join(line.strip() for line in basis()))}</p>\n</body>\n</html>"
+    yield f"<p>{escape(' '.join(line.strip() for line in basis(200)))}</p>\n</body>\n</html>"
 
 
 def _drawing(found: Comparison) -> Iterator[str]:
