@@ -233,6 +233,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--tokens", type=int, default=200)
     chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is stopped then, too
     with ExitStack() as stack:
         triton = stack.enter_context(running(MODEL_SERVER, chosen.tokens))
         ours = stack.enter_context(running(GATEWAY, triton))
