@@ -90,8 +90,8 @@ def _download(wheels: Mapping[str, str], work: Path) -> Path:
     done = subprocess.run(
         [
             sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps",
-            "--retries", "1", "--only-binary", ":all:", "--python-version", "3.11", "--require-hashes", "--requirement", str(wanted),
-            "--dest", str(work),
+            "--retries", "1", "--only-binary", ":all:", "--python-version", "3.11", "--require-hashes",
+            "--requirement", str(wanted), "--dest", str(work),
         ],
         capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,
     )  # fmt: skip
