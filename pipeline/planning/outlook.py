@@ -66,7 +66,8 @@ class Outlook:
         """
         words = [_memory_words(self.memory)]
         if self.meets_slo is not None:
-            words.append("meets the SLO" if self.meets_slo else "does not meet the SLO")
+            missed = "does not meet the SLO with so many of the longest requests"
+            words.append("meets the SLO" if self.meets_slo else missed)
         errors = sum(finding.stops for finding in self.findings)
         if errors:
             words.append(f"refused by {errors} rule{'s' if errors > 1 else ''} of preflight")
