@@ -66,7 +66,7 @@ class Outlook:
         """
         words = [_memory_words(self.memory)]
         if self.meets_slo is not None:
-            missed = "does not meet the SLO with so many of the longest requests"
+            missed = "does not meet the SLO with so many requests of such lengths"
             words.append("meets the SLO" if self.meets_slo else missed)
         errors = sum(finding.stops for finding in self.findings)
         if errors:
