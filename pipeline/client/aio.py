@@ -221,12 +221,13 @@ class AsyncStream(StreamBase):
         """One timer serves all reads of a stream: it is moved when it goes off, not at each token."""
         if within_s is None:
             return
-        self._waits_until = self._loop.time() + within_s
-        if self._alarm is not None and self._alarm.when() <= self._waits_until:
-            return
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm = self._loop.call_at(self._waits_until, self._ring)
+        until = self._waits_until = self._loop.time() + within_s
+        alarm = self._alarm
+        if alarm is not None:
+            if alarm.when() <= until:
+                return
+            alarm.cancel()
+        self._alarm = self._loop.call_at(until, self._ring)
 
     def _ring(self) -> None:
         self._alarm = None

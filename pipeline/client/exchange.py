@@ -93,8 +93,7 @@ class Exchange:
                 self._token_counts.append((tensor.datatype, raw))
             else:
                 self._counts[name] = (tensor.datatype, raw)
-        parameters = response.parameters
-        final = _FINAL in parameters and parameters[_FINAL].bool_param
+        final = response.parameters[_FINAL].bool_param  # False where there is no such mark
         content = bool(text or token_ids or log_probs)
         if content or not final or not self._times:
             self._times.append(now)
