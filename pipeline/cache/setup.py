@@ -116,7 +116,8 @@ def _part(make: Callable[[], Part], what: str, faults: list[str]) -> Part | None
     try:
         return make()
     except ImportError as error:
-        faults.append(f"{what}: needs {error.name}: pip install 'pipeline[cache]'")
+        extra = "" if (error.name or "").startswith("pipeline.") else ": pip install 'pipeline[cache]'"
+        faults.append(f"{what}: {error}{extra}")
     except (BackendDown, ValueError, OSError) as error:
         faults.append(f"{what}: {error}")
     return None
