@@ -1,0 +1,162 @@
+"""The checks by themselves: each holds two readings side by side and says what differs, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
+
+from pipeline.cache.semantic.verification.alignment import Alignment, align
+from pipeline.cache.semantic.verification.lexicon import lexicon
+from pipeline.cache.semantic.verification.reading import Reading
+
+Check = Callable[[Reading, Reading], str | None]
+_SAME_SENSE = ("more", "less", "most", "least")  # with an opposite beside them, they may say the same
+
+
+def numbers(one: Reading, other: Reading) -> str | None:
+    """Values, units, dates and clock times are the same, each with the same preposition."""
+    if one.numbers != other.numbers:
+        return (
+            f"numbers: {_listed(n.value for n in one.numbers)} and {_listed(n.value for n in other.numbers)}"
+        )
+    if sorted(_told(one)) != sorted(_told(other)):
+        return "numbers have changed places"
+    return None
+
+
+def _told(reading: Reading) -> list[tuple[str, str, str]]:
+    known = lexicon()
+    return [(role if role in known.roles else "", n.unit, n.value) for role, n in reading.counted]
+
+
+def names(one: Reading, other: Reading) -> str | None:
+    """Whoever and whatever is named on one side is on the other."""
+    known = lexicon()
+    for here, there in ((one, other), (other, one)):
+        for name in sorted(here.names):
+            if not any(
+                known.synonymous(name, stem) for stem in (there.stems if name not in there.stems else (name,))
+            ):
+                return f"names: {name}"
+    return None
+
+
+def codes(one: Reading, other: Reading) -> str | None:
+    """Identifiers, addresses, versions and the like are the same."""
+    differing = one.codes ^ other.codes
+    return f"codes: {_listed(differing)}" if differing else None
+
+
+def quotes(one: Reading, other: Reading) -> str | None:
+    """Quoted text is the same."""
+    differing = one.quotes ^ other.quotes
+    return f"quotations: {_listed(differing)}" if differing else None
+
+
+def openings(one: Reading, other: Reading) -> str | None:
+    """Both ask why, or when, or how."""
+    if one.frames == other.frames:
+        return None
+    alike = lexicon().alike
+    if len(one.frames) == len(other.frames) == 1 and any(
+        one.frames | other.frames <= group for group in alike
+    ):
+        return None
+    if one.frames ^ other.frames <= {"how-to", "way-to"} and not (one.frames and other.frames):
+        return None  # "how to reset a password" and "reset a password"
+    return f"openings: {_listed(one.frames)} and {_listed(other.frames)}"
+
+
+def pronouns(one: Reading, other: Reading) -> str | None:
+    """Nobody becomes somebody else."""
+    return "pronouns" if one.pronouns != other.pronouns else None
+
+
+def tenses(one: Reading, other: Reading) -> str | None:
+    """Past, present and future are told apart."""
+    return f"tenses: {_listed(one.tenses ^ other.tenses)}" if one.tenses != other.tenses else None
+
+
+def joining(one: Reading, other: Reading) -> str | None:
+    """ "And" is not "or"."""
+    return "and, or" if one.joined and other.joined and one.joined != other.joined else None
+
+
+def sense(one: Reading, other: Reading) -> str | None:
+    """Negations and opposites: none, or two that cancel each other."""
+    found = _aligned(one, other)
+    told, there = list(one.telling), list(other.telling)
+    for word in one.telling:
+        if word in there:
+            told.remove(word)
+            there.remove(word)
+    known = lexicon()
+    turned = abs(one.negations - other.negations) + len(found.opposed)
+    for word in tuple(told):
+        against = next((w for w in there if w in _SAME_SENSE and known.opposite(word, w)), None)
+        if word in _SAME_SENSE and against is not None:
+            told.remove(word)
+            there.remove(against)
+            turned += 1
+    if told or there:
+        return f"{_about(told + there)}: {_listed(told + there)}"
+    if turned == 0 or (turned == 2 and len(found.opposed) == 1):
+        return None
+    return f"opposites: {_listed(f'{a}, {b}' for a, b in found.opposed)}" if found.opposed else "negation"
+
+
+def _about(words: list[str]) -> str:
+    return lexicon().telling.get(words[0], "words")
+
+
+def words(one: Reading, other: Reading) -> str | None:
+    """Every word that carries meaning is on both sides, or one that says the same."""
+    found = _aligned(one, other)
+    if found.left or found.right:
+        return f"words: {_listed(found.left)} and {_listed(found.right)}"
+    return None
+
+
+def order(one: Reading, other: Reading) -> str | None:
+    """Who does what to whom, from where to where."""
+    found = _aligned(one, other)
+    equals = (one.symmetric and other.symmetric) or bool(one.joined & other.joined)
+    for first, second in found.moved:
+        if (
+            "" not in (first.role, second.role)
+            and first.role != second.role
+            and not {first.role, second.role} <= {"by", "with"}
+        ):
+            return f"places: {first.role} {first.stem}, {second.role} {second.stem}"
+        if "~" not in (first.role, second.role) and first.role != second.role:
+            return f"places: {first.role} {first.stem}, {second.role} {second.stem}"
+    if found.swapped is not None and not equals:
+        return f"order: {found.swapped[0]}, {found.swapped[1]}"
+    return None
+
+
+CHECKS: Mapping[str, Check] = MappingProxyType(
+    {
+        "numbers": numbers,
+        "codes": codes,
+        "quotes": quotes,
+        "names": names,
+        "openings": openings,
+        "pronouns": pronouns,
+        "tenses": tenses,
+        "joining": joining,
+        "sense": sense,
+        "words": words,
+        "order": order,
+    }
+)
+
+
+@lru_cache(1)
+def _aligned(one: Reading, other: Reading) -> Alignment:
+    return align(one.words, other.words)
+
+
+def _listed(words: object) -> str:
+    return ", ".join(sorted(map(str, words))) or "none"  # type: ignore[call-overload]

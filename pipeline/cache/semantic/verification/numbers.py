@@ -1,0 +1,164 @@
+"""Numbers of a text with their units: digits or words, money, clock times, months and days of the week."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.cache.semantic.verification.lexicon import Lexicon
+from pipeline.cache.semantic.verification.tokens import Token
+
+_UNITS = (
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+)
+_TEENS = ("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen")
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_SMALL = {word: value for value, word in enumerate((*_UNITS, *_TEENS))} | {"dozen": 12}
+_SMALL |= {word: 10 * tens for tens, word in enumerate(_TENS, 2)}
+_ORDINAL_WORDS = (
+    "first",
+    "second",
+    "third",
+    "fourth",
+    "fifth",
+    "sixth",
+    "seventh",
+    "eighth",
+    "ninth",
+    "tenth",
+)
+_ORDINALS = {word: value for value, word in enumerate((*_ORDINAL_WORDS, "eleventh", "twelfth"), 1)}
+_POWERS = {
+    "hundred": 100,
+    "thousand": 1000,
+    "k": 1000,
+    "million": 10**6,
+    "billion": 10**9,
+    "lakh": 10**5,
+    "crore": 10**7,
+}
+_TIMES = {"once": 1, "twice": 2, "thrice": 3}
+_SIGNS = frozenset("$€£¥₹")
+_HALF = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A value and what it counts: a unit, "th" of an ordinal, "clock" in minutes, "month", "weekday", or nothing."""
+
+    value: str  # canonical: 1000 for 1,000 and "one thousand"
+    unit: str
+
+
+def number_at(given: Sequence[Token], at: int, lexicon: Lexicon) -> tuple[Number, int] | None:
+    """The number that begins at a token, and how many tokens it takes."""
+    word = given[at].text
+    if (named := _named(given, at, lexicon)) is not None:
+        return named, 1
+    if word in _TIMES:
+        return Number(str(_TIMES[word]), "times"), 1
+    sign = lexicon.units[word] if word in _SIGNS else ""
+    start = at + bool(sign)
+    if (counted := _counted(given, start)) is None:
+        return None
+    value, taken, ordinal = counted
+    following = given[start + taken].text if start + taken < len(given) else ""
+    if sign:
+        return Number(value, sign), taken + 1
+    if following in ("am", "pm", "a.m", "p.m") or (":" in value):
+        return _clock(value, following)
+    if following == "°" and start + taken + 1 < len(given):
+        taken, following = taken + 1, "°" + given[start + taken + 1].text
+    if following in ("st", "nd", "rd", "th"):
+        return Number(value, "" if _near_month(given, start, taken + 1, lexicon) else "th"), taken + 1
+    if ordinal:
+        return Number(value, "" if _near_month(given, start, taken, lexicon) else "th"), taken
+    if following in lexicon.units:
+        return Number(value, lexicon.units[following]), taken + 1
+    if word == "one":  # "the blue one", "which one": a pronoun
+        return None
+    return Number(value, ""), taken
+
+
+def _named(given: Sequence[Token], at: int, lexicon: Lexicon) -> Number | None:
+    token = given[at]
+    word = token.text
+    for names, unit in ((lexicon.months, "month"), (lexicon.weekdays, "weekday")):
+        if word in names:
+            sure = (len(word) > 3 and word != "march") or (token.raw[:1].isupper() and not token.opens)
+            if sure or _by_a_number(given, at):
+                return Number(str(names[word]), unit)
+    if word.endswith("s") and word[:-1] in lexicon.weekdays and len(word) > 4:
+        return Number(str(lexicon.weekdays[word[:-1]]), "weekday")
+    return None
+
+
+def _by_a_number(given: Sequence[Token], at: int) -> bool:
+    return any(
+        0 <= other < len(given) and given[other].text.isdigit() for other in (at - 1, at + 1)
+    ) and given[at].text not in ("sat", "sun", "wed")
+
+
+def _near_month(given: Sequence[Token], start: int, taken: int, lexicon: Lexicon) -> bool:
+    around = [given[i].text for i in (start - 1, start + taken, start + taken + 1) if 0 <= i < len(given)]
+    return any(word in lexicon.months for word in around)
+
+
+def _counted(given: Sequence[Token], start: int) -> tuple[str, int, bool] | None:
+    """Canonical digits, the tokens they take, and whether it is an ordinal word."""
+    if start >= len(given):
+        return None
+    word = given[start].text
+    if word[0].isdigit():
+        plain = word.replace(",", "")
+        return _powered(given, start, plain, 1)
+    if word in _ORDINALS:
+        after_number = start > 0 and (given[start - 1].text.isdigit() or given[start - 1].text in _SMALL)
+        return None if after_number else (str(_ORDINALS[word]), 1, True)
+    if word == "half":
+        return str(_HALF), 1, False
+    if word not in _SMALL and not (
+        word in ("a", "an") and start + 1 < len(given) and given[start + 1].text in _POWERS
+    ):
+        return None
+    value, taken = _SMALL.get(word, 1), 1
+    if value >= 20 and start + 1 < len(given):
+        small = _SMALL.get(given[start + 1].text, 0)
+        if 0 < small < 10:
+            value, taken = value + small, 2
+    return _powered(given, start, str(value), taken)
+
+
+def _powered(given: Sequence[Token], start: int, digits: str, taken: int) -> tuple[str, int, bool]:
+    while start + taken < len(given) and given[start + taken].text in _POWERS and digits.count(".") < 2:
+        try:
+            digits = f"{float(digits) * _POWERS[given[start + taken].text]:.12g}"
+        except ValueError:  # 24/7, 14:05, 2026-05-03
+            break
+        taken += 1
+    if digits.isdigit():
+        digits = digits.lstrip("0") or "0"
+    return digits, taken, False
+
+
+def _clock(value: str, following: str) -> tuple[Number, int]:
+    hours, _, minutes = value.partition(":")
+    if not hours.isdigit() or not (minutes or "0").isdigit():
+        return Number(value, ""), 1
+    hour = int(hours)
+    marked = following in ("am", "pm", "a.m", "p.m")
+    if marked:
+        hour = hour % 12 + (12 if following.startswith("p") else 0)
+    return Number(str(60 * hour + int(minutes or 0)), "clock"), 1 + marked

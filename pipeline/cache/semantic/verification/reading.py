@@ -1,0 +1,173 @@
+"""What a question says, taken apart for comparison; read once and kept for the questions read last."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from pipeline.cache.semantic.verification.lexicon import Lexicon, lexicon
+from pipeline.cache.semantic.verification.numbers import Number, number_at
+from pipeline.cache.semantic.verification.stems import stem
+from pipeline.cache.semantic.verification.tokens import Token, plain, quoted, read_phrases, tokens
+
+_KEPT = 8192  # readings, about 3 KB each
+_CODE = re.compile(r".*\d|.*[_@#/\\]|.*\w\.\w|.*\+\+|.*[a-z][A-Z]")
+_ARTICLES = frozenset(
+    ("a", "an", "the", "my", "your", "our", "his", "her", "their", "this", "that", "these", "those")
+)
+_BE = frozenset(("is", "are", "was", "were", "am", "be", "been", "being", "get", "got"))
+_NOT_NAMES = frozenset(("i", "i'm", "ok", "pls", "asap"))
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word that carries meaning."""
+
+    stem: str
+    role: str  # the preposition that gives it its part; "~" for one that only attaches it, "" without one
+    name: bool  # written as a name or a code
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A question."""
+
+    words: tuple[Word, ...]  # in their order, numbers left out
+    counted: tuple[tuple[str, Number], ...]  # (role, number) in their order
+    numbers: tuple[Number, ...]  # sorted
+    names: frozenset[str]  # stems of what is capitalised within a sentence
+    codes: frozenset[str]
+    quotes: frozenset[str]
+    negations: int
+    frames: frozenset[str]  # how the question opens: why, when, how-to
+    telling: tuple[str, ...]  # words whose presence changes the answer, sorted
+    pronouns: frozenset[str]
+    tenses: frozenset[str]
+    joined: frozenset[str]  # which of "and", "or"
+    symmetric: bool  # it speaks of a relation that holds in both directions
+    stems: frozenset[str]  # of all words, whatever they are
+
+
+@lru_cache(_KEPT)
+def read(text: str) -> Reading:
+    """Take a question apart."""
+    known = lexicon()
+    flat = plain(text)
+    written = tokens(flat)
+    given = _active(read_phrases(written, known))
+    reader = _Reader(known)
+    at = 0
+    while at < len(given):
+        found = number_at(given, at, known)
+        if found is not None:
+            reader.count(found[0])
+            at += found[1]
+        else:
+            reader.word(given[at])
+            at += 1
+    names, codes = _named(written, known)
+    return Reading(
+        words=tuple(Word(form, role, form in names) for form, role in reader.pairs),
+        counted=tuple(reader.counted),
+        numbers=tuple(sorted((number for _, number in reader.counted), key=lambda n: (n.unit, n.value))),
+        names=names,
+        codes=codes,
+        quotes=quoted(flat),
+        negations=reader.negations,
+        frames=frozenset(reader.frames),
+        telling=tuple(sorted(reader.telling)),
+        pronouns=frozenset(reader.pronouns),
+        tenses=frozenset(reader.tenses),
+        joined=frozenset(reader.joined),
+        symmetric=any(form in known.symmetric for form, _ in reader.pairs),
+        stems=frozenset(stem(token.text) for token in (*written, *given)),
+    )
+
+
+class _Reader:
+    """Sorts the words of one text."""
+
+    def __init__(self, known: Lexicon) -> None:
+        self._known = known
+        self._role = ""
+        self.pairs: list[tuple[str, str]] = []  # (stem, role)
+        self.counted: list[tuple[str, Number]] = []
+        self.negations = 0
+        self.frames: list[str] = []
+        self.telling: list[str] = []
+        self.pronouns: list[str] = []
+        self.tenses: list[str] = []
+        self.joined: list[str] = []
+
+    def count(self, number: Number) -> None:
+        self.counted.append((self._role, number))
+
+    def word(self, token: Token) -> None:
+        word, known = token.text, self._known
+        if word in known.negations:
+            self.negations += 1
+        if word in known.pronouns:
+            self.pronouns.append(known.pronouns[word])
+        if word in known.tenses:
+            self.tenses.append(known.tenses[word])
+        if word in known.joining:
+            self.joined += [word] if word in ("or", "and") else []
+            return
+        if word in known.frames:
+            self.frames.append(word)
+            self._role = ""
+        elif word in known.telling:
+            self.telling.append(word)
+            self._role = word if word in known.roles else self._role
+        elif word in known.roles or word in known.attaching:
+            self._role = word if word in known.roles else "~"
+        elif not self._passes(word):
+            self.pairs.append((stem(word), self._role))
+
+    def _passes(self, word: str) -> bool:
+        """Whether the word says nothing by itself; an auxiliary begins a new clause."""
+        known = self._known
+        if word in _BE or word in known.tenses:
+            self._role = ""
+            return True
+        return (
+            word in known.fillers
+            or word in known.negations
+            or word in known.pronouns
+            or word in ("what", "%")
+        )
+
+
+def _named(written: Sequence[Token], known: Lexicon) -> tuple[frozenset[str], frozenset[str]]:
+    """Names by their stems, and codes as they are."""
+    words = [token for token in written if token.raw[:1].isalpha()]
+    capitals = sum(token.raw[:1].isupper() for token in words)
+    titled = len(words) > 3 and capitals > 0.6 * len(words)
+    names, codes = set(), set()
+    for token in words:
+        if _CODE.match(token.raw):
+            codes.add(token.text)
+        elif token.raw[0].isupper() and not titled and token.text not in _NOT_NAMES:
+            shout = len(token.raw) > 1 and token.raw.isupper()
+            calendar = token.text in known.months or token.text in known.weekdays
+            if (shout or not token.opens) and not calendar and token.text not in known.fillers:
+                names.add(stem(token.text))
+    return frozenset(names), frozenset(codes)
+
+
+def _active(given: list[Token]) -> list[Token]:
+    """ "is X blamed by Y" as "Y blamed X": who does what to whom is then told by the order."""
+    words = [token.text for token in given]
+    if "by" not in words or words[0] not in _BE:
+        return given
+    by = words.index("by")
+    if by < 3 or by + 1 >= len(words) or not words[by - 1].endswith(("ed", "en", "ught", "wn")):
+        return given
+    patient, verb, rest = given[1 : by - 1], given[by - 1], given[by + 1 :]
+    end = next(
+        (i for i, token in enumerate(rest) if token.text in ("in", "on", "at", "for", "when", "if")),
+        len(rest),
+    )
+    return [given[0], *rest[:end], verb, *patient, *rest[end:]]

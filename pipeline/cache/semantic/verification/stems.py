@@ -1,0 +1,58 @@
+"""One form for the forms of an English word: plural, tense and participle go. Not linguistics; equal in, equal out."""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+_VOWELS = frozenset("aeiouy")
+
+
+@cache
+def _forms() -> tuple[dict[str, str], frozenset[str]]:
+    """Form -> stem of irregular words, and the words that have no ending."""
+    text = (files(__package__) / "data" / "forms.yaml").read_text(encoding="utf-8")
+    raw: dict[str, Any] = yaml.load(text, Loader=yaml.BaseLoader)  # "yes" is a word here
+    return {form: stem for stem, forms in raw["irregular"].items() for form in forms}, frozenset(raw["kept"])
+
+
+@lru_cache(8192)
+def stem(word: str) -> str:
+    """
+    >>> [stem(word) for word in ("cards", "cancelled", "cancelling", "cancels", "cancel", "deliveries", "delivery")]
+    ['card', 'cancel', 'cancel', 'cancel', 'cancel', 'delivery', 'delivery']
+    """
+    irregular, kept = _forms()
+    if word in irregular:
+        return irregular[word]
+    word = word.removesuffix("'s").removesuffix("'")
+    if len(word) <= 3 or word in kept or not word.isalpha():
+        return word
+    for ending in ("ies", "ied"):
+        if word.endswith(ending) and len(word) > 4:
+            return word[:-3] + "y"
+    if word.endswith(("sses", "shes", "ches", "xes", "zzes")):
+        return _bare(word[:-2])
+    if word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        return _bare(word[:-1])
+    for ending in ("ing", "ed"):
+        cut = word.removesuffix(ending)
+        if cut != word and len(cut) > 2 and _VOWELS & set(cut):
+            return _undoubled(cut)
+    return _bare(word)
+
+
+def _undoubled(cut: str) -> str:
+    """stopp to stop, but call and pass stay."""
+    doubled = len(cut) > 3 and cut[-1] == cut[-2] and cut[-1] not in "lsz" and cut[-1] not in _VOWELS
+    if doubled or (cut.endswith("ll") and len(cut) > 5):
+        return cut[:-1]
+    return _bare(cut)
+
+
+def _bare(word: str) -> str:
+    """Without the e that ing and ed swallow: charge and charging meet at charg."""
+    return word[:-1] if len(word) > 4 and word.endswith("e") else word

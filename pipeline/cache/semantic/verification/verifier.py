@@ -1,0 +1,39 @@
+"""The verifier that a cache uses: all checks, or those that a recipe leaves on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.cache.semantic.verification.checks import CHECKS
+from pipeline.cache.semantic.verification.reading import read
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """See `pipeline.cache.semantic.layer.Verifier`; `checks`: names of `CHECKS`, asked in that order."""
+
+    checks: tuple[str, ...]
+
+    def objection(self, asked: str, kept: str, similarity: float) -> str | None:
+        """What the first check that objects says, such as "numbers: 3 and 4"; None if none does."""
+        del similarity  # the threshold is the layer's
+        if asked == kept:
+            return None
+        one, other = read(asked), read(kept)
+        for name in self.checks:
+            if (found := CHECKS[name](one, other)) is not None:
+                return found
+        return None
+
+
+def default_verifier(checks: Sequence[str] | None = None) -> Checked:
+    """All checks, or the named ones.
+
+    Raises:
+        ValueError: a name is not known.
+    """
+    names = tuple(CHECKS) if checks is None else tuple(checks)
+    if unknown := [name for name in names if name not in CHECKS]:
+        raise ValueError(f"checks {', '.join(unknown)}: not known (one of {', '.join(CHECKS)})")
+    return Checked(names)
