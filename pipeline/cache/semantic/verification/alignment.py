@@ -18,6 +18,7 @@ class Alignment:
     opposed: tuple[tuple[str, str], ...]  # opposites, side by side
     moved: tuple[tuple[Word, Word], ...]  # the same word with another preposition
     swapped: tuple[str, str] | None  # two words that have changed places without one
+    neighbours: bool  # the two stand side by side in both
 
 
 def align(one: Sequence[Word], other: Sequence[Word]) -> Alignment:
@@ -40,12 +41,15 @@ def align(one: Sequence[Word], other: Sequence[Word]) -> Alignment:
             left.remove(at)
             right.remove(to)
     present = {word.stem for word in one}, {word.stem for word in other}
+    swapped = _swapped(one, other, pairs)
     return Alignment(
         left=tuple(one[at].stem for at in left if one[at].stem not in present[1]),
         right=tuple(other[to].stem for to in right if other[to].stem not in present[0]),
         opposed=tuple(opposed),
         moved=tuple((one[at], other[to]) for at, to in pairs.items() if one[at].role != other[to].role),
-        swapped=_swapped(one, other, pairs),
+        swapped=None if swapped is None else (one[swapped[0]].stem, one[swapped[1]].stem),
+        neighbours=swapped is not None
+        and swapped[1] - swapped[0] == 1 == abs(pairs[swapped[0]] - pairs[swapped[1]]),
     )
 
 
@@ -61,12 +65,12 @@ def _synonymous(one: Word, other: Word) -> bool:
     return lexicon().synonymous(one.stem, other.stem)
 
 
-def _swapped(one: Sequence[Word], other: Sequence[Word], pairs: dict[int, int]) -> tuple[str, str] | None:
+def _swapped(one: Sequence[Word], other: Sequence[Word], pairs: dict[int, int]) -> tuple[int, int] | None:
     """Words of the same part whose order is another; one that a preposition attaches may stand anywhere."""
     order = sorted(pairs)
     for index, first in enumerate(order):
         for second in order[index + 1 :]:
             a, b, c, d = one[first], one[second], other[pairs[first]], other[pairs[second]]
             if pairs[first] > pairs[second] and a.role == c.role and b.role == d.role and a.role == b.role:
-                return a.stem, b.stem
+                return first, second
     return None

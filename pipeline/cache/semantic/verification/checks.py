@@ -122,17 +122,16 @@ def order(one: Reading, other: Reading) -> str | None:
     """Who does what to whom, from where to where."""
     found = _aligned(one, other)
     equals = (one.symmetric and other.symmetric) or bool(one.joined & other.joined)
-    for first, second in found.moved:
-        if (
-            "" not in (first.role, second.role)
-            and first.role != second.role
-            and not {first.role, second.role} <= {"by", "with"}
-        ):
-            return f"places: {first.role} {first.stem}, {second.role} {second.stem}"
-        if "~" not in (first.role, second.role) and first.role != second.role:
-            return f"places: {first.role} {first.stem}, {second.role} {second.stem}"
+    traded = sorted(first.role for first, _ in found.moved) == sorted(
+        second.role for _, second in found.moved
+    )
+    if not (equals and traded):
+        for first, second in found.moved:
+            if "~" not in (first.role, second.role) and {first.role, second.role} != {"by", "with"}:
+                return f"places: {first.role} {first.stem}, {second.role} {second.stem}"
     if found.swapped is not None and not equals:
-        return f"order: {found.swapped[0]}, {found.swapped[1]}"
+        both = "and" in one.joined | other.joined and found.neighbours
+        return None if both else f"order: {found.swapped[0]}, {found.swapped[1]}"
     return None
 
 

@@ -49,6 +49,9 @@ class Lexicon:
         """Of two stems: listed, or one with a prefix that denies it."""
         if other in self.opposites.get(one, ()):
             return True
+        base = one.removesuffix("less").removesuffix("ful")
+        if base != one and other in (f"{base}less", f"{base}ful"):
+            return True
         shorter, longer = sorted((one, other), key=len)
         return len(shorter) > 3 and longer.endswith(shorter) and longer[: -len(shorter)] in _OPPOSING_PREFIXES
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from pipeline.cache.semantic.verification.lexicon import Lexicon, lexicon
 from pipeline.cache.semantic.verification.numbers import Number, number_at
-from pipeline.cache.semantic.verification.stems import stem
+from pipeline.cache.semantic.verification.stems import is_participle, stem
 from pipeline.cache.semantic.verification.tokens import Token, plain, quoted, read_phrases, tokens
 
 _KEPT = 8192  # readings, about 3 KB each
@@ -18,6 +18,9 @@ _ARTICLES = frozenset(
     ("a", "an", "the", "my", "your", "our", "his", "her", "their", "this", "that", "these", "those")
 )
 _BE = frozenset(("is", "are", "was", "were", "am", "be", "been", "being", "get", "got"))
+_PEOPLE = frozenset(
+    ("person", "people", "man", "men", "woman", "women", "someone", "somebody", "anyone", "one", "those")
+)
 _NOT_NAMES = frozenset(("i", "i'm", "ok", "pls", "asap"))
 
 
@@ -92,6 +95,7 @@ class _Reader:
     def __init__(self, known: Lexicon) -> None:
         self._known = known
         self._role = ""
+        self._before = ""  # the last word
         self.pairs: list[tuple[str, str]] = []  # (stem, role)
         self.counted: list[tuple[str, Number]] = []
         self.negations = 0
@@ -105,7 +109,11 @@ class _Reader:
         self.counted.append((self._role, number))
 
     def word(self, token: Token) -> None:
-        word, known = token.text, self._known
+        self._sort(token.text)
+        self._before = token.text
+
+    def _sort(self, word: str) -> None:
+        known = self._known
         if word in known.negations:
             self.negations += 1
         if word in known.pronouns:
@@ -116,7 +124,8 @@ class _Reader:
             self.joined += [word] if word in ("or", "and") else []
             return
         if word in known.frames:
-            self.frames.append(word)
+            if not (word == "who" and self._before in _PEOPLE):  # "a person who …"
+                self.frames.append(word)
             self._role = ""
         elif word in known.telling:
             self.telling.append(word)
@@ -163,7 +172,7 @@ def _active(given: list[Token]) -> list[Token]:
     if "by" not in words or words[0] not in _BE:
         return given
     by = words.index("by")
-    if by < 3 or by + 1 >= len(words) or not words[by - 1].endswith(("ed", "en", "ught", "wn")):
+    if by < 3 or by + 1 >= len(words) or not is_participle(words[by - 1]):
         return given
     patient, verb, rest = given[1 : by - 1], given[by - 1], given[by + 1 :]
     end = next(

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from functools import cache, lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 _VOWELS = frozenset("aeiouy")
 
 
+def is_participle(word: str) -> bool:
+    """Whether it may be what is done to somebody: "is X hurt by Y"."""
+    return word.endswith(("ed", "en", "ught", "wn")) or word in _forms().participles
+
+
+class _Forms(NamedTuple):
+    irregular: dict[str, str]  # form -> stem
+    kept: frozenset[str]  # words without an ending
+    participles: frozenset[str]
+
+
 @cache
-def _forms() -> tuple[dict[str, str], frozenset[str]]:
-    """Form -> stem of irregular words, and the words that have no ending."""
+def _forms() -> _Forms:
     text = (files(__package__) / "data" / "forms.yaml").read_text(encoding="utf-8")
     raw: dict[str, Any] = yaml.load(text, Loader=yaml.BaseLoader)  # "yes" is a word here
-    return {form: stem for stem, forms in raw["irregular"].items() for form in forms}, frozenset(raw["kept"])
+    irregular = {form: stem for stem, forms in raw["irregular"].items() for form in forms}
+    return _Forms(irregular, frozenset(raw["kept"]), frozenset(raw["participles"]))
 
 
 @lru_cache(8192)
@@ -25,7 +36,7 @@ def stem(word: str) -> str:
     >>> [stem(word) for word in ("cards", "cancelled", "cancelling", "cancels", "cancel", "deliveries", "delivery")]
     ['card', 'cancel', 'cancel', 'cancel', 'cancel', 'delivery', 'delivery']
     """
-    irregular, kept = _forms()
+    irregular, kept, _ = _forms()
     if word in irregular:
         return irregular[word]
     word = word.removesuffix("'s").removesuffix("'")
@@ -50,6 +61,8 @@ def _undoubled(cut: str) -> str:
     doubled = len(cut) > 3 and cut[-1] == cut[-2] and cut[-1] not in "lsz" and cut[-1] not in _VOWELS
     if doubled or (cut.endswith("ll") and len(cut) > 5):
         return cut[:-1]
+    if len(cut) == 3 and cut[0] not in _VOWELS and cut[1] in _VOWELS and cut[2] not in _VOWELS | set("wxy"):
+        return cut + "e"  # hated, liked, voted
     return _bare(cut)
 
 
