@@ -16,18 +16,27 @@ _SAME_SENSE = ("more", "less", "most", "least")  # with an opposite beside them,
 
 def numbers(one: Reading, other: Reading) -> str | None:
     """Values, units, dates and clock times are the same, each with the same preposition."""
-    if one.numbers != other.numbers:
-        return (
-            f"numbers: {_listed(n.value for n in one.numbers)} and {_listed(n.value for n in other.numbers)}"
-        )
+    if [n.value for n in one.numbers] != [n.value for n in other.numbers] or not _units_agree(one, other):
+        return f"numbers: {_listed(map(str, one.numbers))} and {_listed(map(str, other.numbers))}"
     if sorted(_told(one)) != sorted(_told(other)):
         return "numbers have changed places"
     return None
 
 
-def _told(reading: Reading) -> list[tuple[str, str, str]]:
+def _units_agree(one: Reading, other: Reading) -> bool:
+    """In "500 and 1000 rupees", the unit is that of both numbers."""
+    for mine, yours in zip(one.numbers, other.numbers, strict=True):
+        if mine.unit != yours.unit:
+            listed = one if mine.unit == "" else other if yours.unit == "" else None
+            unit = mine.unit or yours.unit
+            if listed is None or not any(n.unit == unit for n in listed.numbers):
+                return False
+    return True
+
+
+def _told(reading: Reading) -> list[tuple[str, str]]:
     known = lexicon()
-    return [(role if role in known.roles else "", n.unit, n.value) for role, n in reading.counted]
+    return [(role if role in known.roles else "", n.value) for role, n in reading.counted]
 
 
 def names(one: Reading, other: Reading) -> str | None:

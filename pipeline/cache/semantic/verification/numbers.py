@@ -61,6 +61,9 @@ class Number:
     value: str  # canonical: 1000 for 1,000 and "one thousand"
     unit: str
 
+    def __str__(self) -> str:
+        return f"{self.value} {self.unit}".rstrip()
+
 
 def number_at(given: Sequence[Token], at: int, lexicon: Lexicon) -> tuple[Number, int] | None:
     """The number that begins at a token, and how many tokens it takes."""

@@ -74,7 +74,7 @@ def read(text: str) -> Reading:
     return Reading(
         words=tuple(Word(form, role, form in names) for form, role in reader.pairs),
         counted=tuple(reader.counted),
-        numbers=tuple(sorted((number for _, number in reader.counted), key=lambda n: (n.unit, n.value))),
+        numbers=tuple(sorted((number for _, number in reader.counted), key=lambda n: (n.value, n.unit))),
         names=names,
         codes=codes,
         quotes=quoted(flat),
@@ -106,7 +106,10 @@ class _Reader:
         self.joined: list[str] = []
 
     def count(self, number: Number) -> None:
-        self.counted.append((self._role, number))
+        """A number has a part of its own only right after its preposition: "from 5 to 10"."""
+        near = self._before in self._known.roles or self._before in _ARTICLES
+        self.counted.append((self._role if near else "", number))
+        self._before = ""
 
     def word(self, token: Token) -> None:
         self._sort(token.text)
