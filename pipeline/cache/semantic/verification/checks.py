@@ -9,6 +9,7 @@ from types import MappingProxyType
 from pipeline.cache.semantic.verification.alignment import Alignment, align
 from pipeline.cache.semantic.verification.lexicon import lexicon
 from pipeline.cache.semantic.verification.reading import Reading
+from pipeline.cache.semantic.verification.stems import stem
 
 Check = Callable[[Reading, Reading], str | None]
 _SAME_SENSE = ("more", "less", "most", "least")  # with an opposite beside them, they may say the same
@@ -43,10 +44,9 @@ def names(one: Reading, other: Reading) -> str | None:
     """Whoever and whatever is named on one side is on the other."""
     known = lexicon()
     for here, there in ((one, other), (other, one)):
-        for name in sorted(here.names):
-            if not any(
-                known.synonymous(name, stem) for stem in (there.stems if name not in there.stems else (name,))
-            ):
+        stems = {stem(word) for word in there.said} if here.names else set()
+        for name in sorted(here.names - stems):
+            if not any(known.synonymous(name, other_stem) for other_stem in stems):
                 return f"names: {name}"
     return None
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
-from pipeline.cache.semantic.verification.lexicon import Lexicon
+from pipeline.cache.semantic.verification.lexicon import Lexicon, lexicon
 from pipeline.cache.semantic.verification.tokens import Token
 
 _UNITS = (
@@ -63,6 +64,16 @@ class Number:
 
     def __str__(self) -> str:
         return f"{self.value} {self.unit}".rstrip()
+
+
+@cache
+def number_words() -> frozenset[str]:
+    """What a number may begin with, if not with a digit."""
+    known = lexicon()
+    days = {f"{day}s" for day in known.weekdays}
+    return frozenset(
+        {*_SMALL, *_ORDINALS, *_TIMES, *_SIGNS, *known.months, *known.weekdays, *days, "half", "a", "an"}
+    )
 
 
 def number_at(given: Sequence[Token], at: int, lexicon: Lexicon) -> tuple[Number, int] | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from pipeline.cache.semantic.verification.lexicon import Lexicon, lexicon
-from pipeline.cache.semantic.verification.numbers import Number, number_at
+from pipeline.cache.semantic.verification.numbers import Number, number_at, number_words
 from pipeline.cache.semantic.verification.stems import is_participle, stem
 from pipeline.cache.semantic.verification.tokens import Token, plain, quoted, read_phrases, tokens
 
@@ -33,9 +33,9 @@ class Word:
     name: bool  # written as a name or a code
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """A question."""
+    """A question. Compared by identity: a text is read once."""
 
     words: tuple[Word, ...]  # in their order, numbers left out
     counted: tuple[tuple[str, Number], ...]  # (role, number) in their order
@@ -50,7 +50,7 @@ class Reading:
     tenses: frozenset[str]
     joined: frozenset[str]  # which of "and", "or"
     symmetric: bool  # it speaks of a relation that holds in both directions
-    stems: frozenset[str]  # of all words, whatever they are
+    said: frozenset[str]  # all words, whatever they are
 
 
 @lru_cache(_KEPT)
@@ -60,10 +60,11 @@ def read(text: str) -> Reading:
     flat = plain(text)
     written = tokens(flat)
     given = _active(read_phrases(written, known))
-    reader = _Reader(known)
+    reader, counting = _Reader(known), number_words()
     at = 0
     while at < len(given):
-        found = number_at(given, at, known)
+        text = given[at].text
+        found = number_at(given, at, known) if text in counting or text[0].isdigit() else None
         if found is not None:
             reader.count(found[0])
             at += found[1]
@@ -85,7 +86,7 @@ def read(text: str) -> Reading:
         tenses=frozenset(reader.tenses),
         joined=frozenset(reader.joined),
         symmetric=any(form in known.symmetric for form, _ in reader.pairs),
-        stems=frozenset(stem(token.text) for token in (*written, *given)),
+        said=frozenset([token.text for token in written] + [token.text for token in given]),
     )
 
 

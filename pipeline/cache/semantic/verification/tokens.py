@@ -65,7 +65,7 @@ class Token:
 
     text: str  # lower case
     raw: str  # as written; "" if it stands for a phrase
-    opens: bool = False  # it begins a sentence
+    opens: bool = False  # it begins a sentence, and its letter is a capital for no other reason
 
 
 def plain(text: str) -> str:
@@ -89,7 +89,9 @@ def tokens(text: str) -> list[Token]:
     end = 0
     for match in _TOKEN.finditer(text):
         raw = match[0]
-        opens = not found or _SENTENCE_END.search(text, max(end - 1, 0), match.start()) is not None
+        opens = not found or (
+            raw[0].isupper() and _SENTENCE_END.search(text, max(end - 1, 0), match.start()) is not None
+        )
         end = match.end()
         found += _expanded(raw, opens)
     return found
@@ -120,7 +122,7 @@ def _expanded(raw: str, opens: bool) -> list[Token]:
     text = _UNMARKED.get(text, text)
     if text in _WHOLE:
         return [Token(word, word) for word in _WHOLE[text]]
-    for ending, word in _ENDINGS.items():
+    for ending, word in _ENDINGS.items() if "'" in text else ():
         if text.endswith(ending):
             return [Token(text.removesuffix(ending), raw.split("'")[0], opens), Token(word, word)]
     if text.endswith("'s") and text[:-2] in _IS:
