@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pipeline.cache.semantic.verification import CHECKS, default_verifier
 
-PAIRS: dict[str, list[tuple[str, str]]] = yaml.safe_load(
-    Path(__file__).with_name("question_pairs.yaml").read_text(encoding="utf-8")
-)
+# Pairs of questions as users of a support desk ask them, written for these tests. Categories: what the checks make of
+# them; "not seen" are pairs with one answer of which the checks are too careful to see it.
+PAIRS = [
+    json.loads(line)
+    for line in Path(__file__).with_name("question_pairs.jsonl").read_text("utf-8").splitlines()
+]
 VERIFIER = default_verifier()
-QUESTIONS = sorted({question for pairs in PAIRS.values() for pair in pairs for question in pair})
+QUESTIONS = sorted({pair[side] for pair in PAIRS for side in "ab"})
 questions = st.sampled_from(QUESTIONS)
 
 
@@ -23,19 +26,23 @@ def objection(asked: str, kept: str) -> str | None:
     return VERIFIER.objection(asked, kept, 0.95)
 
 
-@pytest.mark.parametrize(("one", "other"), PAIRS["same"])
+def of(category: str) -> list[tuple[str, str]]:
+    return [(pair["a"], pair["b"]) for pair in PAIRS if pair["category"] == category]
+
+
+@pytest.mark.parametrize(("one", "other"), of("seen"))
 def test_one_answer_serves_both(one: str, other: str) -> None:
     assert objection(one, other) is None
 
 
-@pytest.mark.parametrize(("one", "other"), PAIRS["different"])
+@pytest.mark.parametrize(("one", "other"), of("near"))
 def test_each_has_an_answer_of_its_own(one: str, other: str) -> None:
     assert objection(one, other) is not None
     assert objection(other, one) is not None
 
 
 def test_most_repeats_are_seen() -> None:
-    assert len(PAIRS["same"]) > 1.5 * len(PAIRS["missed"])
+    assert len(of("seen")) > 1.5 * len(of("not seen"))
 
 
 @pytest.mark.parametrize(
