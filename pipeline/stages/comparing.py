@@ -9,7 +9,6 @@ from pipeline.planning.performance.compare import Comparison, compare
 from pipeline.planning.preflight import findings
 from pipeline.recipe import CpuRuntime, Recipe
 from pipeline.stages.judging import emission
-from pipeline.stages.outlook import step_limits
 from pipeline.stages.sighting import see_models
 from pipeline.store import Store
 
@@ -36,4 +35,4 @@ def compare_recipe(recipe: Recipe, store: Store, asked: Asked, *, offline: bool 
         return tuple(f"{one.problem} [{one.rule}]" for one in found if one.stops)
 
     question = asked.question(recipe.limits)
-    return compare(recipe, sizes, question, steps=step_limits(emission(recipe)), judge=judge)
+    return compare(recipe, sizes, question, steps=emission(recipe).steps, judge=judge)

@@ -8,12 +8,12 @@ from pipeline.errors import InvalidInput, SourceError, UserError
 from pipeline.machine.host import read_memory
 from pipeline.machine.hub import read_hub
 from pipeline.planning.machine_facts import MachineFacts
-from pipeline.planning.memory import Alternative, MemoryPlan, StepLimits, alternatives, demand_of, plan_memory
+from pipeline.planning.memory import Alternative, MemoryPlan, alternatives, demand_of, plan_memory
 from pipeline.planning.memory.tensors import parameters
 from pipeline.planning.model_facts import ModelFacts
 from pipeline.planning.outlook import Outlook
 from pipeline.planning.performance import Asked, Forecast, forecast_recipe
-from pipeline.planning.plan import TARGET, Plan
+from pipeline.planning.plan import Plan
 from pipeline.planning.preflight import Emission, Finding, allow, findings
 from pipeline.progress import Progress
 from pipeline.recipe import CpuRuntime, HubSource, Recipe, load_recipe
@@ -118,7 +118,7 @@ def _memory(
         demand = demand_of(
             recipe,
             sizes,
-            step_limits(emitted),
+            emitted.steps,
             ram,
             {role: _unexplained(one) for role, one in models.items()},
         )
@@ -157,18 +157,6 @@ def _passes(provenance: Provenance, overrides: tuple[str, ...]) -> bool:
     except InvalidInput:
         return False
     return not any(finding.stops for finding in findings(changed, emitted=emission(changed)))
-
-
-def step_limits(emitted: Emission) -> dict[str, StepLimits]:
-    """Role -> what the runtime asks of its engine."""
-    steps = {
-        role: StepLimits(flags["max_num_tokens"], flags["tokens_per_block"] or StepLimits().block_tokens)
-        for role, flags in emitted.engines
-    }
-    if emitted.arguments:
-        both = StepLimits(int(emitted.arguments["max_num_tokens"]))
-        steps |= {TARGET: both, "draft": both}
-    return steps
 
 
 def _unexplained(model: Sighting) -> int:

@@ -91,7 +91,10 @@ def plan_memory(demand: Demand) -> MemoryPlan:
     """The answer to a demand."""
     loaded = [load(demand, index) for index in range(demand.ranks)]
     block = math.lcm(*(need.block_tokens for need in demand.models))
-    tokens = max(0, min(_tokens(rank) for rank in loaded)) // block * block
+    holding = [
+        rank for rank in loaded if any(rank.token_bytes.values())
+    ]  # stages beyond the layers hold none
+    tokens = max(0, min(_tokens(rank) for rank in holding)) // block * block
     ranks = tuple(
         RankMemory(rank.index, demand.capacity, (*rank.lines, *cache_lines(demand, rank, tokens)))
         for rank in loaded

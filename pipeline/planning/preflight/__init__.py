@@ -13,6 +13,7 @@ group of checks, beside the data file of the same name:
     speculation   a draft and its target
     tokenizers    whether both speak of the same tokens
     budgets       lengths, and the tokens of a step
+    memory        whether it fits on its GPUs
     serving       what Triton's models will say
     sourcing      what the hub answers
     devices       GPUs of a machine

@@ -9,6 +9,7 @@ from pipeline.planning.preflight import (
     devices,
     formats,
     host,
+    memory,
     releases,
     serving,
     software,
@@ -28,6 +29,7 @@ RECIPE_GROUPS: Mapping[str, Mapping[str, Check]] = {
     "speculation": speculation.CHECKS,
     "tokenizers": tokenizers.CHECKS,
     "budgets": budgets.CHECKS,
+    "memory": memory.CHECKS,
     "serving": serving.CHECKS,
     "sourcing": sourcing.CHECKS,
 }

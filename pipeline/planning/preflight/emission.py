@@ -12,7 +12,8 @@ from typing import Any
 
 from pipeline.contracts import trtllm_build
 from pipeline.errors import Fault
-from pipeline.planning.plan import TARGET
+from pipeline.planning.memory import StepLimits
+from pipeline.planning.plan import DRAFT, TARGET
 from pipeline.store import Json
 
 
@@ -38,6 +39,18 @@ class Emission:
         """Arguments of the LLM API; empty for other runtimes."""
         found = self.build.get(TARGET, {}).get("arguments", {})
         assert isinstance(found, Mapping), "as the pytorch runtime writes them"
+        return found
+
+    @property
+    def steps(self) -> dict[str, StepLimits]:
+        """Role -> what the runtime asks of its engine, as far as memory depends on it."""
+        found = {
+            role: StepLimits(flags["max_num_tokens"], flags["tokens_per_block"] or StepLimits().block_tokens)
+            for role, flags in self.engines
+        }
+        if self.arguments:
+            both = StepLimits(int(self.arguments["max_num_tokens"]))
+            found |= {TARGET: both, DRAFT: both}
         return found
 
     def of_package(self, section: str) -> Mapping[str, Any]:

@@ -32,6 +32,12 @@ FEW = ("quantization.calibration.allow_sample_count=true",)
 TO_NONE = ("quantization={}",)
 
 CASES = [
+    Case("memory.fits", None, AWQ, ("limits.max_input_tokens=93344",)),  # and 1024: all 2949 blocks
+    Case("memory.fits", "error", AWQ, ("limits.max_input_tokens=93345",)),
+    Case("memory.fits", "error", LLAMA_70B, (f"{TP}=1", "runtime.gpu=l40s-48g")),
+    Case("memory.fits", None, FP8, models=lambda facts: {"draft": facts["draft"]}),
+    Case("memory.concurrency", None, AWQ, ("limits.max_concurrency=18",)),
+    Case("memory.concurrency", "note", AWQ, ("limits.max_concurrency=19",)),
     Case("release", None, FP8),
     Case("release", "error", FP8, ("runtime.version=1.2.2",)),
     Case("release", "error", EAGLE, ("runtime.version=0.21.0",)),
