@@ -18,6 +18,7 @@ from pipeline.planning.preflight import Emission, Finding, allow, findings
 from pipeline.progress import Progress
 from pipeline.recipe import CpuRuntime, HubSource, Recipe, load_recipe
 from pipeline.recipe.provenance import Provenance
+from pipeline.stages.fetch.resolving import is_offline
 from pipeline.stages.judging import emission
 from pipeline.stages.sighting import Sighting, in_store, see_models
 from pipeline.stages.survey import prepare
@@ -44,6 +45,7 @@ def look_ahead(
         InvalidInput: a config.json that is here, or that the hub gives, cannot be read.
     """
     unknown: dict[str, str] = {}
+    offline = offline or is_offline()
     models = _sightings(recipe, store, offline, progress, unknown)
     emitted = emission(recipe)
     facts = {role: ModelFacts(one.sizes, weight_bytes=_bytes(one)) for role, one in models.items()}

@@ -138,8 +138,13 @@ def test_what_the_store_has_is_not_asked_for_again(hub: LoopbackHub, recipe: Rec
     assert hub.requests == []
 
 
-def test_offline_nothing_is_asked(hub: LoopbackHub, recipe: Recipe, store: Store) -> None:
-    outlook = look_ahead(recipe, store, offline=True)
+@pytest.mark.parametrize("by_environment", [True, False])
+def test_offline_nothing_is_asked(
+    by_environment: bool, hub: LoopbackHub, recipe: Recipe, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by_environment:
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    outlook = look_ahead(recipe, store, offline=not by_environment)
     assert outlook.memory is None
     assert outlook.plan is None
     assert set(outlook.unknown) == {"memory", "plan"}

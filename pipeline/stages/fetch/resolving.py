@@ -47,7 +47,7 @@ def resolve(
             asked.source.path, allow_pickle=asked.allow_pickle, hashes=hashes, progress=report
         )
     repo, revision = asked.source.repo, asked.revision
-    offline = offline or os.environ.get("HF_HUB_OFFLINE", "").lower() in _YES
+    offline = offline or is_offline()
     if revision is not None and _COMMIT.fullmatch(revision):
         commit = revision
     elif offline:
@@ -55,6 +55,11 @@ def resolve(
     else:
         commit = _commit_on_hub(repo, revision, report)
     return HubCheckpoint(repo, commit, asked.allow_pickle, revision, offline)
+
+
+def is_offline() -> bool:
+    """Whether the environment says that no hub is to be asked."""
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in _YES
 
 
 def _commit_on_hub(repo: str, revision: str | None, progress: Progress) -> str:
