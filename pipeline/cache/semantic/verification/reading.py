@@ -72,6 +72,7 @@ def read(text: str) -> Reading:
             reader.word(given[at])
             at += 1
     names, codes = _named(written, known)
+    names &= {form for form, _ in reader.pairs}  # not what the phrases took, such as "Thanks"
     return Reading(
         words=tuple(Word(form, role, form in names) for form, role in reader.pairs),
         counted=tuple(reader.counted),
