@@ -30,7 +30,8 @@ def test_what_the_runtime_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         raise UserError("cannot be packaged")
 
     monkeypatch.setattr(type(runtime_of(recipe)), "package_settings", refuse)
-    with pytest.raises(InvalidInput, match=r"llama-3\.3-70b-nvfp4\.yaml: 1 fault\n.*: cannot be packaged \[runtime\.refuses\]"):
+    told = r"llama-3\.3-70b-nvfp4\.yaml: 1 fault\n.*: cannot be packaged \[runtime\.refuses\]"
+    with pytest.raises(InvalidInput, match=told):
         judge(recipe)
 
 
