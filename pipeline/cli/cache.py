@@ -19,6 +19,7 @@ from pipeline.cache.backend import Backend, BackendDown, Kept, Which
 from pipeline.cache.key import tenant_id
 from pipeline.cache.redaction import Redaction
 from pipeline.cache.setup import CacheSettings
+from pipeline.cli.cache_tune import tune
 from pipeline.cli.options import set_option, store_option
 from pipeline.errors import UserError
 
@@ -108,6 +109,9 @@ def command() -> None:
     answers.db, redis://host:6379/0, postgresql://user@host/database or qdrant://host:6333. A password is taken from
     $PIPELINE_CACHE_PASSWORD, and the key of an encrypted cache from $PIPELINE_CACHE_KEY.
     """
+
+
+command.add_command(tune)
 
 
 @command.command()

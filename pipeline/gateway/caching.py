@@ -31,7 +31,10 @@ def response_cache(recipe: Recipe, store: Store, progress: Progress | None = Non
         from pipeline.stages.embedder import encoder
 
         found = encoder(recipe, store, progress)
-        semantic = SemanticSettings(found.folder, settings.semantic.min_similarity, found.name)
+        wanted = settings.semantic
+        semantic = SemanticSettings(
+            found.folder, wanted.min_similarity, found.name, skip_checks=wanted.skip_checks
+        )
     try:
         return open_cache(cache_settings(recipe, store, semantic))
     except CacheSetupError as error:

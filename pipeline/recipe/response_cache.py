@@ -54,6 +54,19 @@ def _pattern(text: str) -> str:
 
 Pattern = Annotated[str, Field(min_length=1), AfterValidator(_pattern)]
 Kind = Literal["e-mail", "card", "key", "phone"]
+CheckName = Literal[
+    "numbers",
+    "codes",
+    "quotes",
+    "names",
+    "openings",
+    "pronouns",
+    "tenses",
+    "joining",
+    "sense",
+    "words",
+    "order",
+]  # see pipeline.cache.semantic.verification.checks
 
 
 class Dynamic(Section):
@@ -74,6 +87,11 @@ class SemanticLookup(Section):
 
     min_similarity: float = Field(
         default=0.85, ge=0.5, le=1, description="Cosine similarity of the embeddings that a hit needs."
+    )
+    skip_checks: tuple[CheckName, ...] = Field(
+        default=(),
+        description="Checks to do without, as `pipeline cache tune` found on pairs of your own.",
+        strict=False,
     )
     embedder: Source = Field(
         default=HubSource("sentence-transformers/all-MiniLM-L6-v2"),

@@ -1,0 +1,134 @@
+"""The setting that serves most within a budget of wrong hits, and how it does on pairs that it was not chosen by."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.cache.tuning.intervals import Share, needed
+from pipeline.cache.tuning.measuring import Measured, Outcome
+
+THRESHOLDS = tuple(round(0.5 + step / 100, 2) for step in range(50))  # 0.50 to 0.99
+_FOLDS = 5
+_MIN_TRAPS = 30  # that a check must have objected to before anything is said of doing without it
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to put into the recipe, and what speaks for it."""
+
+    budget: float  # most traps that may be served, as a share
+    confidence: float
+    outcome: Outcome  # on all pairs
+    skipped: tuple[str, ...]  # checks to do without
+    meets_budget: bool  # by the upper end of the interval
+    held_out: (
+        Outcome | None
+    )  # each fifth of the pairs at the setting that the others chose; None with too few pairs
+    traps_needed: int  # none of them served, for the upper end to be within the budget
+
+
+def choose(measured: Measured, *, budget: float, confidence: float = 0.95, may_skip: bool = False) -> Choice:
+    """The setting of most recall whose false hits are within the budget; if there is none, that of the fewest.
+
+    Args:
+        may_skip: checks may be left out, one by one, where nothing is lost by it, neither on the pairs that chose them
+            nor on those that did not.
+    """
+    if may_skip:
+        choice = _choice(measured, budget, confidence, may_skip=True)
+        shown = choice.held_out is not None and choice.held_out.false.high(confidence) <= budget
+        if not choice.skipped or shown:
+            return choice
+    return _choice(measured, budget, confidence, may_skip=False)
+
+
+def _choice(measured: Measured, budget: float, confidence: float, *, may_skip: bool) -> Choice:
+    everything = np.ones(len(measured.pairs), np.bool_)
+    outcome, skipped = _best(measured, everything, budget, confidence, may_skip=may_skip)
+    return Choice(
+        budget=budget,
+        confidence=confidence,
+        outcome=outcome,
+        skipped=skipped,
+        meets_budget=outcome.false.high(confidence) <= budget,
+        held_out=_held_out(measured, budget, confidence, may_skip=may_skip),
+        traps_needed=needed(budget, confidence),
+    )
+
+
+def _best(
+    measured: Measured, rows: NDArray[np.bool_], budget: float, confidence: float, *, may_skip: bool
+) -> tuple[Outcome, tuple[str, ...]]:
+    skipped: tuple[str, ...] = ()
+    best = _threshold(measured, rows, budget, confidence, skipped)
+    while may_skip:
+        tried = [
+            (_threshold(measured, rows, budget, confidence, (*skipped, name)), (*skipped, name))
+            for name in measured.checks
+            if name not in skipped and _known(measured, rows, name)
+        ]
+        better = [
+            (outcome, names)
+            for outcome, names in tried
+            if outcome.recall.count > best.recall.count and outcome.false.count <= best.false.count
+        ]
+        if not better:
+            break
+        best, skipped = max(better, key=lambda found: found[0].recall.count)
+    return best, skipped
+
+
+def _threshold(
+    measured: Measured, rows: NDArray[np.bool_], budget: float, confidence: float, skipped: Collection[str]
+) -> Outcome:
+    """Of settings that serve the same, the one with the highest threshold."""
+    outcomes = [measured.outcome(threshold, skipped, rows) for threshold in THRESHOLDS]
+    within = [outcome for outcome in outcomes if outcome.false.high(confidence) <= budget]
+    if within:
+        return max(within, key=lambda outcome: (outcome.recall.count, outcome.min_similarity))
+    fewest = min(outcome.false.count for outcome in outcomes)
+    return max(
+        (outcome for outcome in outcomes if outcome.false.count == fewest),
+        key=lambda outcome: (outcome.recall.count, outcome.min_similarity),
+    )
+
+
+def _known(measured: Measured, rows: NDArray[np.bool_], name: str) -> bool:
+    """Whether there are enough traps of the kind that a check is for."""
+    objects = measured.objects[:, measured.checks.index(name)]
+    return int((objects & ~measured.same & rows).sum()) >= _MIN_TRAPS
+
+
+def _held_out(measured: Measured, budget: float, confidence: float, *, may_skip: bool) -> Outcome | None:
+    groups = _groups(measured)
+    if len(set(groups.tolist())) < _FOLDS:
+        return None
+    recall, false, thresholds = [0, 0], [0, 0], []
+    for fold in range(_FOLDS):
+        here = groups % _FOLDS == fold
+        chosen, skipped = _best(measured, ~here, budget, confidence, may_skip=may_skip)
+        found = measured.outcome(chosen.min_similarity, skipped, here)
+        thresholds.append(chosen.min_similarity)
+        for sums, share in ((recall, found.recall), (false, found.false)):
+            sums[0] += share.count
+            sums[1] += share.of
+    return Outcome(float(np.mean(thresholds)), Share(*recall), Share(*false))
+
+
+def _groups(measured: Measured) -> NDArray[np.int64]:
+    """Pairs that share a question stay together, and so do those of one category where there are enough categories."""
+    categories = sorted({pair.category for pair in measured.pairs})
+    if len(categories) >= _FOLDS:
+        return np.array([categories.index(pair.category) for pair in measured.pairs])
+    first: dict[str, int] = {}
+    groups = []
+    for number, pair in enumerate(measured.pairs):
+        group = first.get(pair.a, first.get(pair.b, number))
+        first.setdefault(pair.a, group)
+        first.setdefault(pair.b, group)
+        groups.append(group)
+    return np.array(groups)

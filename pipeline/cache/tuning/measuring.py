@@ -1,0 +1,81 @@
+"""Labelled pairs, each with its similarity and what every check says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.cache.backend import Vector
+from pipeline.cache.semantic.verification import CHECKS, default_verifier
+from pipeline.cache.tuning.intervals import Share
+from pipeline.cache.tuning.pairs import Pair
+
+Embed = Callable[[str], Vector | None]
+NEVER = -1.0  # the similarity of a question that is too long for the embedder: it is not looked up
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a cache would do with the pairs at one setting."""
+
+    min_similarity: float
+    recall: Share  # of the pairs that one answer serves
+    false: Share  # of the traps
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Rows are pairs."""
+
+    pairs: Sequence[Pair]
+    similarity: NDArray[np.float64]  # [pairs] cosine
+    objects: NDArray[np.bool_]  # [pairs, checks] whether the check objects
+    checks: tuple[str, ...]
+
+    def outcome(
+        self, min_similarity: float, skipped: Collection[str] = (), rows: NDArray[np.bool_] | None = None
+    ) -> Outcome:
+        """At one threshold, with all checks but the skipped ones; of some rows only, if they are given."""
+        kept = [at for at, name in enumerate(self.checks) if name not in skipped]
+        served = (self.similarity >= min_similarity) & ~self.objects[:, kept].any(axis=1)
+        same = self.same
+        among = np.ones(len(same), np.bool_) if rows is None else rows
+        return Outcome(
+            min_similarity,
+            recall=Share(int((served & same & among).sum()), int((same & among).sum())),
+            false=Share(int((served & ~same & among).sum()), int((~same & among).sum())),
+        )
+
+    @property
+    def same(self) -> NDArray[np.bool_]:
+        """[pairs] the labels."""
+        return np.array([pair.same for pair in self.pairs], np.bool_)
+
+    def served(self, min_similarity: float, skipped: Collection[str], *, same: bool) -> list[Pair]:
+        """The pairs of one label that would be served."""
+        kept = [at for at, name in enumerate(self.checks) if name not in skipped]
+        passed = (self.similarity >= min_similarity) & ~self.objects[:, kept].any(axis=1)
+        return [pair for pair, yes in zip(self.pairs, passed, strict=True) if yes and pair.same is same]
+
+
+def measure(pairs: Sequence[Pair], embed: Embed) -> Measured:
+    """Embed and check every pair."""
+    checks = tuple(CHECKS)
+    verifiers = [default_verifier([name]) for name in checks]
+    similarity = np.array([cosine(embed(pair.a), embed(pair.b)) for pair in pairs])
+    objects = np.array(
+        [
+            [verifier.objection(pair.a, pair.b, float(near)) is not None for verifier in verifiers]
+            for pair, near in zip(pairs, similarity, strict=True)
+        ],
+        np.bool_,
+    ).reshape(len(pairs), len(checks))
+    return Measured(pairs, similarity, objects, checks)
+
+
+def cosine(one: Vector | None, other: Vector | None) -> float:
+    """`NEVER` if one of the texts has no embedding."""
+    return NEVER if one is None or other is None else float(one @ other)

@@ -1,0 +1,89 @@
+"""What a log without labels tells: how many questions are near another, and which pairs a person should judge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.cache.semantic.layer import Verifier
+from pipeline.cache.tuning.measuring import Embed
+from pipeline.cache.tuning.pairs import Logged
+
+MOST = 50_000  # questions that are compared
+MIN_SIMILARITY = 0.5  # below it, nothing is looked at
+_BLOCK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """A question, and the nearest other one of its scope."""
+
+    a: str
+    b: str
+    similarity: float
+    objection: str | None  # what the first check says that objects
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """A log, compared with itself."""
+
+    questions: int  # that were asked
+    different: int  # texts among them, counted in each scope
+    nears: tuple[Near, ...]  # a pair once, the nearest first
+
+    def near(self, threshold: float) -> int:
+        """How many pairs are at least as near."""
+        return sum(near.similarity >= threshold for near in self.nears)
+
+    def served(self, threshold: float) -> int:
+        """How many of them pass every check."""
+        return sum(near.similarity >= threshold and near.objection is None for near in self.nears)
+
+    def sample(self, count: int) -> list[Near]:
+        """Pairs for a person to label, over all similarities: half would be served, half would not."""
+        passed = [near for near in self.nears if near.objection is None]
+        stopped = [near for near in self.nears if near.objection is not None]
+        half = max(count // 2, count - len(stopped))
+        chosen = _spread(passed, half)
+        return chosen + _spread(stopped, count - len(chosen))
+
+
+def repeats(log: Sequence[Logged], embed: Embed, verifier: Verifier) -> Repeats:
+    """Compare the last `MOST` questions, each with the others of its scope."""
+    texts = list(dict.fromkeys(log[-MOST:]))
+    scopes: dict[str, list[str]] = {}
+    for logged in texts:
+        scopes.setdefault(logged.scope, []).append(logged.question)
+    nears = [
+        Near(a, b, similarity, verifier.objection(a, b, similarity))
+        for questions in scopes.values()
+        for a, b, similarity in _nearest(questions, embed)
+    ]
+    return Repeats(len(log), len(texts), tuple(sorted(nears, key=lambda near: -near.similarity)))
+
+
+def _nearest(questions: Sequence[str], embed: Embed) -> list[tuple[str, str, float]]:
+    embedded = [(text, vector) for text in questions if (vector := embed(text)) is not None]
+    if len(embedded) < 2:
+        return []
+    vectors: NDArray[np.float32] = np.stack([vector for _, vector in embedded])
+    found: dict[tuple[int, int], float] = {}
+    for start in range(0, len(embedded), _BLOCK):
+        cosines = vectors[start : start + _BLOCK] @ vectors.T  # [block, questions]
+        cosines[np.arange(len(cosines)), np.arange(start, start + len(cosines))] = -1  # itself
+        for row, at in enumerate(cosines.argmax(axis=1).tolist()):
+            if cosines[row, at] >= MIN_SIMILARITY:
+                here = start + row
+                found[min(here, at), max(here, at)] = float(cosines[row, at])
+    return [(embedded[a][0], embedded[b][0], similarity) for (a, b), similarity in found.items()]
+
+
+def _spread(nears: Sequence[Near], count: int) -> list[Near]:
+    """So many at equal distances in the list."""
+    if count >= len(nears):
+        return list(nears)
+    return [nears[at * len(nears) // count] for at in range(count)]

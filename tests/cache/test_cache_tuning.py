@@ -1,0 +1,188 @@
+"""Tuning: intervals, files that are wrong in every way, what is chosen within a budget, and logs without labels."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.cache.backend import Vector
+from pipeline.cache.semantic.verification import CHECKS, default_verifier
+from pipeline.cache.tuning.choosing import choose
+from pipeline.cache.tuning.intervals import Share, needed
+from pipeline.cache.tuning.measuring import Measured, measure
+from pipeline.cache.tuning.pairs import BadLines, Logged, Pair, read_lines
+from pipeline.cache.tuning.repeats import repeats
+
+WORDS = (
+    "parcel",
+    "password",
+    "refund",
+    "invoice",
+    "3",
+    "4",
+    "reset",
+    "where",
+    "my",
+    "the",
+    "cancel",
+    "order",
+)
+
+
+def embed(text: str) -> Vector | None:
+    """Which of a few words are there; None for what is too long."""
+    said = text.lower().replace("?", "").split()
+    if len(said) > 20:
+        return None
+    vector = np.array([0.1, *(word in said for word in WORDS)], np.float32)
+    unit: Vector = vector / np.linalg.norm(vector)
+    return unit
+
+
+def made(same: list[tuple[float, bool]], traps: list[tuple[float, bool]]) -> Measured:
+    """Pairs of a similarity, of which the first check objects to some."""
+    rows = [*same, *traps]
+    objects = np.zeros((len(rows), len(CHECKS)), np.bool_)
+    objects[:, 0] = [objected for _, objected in rows]
+    pairs = [Pair(f"a{i}", f"b{i}", i < len(same)) for i in range(len(rows))]
+    return Measured(pairs, np.array([near for near, _ in rows]), objects, tuple(CHECKS))
+
+
+@given(st.integers(0, 400), st.integers(1, 400), st.floats(0.5, 0.999))
+def test_the_interval_holds_the_share(count: int, more: int, confidence: float) -> None:
+    share = Share(count, count + more)
+    assert 0 <= share.low(confidence) <= share.value <= share.high(confidence) <= 1
+    assert Share(10 * count, 10 * (count + more)).high(confidence) <= share.high(confidence) + 1e-12
+
+
+def test_intervals_as_published() -> None:
+    share = Share(81, 263)  # R. G. Newcombe, Statistics in Medicine 17, 1998, table I, method 3
+    assert (round(share.low(), 4), round(share.high(), 4)) == (0.2553, 0.3662)
+    assert (round(Share(15, 148).low(), 4), round(Share(15, 148).high(), 4)) == (0.0624, 0.1605)
+    assert Share(0, 0).high() == 1
+
+
+@pytest.mark.parametrize("budget", [0.001, 0.01, 0.05, 0.3])
+def test_so_many_traps_are_needed_and_no_fewer(budget: float) -> None:
+    assert Share(0, needed(budget)).high() <= budget < Share(0, needed(budget) - 1).high()
+
+
+def test_every_bad_line_is_named() -> None:
+    lines = [
+        '{"a": "x", "b": "y", "same": 1}',
+        "",
+        "not json",
+        '["a"]',
+        '{"a": "", "b": 3, "same": 2}',
+        '{"a": "x", "b": "y", "same": null}',
+        '{"a": "x", "b": "y", "same": "1", "category": 4}',
+    ]
+    with pytest.raises(BadLines) as caught:
+        read_lines(lines)
+    assert [line for line, _ in caught.value.faults] == [3, 4, 5, 6, 7]
+    assert caught.value.faults[2][1] == (
+        "a: needs a text; b: needs a text; same = 2: 1 if the same answer serves both, else 0"
+    )
+    assert "not labelled yet" in caught.value.faults[3][1]
+
+
+def test_pairs_and_a_log_are_not_mixed_and_something_is_there() -> None:
+    with pytest.raises(BadLines, match="line 2: pairs and questions of a log are mixed"):
+        read_lines(['{"a": "x", "b": "y", "same": true}', '{"question": "x"}'])
+    with pytest.raises(BadLines, match="is empty"):
+        read_lines(["  "])
+
+
+def test_the_lowest_threshold_within_the_budget() -> None:
+    traps = [(0.6, False)] * 20 + [(0.5, False)] * 480
+    measured = made([(0.55 + i / 200, False) for i in range(80)], traps)
+    choice = choose(measured, budget=0.01)
+    assert choice.meets_budget
+    assert choice.outcome.min_similarity == 0.61
+    assert choice.outcome.false == Share(0, 500)
+    assert choice.outcome.recall == Share(68, 80)
+
+
+def test_too_few_traps_prove_nothing() -> None:
+    choice = choose(made([(0.9, False)] * 10, [(0.6, False)] * 10), budget=0.01)
+    assert choice.outcome.false.count == 0
+    assert not choice.meets_budget
+    assert choice.traps_needed == 381
+
+
+def test_what_is_beyond_the_budget_is_served_least() -> None:
+    choice = choose(made([(0.9, False)] * 10, [(0.995, False)] * 5 + [(0.8, False)] * 5), budget=0.01)
+    assert not choice.meets_budget
+    assert choice.outcome.false.count == 5
+
+
+def test_a_check_that_only_costs_is_left_out_and_one_that_stops_traps_is_not() -> None:
+    costs = made([(0.9, at % 2 == 0) for at in range(100)], [(0.52, True)] * 600)
+    choice = choose(costs, budget=0.01, may_skip=True)
+    assert choice.skipped == (costs.checks[0],)
+    assert choice.outcome.recall == Share(100, 100)
+    assert choose(costs, budget=0.01).skipped == ()
+    saves = made([(0.9, at % 2 == 0) for at in range(100)], [(0.95, True)] * 600)
+    assert choose(saves, budget=0.01, may_skip=True).skipped == ()
+
+
+def test_a_check_stays_if_pairs_of_other_kinds_show_that_it_is_needed() -> None:
+    """By four of five kinds nothing is lost without it; by the fifth all is."""
+    same, traps = [(0.9, at % 2 == 0) for at in range(100)], [(0.52, True)] * 500 + [(0.95, True)] * 100
+    measured = made(same, traps)
+    kinds = ["same"] * 100 + [f"far {at % 4}" for at in range(500)] + ["near"] * 100
+    pairs = [replace(pair, category=kind) for pair, kind in zip(measured.pairs, kinds, strict=True)]
+    assert choose(replace(measured, pairs=pairs), budget=0.01, may_skip=True).skipped == ()
+
+
+def test_pairs_are_measured_by_the_checks_themselves() -> None:
+    long = "the " * 30
+    pairs = [
+        Pair("Where is my parcel?", "where is my parcel", True),
+        Pair("Cancel order 3", "Cancel order 4", False),
+        Pair(long, long + "parcel", True),
+    ]
+    measured = measure(pairs, embed)
+    assert measured.similarity[0] == pytest.approx(1)
+    assert measured.objects[0].sum() == 0
+    assert measured.objects[1, measured.checks.index("numbers")]
+    assert measured.outcome(0.5).recall == Share(1, 2)
+    assert measured.served(0.5, ["numbers"], same=False) == [pairs[1]]
+
+
+def test_a_log_tells_of_near_questions_but_never_of_labels() -> None:
+    log = [
+        Logged("Where is my parcel?"),
+        Logged("Where is my parcel?"),
+        Logged("where is my parcel"),
+        Logged("Cancel order 3"),
+        Logged("Cancel order 4"),
+        Logged("Where is my parcel, please?", scope="another"),
+    ]
+    found = repeats(log, embed, default_verifier())
+    assert (found.questions, found.different) == (6, 5)
+    assert {(near.a, near.b) for near in found.nears} == {
+        ("Where is my parcel?", "where is my parcel"),
+        ("Cancel order 3", "Cancel order 4"),
+    }
+    assert (found.near(0.5), found.served(0.5)) == (2, 1)
+    assert len(found.sample(1)) == 1
+    assert len(found.sample(9)) == 2
+
+
+def test_a_log_is_what_export_writes() -> None:
+    row = {"key": "00", "scope": "ab", "question": "Where?", "answer": "There.", "embedded": True}
+    assert read_lines([json.dumps(row)]) == [Logged("Where?", "ab")]
+
+
+def test_the_recipe_knows_the_checks_by_name() -> None:
+    from typing import get_args
+
+    from pipeline.recipe.response_cache import CheckName
+
+    assert get_args(CheckName) == tuple(CHECKS)
