@@ -35,7 +35,7 @@ class SemanticSettings:
     embedder: Path  # folder: tokenizer.json and model_int8.onnx or model.onnx
     min_similarity: float = 0.85  # cosine
     name: str | None = None  # of the embedder's model, by default that of the folder
-    skip_checks: Sequence[str] = ()  # of pipeline.cache.semantic.verification.CHECKS
+    checks: Sequence[str] | None = None  # of pipeline.cache.semantic.verification.CHECKS; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def _semantic(settings: SemanticSettings, backend: Backend, verifier: Verifier |
     if verifier is None:
         from pipeline.cache.semantic.verification import default_verifier
 
-        verifier = default_verifier(without=settings.skip_checks)
+        verifier = default_verifier(settings.checks)
     embedder = Embedder(settings.embedder, name=settings.name)
     return SemanticLayer(backend, embedder, verifier, settings.min_similarity)
 

@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import click
 
 from pipeline.cli.options import set_option, store_option
-from pipeline.errors import Fault, InvalidInput
+from pipeline.errors import Fault, InvalidInput, UserError
+
+if TYPE_CHECKING:
+    from pipeline.cache.backend import Vector
+    from pipeline.cache.tuning.measuring import Embed
+    from pipeline.cache.tuning.pairs import Logged, Pair
+    from pipeline.progress import Progress
+
+Row = TypeVar("Row")
 
 
 @click.command()
-@click.argument("encoder", metavar="RECIPE|ENCODER")
-@click.argument("file", metavar="FILE", type=click.File(encoding="utf-8"))
+@click.argument("recipe", required=False)
+@click.option("--pairs", type=click.File(encoding="utf-8"), metavar="FILE", help="Labelled pairs.")
+@click.option("--log", type=click.File(encoding="utf-8"), metavar="FILE", help="Questions without labels.")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="With --log: where the pairs go that would share an answer, for a person to label.",
+)
 @click.option(
     "--budget",
     default=0.01,
     show_default=True,
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    help="Share of wrong hits among pairs with different answers that is acceptable.",
+    help="Share of the pairs with different answers that may be served wrongly.",
 )
 @click.option(
     "--confidence",
@@ -31,12 +48,10 @@ from pipeline.errors import Fault, InvalidInput
 )
 @click.option("--keep-checks", is_flag=True, help="Choose the threshold only; all checks stay on.")
 @click.option(
-    "--to-label",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="With a log: write pairs for a person to label into this file.",
-)
-@click.option(
-    "--samples", default=200, show_default=True, type=click.IntRange(1), help="Most pairs to write there."
+    "--embedder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="tokenizer.json and model.onnx or model_int8.onnx, instead of those of a RECIPE.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @set_option
@@ -44,74 +59,134 @@ from pipeline.errors import Fault, InvalidInput
 @click.pass_context
 def tune(
     context: click.Context,
-    encoder: str,
-    file: TextIO,
+    recipe: str | None,
+    pairs: TextIO | None,
+    log: TextIO | None,
+    output: Path | None,
     budget: float,
     confidence: float,
     keep_checks: bool,
-    to_label: Path | None,
-    samples: int,
+    embedder: Path | None,
     as_json: bool,
     overrides: tuple[str, ...],
     store: Path | None,
 ) -> None:
     """Choose the threshold and the checks of semantic lookup.
 
-    FILE holds a JSON object a line: labelled pairs, {"a": "…", "b": "…", "same": 1, "category": "…"}, where same is 0
-    if the answer to one does not serve the other; or a log of questions, as `pipeline cache export` writes it, of which
-    pairs can be taken for a person to label. ENCODER is a folder with tokenizer.json and model.onnx, by default that
-    of RECIPE. Exit code 1 if the pairs do not show that the budget is met.
+    --pairs holds a JSON object a line, {"a": "…", "b": "…", "same": 1, "category": "…"}, where same is 0 if the answer
+    to one does not serve the other. --log holds questions, a line each, or what `pipeline cache export` writes: it
+    tells how many are near each other, and --output takes those pairs for a person to label. Exit code 1 if the pairs
+    do not show that the budget is met.
     """
-    from pipeline.cache.semantic.embedder import Embedder
-    from pipeline.cache.tuning.pairs import BadLines, Pair, read_lines
+    if (pairs is None) == (log is None):
+        raise click.UsageError("give --pairs FILE or --log FILE")
+    if (recipe is None) == (embedder is None):
+        raise click.UsageError("give a RECIPE or --embedder FOLDER")
+    if output is not None and log is None:
+        raise click.UsageError("--output goes with --log: pairs have labels already")
+    from pipeline import progress as progress_to
+    from pipeline.cache.tuning.pairs import read_log, read_pairs
 
-    name = getattr(file, "name", "-")
-    try:
-        rows = read_lines(file)
-    except BadLines as error:
-        faults = [Fault(problem, where=name, line=line or None) for line, problem in error.faults]
-        raise InvalidInput(name, faults) from None
-    except UnicodeDecodeError as error:
-        raise InvalidInput(name, [Fault(f"is not UTF-8: {error}", where=name)]) from None
-    pairs = [row for row in rows if isinstance(row, Pair)]
-    logged = [row for row in rows if not isinstance(row, Pair)]
-    if pairs and to_label is not None:
-        raise click.UsageError("--to-label is for a log of questions: these pairs have labels")
-    embedder = Embedder(_encoder(encoder, overrides, store))
-    if pairs:
-        from pipeline.cache.tuning.choosing import choose
-        from pipeline.cache.tuning.measuring import measure
-        from pipeline.cli.cache_tune_page import choice_json, choice_page
+    report = progress_to.Silent() if as_json else progress_to.for_stream()
+    if pairs is not None:
+        labelled = _read(pairs, read_pairs)
+        embed = _embedder(recipe, embedder, overrides, store, report)
+        met = _tune(labelled, embed, report, budget, confidence, keep_checks=keep_checks, as_json=as_json)
+        context.exit(0 if met else 1)
+    if log is not None:
+        questions = _read(log, read_log)
+        embed = _embedder(recipe, embedder, overrides, store, report)
+        _survey(questions, embed, report, output, as_json=as_json)
 
-        measured = measure(pairs, embedder)
-        choice = choose(measured, budget=budget, confidence=confidence, may_skip=not keep_checks)
-        click.echo(choice_json(measured, choice) if as_json else choice_page(measured, choice))
-        context.exit(0 if choice.meets_budget else 1)
+
+def _tune(
+    pairs: Sequence[Pair],
+    embedder: Embed,
+    report: Progress,
+    budget: float,
+    confidence: float,
+    *,
+    keep_checks: bool,
+    as_json: bool,
+) -> bool:
+    from pipeline.cache.tuning.choosing import choose
+    from pipeline.cache.tuning.measuring import measure
+    from pipeline.cli.cache_tune_page import choice_json, choice_page
+
+    with _told(embedder, report, 2 * len(pairs)) as embed:
+        measured = measure(pairs, embed)
+    choice = choose(measured, budget=budget, confidence=confidence, may_skip=not keep_checks)
+    click.echo(choice_json(measured, choice) if as_json else choice_page(measured, choice))
+    return choice.meets_budget
+
+
+def _survey(
+    log: Sequence[Logged], embedder: Embed, report: Progress, output: Path | None, *, as_json: bool
+) -> None:
     from pipeline.cache.semantic.verification import default_verifier
     from pipeline.cache.tuning.repeats import repeats
-    from pipeline.cli.cache_tune_page import repeats_json, repeats_page
+    from pipeline.cli.repeats_page import repeats_json, repeats_page
 
-    found = repeats(logged, embedder, default_verifier())
-    if to_label is not None:
-        chosen = found.sample(samples)
-        lines = (json.dumps({"a": near.a, "b": near.b, "same": None}, ensure_ascii=False) for near in chosen)
-        to_label.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        click.echo(
-            f"{len(chosen)} pairs to label are in {to_label}: put 1 or 0 in place of null, then tune with it",
-            err=True,
-        )
+    with _told(embedder, report, len(set(log))) as embed:
+        found = repeats(log, embed, default_verifier())
     click.echo(repeats_json(found) if as_json else repeats_page(found))
+    if output is not None:
+        rows = [
+            {"a": near.a, "b": near.b, "similarity": round(near.similarity, 4), "same": None}
+            for near in found.merged()
+        ]
+        try:
+            output.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), "utf-8")
+        except OSError as error:
+            raise UserError(f"--output {output}: cannot be written: {error.strerror}") from error
+        report.say(f"{len(rows)} pairs are in {output}: put 1 or 0 in place of null, then give it as --pairs")
 
 
-def _encoder(text: str, overrides: tuple[str, ...], store: Path | None) -> Path:
-    folder = Path(text).expanduser()
-    if folder.is_dir():
-        return folder
+@contextmanager
+def _told(embedder: Embed, report: Progress, total: int) -> Iterator[Embed]:
+    """The embedder, telling how far it is."""
+    with report.task("questions", total, "questions") as task:
+
+        def embed(text: str) -> Vector | None:
+            task.advance()
+            return embedder(text)
+
+        yield embed
+
+
+def _read(file: TextIO, read: Callable[[Iterable[str]], list[Row]]) -> list[Row]:
+    from pipeline.cache.tuning.pairs import BadLines
+
+    name = file.name
+    try:
+        return read(file)
+    except BadLines as error:
+        faults = [Fault(problem, where=name, line=line or None) for line, problem in error.faults]
+    except UnicodeDecodeError as error:
+        faults = [Fault(f"is not UTF-8: {error}", where=name)]
+    raise InvalidInput(name, faults)
+
+
+def _embedder(
+    recipe: str | None, folder: Path | None, overrides: tuple[str, ...], store: Path | None, report: Progress
+) -> Embed:
+    from pipeline.cache.semantic.embedder import Embedder
+
+    try:
+        return Embedder(folder or _encoder(str(recipe), overrides, store, report))
+    except FileNotFoundError as error:
+        raise UserError(f"--embedder {error}") from error
+    except ImportError as error:
+        raise UserError(f"embedding needs {error.name}: pip install 'pipeline[cache]'") from error
+
+
+def _encoder(text: str, overrides: tuple[str, ...], store: Path | None, report: Progress) -> Path:
+    """That of the recipe, or that which it would take if semantic lookup were on."""
     from pipeline.recipe import load_recipe
     from pipeline.stages.embedder import encoder
     from pipeline.store import Store
 
     recipe = load_recipe(text, overrides)
     if recipe.cache.semantic is None:
-        recipe = load_recipe(text, (*overrides, "cache.semantic={}"))
-    return encoder(recipe, Store.at(store)).folder
+        recipe = load_recipe(text, (*overrides, "cache.enabled=true", "cache.semantic={}"))
+    return encoder(recipe, Store.at(store), report).folder

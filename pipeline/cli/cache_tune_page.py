@@ -1,4 +1,4 @@
-"""What tuning a semantic cache found, for people and as JSON."""
+"""What labelled pairs tell of a semantic cache, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -8,115 +8,134 @@ from typing import Any
 from pipeline.cache.tuning.choosing import THRESHOLDS, Choice
 from pipeline.cache.tuning.intervals import Share
 from pipeline.cache.tuning.measuring import Measured, Outcome
-from pipeline.cache.tuning.repeats import MIN_SIMILARITY, MOST, Repeats
+from pipeline.cache.tuning.weighing import by_category, weigh
 
 _BAR = 24  # characters
-_SHOWN = THRESHOLDS[::5]
+_ROWS = 12
 _EXAMPLES = 5
+_NAME = 60  # characters of a category, at most
 
 
 def choice_page(measured: Measured, choice: Choice) -> str:
-    """A table with a curve, what was chosen, and the lines of the recipe."""
-    traps = choice.outcome.false.of
-    lines = [
-        f"{len(measured.pairs)} pairs: {choice.outcome.recall.of} that one answer serves, {traps} traps",
-        "",
-        f"  {'min_similarity':<16}{'served of the pairs that may be':<{_BAR + 24}}{'traps served':<23}without checks",
+    """The curve, the rows around the choice, checks, categories, what was chosen, and the lines of the recipe."""
+    outcome = choice.outcome
+    head = f"{len(measured.pairs):,} pairs: {outcome.recall.of:,} that one answer serves, {outcome.false.of:,} traps"
+    wrong = measured.served(outcome.min_similarity, choice.skipped, same=False)[:_EXAMPLES]
+    parts = [
+        [head],
+        _curve(measured, choice),
+        _table(measured, choice),
+        _checks(measured, choice),
+        _categories(measured, choice),
+        [*_verdict(choice), *(f"  served wrongly: {pair.a}  |  {pair.b}" for pair in wrong)],
+        recipe_lines(measured, choice),
     ]
-    shown = sorted({*_SHOWN, choice.outcome.min_similarity})
-    for threshold in shown:
-        outcome = measured.outcome(threshold, choice.skipped)
-        bare = measured.outcome(threshold, measured.checks)
-        mark = ">" if threshold == choice.outcome.min_similarity else " "
-        lines.append(
-            f"{mark} {threshold:<16.2f}{_bar(outcome.recall)} {_percent(outcome.recall, choice.confidence):<22} "
-            f"{_percent(outcome.false, choice.confidence):<22} {bare.false.value:6.1%}"
-        )
-    lines += ["", *_verdict(choice)]
-    wrong = measured.served(choice.outcome.min_similarity, choice.skipped, same=False)
-    lines += [f"  served wrongly: {pair.a}  |  {pair.b}" for pair in wrong[:_EXAMPLES]]
-    return "\n".join([*lines, "", *recipe_lines(choice)])
+    return "\n\n".join("\n".join(part) for part in parts if part)
 
 
-def recipe_lines(choice: Choice) -> list[str]:
+def recipe_lines(measured: Measured, choice: Choice) -> list[str]:
     """What to write into a recipe."""
     lines = ["cache:", "  semantic:", f"    min_similarity: {choice.outcome.min_similarity:.2f}"]
-    return [*lines, f"    skip_checks: [{', '.join(choice.skipped)}]"] if choice.skipped else lines
+    on = [name for name in measured.checks if name not in choice.skipped]
+    return [*lines, f"    checks: [{', '.join(on)}]"] if choice.skipped else lines
 
 
 def choice_json(measured: Measured, choice: Choice) -> str:
     """The same, with every threshold."""
+    at, skipped, sure = choice.outcome.min_similarity, choice.skipped, choice.confidence
     document = {
         "pairs": len(measured.pairs),
         "budget": choice.budget,
-        "confidence": choice.confidence,
+        "confidence": sure,
         "meets_budget": choice.meets_budget,
+        "basis": choice.basis,
         "traps_needed": choice.traps_needed,
-        "chosen": {**_row(choice.outcome, choice.confidence), "skip_checks": list(choice.skipped)},
-        "held_out": None if choice.held_out is None else _row(choice.held_out, choice.confidence),
-        "thresholds": [
-            _row(measured.outcome(threshold, choice.skipped), choice.confidence) for threshold in THRESHOLDS
+        "chosen": {
+            **_row(choice.outcome, sure),
+            "checks": [name for name in measured.checks if name not in skipped],
+            "left_out": list(skipped),
+        },
+        "held_out": None if choice.held_out is None else _row(choice.held_out, sure),
+        "thresholds": [_row(measured.outcome(threshold, skipped), sure) for threshold in THRESHOLDS],
+        "checks": [
+            {"check": weight.check, "stopped_alone": weight.stopped, "lost_alone": weight.lost}
+            for weight in weigh(measured, at, skipped)
         ],
+        "categories": {
+            name: {"recall": _share(found.recall, sure), "false_hits": _share(found.false, sure)}
+            for name, found in by_category(measured, at, skipped).items()
+        },
     }
-    return json.dumps(document, indent=2)
+    return json.dumps(document, indent=2, ensure_ascii=False)
 
 
-def repeats_page(found: Repeats) -> str:
-    """How many near repeats there are; which of them may share an answer only a person can say."""
-    lines = [
-        f"{found.questions} questions, {found.different} different ones"
-        + (f" among the last {MOST}" if found.questions > MOST else ""),
-        "",
-        f"  {'min_similarity':<16}{'pairs as near':<16}that pass every check",
-    ]
-    lines += [f"  {at:<16.2f}{found.near(at):<16}{found.served(at)}" for at in _SHOWN]
-    examples = [near for near in found.sample(2 * _EXAMPLES) if near.objection is None]
-    lines += (
-        ["", "would be served the same answer:"]
-        if examples
-        else ["", f"no pair is nearer than {MIN_SIMILARITY} and passes every check"]
-    )
-    lines += [f"  {near.similarity:.2f}  {near.a}  |  {near.b}" for near in examples]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "Without labels nobody knows which of these hits would be wrong: write pairs with --to-label, label them,",
-            "and tune with that file.",
-        ]
-    )
+def _curve(measured: Measured, choice: Choice) -> list[str]:
+    lines = [f"  {'':<6}{'true pairs served':<{_BAR + 2}}{'traps served':<{_BAR + 2}}traps by cosine alone"]
+    for threshold in sorted({*THRESHOLDS[::5], choice.outcome.min_similarity}):
+        outcome = measured.outcome(threshold, choice.skipped)
+        bare = measured.outcome(threshold, measured.checks)
+        lines.append(
+            f"{_mark(threshold, choice)} {threshold:<6.2f}{_bar(outcome.recall, '#')}  {_bar(outcome.false, '!')}  "
+            f"{_bar(bare.false, '!')}"
+        )
+    return lines
 
 
-def repeats_json(found: Repeats) -> str:
-    """The same as JSON."""
-    rows = [{"min_similarity": at, "near": found.near(at), "pass": found.served(at)} for at in THRESHOLDS]
-    return json.dumps(
-        {"questions": found.questions, "different": found.different, "thresholds": rows}, indent=2
-    )
+def _table(measured: Measured, choice: Choice) -> list[str]:
+    sure = choice.confidence
+    lines = [f"  {'min_similarity':<16}{f'recall ({sure:.0%} interval)':<26}false hits"]
+    at = THRESHOLDS.index(choice.outcome.min_similarity)
+    first = max(0, min(at - _ROWS // 2, len(THRESHOLDS) - _ROWS))
+    for threshold in THRESHOLDS[first : first + _ROWS]:
+        outcome = measured.outcome(threshold, choice.skipped)
+        lines.append(
+            f"{_mark(threshold, choice)} {threshold:<16.2f}{_interval(outcome.recall, sure, 1):<26}"
+            f"{_interval(outcome.false, sure, 2)}"
+        )
+    return lines
+
+
+def _checks(measured: Measured, choice: Choice) -> list[str]:
+    lines = [f"  {'check':<16}{'traps it alone stops':<26}true pairs it alone costs"]
+    weights = weigh(measured, choice.outcome.min_similarity, choice.skipped)
+    lines += [f"  {weight.check:<16}{weight.stopped:<26,}{weight.lost:,}" for weight in weights]
+    return [*lines, *(f"  {name:<16}left out" for name in choice.skipped)]
+
+
+def _categories(measured: Measured, choice: Choice) -> list[str]:
+    found = by_category(measured, choice.outcome.min_similarity, choice.skipped)
+    if not found:
+        return []
+    width = min(max(16, *(len(name) + 2 for name in found)), _NAME)
+    lines = [f"  {'category':<{width}}{'true pairs served':<26}traps served"]
+    for name, outcome in found.items():
+        lines.append(
+            f"  {_short(name, width - 2):<{width}}{_count(outcome.recall):<26}{_count(outcome.false)}".rstrip()
+        )
+    return lines
 
 
 def _verdict(choice: Choice) -> list[str]:
-    outcome, sure = choice.outcome, f"{choice.confidence:.0%} interval"
-    budget = f"{100 * choice.budget:g} %"
+    outcome, sure, false = choice.outcome, choice.confidence, choice.outcome.false
+    budget = f"{100 * choice.budget:g}%"
     lines = [
-        f"At {outcome.min_similarity:.2f}, {outcome.recall.value:.0%} of the pairs are served, and "
-        f"{outcome.false.count} of {outcome.false.of} traps, at most "
-        f"{outcome.false.high(choice.confidence):.2%} ({sure})."
+        f"At {outcome.min_similarity:.2f}, {outcome.recall.value:.0%} of the true pairs are served, and {false.count} "
+        f"of {false.of:,} traps: at most {false.high(sure):.2%} ({sure:.0%} interval)."
     ]
-    if choice.meets_budget:
+    if choice.basis == "interval":
         lines.append(f"That is within the budget of {budget}.")
-    elif outcome.false.count == 0:
+    elif choice.basis == "rate":
         lines.append(
-            f"That does not show that the budget of {budget} is met: it takes {choice.traps_needed} traps, none of "
-            f"them served; here are {outcome.false.of}."
+            f"Chosen by the rate that was observed: so few traps cannot show that the budget of {budget} is met. That "
+            f"takes {choice.traps_needed:,} traps of which none is served."
         )
     else:
         lines.append(f"No setting meets the budget of {budget}; this one serves the fewest traps.")
     if choice.held_out is not None:
         held = choice.held_out
         lines.append(
-            f"On fifths of the pairs that did not choose: recall {held.recall.value:.0%}, traps served "
-            f"{held.false.count} of {held.false.of}, at most {held.false.high(choice.confidence):.2%}."
+            f"Chosen by four fifths of the pairs and tried on the other: recall {held.recall.value:.0%}, traps served "
+            f"{held.false.count} of {held.false.of:,}, at most {held.false.high(sure):.2%}."
         )
     return lines
 
@@ -139,9 +158,21 @@ def _share(share: Share, confidence: float) -> dict[str, float]:
     }
 
 
-def _bar(share: Share) -> str:
-    return ("#" * round(share.value * _BAR)).ljust(_BAR, ".")
+def _mark(threshold: float, choice: Choice) -> str:
+    return ">" if threshold == choice.outcome.min_similarity else " "
 
 
-def _percent(share: Share, confidence: float) -> str:
-    return f"{share.value:6.1%} ({share.low(confidence):.1%} to {share.high(confidence):.1%})"
+def _bar(share: Share, drawn: str) -> str:
+    return (drawn * round(share.value * _BAR)).ljust(_BAR, ".")
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _count(share: Share) -> str:
+    return f"{share.count:,} of {share.of:,}" if share.of else ""
+
+
+def _interval(share: Share, confidence: float, digits: int) -> str:
+    return f"{share.value:.{digits}%} ({share.low(confidence):.{digits}%} to {share.high(confidence):.{digits}%})"

@@ -32,9 +32,7 @@ def response_cache(recipe: Recipe, store: Store, progress: Progress | None = Non
 
         found = encoder(recipe, store, progress)
         wanted = settings.semantic
-        semantic = SemanticSettings(
-            found.folder, wanted.min_similarity, found.name, skip_checks=wanted.skip_checks
-        )
+        semantic = SemanticSettings(found.folder, wanted.min_similarity, found.name, wanted.checks)
     try:
         return open_cache(cache_settings(recipe, store, semantic))
     except CacheSetupError as error:

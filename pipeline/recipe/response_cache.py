@@ -88,9 +88,11 @@ class SemanticLookup(Section):
     min_similarity: float = Field(
         default=0.85, ge=0.5, le=1, description="Cosine similarity of the embeddings that a hit needs."
     )
-    skip_checks: tuple[CheckName, ...] = Field(
-        default=(),
-        description="Checks to do without, as `pipeline cache tune` found on pairs of your own.",
+    checks: tuple[CheckName, ...] | None = Field(
+        default=None,
+        description="What near questions must agree in as well; all checks without it. `pipeline cache tune` tells "
+        "which may be left out.",
+        examples=[["numbers", "codes", "names", "sense", "words", "order"]],
         strict=False,
     )
     embedder: Source = Field(

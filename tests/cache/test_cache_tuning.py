@@ -15,7 +15,7 @@ from pipeline.cache.semantic.verification import CHECKS, default_verifier
 from pipeline.cache.tuning.choosing import choose
 from pipeline.cache.tuning.intervals import Share, needed
 from pipeline.cache.tuning.measuring import Measured, measure
-from pipeline.cache.tuning.pairs import BadLines, Logged, Pair, read_lines
+from pipeline.cache.tuning.pairs import BadLines, Logged, Pair, read_log, read_pairs
 from pipeline.cache.tuning.repeats import repeats
 
 WORDS = (
@@ -83,7 +83,7 @@ def test_every_bad_line_is_named() -> None:
         '{"a": "x", "b": "y", "same": "1", "category": 4}',
     ]
     with pytest.raises(BadLines) as caught:
-        read_lines(lines)
+        read_pairs(lines)
     assert [line for line, _ in caught.value.faults] == [3, 4, 5, 6, 7]
     assert caught.value.faults[2][1] == (
         "a: needs a text; b: needs a text; same = 2: 1 if the same answer serves both, else 0"
@@ -91,11 +91,27 @@ def test_every_bad_line_is_named() -> None:
     assert "not labelled yet" in caught.value.faults[3][1]
 
 
-def test_pairs_and_a_log_are_not_mixed_and_something_is_there() -> None:
-    with pytest.raises(BadLines, match="line 2: pairs and questions of a log are mixed"):
-        read_lines(['{"a": "x", "b": "y", "same": true}', '{"question": "x"}'])
+def test_pairs_of_both_labels_are_needed() -> None:
+    """Without traps nothing is known of false hits, and no threshold may be told."""
+    row = '{"a": "x", "b": "y", "same": %d}'
     with pytest.raises(BadLines, match="is empty"):
-        read_lines(["  "])
+        read_pairs(["  "])
+    for label in (0, 1):
+        with pytest.raises(BadLines, match=f"holds no pair with same = {1 - label}"):
+            read_pairs([row % label] * 3)
+    assert [pair.same for pair in read_pairs([row % 0, "", row % 1])] == [False, True]
+
+
+def test_a_log_of_plain_lines() -> None:
+    assert read_log(["Where is it?\n", "\n", '{"question": "Why?", "scope": "a"}']) == [
+        Logged("Where is it?"),
+        Logged("Why?", "a"),
+    ]
+    with pytest.raises(BadLines) as caught:
+        read_log(["{", "fine", '{"a": "x", "b": "y"}', '{"question": ""}'])
+    assert [line for line, _ in caught.value.faults] == [1, 3, 4]
+    with pytest.raises(BadLines, match="is empty"):
+        read_log([])
 
 
 def test_the_lowest_threshold_within_the_budget() -> None:
@@ -111,13 +127,24 @@ def test_the_lowest_threshold_within_the_budget() -> None:
 def test_too_few_traps_prove_nothing() -> None:
     choice = choose(made([(0.9, False)] * 10, [(0.6, False)] * 10), budget=0.01)
     assert choice.outcome.false.count == 0
-    assert not choice.meets_budget
+    assert (choice.meets_budget, choice.basis) == (False, "rate")
     assert choice.traps_needed == 381
+
+
+def test_where_too_few_traps_prove_nothing_the_observed_rate_decides() -> None:
+    """1 of 100 is at the budget, though not shown to be; 2 of 100 are beyond it."""
+    measured = made([(0.55, False)] * 10, [(0.9, False), (0.7, False)] + [(0.5, False)] * 98)
+    choice = choose(measured, budget=0.01)
+    assert (choice.basis, choice.outcome.min_similarity) == ("rate", 0.99)
+    near = made([(0.85, False)] * 10, [(0.9, False), (0.7, False)] + [(0.5, False)] * 98)
+    choice = choose(near, budget=0.01)
+    assert (choice.basis, choice.outcome.min_similarity) == ("rate", 0.85)
+    assert choice.outcome.false == Share(1, 100)
 
 
 def test_what_is_beyond_the_budget_is_served_least() -> None:
     choice = choose(made([(0.9, False)] * 10, [(0.995, False)] * 5 + [(0.8, False)] * 5), budget=0.01)
-    assert not choice.meets_budget
+    assert (choice.meets_budget, choice.basis) == (False, "fewest")
     assert choice.outcome.false.count == 5
 
 
@@ -171,13 +198,12 @@ def test_a_log_tells_of_near_questions_but_never_of_labels() -> None:
         ("Cancel order 3", "Cancel order 4"),
     }
     assert (found.near(0.5), found.served(0.5)) == (2, 1)
-    assert len(found.sample(1)) == 1
-    assert len(found.sample(9)) == 2
+    assert [near.a for near in found.merged()] == ["Where is my parcel?"]
 
 
 def test_a_log_is_what_export_writes() -> None:
     row = {"key": "00", "scope": "ab", "question": "Where?", "answer": "There.", "embedded": True}
-    assert read_lines([json.dumps(row)]) == [Logged("Where?", "ab")]
+    assert read_log([json.dumps(row)]) == [Logged("Where?", "ab")]
 
 
 def test_the_recipe_knows_the_checks_by_name() -> None:

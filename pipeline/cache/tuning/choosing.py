@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from pipeline.cache.tuning.measuring import Measured, Outcome
 
 THRESHOLDS = tuple(round(0.5 + step / 100, 2) for step in range(50))  # 0.50 to 0.99
 _FOLDS = 5
+Basis = Literal["interval", "rate", "fewest"]
 _MIN_TRAPS = 30  # that a check must have objected to before anything is said of doing without it
 
 
@@ -24,15 +26,27 @@ class Choice:
     confidence: float
     outcome: Outcome  # on all pairs
     skipped: tuple[str, ...]  # checks to do without
-    meets_budget: bool  # by the upper end of the interval
-    held_out: (
-        Outcome | None
-    )  # each fifth of the pairs at the setting that the others chose; None with too few pairs
+    held_out: Outcome | None  # each fifth at the setting that the others chose; None with too few pairs
     traps_needed: int  # none of them served, for the upper end to be within the budget
+
+    @property
+    def meets_budget(self) -> bool:
+        """Shown by the upper end of the interval."""
+        return self.basis == "interval"
+
+    @property
+    def basis(self) -> Basis:
+        """What is within the budget: the upper end of the interval, the observed rate only, or nothing."""
+        false = self.outcome.false
+        if false.high(self.confidence) <= self.budget:
+            return "interval"
+        return "rate" if false.of and false.value <= self.budget else "fewest"
 
 
 def choose(measured: Measured, *, budget: float, confidence: float = 0.95, may_skip: bool = False) -> Choice:
-    """The setting of most recall whose false hits are within the budget; if there is none, that of the fewest.
+    """The setting of most recall whose false hits are within the budget by the upper end of their interval.
+
+    Where no threshold shows that, the observed rate decides; where that is beyond the budget too, the fewest do.
 
     Args:
         may_skip: checks may be left out, one by one, where nothing is lost by it, neither on the pairs that chose them
@@ -54,7 +68,6 @@ def _choice(measured: Measured, budget: float, confidence: float, *, may_skip: b
         confidence=confidence,
         outcome=outcome,
         skipped=skipped,
-        meets_budget=outcome.false.high(confidence) <= budget,
         held_out=_held_out(measured, budget, confidence, may_skip=may_skip),
         traps_needed=needed(budget, confidence),
     )
@@ -87,14 +100,13 @@ def _threshold(
 ) -> Outcome:
     """Of settings that serve the same, the one with the highest threshold."""
     outcomes = [measured.outcome(threshold, skipped, rows) for threshold in THRESHOLDS]
-    within = [outcome for outcome in outcomes if outcome.false.high(confidence) <= budget]
-    if within:
-        return max(within, key=lambda outcome: (outcome.recall.count, outcome.min_similarity))
     fewest = min(outcome.false.count for outcome in outcomes)
-    return max(
-        (outcome for outcome in outcomes if outcome.false.count == fewest),
-        key=lambda outcome: (outcome.recall.count, outcome.min_similarity),
+    within = (
+        [outcome for outcome in outcomes if outcome.false.high(confidence) <= budget]
+        or [outcome for outcome in outcomes if outcome.false.value <= budget]
+        or [outcome for outcome in outcomes if outcome.false.count == fewest]
     )
+    return max(within, key=lambda outcome: (outcome.recall.count, outcome.min_similarity))
 
 
 def _known(measured: Measured, rows: NDArray[np.bool_], name: str) -> bool:

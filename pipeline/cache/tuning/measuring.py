@@ -62,17 +62,14 @@ class Measured:
 
 
 def measure(pairs: Sequence[Pair], embed: Embed) -> Measured:
-    """Embed and check every pair."""
+    """Embed and check every pair, one after another."""
     checks = tuple(CHECKS)
     verifiers = [default_verifier([name]) for name in checks]
-    similarity = np.array([cosine(embed(pair.a), embed(pair.b)) for pair in pairs])
-    objects = np.array(
-        [
-            [verifier.objection(pair.a, pair.b, float(near)) is not None for verifier in verifiers]
-            for pair, near in zip(pairs, similarity, strict=True)
-        ],
-        np.bool_,
-    ).reshape(len(pairs), len(checks))
+    similarity = np.empty(len(pairs))
+    objects = np.empty((len(pairs), len(checks)), np.bool_)
+    for row, pair in enumerate(pairs):
+        similarity[row] = near = cosine(embed(pair.a), embed(pair.b))
+        objects[row] = [verifier.objection(pair.a, pair.b, near) is not None for verifier in verifiers]
     return Measured(pairs, similarity, objects, checks)
 
 

@@ -6,10 +6,11 @@ Pairs are {a, b, same, category?}, lines of a log {question, scope?}. A log is w
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+Row = TypeVar("Row")
 _LABELS = {0: False, 1: True}  # false and true are equal to them
 
 
@@ -39,46 +40,58 @@ class BadLines(ValueError):
         super().__init__("; ".join(f"line {line}: {problem}" for line, problem in self.faults))
 
 
-def read_lines(lines: Iterable[str]) -> list[Pair] | list[Logged]:
-    """Pairs, or a log, whichever it is; empty lines are passed over.
+def read_pairs(lines: Iterable[str]) -> list[Pair]:
+    """Labelled pairs, of both labels; empty lines are passed over.
 
     Raises:
         BadLines: with all that is wrong.
     """
-    pairs: list[Pair] = []
-    logged: list[Logged] = []
-    faults: list[tuple[int, str]] = []
+    pairs = _each(lines, _pair)
+    labels = {pair.same for pair in pairs}
+    if len(labels) < 2:
+        lacking = 1 if labels == {False} else 0
+        what = "is empty" if not labels else f"holds no pair with same = {lacking}"
+        raise BadLines([(0, f'{what}: needs lines like {{"a": "…", "b": "…", "same": {lacking}}}')])
+    return pairs
+
+
+def read_log(lines: Iterable[str]) -> list[Logged]:
+    """Questions, as JSON objects or as they are, a line each; empty lines are passed over.
+
+    Raises:
+        BadLines: with all that is wrong.
+    """
+    log = _each(lines, _logged)
+    if not log:
+        raise BadLines([(0, 'is empty: needs questions, a line each, or lines like {"question": "…"}')])
+    return log
+
+
+def _each(lines: Iterable[str], read: Callable[[str], Row]) -> list[Row]:
+    rows, faults = [], []
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            read = _read(line)
-        except ValueError as error:
-            faults.append((number, str(error)))
-            continue
-        if isinstance(read, Pair):
-            pairs.append(read)
-        else:
-            logged.append(read)
-        if pairs and logged:
-            faults.append((number, "pairs and questions of a log are mixed: one file holds either"))
-            break
-    if not (pairs or logged or faults):
-        faults.append((0, 'is empty: needs lines like {"a": "…", "b": "…", "same": 1}'))
+        if line.strip():
+            try:
+                rows.append(read(line))
+            except ValueError as error:
+                faults.append((number, str(error)))
     if faults:
         raise BadLines(faults)
-    return pairs or logged
+    return rows
 
 
-def _read(line: str) -> Pair | Logged:
+def _object(line: str, example: str) -> dict[str, Any]:
     try:
         row: Any = json.loads(line)
     except ValueError as error:
-        raise ValueError(f"is not JSON: {error}") from None
+        raise ValueError(f"is not JSON: {error}: needs {example}") from None
     if not isinstance(row, dict):
-        raise ValueError('is not an object like {"a": "…", "b": "…", "same": 1}')
-    if "question" in row and "a" not in row:
-        return _logged(row)
+        raise ValueError(f"is not an object like {example}")
+    return row
+
+
+def _pair(line: str) -> Pair:
+    row = _object(line, '{"a": "…", "b": "…", "same": 1}')
     problems = [f"{name}: needs a text" for name in "ab" if not _is_text(row.get(name))]
     same = row.get("same")
     if same is None:
@@ -92,9 +105,12 @@ def _read(line: str) -> Pair | Logged:
     return Pair(row["a"], row["b"], _LABELS[row["same"]], row.get("category", ""))
 
 
-def _logged(row: dict[str, Any]) -> Logged:
-    if not _is_text(row["question"]) or not isinstance(row.get("scope", ""), str):
-        raise ValueError("question, scope: need texts")
+def _logged(line: str) -> Logged:
+    if not line.lstrip().startswith("{"):
+        return Logged(line.strip())
+    row = _object(line, '{"question": "…"}')
+    if not _is_text(row.get("question")) or not isinstance(row.get("scope", ""), str):
+        raise ValueError('question, scope: need texts, like {"question": "…"}')
     return Logged(row["question"], row.get("scope", ""))
 
 

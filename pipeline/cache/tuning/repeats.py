@@ -43,13 +43,9 @@ class Repeats:
         """How many of them pass every check."""
         return sum(near.similarity >= threshold and near.objection is None for near in self.nears)
 
-    def sample(self, count: int) -> list[Near]:
-        """Pairs for a person to label, over all similarities: half would be served, half would not."""
-        passed = [near for near in self.nears if near.objection is None]
-        stopped = [near for near in self.nears if near.objection is not None]
-        half = max(count // 2, count - len(stopped))
-        chosen = _spread(passed, half)
-        return chosen + _spread(stopped, count - len(chosen))
+    def merged(self) -> list[Near]:
+        """Those that pass every check, the nearest first."""
+        return [near for near in self.nears if near.objection is None]
 
 
 def repeats(log: Sequence[Logged], embed: Embed, verifier: Verifier) -> Repeats:
@@ -80,10 +76,3 @@ def _nearest(questions: Sequence[str], embed: Embed) -> list[tuple[str, str, flo
                 here = start + row
                 found[min(here, at), max(here, at)] = float(cosines[row, at])
     return [(embedded[a][0], embedded[b][0], similarity) for (a, b), similarity in found.items()]
-
-
-def _spread(nears: Sequence[Near], count: int) -> list[Near]:
-    """So many at equal distances in the list."""
-    if count >= len(nears):
-        return list(nears)
-    return [nears[at * len(nears) // count] for at in range(count)]

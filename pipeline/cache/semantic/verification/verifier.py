@@ -27,13 +27,13 @@ class Checked:
         return None
 
 
-def default_verifier(checks: Sequence[str] | None = None, *, without: Sequence[str] = ()) -> Checked:
-    """All checks, or the named ones; none of those to do without.
+def default_verifier(checks: Sequence[str] | None = None) -> Checked:
+    """All checks, or the named ones.
 
     Raises:
         ValueError: a name is not known.
     """
     names = tuple(CHECKS) if checks is None else tuple(checks)
-    if unknown := [name for name in (*names, *without) if name not in CHECKS]:
+    if unknown := [name for name in names if name not in CHECKS]:
         raise ValueError(f"checks {', '.join(unknown)}: not known (one of {', '.join(CHECKS)})")
-    return Checked(tuple(name for name in names if name not in without))
+    return Checked(names)

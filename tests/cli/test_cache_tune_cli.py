@@ -1,0 +1,219 @@
+"""`pipeline cache tune`, end to end with a small encoder: from labelled pairs or a log to the lines of a recipe."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pipeline.cli.cache import command
+from pipeline.errors import InvalidInput, UserError
+from tests.support.encoder import write_encoder
+
+pytest.importorskip("onnx")
+SAME = {"a": "Where is my parcel?", "b": "where is my parcel", "same": 1, "category": "plain"}
+TRAP = {"a": "Is the shop open?", "b": "Is the shop not open?", "same": 0, "category": "negation"}
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that an embedder reads: random weights, of which the order of cosines is no matter here."""
+    from pipeline.cache.semantic.bert import write_onnx
+
+    folder = write_encoder(tmp_path_factory.mktemp("tune") / "encoder")
+    write_onnx(folder, folder / "model.onnx")
+    return folder
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def tune(encoder: Path, file: Path, *options: str) -> Result:
+    return CliRunner().invoke(command, ["tune", "--embedder", str(encoder), "--pairs", str(file), *options])
+
+
+def survey(encoder: Path, file: Path, *options: str) -> Result:
+    return CliRunner().invoke(command, ["tune", "--embedder", str(encoder), "--log", str(file), *options])
+
+
+def test_enough_traps_show_that_the_budget_is_met(encoder: Path, tmp_path: Path) -> None:
+    result = tune(encoder, write(tmp_path / "pairs.jsonl", [SAME] * 40 + [TRAP] * 400), "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["meets_budget"] is True
+    assert found["chosen"]["recall"]["count"] == 40
+    assert found["chosen"]["false_hits"]["count"] == 0
+    assert 0 < found["chosen"]["false_hits"]["high"] <= 0.01
+    assert [row["min_similarity"] for row in found["thresholds"]] == [at / 100 for at in range(50, 100)]
+
+
+def test_few_traps_show_nothing_and_the_answer_says_how_many_would(encoder: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "pairs.jsonl", [SAME] * 5 + [TRAP] * 5)
+    result = tune(encoder, file)
+    assert result.exit_code == 1, result.output
+    assert "381 traps" in result.output
+    found = json.loads(tune(encoder, file, "--json").stdout)
+    assert (found["meets_budget"], found["basis"], found["traps_needed"]) == (False, "rate", 381)
+
+
+def test_a_wider_budget_takes_fewer_traps(encoder: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "pairs.jsonl", [SAME] * 10 + [TRAP] * 40)
+    assert tune(encoder, file).exit_code == 1
+    assert tune(encoder, file, "--budget", "0.1").exit_code == 0
+
+
+def test_what_serves_more_at_a_higher_threshold_is_a_mistake(encoder: Path, tmp_path: Path) -> None:
+    words = ["Where is my shop?", "Is my shop open?", "Where is the parcel?", "Is the parcel open?"]
+    pairs = [{"a": a, "b": b, "same": int(i % 2)} for i, a in enumerate(words) for b in words]
+    rows = json.loads(tune(encoder, write(tmp_path / "pairs.jsonl", pairs), "--json").stdout)["thresholds"]
+    for name in ("recall", "false_hits"):
+        counts = [row[name]["count"] for row in rows]
+        assert counts == sorted(counts, reverse=True)
+        assert all(row[name]["low"] <= row[name]["share"] <= row[name]["high"] for row in rows)
+
+
+def test_the_lines_of_the_recipe_are_ones_that_a_recipe_takes(encoder: Path, tmp_path: Path) -> None:
+    import yaml
+
+    from pipeline.recipe import load_recipe
+
+    shown = tune(encoder, write(tmp_path / "pairs.jsonl", [SAME] * 5 + [TRAP] * 400)).output
+    section = yaml.safe_load(shown[shown.index("\ncache:\n") :])["cache"]
+    recipe = load_recipe(
+        "tiny-cpu", ["cache.enabled=true", f"cache.semantic={json.dumps(section['semantic'])}"]
+    )
+    assert recipe.cache.semantic is not None
+    assert recipe.cache.semantic.min_similarity == section["semantic"]["min_similarity"]
+
+
+def test_everything_that_is_wrong_with_a_file_is_told_at_once(encoder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    lines = [
+        "{",
+        json.dumps({**SAME, "same": None}),
+        json.dumps({"a": "x", "same": 2}),
+        json.dumps(SAME),
+        "[]",
+    ]
+    file.write_text("\n".join(lines), encoding="utf-8")
+    result = tune(encoder, file)
+    assert isinstance(result.exception, InvalidInput)
+    assert result.exception.exit_code == 2
+    told = str(result.exception).splitlines()[1:]
+    assert [line.strip().split(": ")[0] for line in told] == [f"{file}:{number}" for number in (1, 2, 3, 5)]
+    assert "not labelled yet" in told[1]
+    assert "b: needs a text" in told[2]
+    assert "same = 2" in told[2]
+
+
+def test_an_empty_file(encoder: Path, tmp_path: Path) -> None:
+    result = tune(encoder, write(tmp_path / "pairs.jsonl", []))
+    assert isinstance(result.exception, InvalidInput)
+    assert "is empty" in str(result.exception)
+
+
+def test_a_log_gives_pairs_to_label_and_no_labels(encoder: Path, tmp_path: Path) -> None:
+    asked = ["Where is my parcel?", "where is my parcel", "Is the shop open?", "Is the shop not open?"]
+    log = write(
+        tmp_path / "log.jsonl", [{"question": question, "scope": "00", "answer": "…"} for question in asked]
+    )
+    into = tmp_path / "label.jsonl"
+    result = survey(encoder, log, "--output", str(into))
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in into.read_text(encoding="utf-8").splitlines()]
+    assert rows
+    assert all(row["same"] is None and 0.5 <= row["similarity"] <= 1.0001 for row in rows)
+    assert [row["similarity"] for row in rows] == sorted((row["similarity"] for row in rows), reverse=True)
+    assert not any("not" in row["b"] for row in rows)
+    assert all({row["a"], row["b"]} <= set(asked) for row in rows)
+    refused = tune(encoder, into)
+    assert isinstance(refused.exception, InvalidInput)
+    assert "not labelled yet" in str(refused.exception)
+
+
+def test_questions_of_two_scopes_are_never_a_pair(encoder: Path, tmp_path: Path) -> None:
+    log = [
+        {"question": text, "scope": scope}
+        for scope, text in (("00", "Is the shop open?"), ("01", "is the shop open"))
+    ]
+    found = json.loads(survey(encoder, write(tmp_path / "log.jsonl", log), "--json").stdout)
+    assert found["different"] == 2
+    assert {row["near"] for row in found["thresholds"]} == {0}
+
+
+def test_the_page_and_its_json_tell_of_checks_and_categories(encoder: Path, tmp_path: Path) -> None:
+    unknown = {"a": "Can I enable it?", "b": "Can I disable it?"}  # to this encoder, the same words
+    file = write(tmp_path / "pairs.jsonl", [SAME] * 5 + [{**TRAP, **unknown}] * 7)
+    found = json.loads(tune(encoder, file, "--json").stdout)
+    stopped = {row["check"]: row["stopped_alone"] for row in found["checks"] if row["stopped_alone"]}
+    assert stopped == {"sense": 7}
+    assert found["categories"]["plain"]["recall"]["count"] == 5
+    assert found["categories"]["negation"]["false_hits"] == {**found["chosen"]["false_hits"]}
+    page = tune(encoder, file).output
+    assert "5 of 5" in page
+    assert "0 of 7" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["tiny-cpu"], "give --pairs FILE or --log FILE"),
+        (["tiny-cpu", "--pairs", "-", "--log", "-"], "give --pairs FILE or --log FILE"),
+        (["--pairs", "-"], "give a RECIPE or --embedder FOLDER"),
+        (["tiny-cpu", "--pairs", "-", "--output", "x"], "--output goes with --log"),
+    ],
+)
+def test_options_that_do_not_go_together(arguments: list[str], told: str) -> None:
+    result = CliRunner().invoke(command, ["tune", *arguments], input="")
+    assert result.exit_code == 2
+    assert told in result.output
+
+
+def test_a_folder_without_an_encoder(tmp_path: Path) -> None:
+    result = tune(tmp_path, write(tmp_path / "pairs.jsonl", [SAME, TRAP]))
+    assert isinstance(result.exception, UserError)
+    assert "needs tokenizer.json and one of" in str(result.exception)
+
+
+def test_the_encoder_of_a_recipe(encoder: Path, tmp_path: Path) -> None:
+    setting = f"cache.semantic={{embedder: 'local:{encoder}'}}"
+    file = write(tmp_path / "pairs.jsonl", [SAME] * 5 + [TRAP] * 5)
+    arguments = [
+        "tune",
+        "tiny-cpu",
+        "--set",
+        "cache.enabled=true",
+        "--set",
+        setting,
+        "--pairs",
+        str(file),
+        "--json",
+    ]
+    result = CliRunner().invoke(command, arguments)
+    assert json.loads(result.stdout) == json.loads(tune(encoder, file, "--json").stdout)
+
+
+def test_checks_of_a_recipe_are_known_ones_and_the_cache_asks_no_others(
+    encoder: Path, tmp_path: Path
+) -> None:
+    from pipeline.cache.semantic.layer import SemanticLayer
+    from pipeline.cache.semantic.verification import Checked
+    from pipeline.gateway.caching import response_cache
+    from pipeline.recipe import load_recipe
+    from pipeline.store import Store
+
+    def given(checks: str) -> list[str]:
+        return ["cache.enabled=true", f"cache.semantic={{embedder: 'local:{encoder}', checks: {checks}}}"]
+
+    with pytest.raises(InvalidInput, match=r"checks\[1\] = poems: is not known .*one of numbers, codes"):
+        load_recipe("tiny-cpu", given("[numbers, poems]"))
+    cache = response_cache(load_recipe("tiny-cpu", given("[words, numbers]")), Store(tmp_path))
+    assert cache is not None
+    assert isinstance(cache.semantic, SemanticLayer)
+    assert cache.semantic.verifier == Checked(("words", "numbers"))
+    cache.close()
