@@ -52,8 +52,8 @@ class Answered:
     @property
     def rounds(self) -> list[int]:
         """Tokens of each response."""
-        sizes = [response.outputs["output_log_probs"].size for response in self.responses if response.outputs]
-        return [size for size in sizes if size]
+        told = (response.outputs.get("output_log_probs") for response in self.responses)
+        return [log_probs.size for log_probs in told if log_probs is not None and log_probs.size]
 
     def figure(self, name: str) -> Any:
         return next(
