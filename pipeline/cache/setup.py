@@ -33,7 +33,7 @@ class SemanticSettings:
     """Answers to questions that mean the same."""
 
     embedder: Path  # folder: tokenizer.json and model_int8.onnx or model.onnx
-    min_similarity: float = 0.85  # cosine
+    min_similarity: float = 0.75  # cosine
     name: str | None = None  # of the embedder's model, by default that of the folder
     checks: Sequence[str] | None = None  # of pipeline.cache.semantic.verification.CHECKS; None: all
 

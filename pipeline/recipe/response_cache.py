@@ -86,7 +86,7 @@ class SemanticLookup(Section):
     """Answers to questions that mean the same: near ones that also agree in numbers, negations, names and so on."""
 
     min_similarity: float = Field(
-        default=0.85, ge=0.5, le=1, description="Cosine similarity of the embeddings that a hit needs."
+        default=0.75, ge=0.5, le=1, description="Cosine similarity of the embeddings that a hit needs."
     )
     checks: tuple[CheckName, ...] | None = Field(
         default=None,
