@@ -66,11 +66,17 @@ def _synonymous(one: Word, other: Word) -> bool:
 
 
 def _swapped(one: Sequence[Word], other: Sequence[Word], pairs: dict[int, int]) -> tuple[int, int] | None:
-    """Words of the same part whose order is another; one that a preposition attaches may stand anywhere."""
+    """Words of the same part whose order is another; one that a preposition attaches may stand anywhere.
+
+    Of several, two that do not stand side by side.
+    """
+    found = None
     order = sorted(pairs)
     for index, first in enumerate(order):
         for second in order[index + 1 :]:
             a, b, c, d = one[first], one[second], other[pairs[first]], other[pairs[second]]
             if pairs[first] > pairs[second] and a.role == c.role and b.role == d.role and a.role == b.role:
-                return first, second
-    return None
+                found = first, second
+                if second - first > 1 or pairs[first] - pairs[second] > 1:
+                    return found
+    return found

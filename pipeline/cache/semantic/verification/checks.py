@@ -12,6 +12,9 @@ from pipeline.cache.semantic.verification.reading import Reading
 from pipeline.cache.semantic.verification.stems import stem
 
 Check = Callable[[Reading, Reading], str | None]
+_ASKED = frozenset(("what", "who", "whom", "which"))
+_FUTURE = frozenset(("when", "how-long", "how-much"))  # "how long does it take" is about what will be
+_POINTS = frozenset(("month", "weekday", "clock", "th"))  # what is no amount
 _SAME_SENSE = ("more", "less", "most", "least")  # with an opposite beside them, they may say the same
 
 
@@ -19,7 +22,7 @@ def numbers(one: Reading, other: Reading) -> str | None:
     """Values, units, dates and clock times are the same, each with the same preposition."""
     if [n.value for n in one.numbers] != [n.value for n in other.numbers] or not _units_agree(one, other):
         return f"numbers: {_listed(map(str, one.numbers))} and {_listed(map(str, other.numbers))}"
-    if sorted(_told(one)) != sorted(_told(other)):
+    if sorted(_told(one)) != sorted(_told(other)) or _in_order(one) != _in_order(other):
         return "numbers have changed places"
     return None
 
@@ -30,9 +33,16 @@ def _units_agree(one: Reading, other: Reading) -> bool:
         if mine.unit != yours.unit:
             listed = one if mine.unit == "" else other if yours.unit == "" else None
             unit = mine.unit or yours.unit
-            if listed is None or not any(n.unit == unit for n in listed.numbers):
+            if listed is None or unit in _POINTS or not any(n.unit == unit for n in listed.numbers):
                 return False
     return True
+
+
+def _in_order(reading: Reading) -> list[str]:
+    """Without dates, which are written in either order; so are numbers that only "and" stands between."""
+    told = zip(reading.runs, reading.counted, strict=True)
+    values = [(run, number.value) for run, (_, number) in told if number.unit not in _POINTS]
+    return [value for _, value in sorted(values)]
 
 
 def _told(reading: Reading) -> list[tuple[str, str]]:
@@ -68,23 +78,37 @@ def openings(one: Reading, other: Reading) -> str | None:
     if one.frames == other.frames:
         return None
     alike = lexicon().alike
+    if one.to_me != other.to_me and "can-you" in one.frames | other.frames:
+        return "openings: I and you"  # "can I call you", "can you call me"
     if len(one.frames) == len(other.frames) == 1 and any(
         one.frames | other.frames <= group for group in alike
     ):
         return None
-    if one.frames ^ other.frames <= {"how-to", "way-to"} and not (one.frames and other.frames):
+    if one.frames ^ other.frames <= {"how-to", "way-to", "can-you"} and not (one.frames and other.frames):
         return None  # "how to reset a password" and "reset a password"
     return f"openings: {_listed(one.frames)} and {_listed(other.frames)}"
 
 
 def pronouns(one: Reading, other: Reading) -> str | None:
     """Nobody becomes somebody else."""
-    return "pronouns" if one.pronouns != other.pronouns else None
+    if one.owners and other.owners and one.owners != other.owners:
+        return "pronouns: my and your"
+    if one.persons and other.persons and set(one.persons) != set(other.persons):
+        return "pronouns: I and you"
+    if len(one.persons) == len(other.persons) and one.persons != other.persons:
+        return "pronouns have changed places"
+    if set(one.pronouns) != set(other.pronouns):
+        return "pronouns"
+    moved = len(one.pronouns) == len(other.pronouns) and one.pronouns != other.pronouns
+    return "pronouns have changed places" if moved else None
 
 
 def tenses(one: Reading, other: Reading) -> str | None:
     """Past, present and future are told apart."""
-    return f"tenses: {_listed(one.tenses ^ other.tenses)}" if one.tenses != other.tenses else None
+    differing = one.tenses ^ other.tenses
+    if differing == {"future"} and one.frames == other.frames and one.frames & _FUTURE:
+        return None
+    return f"tenses: {_listed(differing)}" if differing else None
 
 
 def joining(one: Reading, other: Reading) -> str | None:
@@ -124,13 +148,17 @@ def words(one: Reading, other: Reading) -> str | None:
     found = _aligned(one, other)
     if found.left or found.right:
         return f"words: {_listed(found.left)} and {_listed(found.right)}"
-    return None
+    light, there = one.light - other.light, other.light - one.light
+    return f"words: {_listed(light)} and {_listed(there)}" if light and there else None
 
 
 def order(one: Reading, other: Reading) -> str | None:
     """Who does what to whom, from where to where."""
     found = _aligned(one, other)
-    equals = (one.symmetric and other.symmetric) or bool(one.joined & other.joined)
+    if one.limited != other.limited and one.limited and other.limited:
+        return f"places: only {_listed(one.limited)}, only {_listed(other.limited)}"
+    joined = bool(one.joined & other.joined)
+    equals = (one.symmetric and other.symmetric) or (joined and (found.swapped is None or found.neighbours))
     traded = sorted(first.role for first, _ in found.moved) == sorted(
         second.role for _, second in found.moved
     )
@@ -138,10 +166,32 @@ def order(one: Reading, other: Reading) -> str | None:
         for first, second in found.moved:
             if "~" not in (first.role, second.role) and {first.role, second.role} != {"by", "with"}:
                 return f"places: {first.role} {first.stem}, {second.role} {second.stem}"
-    if found.swapped is not None and not equals:
+    attached = {(first.role, second.role) for first, second in found.moved}
+    if not equals and {("", "~"), ("~", "")} <= attached:
+        return f"places: {_listed(first.stem for first, _ in found.moved)}"
+    if _facing(one) != _facing(other) and not equals:
+        return f"order: {_listed(_facing(one))}"
+    if found.swapped is not None and not equals and not _only_one_way(one, other):
         both = "and" in one.joined | other.joined and found.neighbours
         return None if both else f"order: {found.swapped[0]}, {found.swapped[1]}"
     return None
+
+
+def _facing(reading: Reading) -> list[str]:
+    """Opposites that are both in one question, in their order: "is the left one bigger than the right one"."""
+    opposites = lexicon().opposites
+    return [word for word in reading.telling if any(w in reading.telling for w in opposites.get(word, ()))]
+
+
+def _only_one_way(one: Reading, other: Reading) -> bool:
+    """Two words without names, a verb and what it is about: "reset the password", "password reset"."""
+    if len(one.words) != 2 or len(other.words) != 2 or one.to_me != other.to_me:
+        return False
+    if not _ASKED.isdisjoint(one.said) or not _ASKED.isdisjoint(other.said):
+        return False  # "what eats frogs", "what do frogs eat"
+    if one.negations or "but" in one.telling or one.names or other.names:
+        return False
+    return not (one.pronouns or other.pronouns or one.numbers)
 
 
 CHECKS: Mapping[str, Check] = MappingProxyType(

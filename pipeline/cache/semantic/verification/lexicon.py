@@ -22,6 +22,8 @@ class Lexicon:
 
     phrases: Mapping[str, tuple[Phrase, ...]]  # by their first word, the longest first
     fillers: frozenset[str]
+    light: frozenset[str]  # stems of verbs that say little
+    owners: Mapping[str, str]
     telling: Mapping[str, str]  # word: what it is about
     opposites: Mapping[str, frozenset[str]]
     groups: Mapping[str, frozenset[int]]  # stem: the groups of synonyms that it is in
@@ -65,6 +67,8 @@ def lexicon() -> Lexicon:
     return Lexicon(
         phrases=_phrases(raw["phrases"]),
         fillers=frozenset(raw["fillers"]) | frozenset(map(stem, raw["fillers"])),
+        light=frozenset(map(stem, raw["light"])),
+        owners=raw["owners"],
         telling={word: about for about, words in raw["telling"].items() for word in words},
         opposites=_opposites(raw["opposites"]),
         groups=_groups(raw["synonyms"]),

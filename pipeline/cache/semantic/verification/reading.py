@@ -18,6 +18,11 @@ _ARTICLES = frozenset(
     ("a", "an", "the", "my", "your", "our", "his", "her", "their", "this", "that", "these", "those")
 )
 _BE = frozenset(("is", "are", "was", "were", "am", "be", "been", "being", "get", "got"))
+_NUMBER = "#"
+_PERSONS = frozenset(("i", "you", "me"))
+_ASKING = frozenset(
+    ("when", "where", "who", "whom", "whose", "how-long", "how-many", "how-much", "how-often", "how-far")
+)
 _PEOPLE = frozenset(
     ("person", "people", "man", "men", "woman", "women", "someone", "somebody", "anyone", "one", "those")
 )
@@ -39,14 +44,20 @@ class Reading:
 
     words: tuple[Word, ...]  # in their order, numbers left out
     counted: tuple[tuple[str, Number], ...]  # (role, number) in their order
+    runs: tuple[int, ...]  # which of those have only "and" between them
     numbers: tuple[Number, ...]  # sorted
     names: frozenset[str]  # stems of what is capitalised within a sentence
     codes: frozenset[str]
     quotes: frozenset[str]
     negations: int
     frames: frozenset[str]  # how the question opens: why, when, how-to
-    telling: tuple[str, ...]  # words whose presence changes the answer, sorted
-    pronouns: frozenset[str]
+    telling: tuple[str, ...]  # words whose presence changes the answer, in their order
+    pronouns: tuple[str, ...]  # of others: m, f, p, in their order
+    owners: frozenset[str]  # mine, yours
+    persons: tuple[str, ...]  # i, you, me, in their order
+    to_me: bool  # it says "me" or "us"
+    light: frozenset[str]  # verbs that say little, such as "get"
+    limited: frozenset[str]  # what "only" stands before
     tenses: frozenset[str]
     joined: frozenset[str]  # which of "and", "or"
     symmetric: bool  # it speaks of a relation that holds in both directions
@@ -61,6 +72,7 @@ def read(text: str) -> Reading:
     written = tokens(flat)
     given = _active(read_phrases(written, known))
     reader, counting = _Reader(known), number_words()
+    listed = any(token.text in counting - _ARTICLES and token.text != "one" for token in given)
     at = 0
     while at < len(given):
         text = given[at].text
@@ -68,6 +80,9 @@ def read(text: str) -> Reading:
         if found is not None:
             reader.count(found[0])
             at += found[1]
+        elif text == "one" and listed:  # beside another number: "two adults and one child"
+            reader.count(Number("1", ""))
+            at += 1
         else:
             reader.word(given[at])
             at += 1
@@ -76,14 +91,20 @@ def read(text: str) -> Reading:
     return Reading(
         words=tuple(Word(form, role, form in names) for form, role in reader.pairs),
         counted=tuple(reader.counted),
+        runs=tuple(reader.runs),
         numbers=tuple(sorted((number for _, number in reader.counted), key=lambda n: (n.value, n.unit))),
         names=names,
         codes=codes,
         quotes=quoted(flat),
         negations=reader.negations,
-        frames=frozenset(reader.frames),
-        telling=tuple(sorted(reader.telling)),
-        pronouns=frozenset(reader.pronouns),
+        frames=_opening(reader.frames),
+        telling=tuple(reader.telling),
+        pronouns=tuple(reader.pronouns),
+        owners=frozenset(reader.owners),
+        persons=tuple(reader.persons),
+        to_me=reader.to_me,
+        light=frozenset(reader.light),
+        limited=frozenset(reader.limited),
         tenses=frozenset(reader.tenses),
         joined=frozenset(reader.joined),
         symmetric=any(form in known.symmetric for form, _ in reader.pairs),
@@ -97,13 +118,20 @@ class _Reader:
     def __init__(self, known: Lexicon) -> None:
         self._known = known
         self._role = ""
-        self._before = ""  # the last word
+        self._before, self._earlier = "", ""  # the last words
+        self.runs: list[int] = []
         self.pairs: list[tuple[str, str]] = []  # (stem, role)
         self.counted: list[tuple[str, Number]] = []
         self.negations = 0
         self.frames: list[str] = []
         self.telling: list[str] = []
         self.pronouns: list[str] = []
+        self.owners: list[str] = []
+        self.persons: list[str] = []
+        self.to_me = False
+        self.light: list[str] = []
+        self.limited: list[str] = []
+        self._only = False
         self.tenses: list[str] = []
         self.joined: list[str] = []
 
@@ -111,11 +139,13 @@ class _Reader:
         """A number has a part of its own only right after its preposition: "from 5 to 10"."""
         near = self._before in self._known.roles or self._before in _ARTICLES
         self.counted.append((self._role if near else "", number))
-        self._before = ""
+        joined = self._before in ("and", "or") and self._earlier == _NUMBER
+        self.runs.append(self.runs[-1] if joined else len(self.runs))
+        self._before = _NUMBER
 
     def word(self, token: Token) -> None:
         self._sort(token.text)
-        self._before = token.text
+        self._before, self._earlier = token.text, self._before
 
     def _sort(self, word: str) -> None:
         known = self._known
@@ -123,6 +153,11 @@ class _Reader:
             self.negations += 1
         if word in known.pronouns:
             self.pronouns.append(known.pronouns[word])
+        if word in known.owners:
+            self.owners.append(known.owners[word])
+        if word in _PERSONS:
+            self.persons.append(word)
+        self.to_me = self.to_me or word in ("me", "us")
         if word in known.tenses:
             self.tenses.append(known.tenses[word])
         if word in known.joining:
@@ -134,11 +169,17 @@ class _Reader:
             self._role = ""
         elif word in known.telling:
             self.telling.append(word)
+            self._only = self._only or word == "only"
             self._role = word if word in known.roles else self._role
         elif word in known.roles or word in known.attaching:
             self._role = word if word in known.roles else "~"
+        elif (form := stem(word)) in known.light:
+            self.light.append(form)
         elif not self._passes(word):
-            self.pairs.append((stem(word), self._role))
+            self.pairs.append((form, self._role))
+            if self._only:
+                self.limited.append(form)
+                self._only = False
 
     def _passes(self, word: str) -> bool:
         """Whether the word says nothing by itself; an auxiliary begins a new clause."""
@@ -154,11 +195,16 @@ class _Reader:
         )
 
 
+def _opening(frames: Sequence[str]) -> frozenset[str]:
+    """ "where can I find", "where do I find": where is what is asked."""
+    asked = frozenset(frames)
+    return asked & _ASKING or asked
+
+
 def _named(written: Sequence[Token], known: Lexicon) -> tuple[frozenset[str], frozenset[str]]:
     """Names by their stems, and codes as they are."""
     words = [token for token in written if token.raw[:1].isalpha()]
-    capitals = sum(token.raw[:1].isupper() for token in words)
-    titled = len(words) > 3 and capitals > 0.6 * len(words)
+    titled = len(words) > 3 and all(token.raw[0].isupper() for token in words if len(token.raw) > 3)
     names, codes = set(), set()
     for token in words:
         if _CODE.match(token.raw):

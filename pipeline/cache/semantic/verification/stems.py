@@ -38,7 +38,7 @@ def stem(word: str) -> str:
     """
     irregular, kept, _ = _forms()
     if word in irregular:
-        return irregular[word]
+        return _bare(irregular[word])
     word = word.removesuffix("'s").removesuffix("'")
     if len(word) <= 3 or word in kept or not word.isalpha():
         return word
@@ -53,13 +53,15 @@ def stem(word: str) -> str:
         cut = word.removesuffix(ending)
         if cut != word and len(cut) > 2 and _VOWELS & set(cut):
             return _undoubled(cut)
+    if len(word) > 7 and word.endswith("ly"):
+        return _bare(word[:-2])  # internationally
     return _bare(word)
 
 
 def _undoubled(cut: str) -> str:
     """stopp to stop, but call and pass stay."""
     doubled = len(cut) > 3 and cut[-1] == cut[-2] and cut[-1] not in "lsz" and cut[-1] not in _VOWELS
-    if doubled or (cut.endswith("ll") and len(cut) > 5):
+    if doubled:
         return cut[:-1]
     if len(cut) == 3 and cut[0] not in _VOWELS and cut[1] in _VOWELS and cut[2] not in _VOWELS | set("wxy"):
         return cut + "e"  # hated, liked, voted
@@ -67,5 +69,9 @@ def _undoubled(cut: str) -> str:
 
 
 def _bare(word: str) -> str:
-    """Without the e that ing and ed swallow: charge and charging meet at charg."""
-    return word[:-1] if len(word) > 4 and word.endswith("e") else word
+    """Without the e that ing and ed swallow, and without a doubled l: charging meets charge, cancelled cancel."""
+    return (
+        word[:-1]
+        if (len(word) > 4 and word.endswith("e")) or (len(word) > 5 and word.endswith("ll"))
+        else word
+    )
