@@ -13,7 +13,7 @@ from pipeline.cache.semantic.verification import CHECKS, default_verifier
 
 # Pairs of questions as users of a support desk ask them, written for these tests. Categories: what the checks make of
 # them; "not seen" are pairs with one answer of which the checks are too careful to see it, "taken for the same" traps
-# that only the threshold stops.
+# that they do not.
 PAIRS = [
     json.loads(line)
     for line in Path(__file__).with_name("question_pairs.jsonl").read_text("utf-8").splitlines()
