@@ -167,6 +167,15 @@ def test_a_check_stays_if_pairs_of_other_kinds_show_that_it_is_needed() -> None:
     assert choose(replace(measured, pairs=pairs), budget=0.01, may_skip=True).skipped == ()
 
 
+def test_pairs_that_share_a_question_are_never_on_both_sides_of_a_trial() -> None:
+    """All hang together through the last pairs, so there are no fifths to try a choice on."""
+    measured = made([(0.9, False)] * 10, [(0.6, False)] * 10)
+    assert choose(measured, budget=0.01).held_out is not None
+    chain = [replace(pair, a=f"q{at}", b=f"q{at + 1}") for at, pair in enumerate(measured.pairs)]
+    mixed = replace(measured, pairs=chain[::2] + chain[1::2])
+    assert choose(mixed, budget=0.01).held_out is None
+
+
 def test_pairs_are_measured_by_the_checks_themselves() -> None:
     long = "the " * 30
     pairs = [

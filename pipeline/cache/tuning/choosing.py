@@ -136,11 +136,15 @@ def _groups(measured: Measured) -> NDArray[np.int64]:
     categories = sorted({pair.category for pair in measured.pairs})
     if len(categories) >= _FOLDS:
         return np.array([categories.index(pair.category) for pair in measured.pairs])
-    first: dict[str, int] = {}
-    groups = []
-    for number, pair in enumerate(measured.pairs):
-        group = first.get(pair.a, first.get(pair.b, number))
-        first.setdefault(pair.a, group)
-        first.setdefault(pair.b, group)
-        groups.append(group)
-    return np.array(groups)
+    parent: dict[str, str] = {}
+
+    def root(text: str) -> str:
+        while (above := parent.setdefault(text, text)) != text:
+            text = above
+        return text
+
+    for pair in measured.pairs:
+        parent[root(pair.a)] = root(pair.b)
+    roots = [root(pair.a) for pair in measured.pairs]
+    number = {text: at for at, text in enumerate(dict.fromkeys(roots))}
+    return np.array([number[text] for text in roots])
