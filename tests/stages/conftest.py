@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
+from huggingface_hub import constants
+
+from pipeline.stages.fetch import failures
 from tests.support.calibrated import Calibrations
+from tests.support.hub import LoopbackHub
 
 
 @pytest.fixture(scope="session")
 def calibrations(tmp_path_factory: pytest.TempPathFactory) -> Calibrations:
     return Calibrations(tmp_path_factory.mktemp("calibrations"))
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
+    with LoopbackHub() as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url + "/")
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        monkeypatch.setattr(failures, "WAITS_S", (0.01, 0.01, 0.01))
+        yield running
+
+
+@pytest.fixture
+def into(tmp_path: Path) -> Path:
+    folder = tmp_path / "into"
+    folder.mkdir()
+    return folder

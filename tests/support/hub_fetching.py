@@ -1,0 +1,68 @@
+"""What tests ask of a hub on loopback, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import SourceError
+from pipeline.progress import Silent, Task
+from pipeline.recipe import HubSource
+from pipeline.stages.fetch import fetch, resolve
+
+REPO = "org/name"
+SOURCE = HubSource(REPO)
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """As a recipe's `model` section."""
+
+    source: HubSource = SOURCE
+    revision: str | None = None
+    allow_pickle: bool = False
+
+
+class Recorder(Silent):
+    """Keeps what is reported."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.tasks: list[Recorder.Recorded] = []
+
+    @dataclass
+    class Recorded:
+        label: str
+        total: float | None
+        done: float = 0
+
+        def advance(self, amount: float = 1) -> None:
+            self.done += amount
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+    @contextmanager
+    def task(self, label: str, total: float | None = None, unit: str = "") -> Iterator[Task]:  # noqa: ARG002
+        self.tasks.append(self.Recorded(label, total))
+        yield self.tasks[-1]
+
+
+def get(into: Path, asked: Asked = Asked(), progress: Silent | None = None) -> dict[str, object]:
+    return fetch(resolve(asked), into, progress=progress or Silent())  # type: ignore[return-value]
+
+
+def held(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def refused(into: Path, asked: Asked = Asked()) -> str:
+    with pytest.raises(SourceError) as caught:
+        get(into, asked)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
