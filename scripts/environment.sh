@@ -27,20 +27,36 @@ find_python() {
 # install EXTRA: the project, editable, with one of its extras
 install() {
   local extra=$1 wanted stamp
+  exec 9>"$VENV.lock"
+  flock 9 # one at a time
   wanted=$(sha256sum "$ROOT/pyproject.toml" | cut -d' ' -f1)
   for stamp in "$VENV/.installed-$extra" "$VENV/.installed-dev"; do # dev holds all the others
-    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then return; fi
+    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
+      exec 9>&-
+      return
+    fi
   done
+  if [ -e "$VENV/.installing" ]; then
+    if [ "$VENV" != "$ROOT/.venv" ]; then
+      say "The last installation into $VENV was cut short, which pip does not mend. Remove that folder, and run this again."
+      exit 2
+    fi
+    say "The last installation was cut short, which pip does not mend: $VENV is made anew"
+    rm -rf "$VENV"
+  fi
   if [ ! -x "$VENV/bin/python" ]; then
     local python
     python=$(find_python)
     say "Making a virtual environment in $VENV with $("$python" --version)"
     "$python" -m venv "$VENV"
   fi
+  touch "$VENV/.installing"
   install_torch
   say "Installing pipeline[$extra] and what it needs; the log is $VENV/install.log"
   run_pip install --editable "$ROOT[$extra]"
   printf '%s' "$wanted" >"$VENV/.installed-$extra"
+  rm "$VENV/.installing"
+  exec 9>&-
 }
 
 # The CPU build of torch where its index can be reached: the default build brings gigabytes of CUDA libraries.
