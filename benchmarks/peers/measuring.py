@@ -39,6 +39,7 @@ class Questions:
             np.load(folder / f"{name}.npy") for name in ("stored", "near", "far")
         )
         self.targets: list[int] = np.load(folder / "targets.npy").tolist()  # stored question of each near one
+        self._near_to = {target: at for at, target in enumerate(self.targets)}
 
     def text(self, number: int) -> str:
         return f"Where is parcel number {number}?"
@@ -54,7 +55,7 @@ class Questions:
         kind, number = text.split()[0], int(text.rstrip("?").split()[-1])
         if kind == "Where":
             return self.stored[number]
-        return self.near[self.targets.index(number)] if kind == "where" else self.far[number]
+        return self.near[self._near_to[number]] if kind == "where" else self.far[number]
 
 
 def measure(way: Way, questions: Questions) -> dict[str, float | None]:

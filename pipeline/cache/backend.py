@@ -17,6 +17,7 @@ from pipeline.cache.entry import Entry
 from pipeline.cache.key import Question
 
 Vector = NDArray[np.float32]  # [dimensions], length 1
+ANY = -1.1  # a cosine that none is below, whatever rounding did
 
 
 class BackendDown(Exception):
@@ -95,8 +96,14 @@ class Backend(Protocol):
     def put(self, question: Question, entry: Entry, vector: Vector | None = None) -> None:
         """Keep an answer, in place of the one that the key had. On return it is safe from the death of this process."""
 
-    def near(self, scope: bytes, vector: Vector, count: int) -> Sequence[Candidate]:
-        """Entries of the scope with the nearest questions, the nearest first; some may have expired since."""
+    def near(
+        self, scope: bytes, vector: Vector, count: int, min_similarity: float = ANY
+    ) -> Sequence[Candidate]:
+        """Entries of the scope with the nearest questions, the nearest first; some may have expired since.
+
+        Args:
+            min_similarity: cosine; what is less near is not even read.
+        """
 
     def remove(self, keys: Iterable[bytes]) -> int:
         """How many were there to be removed."""

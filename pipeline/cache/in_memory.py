@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.cache.backend import EVERY, Candidate, Capacity, Fill, Kept, Vector, Which
+from pipeline.cache.backend import ANY, EVERY, Candidate, Capacity, Fill, Kept, Vector, Which
 from pipeline.cache.entry import Entry
 from pipeline.cache.key import Question
 from pipeline.cache.vectors import VectorIndex
@@ -75,10 +75,12 @@ class InMemoryBackend:
                 index = self._indexes.setdefault((question.scope, len(vector)), VectorIndex(len(vector)))
                 index.add(np.array([row.id]), np.asarray(vector, np.float32)[None])
 
-    def near(self, scope: bytes, vector: Vector, count: int) -> Sequence[Candidate]:
+    def near(
+        self, scope: bytes, vector: Vector, count: int, min_similarity: float = ANY
+    ) -> Sequence[Candidate]:
         with self._lock:
             index = self._indexes.get((scope, len(vector)))
-            found = [] if index is None else index.search(vector, count)
+            found = [] if index is None else index.search(vector, count, min_similarity)
             rows = [(self._rows[self._keys[id]], cosine) for id, cosine in found]
         return [Candidate(row.question.key, row.question.turn, cosine) for row, cosine in rows]
 

@@ -7,11 +7,12 @@ there: it never fails a request.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.cache.backend import Vector
+from pipeline.cache.backend import Candidate, Vector
 from pipeline.cache.entry import Entry
 from pipeline.cache.key import Question
 from pipeline.cache.sealing import Codec, Plain, Unreadable
@@ -77,6 +78,11 @@ class Vault:
         question = self.turn(turn, key)
         entry = None if question is None else self.entry(answer, key)
         return None if question is None or entry is None else (question, entry)
+
+    def candidates(self, found: Iterable[tuple[bytes, bytes, float]]) -> list[Candidate]:
+        """What was found near, as keys, kept questions and cosines; without those that cannot be read."""
+        opened = [(key, self.turn(turn, key), cosine) for key, turn, cosine in found]
+        return [Candidate(key, turn, cosine) for key, turn, cosine in opened if turn is not None]
 
     def turn(self, turn: bytes, key: bytes) -> str | None:
         """The question, or None if it cannot be read."""

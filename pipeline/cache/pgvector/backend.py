@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.cache.backend import EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
+from pipeline.cache.backend import ANY, EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
 from pipeline.cache.entry import Entry
 from pipeline.cache.key import Question
 from pipeline.cache.pgvector.database import Database
@@ -89,20 +89,20 @@ class PgvectorBackend:
             self._capacity.bytes,
         )
 
-    def near(self, scope: bytes, vector: Vector, count: int) -> Sequence[Candidate]:
+    def near(
+        self, scope: bytes, vector: Vector, count: int, min_similarity: float = ANY
+    ) -> Sequence[Candidate]:
         if self._vault.sealed:
-            near = self._follower.near(scope, vector, count, self._turns)
-            found = [(key, turn, cosine) for (key, turn), cosine in near]
-        else:
-            found = self._rows(
-                f"SELECT key, turn, cosine FROM {NAME}.nearest(%s, %s, %s::halfvec, %s)",
-                self._name,
-                scope,
-                _text(vector),
-                count,
-            )
-        opened = [(key, self._vault.turn(turn, key), cosine) for key, turn, cosine in found]
-        return [Candidate(key, turn, cosine) for key, turn, cosine in opened if turn is not None]
+            return self._follower.near(scope, vector, count, min_similarity, self._turns)
+        found = self._rows(
+            f"SELECT key, turn, cosine FROM {NAME}.nearest(%s, %s, %s::halfvec, %s) WHERE cosine >= %s",
+            self._name,
+            scope,
+            _text(vector),
+            count,
+            min_similarity,
+        )
+        return self._vault.candidates(found)
 
     def remove(self, keys: Iterable[bytes]) -> int:
         return self._delete("key = ANY(%s)", list(keys))

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from pipeline.cache.backend import EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
+from pipeline.cache.backend import ANY, EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
 from pipeline.cache.entry import Entry
 from pipeline.cache.key import Question
 from pipeline.cache.qdrant.collections import Collections, Missing
@@ -102,7 +102,9 @@ class QdrantBackend:
         if due:
             self._make_room(entry.created)
 
-    def near(self, scope: bytes, vector: Vector, count: int) -> Sequence[Candidate]:
+    def near(
+        self, scope: bytes, vector: Vector, count: int, min_similarity: float = ANY
+    ) -> Sequence[Candidate]:
         collection = self._collections.near(len(vector))
         try:
             found = self._collections.do(
@@ -111,16 +113,15 @@ class QdrantBackend:
                     query=vector.tolist(),
                     query_filter=self._filter(Which(scope=scope)),
                     limit=count,
+                    score_threshold=min_similarity,
                     with_payload=["turn"],
                 )
             ).points
         except Missing:
             return []
-        opened = [
-            (key_of(point.id), self._vault.turn(content(point, "turn"), key_of(point.id)), point.score)
-            for point in found
-        ]
-        return [Candidate(key, turn, score) for key, turn, score in opened if turn is not None]
+        return self._vault.candidates(
+            (key_of(point.id), content(point, "turn"), point.score) for point in found
+        )
 
     def remove(self, keys: Iterable[bytes]) -> int:
         wanted = list(keys)

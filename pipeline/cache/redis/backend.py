@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from pipeline.cache.backend import EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
+from pipeline.cache.backend import ANY, EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
 from pipeline.cache.entry import Entry
 from pipeline.cache.key import Question
 from pipeline.cache.redis import scripts
@@ -100,20 +100,20 @@ class RedisBackend:
             *self._embedding(packed, vector),
         )
 
-    def near(self, scope: bytes, vector: Vector, count: int) -> Sequence[Candidate]:
+    def near(
+        self, scope: bytes, vector: Vector, count: int, min_similarity: float = ANY
+    ) -> Sequence[Candidate]:
         if self._indexed_there:
-            keys = self._engine.near(scope, vector, count)
-            turns = self._server.together([("HGET", self._at(key), "turn") for key, _ in keys])
-            found = [
+            near = self._engine.near(scope, vector, count, min_similarity)
+            turns = self._server.together([("HGET", self._at(key), "turn") for key, _ in near])
+            return self._vault.candidates(
                 (key, turn, cosine)
-                for (key, cosine), turn in zip(keys, turns, strict=True)
+                for (key, cosine), turn in zip(near, turns, strict=True)
                 if turn is not None
-            ]
-        else:
-            near = self._follower.near(scope, vector, count, lambda ids: self._run(self._turns, *ids))
-            found = [(key, turn, cosine) for (key, turn), cosine in near]
-        opened = [(key, self._vault.turn(turn, key), cosine) for key, turn, cosine in found]
-        return [Candidate(key, turn, cosine) for key, turn, cosine in opened if turn is not None]
+            )
+        return self._follower.near(
+            scope, vector, count, min_similarity, lambda ids: self._run(self._turns, *ids)
+        )
 
     def remove(self, keys: Iterable[bytes]) -> int:
         wanted = list(keys)

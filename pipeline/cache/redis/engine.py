@@ -42,8 +42,10 @@ class QueryEngine:
         kind = self._made.get(len(vector)) or self._make(len(vector))
         return f"{kind}:{len(vector)}", _packed(vector, kind)
 
-    def near(self, scope: bytes, vector: Vector, count: int) -> list[tuple[bytes, float]]:
-        """Keys and cosines of the nearest entries of a scope, the nearest first.
+    def near(
+        self, scope: bytes, vector: Vector, count: int, min_similarity: float
+    ) -> list[tuple[bytes, float]]:
+        """Keys and cosines of the nearest entries of a scope that are near enough, the nearest first.
 
         Questions are not asked for here: RediSearch 2.10 cuts a field that it returns at its first zero byte.
         """
@@ -58,7 +60,7 @@ class QueryEngine:
             for name, fields in zip(found[::2], found[1::2], strict=True)
             if fields
         ]
-        return sorted(near, key=lambda pair: -pair[1])
+        return sorted((pair for pair in near if pair[1] >= min_similarity), key=lambda pair: -pair[1])
 
     def _search(self, scope: bytes, vector: Vector, count: int) -> Sequence[Any]:
         size = len(vector)

@@ -50,9 +50,7 @@ class SemanticLayer:
         return None if vector is None else vector * _signs(self.embedder.digest, len(vector))
 
     def find(self, question: Question, vector: Vector) -> Near | None:
-        for candidate in self.backend.near(question.scope, vector, _CANDIDATES):
-            if candidate.similarity < self.min_similarity:
-                return None
+        for candidate in self.backend.near(question.scope, vector, _CANDIDATES, self.min_similarity):
             if self.verifier.objection(question.turn, candidate.turn, candidate.similarity) is None:
                 return Near(candidate.key, candidate.similarity)
         return None

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.cache.backend import EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
+from pipeline.cache.backend import ANY, EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
 from pipeline.cache.entry import Entry
 from pipeline.cache.key import Question
 from pipeline.cache.sealing import Codec
@@ -88,13 +88,13 @@ class SqliteBackend:
             )
             self._make_room(writer, entry.created)
 
-    def near(self, scope: bytes, vector: Vector, count: int) -> Sequence[Candidate]:
+    def near(
+        self, scope: bytes, vector: Vector, count: int, min_similarity: float = ANY
+    ) -> Sequence[Candidate]:
         try:
-            near = self._follower.near(scope, vector, count, self._turns)
+            return self._follower.near(scope, vector, count, min_similarity, self._turns)
         except sqlite3.Error as error:
             raise BackendDown(f"{self.path}: {error}") from error
-        opened = [(key, self._vault.turn(turn, key), cosine) for (key, turn), cosine in near]
-        return [Candidate(key, turn, cosine) for key, turn, cosine in opened if turn is not None]
 
     def remove(self, keys: Iterable[bytes]) -> int:
         with self._transaction() as writer:

@@ -1,8 +1,8 @@
 """Vectors in clusters: a search looks into the nearest ones only (an inverted file, IVF).
 
-Each cluster holds its vectors twice: projected to few dimensions, which are scanned, and as 16-bit floats, by which
-the best of those are ranked again. The projection keeps most of what tells neighbours apart, so that many more clusters
-can be looked into in the same time.
+Each cluster holds its vectors projected to few dimensions, which are scanned; the best of those are ranked again by the
+whole vectors, kept as 16-bit floats. The projection keeps most of what tells neighbours apart, so that many more
+clusters can be looked into in the same time.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cache.vectors.growing import Rows
+from pipeline.cache.vectors.largest import largest
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -37,46 +38,40 @@ class Clusters:
         self._projection = _principal(sample, min(_SCANNED_DIMENSIONS, vectors.shape[1]))
         self._centres = _centres(sample, count, rng)
         self._scanned = [Rows(self._projection.shape[1], np.float32) for _ in range(count)]
-        self._full = [Rows(vectors.shape[1], np.float16) for _ in range(count)]
-        self._ids = [Rows(None, np.int64) for _ in range(count)]
+        self._rows = [Rows(None, np.int32) for _ in range(count)]  # where each lies in the two that follow
+        self._full = Rows(vectors.shape[1], np.float16)
+        self._ids = Rows(None, np.int64)
 
     def __len__(self) -> int:
-        return sum(map(len, self._ids))
+        return len(self._ids)
 
     def add(self, ids: Ids, vectors: Floats) -> None:
         """Put vectors into the cluster of the nearest centre."""
         for start in range(0, len(ids), _CHUNK):
-            part, part_ids = vectors[start : start + _CHUNK], ids[start : start + _CHUNK]
+            part, before = vectors[start : start + _CHUNK], len(self._ids)
             nearest = np.argmax(part @ self._centres.T, axis=1)
             order = np.argsort(nearest, kind="stable")
             scanned = part @ self._projection
-            bounds = np.searchsorted(nearest[order], np.arange(len(self._ids) + 1))
+            bounds = np.searchsorted(nearest[order], np.arange(len(self._centres) + 1))
             for cluster in np.unique(nearest).tolist():
                 rows = order[bounds[cluster] : bounds[cluster + 1]]
                 self._scanned[cluster].extend(scanned[rows])
-                self._full[cluster].extend(part[rows])
-                self._ids[cluster].extend(part_ids[rows])
+                self._rows[cluster].extend(before + rows)
+            self._full.extend(part)
+            self._ids.extend(ids[start : start + _CHUNK])
 
     def search(self, vector: Floats, probes: int, count: int) -> tuple[Ids, Floats]:
         """Ids and cosines of about the nearest `count`, in no order."""
-        chosen = _largest(self._centres @ vector, probes).tolist()
+        chosen = largest(self._centres @ vector, probes).tolist()
         short = vector @ self._projection
-        scores = np.concatenate([self._scanned[cluster].array @ short for cluster in chosen])
-        if not len(scores):
-            return np.empty(0, np.int64), np.empty(0, np.float32)
-        best = _largest(scores, count)
-        ends = np.cumsum([len(self._ids[cluster]) for cluster in chosen])
-        place = np.searchsorted(ends, best, side="right")
-        rows = best - np.concatenate(([0], ends[:-1]))[place]
-        found = list(zip(place.tolist(), rows.tolist(), strict=True))
-        full = np.array([self._full[chosen[at]].array[row] for at, row in found], np.float32)
-        ids = np.array([self._ids[chosen[at]].array[row] for at, row in found], np.int64)
-        return ids, full @ vector
+        scores = np.concatenate([self._scanned[cluster].array.dot(short) for cluster in chosen])
+        rows = np.concatenate([self._rows[cluster].array for cluster in chosen])
+        best = rows[largest(scores, count)]
+        return self._ids.array[best], self._full.array[best].astype(np.float32) @ vector
 
     def vectors(self) -> tuple[Ids, Floats]:
         """Everything, for making clusters anew."""
-        ids = np.concatenate([rows.array for rows in self._ids])
-        return ids, np.concatenate([rows.array for rows in self._full]).astype(np.float32)
+        return self._ids.array, self._full.array.astype(np.float32)
 
 
 def _principal(sample: Floats, dimensions: int) -> Floats:
@@ -100,10 +95,3 @@ def _centres(sample: Floats, count: int, rng: np.random.Generator) -> Floats:
         empty = np.setdiff1d(np.arange(count), present)
         centres[empty] = sample[rng.choice(len(sample), len(empty), replace=False)]
     return np.ascontiguousarray(centres, np.float32)
-
-
-def _largest(values: Floats, count: int) -> Ids:
-    """Where the largest are, in no order."""
-    if count >= len(values):
-        return np.arange(len(values))
-    return np.argpartition(values, len(values) - count)[len(values) - count :]

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 import numpy as np
 
-from pipeline.cache.backend import Vector
+from pipeline.cache.backend import Candidate, Vector
 from pipeline.cache.vault import Vault
 from pipeline.cache.vectors.index import VectorIndex
 
@@ -23,10 +22,8 @@ _ROWS = 4096  # read at a time
 Row = tuple[
     int, bytes, bytes | None
 ]  # id, key, what the vault made of the embedding; None if it has just gone
-T = TypeVar("T")
-Fetch = Callable[
-    [Sequence[int]], Sequence[T | None]
-]  # what entries with these ids hold; None for one that is gone
+# Key and kept question of the entries with these ids; None for one that is gone.
+Fetch = Callable[[Sequence[int]], Sequence[tuple[bytes, bytes] | None]]
 ReadOn = Callable[[bytes, int, int], Sequence[Row]]  # (scope, after this id, at most so many), rising
 
 
@@ -41,21 +38,23 @@ class Follower:
         self._scopes: dict[bytes, _Scope] = {}  # in the order of use
         self._lock = threading.Lock()
 
-    def near(self, scope: bytes, vector: Vector, count: int, fetch: Fetch[T]) -> list[tuple[T, float]]:
-        """What `fetch` gives for the nearest entries of a scope, with their cosines, the nearest first."""
+    def near(
+        self, scope: bytes, vector: Vector, count: int, min_similarity: float, fetch: Fetch
+    ) -> list[Candidate]:
+        """The nearest entries of a scope that `fetch` finds, the nearest first."""
         index = self._index(scope, vector)
         asked = count
         while True:
-            found = index.search(vector, asked)
+            found = index.search(vector, asked, min_similarity)
             fetched = fetch([id for id, _ in found]) if found else []
             gone = [id for (id, _), entry in zip(found, fetched, strict=True) if entry is None]
             near = [
-                (entry, cosine)
+                (*entry, cosine)
                 for (_, cosine), entry in zip(found, fetched, strict=True)
                 if entry is not None
             ]
             if not gone or len(near) >= count:
-                return near[:count]
+                return self._vault.candidates(near[:count])
             index.remove(gone)
             asked = 2 * asked
 

@@ -1,7 +1,7 @@
 """An index of unit vectors by cosine: exact while it is small, in clusters when it is large.
 
-New vectors go to a tail that is compared one by one, and from there into their clusters. Clusters are made anew when
-there are many more vectors than they were made for.
+New vectors go to a tail that is compared one by one, and from there, many at a time, into their clusters. Clusters are
+made anew when there are many more vectors than they were made for.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ import threading
 
 import numpy as np
 
+from pipeline.cache.backend import ANY
 from pipeline.cache.vectors.clusters import Clusters, Floats, Ids
 from pipeline.cache.vectors.growing import Rows
+from pipeline.cache.vectors.largest import largest
 
-EXACT = 2048  # vectors that are compared one by one
+EXACT = 2048  # vectors that are compared one by one while there are no clusters
+_TAIL = 256  # and beside them
 _PROBES = 24  # clusters that a search looks into
 _RANKED = 32  # candidates that are ranked by their full vectors
 _GROWTH = 4  # clusters are made anew at this many times the vectors they were made for
@@ -38,7 +41,7 @@ class VectorIndex:
         with self._lock:
             self._tail.extend(vectors)
             self._tail_ids.extend(ids)
-            if len(self._tail) > EXACT:
+            if len(self._tail) > (EXACT if self._clusters is None else _TAIL):
                 self._settle()
 
     def remove(self, ids: list[int]) -> None:
@@ -46,16 +49,18 @@ class VectorIndex:
         with self._lock:
             self._gone.update(ids)
 
-    def search(self, vector: Floats, count: int) -> list[tuple[int, float]]:
-        """Ids and cosines of the nearest, nearest first."""
+    def search(self, vector: Floats, count: int, min_similarity: float = ANY) -> list[tuple[int, float]]:
+        """Ids and cosines of the nearest of those that are near enough, nearest first."""
         with self._lock:
             ids, similarities = self._tail_ids.array, self._tail.array @ vector
             if self._clusters is not None:
                 found, cosines = self._clusters.search(vector, _PROBES, max(_RANKED, count))
                 ids, similarities = np.concatenate((ids, found)), np.concatenate((similarities, cosines))
-            order = np.argsort(-similarities)[: count + len(self._gone) if self._gone else count]
-            best = zip(ids[order].tolist(), similarities[order].tolist(), strict=True)
-            return [(id, cosine) for id, cosine in best if id not in self._gone][:count]
+            near = np.flatnonzero(similarities >= min_similarity)
+            best = near[largest(similarities[near], count + len(self._gone))]
+            order = best[np.argsort(-similarities[best])]
+            pairs = zip(ids[order].tolist(), similarities[order].tolist(), strict=True)
+            return [(id, cosine) for id, cosine in pairs if id not in self._gone][:count]
 
     def _settle(self) -> None:
         """Move the tail into clusters."""

@@ -26,6 +26,19 @@ def test_the_nearest_come_first_with_their_cosines(place: Place) -> None:
     assert backend.fill().with_vectors == 3
 
 
+@pytest.mark.parametrize(
+    ("least", "expected"), [(0.9, []), (0.8, ["1"]), (0.4, ["1", "2"]), (-1.0, ["1", "2", "0"])]
+)
+def test_what_is_less_near_than_asked_for_is_left_out(
+    place: Place, least: float, expected: list[str]
+) -> None:
+    backend = place.open()
+    for n in range(3):
+        backend.put(question(str(n)), entry("x"), EYE[n])
+    asked = unit(2 * EYE[1] + 1.1 * EYE[2] - 0.1 * EYE[0])  # cosines 0.87, 0.48 and -0.04
+    assert [found.turn for found in backend.near(question("").scope, asked, 4, least)] == expected
+
+
 def test_no_tenant_sees_another_ones_nor_is_kept_from_its_own_by_them(place: Place) -> None:
     backend = place.open()
     rng = np.random.default_rng(0)
