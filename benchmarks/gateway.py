@@ -1,14 +1,21 @@
 """What a gateway adds: time to the first token, and tokens a second at 1 and at 16 streams, beside LiteLLM's proxy.
 
-    python benchmarks/gateway.py [--peers FOLDER] [--rounds 15] [--tokens 200]
+    python benchmarks/gateway.py [--peers FOLDER] [--triton HOST:PORT] [--also HOST:PORT/MODEL]
 
 Every server runs in a process of its own and sends as fast as it can, so that what a gateway costs is as large as it
 will ever be. Added TTFT is that through a gateway, less that of asking what stands behind it directly: for ours the
 model server by gRPC (`pipeline.client.testing.FakeServer`); for LiteLLM an OpenAI-compatible server that only
 writes bytes that it has encoded before, which is cheaper than any model server. The ways take turns, round by round.
 
-`--peers`: LiteLLM is installed there, into a virtual environment of its own. Triton's OpenAI front end runs inside
-of Triton's container only (it needs libtritonserver.so, which no wheel has); where one runs, name it with `--also`.
+`--peers`: LiteLLM is installed there, into a virtual environment of its own. `--triton`: ours stands in front of that
+server instead. `--also`: an OpenAI-compatible server that runs already.
+
+Triton's own OpenAI front end has its Triton in its own process, and its bindings come in Triton's container only.
+There, each with the same model (`benchmarks/models`), and its added TTFT is beside asking the other Triton by gRPC:
+
+    tritonserver --model-repository benchmarks/models
+    python3 openai_frontend/main.py --model-repository benchmarks/models --tokenizer FOLDER
+    python benchmarks/gateway.py --triton localhost:8001 --also localhost:9000/tensorrt_llm_bls
 """
 
 from __future__ import annotations
@@ -59,7 +66,7 @@ template = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\\n
 tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
 tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
 served = Served(
-    name="tiny", created=0, deployment="", plain=AsyncClient(f"127.0.0.1:{sys.argv[1]}", template=template),
+    name="tiny", created=0, deployment="", plain=AsyncClient(sys.argv[1], template=template),
     template=template, tokenizer=tokenizer, bounds=Bounds(4096, 4096), admission=Admission(64, max_waiting=256),
 )
 server = GatewayServer(Gateway({"tiny": served}, Tenants()), "127.0.0.1", 0)
@@ -124,7 +131,13 @@ def litellm(folder: Path, upstream: int) -> Iterator[int]:
     (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = int(taken.getsockname()[1])
-    command = [folder / "bin" / "litellm", "--config", folder / "config.yaml", "--host", "127.0.0.1"]
+    command = [
+        str(folder / "bin" / "litellm"),
+        "--config",
+        str(folder / "config.yaml"),
+        "--host",
+        "127.0.0.1",
+    ]
     process = subprocess.Popen(
         [*command, "--port", str(port)],
         env={
@@ -182,9 +195,9 @@ def by_http(address: tuple[str, int], model: str) -> Ask:
     return ask
 
 
-def by_grpc(port: int) -> Ask:
+def by_grpc(url: str) -> Ask:
     """One stream of pipeline.client."""
-    client = AsyncClient(f"127.0.0.1:{port}")
+    client = AsyncClient(url)
 
     async def ask() -> tuple[float, int]:
         async with client.stream("user: Where is my parcel?\n", max_tokens=4096) as stream:
@@ -228,6 +241,9 @@ def main() -> None:
     )
     parser.add_argument("--peers", type=Path, metavar="FOLDER")
     parser.add_argument(
+        "--triton", metavar="HOST:PORT", help="gRPC of the server that ours stands in front of"
+    )
+    parser.add_argument(
         "--also", metavar="HOST:PORT/MODEL", help="an OpenAI-compatible server that runs already"
     )
     parser.add_argument("--rounds", type=int, default=15)
@@ -235,7 +251,7 @@ def main() -> None:
     chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is stopped then, too
     with ExitStack() as stack:
-        triton = stack.enter_context(running(MODEL_SERVER, chosen.tokens))
+        triton = chosen.triton or f"127.0.0.1:{stack.enter_context(running(MODEL_SERVER, chosen.tokens))}"
         ours = stack.enter_context(running(GATEWAY, triton))
         ways = {
             "model server, gRPC": by_grpc(triton),
@@ -252,6 +268,8 @@ def main() -> None:
             address, _, model = chosen.also.partition("/")
             host, _, port = address.rpartition(":")
             ways[address] = by_http((host, int(port)), model)
+            if chosen.triton:
+                behind[address] = "model server, gRPC"
         asyncio.run(run(ways, behind, chosen.rounds))
 
 
