@@ -48,6 +48,10 @@ class Recipe(Section):
     )
     runtime: Runtime = Field(default_factory=CpuRuntime, description="What executes the model.")
     limits: Limits = Field(description="Lengths and concurrency.")
+    guided_decoding: bool | None = Field(
+        default=None,
+        description="Hold answers to a JSON schema, expression or grammar if requests ask; by default on cpu only.",
+    )
     kv_cache: KvCache = Field(default_factory=KvCache, description="The KV cache of the engine.")
     scheduler: Scheduler = Field(default_factory=Scheduler, description="How requests share the engine.")
     slo: Slo = Field(default_factory=Slo, description="Latencies to meet.")

@@ -16,7 +16,7 @@ from typing import Literal
 from pipeline.contracts.inflight_batcher import tensors
 from pipeline.triton import text_models
 from pipeline.triton.config import ModelConfig
-from pipeline.triton.layout import DRAFT_MODEL, TARGET_MODEL, VERSION
+from pipeline.triton.layout import DRAFT_MODEL, TARGET_MODEL, TOKENIZER, VERSION
 from pipeline.triton.text_models import DraftLimits, TextSettings
 from pipeline.triton.token_ids import TokenIds
 
@@ -40,6 +40,7 @@ class CpuSettings:
     kv_cache_reuse: bool = True
     threads: int | None = None  # None: one a core
     precision: Literal["f32", "bf16"] = "f32"
+    guided_decoding: bool = False  # answers that have a form, for requests that ask for one
     max_queue_size: int = 0  # 0: no limit
     max_queue_delay_us: int = 0
     cancellation_check_period_ms: int = 20
@@ -68,15 +69,15 @@ def cpu_models(settings: CpuSettings, ids: TokenIds) -> tuple[ModelConfig, ...]:
     """The configs, in the order in which text passes the models; a draft comes last."""
     configs = (
         text_models.preprocessing(settings.text, ids),
-        _engine(TARGET_MODEL, settings),
+        _engine(TARGET_MODEL, settings, ids),
         text_models.postprocessing(settings.text),
         text_models.ensemble(settings.text),
         text_models.tensorrt_llm_bls(settings.text, ids),
     )
-    return (*configs, _engine(DRAFT_MODEL, settings)) if settings.two_engines else configs
+    return (*configs, _engine(DRAFT_MODEL, settings, ids)) if settings.two_engines else configs
 
 
-def _engine(name: str, settings: CpuSettings) -> ModelConfig:
+def _engine(name: str, settings: CpuSettings, ids: TokenIds) -> ModelConfig:
     have = tensors(TARGET_MODEL, CONTRACT)
     is_draft, rounds = name == DRAFT_MODEL, settings.two_engines
     longest_input = settings.max_input_tokens + (settings.max_output_tokens - 1 if rounds else 0)
@@ -96,6 +97,12 @@ def _engine(name: str, settings: CpuSettings) -> ModelConfig:
         parameters["cpu_max_draft_tokens"] = "0" if is_draft else str(settings.max_draft_tokens)
         if not rounds:
             parameters["cpu_draft_model_path"] = DRAFT
+    if settings.guided_decoding and not is_draft:  # a draft of its own never sees such a request
+        parameters |= {
+            "guided_decoding_backend": "llguidance",
+            "tokenizer_dir": TOKENIZER,
+            "end_id": str(ids.end),
+        }
     optional = {
         "cpu_max_batch_tokens": settings.max_batch_tokens,
         "cpu_kv_cache_mib": _kv_cache_mib(settings, is_draft),

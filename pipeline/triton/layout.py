@@ -4,6 +4,5 @@ from __future__ import annotations
 
 VERSION = "1"  # folder of a model's files
 TOKENIZER = f"{VERSION}/tokenizer"  # relative to the model's folder
-TEXT_MODELS = ("preprocessing", "postprocessing", "tensorrt_llm_bls")  # those that hold the tokenizer's files
 ENTRY = "tensorrt_llm_bls"  # the model that clients talk to
 TARGET_MODEL, DRAFT_MODEL = "tensorrt_llm", "tensorrt_llm_draft"  # the models that hold an engine

@@ -2,7 +2,7 @@
 
     model_repository/
       preprocessing/      config.pbtxt, 1/{model.py, shared/, tokenizer/}
-      tensorrt_llm/       config.pbtxt, 1/{model.py, …, shared/, engine/, target/, draft/}
+      tensorrt_llm/       config.pbtxt, 1/{model.py, …, shared/, engine/, target/, draft/, tokenizer/}
       postprocessing/     config.pbtxt, 1/{model.py, shared/, tokenizer/}
       ensemble/           config.pbtxt, 1/
       tensorrt_llm_bls/   config.pbtxt, 1/{model.py, …, shared/, tokenizer/}
@@ -93,7 +93,8 @@ def package_cpu(
         pad_id=ids.pad,
         stop_token_ids=ids.stop,
         digest=content_digest(repository),
-        versions=versions(CONTRACT, "openvino", "tokenizers"),
+        guided_decoding=settings.guided_decoding,
+        versions=versions(CONTRACT, "openvino", "tokenizers", "llguidance"),
     )
     return finish(deployment, into, progress)
 

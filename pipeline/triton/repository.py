@@ -23,7 +23,7 @@ from pipeline.errors import StageError
 from pipeline.progress import Progress
 from pipeline.triton.config import ModelConfig
 from pipeline.triton.deployment import CONTAINER_ROOT, REPOSITORY, Deployment
-from pipeline.triton.layout import TEXT_MODELS, TOKENIZER, VERSION
+from pipeline.triton.layout import TOKENIZER, VERSION
 from pipeline.triton.pbtxt import checked, parse
 
 # What travels with a model of the tokenizer's files: what encodes, and what makes prompts from messages.
@@ -56,7 +56,7 @@ def write_model(
         copy_sources(models / "shared", version / "shared")
     elif config.steps:
         (version / ".keep").touch()  # Triton wants the folder, and many tools do not copy an empty one
-    if config.name in TEXT_MODELS:
+    if config.parameters.get("tokenizer_dir") == TOKENIZER:
         copy_tokenizer(tokenizer, folder / TOKENIZER)
     return version
 

@@ -13,11 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from pipeline.runtimes.cpu.engine import EngineSettings, FinishReason, Metrics, Output, Request
+from pipeline.runtimes.cpu.engine import EngineSettings, FinishReason, Metrics, Output, Request, Vocabulary
 from pipeline.runtimes.cpu.engine.core import EngineCore
+from pipeline.runtimes.cpu.engine.grammars import Grammars
 from pipeline.runtimes.cpu.engine.paged_model import PagedModel, Slice, StepFailed
 
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "recipes/checkpoints"
+VOCABULARY = Vocabulary(CHECKPOINTS / "support-target/tokenizer.json", end_id=2)
 QUESTIONS = (
     "How do I reset my password?",
     "I forgot my login.",
@@ -55,9 +57,11 @@ class Answer:
         return metrics
 
 
-def load(target: Path, draft: Path | None = None, **settings: Any) -> EngineCore:
+def load(target: Path, draft: Path | None = None, *, guides: bool = True, **settings: Any) -> EngineCore:
     sizes = EngineSettings(**settings)
-    return EngineCore(PagedModel(target, sizes), PagedModel(draft, sizes) if draft else None, sizes)
+    model = PagedModel(target, sizes)
+    grammars = Grammars(VOCABULARY, model.vocab_size) if guides else None
+    return EngineCore(model, PagedModel(draft, sizes) if draft else None, sizes, grammars)
 
 
 def answer(core: EngineCore, *requests: Request) -> list[Answer]:

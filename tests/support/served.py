@@ -13,7 +13,9 @@ from tests.support.models import make_checkpoint
 
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "recipes" / "checkpoints"
 ENGINE = Path(cpu.__file__).parent / "engine"
-SETTINGS = CpuSettings(max_input_tokens=256, max_output_tokens=700, max_concurrency=8, threads=1)
+SETTINGS = CpuSettings(
+    max_input_tokens=256, max_output_tokens=700, max_concurrency=8, threads=1, guided_decoding=True
+)
 
 
 def package_support_pair(into: Path, *, draft: bool = False, settings: CpuSettings = SETTINGS) -> Path:

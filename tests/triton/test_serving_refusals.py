@@ -31,6 +31,7 @@ HONOURED = {
     "runtime_top_p_decay", "runtime_top_p_reset_ids", "repetition_penalty", "min_tokens", "presence_penalty",
     "frequency_penalty", "seed", "return_log_probs", "return_perf_metrics", "return_num_input_tokens",
     "return_num_output_tokens", "exclude_input_in_output", "stop", "streaming", "decoder_input_lengths",
+    "guided_decoding_guide_type", "guided_decoding_guide",
 }  # fmt: skip
 OTHERS = [tensor for tensor in tensors("tensorrt_llm", "1.2.1").inputs if tensor.name not in HONOURED]
 
@@ -83,8 +84,14 @@ def test_values_that_ask_for_nothing_are_let_through(server: TritonServer) -> No
         ({"use_draft_logits": True}, "use_draft_logits = true: "),
         ({"return_context_logits": True}, "return_context_logits = true: "),
         (
-            {"guided_decoding_guide_type": "json"},
-            "guided_decoding_guide_type: this engine has no guided decoding",
+            {"guided_decoding_guide_type": "yaml"},
+            "guided_decoding_guide_type = yaml: must be json, json_schema",
+        ),
+        ({"guided_decoding_guide_type": "regex"}, "guided_decoding_guide: is missing, and regex needs one"),
+        ({"guided_decoding_guide": "a+"}, "guided_decoding_guide_type: is missing"),
+        (
+            {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": '{"type": "strnig"}'},
+            "guided_decoding_guide: cannot be held to as json_schema: Invalid type: strnig",
         ),
         ({"decoder_text_input": "x"}, "decoder_text_input: "),
         ({"image_url_input": "http://x/y.png"}, "image_url_input: this model takes text only"),

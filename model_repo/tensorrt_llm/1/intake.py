@@ -46,6 +46,7 @@ READ = frozenset(
         "runtime_top_p_min", "runtime_top_p_decay", "runtime_top_p_reset_ids", "repetition_penalty", "min_tokens",
         "presence_penalty", "frequency_penalty", "seed", "return_log_probs", "return_perf_metrics",
         "return_num_input_tokens", "return_num_output_tokens", "exclude_input_in_output", "stop", "streaming",
+        "guided_decoding_guide_type", "guided_decoding_guide",
     }
 )  # fmt: skip
 
@@ -112,6 +113,7 @@ class _Row:
             log_probs=bool(self._scalar("return_log_probs", 0)),
             logits=bool(self._scalar("return_generation_logits", 0)),
             speculate=self._vector("draft_input_ids") is None,
+            guide=self._guide(),
         )
 
     def _prompt(self, limits: Limits) -> tuple[int, ...]:
@@ -152,6 +154,29 @@ class _Row:
     def _bias(self) -> Any:
         bias = self._vector("embedding_bias")
         return None if bias is None or bias.size == 0 else bias.astype(np.float32)
+
+    def _guide(self) -> engine.Guide | None:
+        kind, text = self._text("guided_decoding_guide_type"), self._text("guided_decoding_guide")
+        match kind:
+            case None if text is None:
+                return None
+            case None:
+                raise Refused("guided_decoding_guide_type: is missing, but there is a guided_decoding_guide")
+            case "json":
+                return engine.Guide("json")
+            case "json_schema" | "regex" | "ebnf_grammar":
+                if text is None:
+                    raise Refused(f"guided_decoding_guide: is missing, and {kind} needs one")
+                return engine.Guide(kind, text)
+        right = "json, json_schema, regex or ebnf_grammar"
+        raise Refused(f"guided_decoding_guide_type = {kind}: must be {right}")
+
+    def _text(self, name: str) -> str | None:
+        array = self._array(name)
+        try:
+            return None if array is None else array.reshape(-1)[0].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise Refused(f"{name}: is not UTF-8 ({error.reason} at byte {error.start})") from None
 
     def _drafts(self, limits: Limits) -> tuple[int, ...] | None:
         drafts = self._vector("draft_input_ids")

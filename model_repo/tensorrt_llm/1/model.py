@@ -24,7 +24,9 @@ class TritonPythonModel:
         parameters = Parameters(args)
         settings = _settings(parameters)
         draft = parameters.path("cpu_draft_model_path") if parameters.has("cpu_draft_model_path") else None
-        self._engine = engine.Engine(parameters.path("gpt_model_path"), draft, settings)
+        self._engine = engine.Engine(
+            parameters.path("gpt_model_path"), draft, settings, _vocabulary(parameters)
+        )
         queue = _max_queue_size(args)
         self._desk = Desk(
             self._engine,
@@ -67,6 +69,13 @@ def _settings(parameters: Parameters) -> engine.EngineSettings:
         threads=optional("cpu_threads"),
         precision="bf16" if parameters.text("cpu_precision", "f32") == "bf16" else "f32",
     )
+
+
+def _vocabulary(parameters: Parameters) -> engine.Vocabulary | None:
+    """What answers are held to a form with, where the deployment offers that."""
+    if not parameters.text("guided_decoding_backend", ""):
+        return None
+    return engine.Vocabulary(parameters.path("tokenizer_dir") / "tokenizer.json", parameters.number("end_id"))
 
 
 def _max_queue_size(args: Mapping[str, str]) -> int:

@@ -28,7 +28,6 @@ _DECODER_ONLY = "this engine runs decoder-only models"
 _TEXT_ONLY = "this engine runs text models"
 _LORA = "this engine has no LoRA adapters"
 _RETENTION = "this engine frees its KV cache by last use alone"
-_GUIDED = "this engine has no guided decoding"
 _LOOKAHEAD = "this engine does not decode with lookahead"
 
 # Inputs that may not be there at all, and why.
@@ -51,8 +50,6 @@ _ABSENT: dict[str, str] = {
     "retention_token_range_durations_ms": _RETENTION,
     "retention_decode_priority": _RETENTION,
     "retention_decode_duration_ms": _RETENTION,
-    "guided_decoding_guide_type": _GUIDED,
-    "guided_decoding_guide": _GUIDED,
     "lookahead_window_size": _LOOKAHEAD,
     "lookahead_ngram_size": _LOOKAHEAD,
     "lookahead_verification_set_size": _LOOKAHEAD,

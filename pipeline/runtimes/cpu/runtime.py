@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from pipeline import resources
+from pipeline.errors import StageError
 from pipeline.progress import Progress
 from pipeline.recipe import CpuRuntime as Settings
 from pipeline.recipe import Recipe
@@ -55,13 +57,33 @@ class CpuRuntime:
     def package(self, recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:
         from pipeline.triton.packaging import CpuSources, package_cpu
 
+        settings = serving_settings(recipe)
+        if settings.guided_decoding and (fault := _unguidable(engines)):
+            if recipe.guided_decoding:
+                raise StageError(f"recipe {recipe.name}: guided_decoding is true, but {fault}")
+            progress.say(f"No guided decoding: {fault}")
+            settings = replace(settings, guided_decoding=False)
         sources = CpuSources(engines.target, engines.draft, engines.tokenizer, _ENGINE)
-        return package_cpu(recipe.name, serving_settings(recipe), sources, into, progress)
+        return package_cpu(recipe.name, settings, sources, into, progress)
 
 
 def _runtime(recipe: Recipe) -> Settings:
     assert isinstance(recipe.runtime, Settings), "chosen by runtime.kind"
     return recipe.runtime
+
+
+def _unguidable(engines: Engines) -> str | None:
+    """Why the engine could hold no answer to a form: its library does not know every kind of tokenizer."""
+    from pipeline.runtimes.cpu.engine.grammars import Grammars, Vocabulary
+    from pipeline.triton.token_ids import token_ids
+
+    facts = json.loads((engines.target / "engine.json").read_text(encoding="utf-8"))
+    ids = token_ids(engines.tokenizer, facts["vocab_size"])
+    try:
+        Grammars(Vocabulary(engines.tokenizer / "tokenizer.json", ids.end), ids.vocab_size)
+    except ValueError as error:
+        return f"llguidance cannot use this tokenizer: {' '.join(str(error).split())}"
+    return None
 
 
 def serving_settings(recipe: Recipe) -> CpuSettings:
@@ -78,6 +100,7 @@ def serving_settings(recipe: Recipe) -> CpuSettings:
         kv_cache_reuse=recipe.kv_cache.reuse,
         threads=runtime.threads,
         precision=runtime.precision,
+        guided_decoding=recipe.guided_decoding is not False,
         max_queue_size=recipe.scheduler.max_queue_size,
         max_queue_delay_us=recipe.scheduler.max_queue_delay_us,
     )

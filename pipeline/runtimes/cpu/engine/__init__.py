@@ -1,10 +1,11 @@
-"""A paged, batching inference engine for small machines: numpy, OpenVINO, and nothing else.
+"""A paged, batching inference engine for small machines: numpy, OpenVINO, and llguidance for answers of a form.
 
 This folder is copied as it is into the Triton model that serves it, so it imports nothing outside itself.
 """
 
 from .engine import Engine
-from .request import EngineStopped, FinishReason, Metrics, Output, Refused, Request, Sampling
+from .grammars import Vocabulary
+from .request import EngineStopped, FinishReason, Guide, Metrics, Output, Refused, Request, Sampling
 from .settings import EngineSettings
 from .stats import EngineStats
 
@@ -14,9 +15,11 @@ __all__ = [
     "EngineStats",
     "EngineStopped",
     "FinishReason",
+    "Guide",
     "Metrics",
     "Output",
     "Refused",
     "Request",
     "Sampling",
+    "Vocabulary",
 ]

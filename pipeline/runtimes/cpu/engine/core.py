@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .block_manager import BlockManager
+from .grammars import Grammars
+from .matcher import Matcher
 from .paged_model import PagedModel, Slice, StepFailed
 from .request import FinishReason, Output, Refused, Request
 from .sampler import Row, choose
@@ -29,7 +31,14 @@ _DEFAULT_CACHE_BYTES = 2**30
 
 
 class EngineCore:
-    def __init__(self, target: PagedModel, draft: PagedModel | None, settings: EngineSettings) -> None:
+    def __init__(
+        self,
+        target: PagedModel,
+        draft: PagedModel | None,
+        settings: EngineSettings,
+        grammars: Grammars | None = None,
+    ) -> None:
+        """`grammars`: what guides are read with; None: requests with guides are refused."""
         if draft and draft.vocab_size != target.vocab_size:
             raise ValueError(
                 f"the draft model has a vocabulary of {draft.vocab_size}, the target of {target.vocab_size}"
@@ -37,6 +46,7 @@ class EngineCore:
         self._target = target
         self._draft = draft if settings.max_draft_tokens else None
         self._settings = settings
+        self._grammars = grammars
         self.max_sequence_tokens = min(
             target.max_positions, settings.max_sequence_tokens or target.max_positions
         )
@@ -91,9 +101,11 @@ class EngineCore:
         bias = request.embedding_bias
         if bias is not None and bias.shape != (vocab,):
             raise Refused(f"embedding_bias has shape {bias.shape}, must be ({vocab},)")
+        if request.guide is not None:
+            self._guiding().check(request.guide)
 
     def add(self, request: Request, sink: Sink) -> None:
-        sequence = Sequence(request, sink, self._target.vocab_size)
+        sequence = Sequence(request, sink, self._target.vocab_size, self._matcher(request))
         if self._draft is None or sequence.max_tokens > self._draft.max_positions:
             sequence.speculates = False
         self._sequences[request.id] = sequence
@@ -143,6 +155,19 @@ class EngineCore:
         if self._drafter and all(piece.length == 1 for piece in work):
             self._drafter.record(len(work), made, time.perf_counter() - started)
 
+    def _guiding(self) -> Grammars:
+        if self._grammars is None:
+            raise Refused("guided_decoding_guide_type: this engine was started without guided decoding")
+        return self._grammars
+
+    def _matcher(self, request: Request) -> Matcher | None:
+        """Tokens that end the answer: `end_id`, and stop words of one token that is no text."""
+        if request.guide is None:
+            return None
+        grammars = self._guiding()
+        ends = {word[0] for word in request.stop_words if len(word) == 1 and grammars.is_special(word[0])}
+        return grammars.matcher(request.guide, ends if request.end_id is None else {request.end_id, *ends})
+
     def _slice(self, piece: Work) -> Slice:
         sequence, pages = piece.sequence, piece.sequence.target
         assert pages is not None
@@ -178,7 +203,9 @@ class EngineCore:
         sequence.last_token_ns = time.monotonic_ns()
         sequence.first_token_ns = sequence.first_token_ns or sequence.last_token_ns
         rows = logits[: len(new)].copy() if sequence.request.logits else None  # the model writes over its own
-        if finish:
+        if sequence.matcher is not None and sequence.matcher.fault:
+            self._finish(sequence, FinishReason.ERROR, sequence.matcher.fault)
+        elif finish:
             self._finish(sequence, finish, tokens=new, log_probs=log_probs, logits=rows)
         else:
             self._send(sequence, sequence.output(new, log_probs, logits=rows))

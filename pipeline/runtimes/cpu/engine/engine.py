@@ -14,6 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from .core import EngineCore
+from .grammars import Grammars, Vocabulary
 from .paged_model import PagedModel
 from .request import EngineStopped, FinishReason, Output, Refused, Request
 from .settings import EngineSettings
@@ -28,10 +29,13 @@ class Engine:
     >>> engine.submit(Request("1", (1, 2, 3), 8, end_id=2), sink=print)   # doctest: +SKIP
     """
 
-    def __init__(self, target: Path, draft: Path | None, settings: EngineSettings) -> None:
-        self._core = EngineCore(
-            PagedModel(target, settings), PagedModel(draft, settings) if draft else None, settings
-        )
+    def __init__(
+        self, target: Path, draft: Path | None, settings: EngineSettings, vocabulary: Vocabulary | None = None
+    ) -> None:
+        """`vocabulary`: what answers are held to a form with; None: requests with a guide are refused."""
+        model = PagedModel(target, settings)
+        grammars = Grammars(vocabulary, model.vocab_size) if vocabulary else None
+        self._core = EngineCore(model, PagedModel(draft, settings) if draft else None, settings, grammars)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()  # guards the two below
         self._in_flight: set[str] = set()

@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out of it: `Request`, `Sampling`, `Output`, `Metrics`.
+"""What goes into the engine and what comes out of it: `Request`, `Sampling`, `Guide`, `Output`, `Metrics`.
 
 Parameters mean what they mean to TensorRT-LLM's C++ executor, against which this was written (release 1.2):
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ Words = tuple[tuple[int, ...], ...]  # each word one or more token ids
 class FinishReason(StrEnum):
     END_ID = "end_id"
     STOP_WORDS = "stop_words"
+    GUIDE = "guide"  # the answer has all of the form that it was to have, and nothing may follow
     LENGTH = "length"
     CANCELLED = "cancelled"
     ERROR = "error"
@@ -86,6 +88,17 @@ class Sampling:
         return self.top_p if token == self.top_p_reset_id else max(top_p * self.top_p_decay, self.top_p_min)
 
 
+GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar"]
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """The form that an answer must have. It goes before words that must not come, and before a least length."""
+
+    kind: GuideKind
+    text: str = ""  # the schema, expression or grammar; for `json`, which is any object, there is none
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt to continue. `id` must differ from that of every request in flight."""
@@ -109,6 +122,7 @@ class Request:
     log_probs: bool = False
     logits: bool = False  # those of each token, as the model gave them
     speculate: bool = True  # False: without the engine's draft model
+    guide: Guide | None = None
 
     def __post_init__(self) -> None:
         _check("prompt", len(self.prompt), len(self.prompt) > 0, "at least one token")
@@ -148,8 +162,8 @@ class Output:
     """What one step added to a request. The last one has `finish` and `metrics`, and may have no tokens.
 
     `log_probs` has one number a token if the request asked for them, else none: the logarithm of the token's share
-    of the distribution after bias, temperature, penalties and banned words, before `top_k` and `top_p`. So has `logits`
-    one row a token, as the model gave it.
+    of the distribution after bias, temperature, penalties, guide and banned words, before `top_k` and `top_p`. So has
+    `logits` one row a token, as the model gave it.
     """
 
     request_id: str

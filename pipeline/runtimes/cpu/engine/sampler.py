@@ -1,7 +1,8 @@
 """From logits to tokens, for all rows of a step at once.
 
 The order is TensorRT-LLM's: bias, temperature, repetition, presence and frequency penalty, words that must not come,
-then top-k, then top-p. Where every row is greedy and nothing else was asked for, it is one argmax.
+then top-k, then top-p. The form that an answer must have goes before those words. Where every row is greedy and nothing
+else was asked for, it is one argmax.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ def _plain(sequence: Sequence, ahead: int) -> bool:
 
 
 def _process(row: Floats, sequence: Sequence, ahead: int) -> None:
-    """Bias, temperature, penalties and banned tokens, in place on `row` [vocab_size]."""
+    """Bias, temperature, penalties, form and banned tokens, in place on `row` [vocab_size]."""
     request, sampling = sequence.request, sequence.request.sampling
     drafts = sequence.drafts[:ahead]
     if request.embedding_bias is not None:
@@ -167,9 +168,20 @@ def _process(row: Floats, sequence: Sequence, ahead: int) -> None:
             values < 0, values * sampling.repetition_penalty, values / sampling.repetition_penalty
         )
         row[seen] = values - sampling.presence_penalty - sampling.frequency_penalty * counts[seen]
+    allowed = None if sequence.matcher is None else sequence.matcher.allowed(drafts)
+    if allowed is not None:
+        np.copyto(row, -np.inf, where=~allowed)
     too_short = sequence.generated + ahead < request.min_new_tokens
     if sequence.bad_words or too_short:
-        row[_banned(sequence, drafts, too_short)] = -np.inf
+        _ban(row, _banned(sequence, drafts, too_short), lenient=allowed is not None)
+
+
+def _ban(row: Floats, tokens: list[int], *, lenient: bool) -> None:
+    """`lenient`: not if nothing were left."""
+    before = row[tokens]
+    row[tokens] = -np.inf
+    if lenient and row.max() == -np.inf:
+        row[tokens] = before
 
 
 def _banned(sequence: Sequence, drafts: list[int], too_short: bool) -> list[int]:

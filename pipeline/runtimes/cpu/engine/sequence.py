@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .block_manager import Pages
+from .matcher import Matcher
 from .request import FinishReason, Metrics, Output, Request
 from .words import WordList
 
@@ -32,6 +33,7 @@ class Sequence:
         "first_token_ns",
         "is_plain",
         "last_token_ns",
+        "matcher",
         "num_prompt_tokens",
         "request",
         "seed",
@@ -43,7 +45,7 @@ class Sequence:
         "top_p",
     )
 
-    def __init__(self, request: Request, sink: Sink, vocab_size: int) -> None:
+    def __init__(self, request: Request, sink: Sink, vocab_size: int, matcher: Matcher | None = None) -> None:
         sampling = request.sampling
         self.request = request
         self.sink = sink
@@ -61,6 +63,7 @@ class Sequence:
         self.counts: npt.NDArray[np.int32] | None = None  # [vocab_size], how often each token was seen
         if sampling.penalized:
             self.counts = np.bincount(request.prompt, minlength=vocab_size).astype(np.int32)
+        self.matcher = matcher  # of the form that the answer must have
         self.top_p = sampling.top_p
         self.seed = secrets.randbits(64) if sampling.seed is None else sampling.seed & 0xFFFFFFFFFFFFFFFF
         self.is_plain = (  # the next token is simply that of the greatest logit
@@ -69,6 +72,7 @@ class Sequence:
             and not request.log_probs
             and request.embedding_bias is None
             and not self.bad_words
+            and matcher is None
         )
         if sampling.greedy:
             self.draft_logits = None  # what they would be compared with is one token
@@ -108,9 +112,13 @@ class Sequence:
         self.tokens.append(token)
         if self.counts is not None:
             self.counts[token] += 1
+        if self.matcher is not None:
+            self.matcher.append(token)
         self.top_p = self.request.sampling.next_top_p(self.top_p, token)
         if self.stop_words and self.stop_words.ends(self.tokens):
             return FinishReason.STOP_WORDS
+        if self.matcher is not None and self.matcher.complete:
+            return FinishReason.GUIDE
         return FinishReason.LENGTH if self.remaining == 0 else None
 
     def output(

@@ -1,0 +1,115 @@
+"""From what an answer is to look like to a matcher that says which tokens may come next.
+
+Guides mean what they mean to TensorRT-LLM (`guided_decoding_guide_type` and `guided_decoding_guide`, release 1.2), but
+that `json` is an object. The work is llguidance's. Where JSON allows any white space there is one space, or a line
+break and at most 20 spaces: a small model would never come to an end of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+
+from .matcher import Matcher
+from .request import Guide, Refused
+
+_WHITESPACE = r"( |\n {0,20})?"
+# Half of llguidance's own or less: what is so ambiguous that a token costs milliseconds would hold up everybody else.
+_LIMITS = LLParserLimits(max_items_in_row=1000, step_lexer_fuel=100_000, verbose_errors=False)
+_KEPT = 64  # grammars that are ready for the next request
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens of a model as text."""
+
+    tokenizer: Path  # tokenizer.json
+    end_id: int  # a token that ends texts
+
+
+class Grammars:
+    """The forms that answers of one model can be held to. Safe to use from several threads."""
+
+    def __init__(self, vocabulary: Vocabulary, vocab_size: int) -> None:
+        """`vocab_size`: tokens that the model has logits for.
+
+        Raises:
+            ValueError: llguidance does not know this kind of tokenizer.
+        """
+        content = vocabulary.tokenizer.read_text(encoding="utf-8")
+        self._tokenizer = LLTokenizer(content, eos_token=vocabulary.end_id)
+        self._vocab_size, self._end_id = vocab_size, vocabulary.end_id
+        self._ready: OrderedDict[Guide, LLMatcher] = OrderedDict()
+        self._lock = Lock()  # guards _ready
+
+    def check(self, guide: Guide) -> None:
+        """Make the grammar of a guide, and keep it for `matcher`.
+
+        Raises:
+            Refused: it is none, or has something that cannot be held to.
+        """
+        self._grammar(guide)
+
+    def matcher(self, guide: Guide, ends: Collection[int]) -> Matcher:
+        """At the beginning of an answer, which the tokens `ends` end where the form allows.
+
+        Raises:
+            Refused: as `check`.
+        """
+        return Matcher(
+            self._grammar(guide).deep_copy(),
+            size=self._tokenizer.vocab_size,
+            vocab_size=self._vocab_size,
+            end=self._end_id,
+            ends=ends,
+        )
+
+    def is_special(self, token: int) -> bool:
+        """Whether a token is no text, as those that end a turn."""
+        return token < self._tokenizer.vocab_size and self._tokenizer.is_special_token(token)
+
+    def _grammar(self, guide: Guide) -> LLMatcher:
+        with self._lock:
+            if guide in self._ready:
+                self._ready.move_to_end(guide)
+                return self._ready[guide]
+        made = LLMatcher(self._tokenizer, _text_of(guide), log_level=0, limits=_LIMITS)
+        if made.is_error():
+            raise _refused(guide, made.get_error())
+        with self._lock:
+            self._ready[guide] = made
+            while len(self._ready) > _KEPT:
+                self._ready.popitem(last=False)
+        return made
+
+
+def _text_of(guide: Guide) -> str:
+    """The grammar as llguidance takes it."""
+    try:
+        match guide.kind:
+            case "json":
+                return _json_schema('{"type": "object"}')
+            case "json_schema":
+                return _json_schema(guide.text)
+            case "regex":
+                return LLMatcher.grammar_from_regex(guide.text)
+            case _:
+                return grammar_from("ebnf", guide.text)
+    except ValueError as error:
+        raise _refused(guide, str(error)) from None
+
+
+def _json_schema(text: str) -> str:
+    if not isinstance(json.loads(text), dict):
+        raise ValueError("a schema is a JSON object")
+    return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": _WHITESPACE})
+
+
+def _refused(guide: Guide, why: str) -> Refused:
+    return Refused(f"guided_decoding_guide: cannot be held to as {guide.kind}: {' '.join(why.split())}")

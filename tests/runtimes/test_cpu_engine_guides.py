@@ -1,0 +1,241 @@
+"""Answers that must have a form have it, whatever else is asked; and nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import hypothesis.strategies as st
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from tokenizers import Tokenizer
+
+from pipeline.runtimes.cpu.engine import FinishReason, Guide, Refused, Request, Sampling
+from pipeline.runtimes.cpu.engine.core import EngineCore
+from tests.runtimes.conftest import Pair
+from tests.support.engine import VOCABULARY, Answer, answer, finish_all, load, prompts, questions, request
+
+TOKENIZER = Tokenizer.from_file(str(VOCABULARY.tokenizer))
+PROMPTS = questions()
+TURN_END = TOKENIZER.token_to_id("<|eot_id|>")
+WHOLE = {FinishReason.GUIDE, FinishReason.END_ID}
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "likes": {"type": "array", "items": {"enum": ["tea", "coffee"]}, "maxItems": 2},
+    },
+    "required": ["name", "age", "likes"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def core(cpu_pair: Pair) -> EngineCore:
+    return load(cpu_pair.target, max_concurrency=16, threads=1)
+
+
+@pytest.fixture(scope="module")
+def drafted(cpu_pair: Pair) -> EngineCore:
+    return load(cpu_pair.target, cpu_pair.draft, max_concurrency=16, threads=1, adapt_speculation=False)
+
+
+def schema_guide(schema: Any) -> Guide:
+    return Guide("json_schema", json.dumps(schema))
+
+
+def guided(
+    name: object, guide: Guide, tokens: int = 400, *, prompt: int = 0, seed: int | None = None, **more: Any
+) -> Request:
+    """Sampled from all tokens at temperature 1, if there is a seed."""
+    sampling = Sampling() if seed is None else Sampling(top_p=1.0, seed=seed)
+    more = {"end_id": TURN_END, "sampling": sampling} | more
+    return request(name, PROMPTS[prompt], tokens, guide=guide, **more)
+
+
+def text_of(one: Answer) -> str:
+    return str(TOKENIZER.decode(one.tokens, skip_special_tokens=False))
+
+
+def leaves() -> st.SearchStrategy[dict[str, Any]]:
+    words = st.text('abc é"\\', max_size=4)
+    bounds = st.tuples(st.integers(-9, 9), st.integers(0, 900))
+    return st.one_of(
+        st.just({"type": "boolean"}),
+        st.just({"type": "null"}),
+        st.builds(lambda most: {"type": "string", "maxLength": most}, st.integers(0, 6)),
+        st.builds(lambda at: {"type": "integer", "minimum": at[0], "maximum": at[0] + at[1]}, bounds),
+        st.builds(lambda values: {"enum": values}, st.lists(words, min_size=1, max_size=3, unique=True)),
+        st.builds(lambda value: {"const": value}, words | st.integers(-5, 5)),
+        st.just({"type": "string", "pattern": "^[A-Z]{2}-[0-9]{1,3}$"}),
+        st.just({"type": "string", "format": "date"}),
+    )
+
+
+def objects(of: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    def made(properties: dict[str, dict[str, Any]], optional: bool) -> dict[str, Any]:
+        required = [] if optional else list(properties)
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": required,
+            "additionalProperties": False,
+        }
+
+    return st.builds(
+        made, st.dictionaries(st.text("abé_ ", min_size=1, max_size=3), of, max_size=3), st.booleans()
+    )
+
+
+SCHEMAS = st.recursive(
+    leaves(),
+    lambda of: st.one_of(
+        objects(of),
+        st.builds(
+            lambda items, most: {"type": "array", "items": items, "maxItems": most}, of, st.integers(0, 2)
+        ),
+        st.builds(lambda some: {"anyOf": some}, st.lists(of, min_size=1, max_size=2)),
+    ),
+    max_leaves=5,
+)
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(schemas=st.lists(SCHEMAS, min_size=4, max_size=4), seed=st.integers(0, 2**32))
+def test_sampled_answers_are_of_their_schemas(core: EngineCore, schemas: list[Any], seed: int) -> None:
+    asked = [guided(at, schema_guide(one), seed=seed + at, prompt=at) for at, one in enumerate(schemas)]
+    for schema, got in zip(schemas, answer(core, *asked), strict=True):
+        assert got.finish in WHOLE, (got.finish, text_of(got))
+        jsonschema.validate(json.loads(text_of(got)), schema)
+
+
+GUIDES = {
+    "schema": schema_guide(PERSON),
+    "regex": Guide("regex", "[a-c]{3,9}"),
+    "grammar": Guide("ebnf_grammar", 'root ::= "yes" | "no" | "never" root'),
+}
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_a_draft_changes_nothing_but_the_pace(core: EngineCore, drafted: EngineCore, name: str) -> None:
+    more = {"log_probs": True, "bad_words": ((TOKENIZER.token_to_id("a"),),)}
+    asked = [
+        guided(f"{seed}-{prompt}", GUIDES[name], seed=seed, prompt=prompt, **more)
+        for seed in (None, 1, 2)
+        for prompt in range(4)
+    ]
+    expected, got = answer(core, *asked), answer(drafted, *asked)
+    assert [one.tokens for one in got] == [one.tokens for one in expected]
+    assert [one.finish for one in got] == [one.finish for one in expected]
+    for one, before in zip(got, expected, strict=True):
+        assert one.log_probs == pytest.approx(before.log_probs, abs=1e-3)
+    assert sum(one.metrics.draft_tokens_accepted for one in got)
+
+
+def test_the_forms_of_each_kind(core: EngineCore) -> None:
+    got = answer(core, *(guided(name, guide, seed=7) for name, guide in GUIDES.items()))
+    texts = dict(zip(GUIDES, map(text_of, got), strict=True))
+    jsonschema.validate(json.loads(texts["schema"]), PERSON)
+    assert re.fullmatch("[a-c]{3,9}", texts["regex"])
+    assert re.fullmatch("(never)*(yes|no)", texts["grammar"])
+
+
+def test_who_runs_beside_a_guided_answer_does_not_notice(core: EngineCore) -> None:
+    free = [request(name, prompt, 24) for name, prompt in enumerate(prompts(6))]
+    expected = [answer(core, one)[0].tokens for one in free]
+    held = [guided(f"held {at}", GUIDES["schema"], seed=at, prompt=at) for at in range(4)]
+    alone = [answer(core, one)[0].tokens for one in held]
+    together = answer(core, *held[:2], *free, *held[2:])
+    assert [one.tokens for one in together[2:8]] == expected
+    assert [one.tokens for one in together[:2] + together[8:]] == alone
+
+
+def test_a_cancelled_one_frees_its_place(core: EngineCore) -> None:
+    sink = Answer()
+    core.add(guided("left", GUIDES["schema"]), sink)
+    for _ in range(4):
+        core.step()
+    core.cancel("left")
+    finish_all(core)
+    assert (sink.finish, core.stats().kv_blocks_used) == (FinishReason.CANCELLED, 0)
+
+
+def test_an_answer_ends_where_its_form_allows_and_the_model_wants(core: EngineCore) -> None:
+    """Digits without end: with a token that ends a turn the model may stop, without one it goes on to the limit."""
+    guide = Guide("regex", "[0-9]+")
+    toward = np.zeros(2048, np.float32)
+    toward[TURN_END] = 1000
+    end, special, none = answer(
+        core,
+        guided("end", guide, embedding_bias=toward),
+        guided("stop word", guide, end_id=None, stop_words=((TURN_END,),), embedding_bias=toward),
+        guided("none", guide, 12, end_id=None, embedding_bias=toward),
+    )
+    assert (end.finish, len(end.tokens)) == (FinishReason.END_ID, 1)
+    assert (special.finish, special.tokens) == (FinishReason.STOP_WORDS, [*end.tokens, TURN_END])
+    assert (none.finish, len(none.tokens)) == (FinishReason.LENGTH, 12)
+    assert re.fullmatch("[0-9]+", text_of(none))
+
+
+def test_the_form_goes_before_bad_words_and_least_lengths(core: EngineCore) -> None:
+    brace = tuple((id,) for id in range(2048) if "{" in TOKENIZER.decode([id]))
+    got = answer(core, guided("held", schema_guide({"const": {}}), bad_words=brace, min_new_tokens=50))[0]
+    assert (got.finish, json.loads(text_of(got))) == (FinishReason.GUIDE, {})
+
+
+@pytest.mark.parametrize("with_logits", [False, True])
+def test_draft_tokens_of_the_caller_are_held_to_the_form_too(core: EngineCore, with_logits: bool) -> None:
+    guide, sampling = Guide("regex", "(ab)+c"), Sampling(top_p=1.0, seed=3)
+    drafts = tuple(TOKENIZER.encode("ab!", add_special_tokens=False).ids)
+    logits = np.zeros((len(drafts), 2048), np.float32)
+    logits[range(len(drafts)), drafts] = 50
+    more: dict[str, Any] = {"draft_tokens": drafts, "draft_logits": logits if with_logits else None}
+    alone, got = answer(
+        core, guided("0", guide, sampling=sampling), guided("1", guide, sampling=sampling, **more)
+    )
+    assert re.fullmatch("(ab)+c", text_of(got))
+    assert with_logits or got.tokens == alone.tokens
+
+
+@pytest.mark.parametrize(
+    ("guide", "why"),
+    [
+        (Guide("json_schema", "{"), "as json_schema: "),
+        (Guide("json_schema", "[]"), "a schema is a JSON object"),
+        (Guide("json_schema", '{"type": "strnig"}'), "Invalid type: strnig"),
+        (Guide("json_schema", '{"type": "array", "uniqueItems": true}'), "uniqueItems"),
+        (Guide("regex", "(a"), "unclosed group"),
+        (Guide("ebnf_grammar", 'root ::= "'), "Unexpected end of input"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.kind,
+)
+def test_what_is_no_form_is_refused_at_once(core: EngineCore, guide: Guide, why: str) -> None:
+    with pytest.raises(
+        Refused, match=f"^guided_decoding_guide: cannot be held to.*{re.escape(why)}"
+    ) as caught:
+        core.check(guided("x", guide))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_engine_without_a_vocabulary_says_so(cpu_pair: Pair) -> None:
+    plain = load(cpu_pair.target, guides=False)
+    with pytest.raises(Refused, match=r"^guided_decoding_guide_type: "):
+        plain.check(guided("x", Guide("json")))
+
+
+def test_a_form_that_becomes_too_much_ends_its_own_answer_only(core: EngineCore) -> None:
+    """Any number of readings of one text, and more with each letter."""
+    ambiguous = Guide("ebnf_grammar", 'root ::= "a" | root root | root root root')
+    expected = answer(core, request("free", PROMPTS[1], 24))[0].tokens
+    held, free = answer(core, guided("held", ambiguous, 600, end_id=None), request("free", PROMPTS[1], 24))
+    assert held.finish is FinishReason.ERROR
+    assert "items" in (held.outputs[-1].error or "")
+    assert free.tokens == expected
