@@ -25,7 +25,7 @@ from pipeline.contracts.history import precedes
 Severity = Literal["error", "warning", "note"]
 GROUPS = (
     "releases", "formats", "splitting", "speculation", "tokenizers", "budgets", "memory", "serving", "sourcing",
-    "devices", "software", "host",
+    "caching", "devices", "software", "host",
 )  # fmt: skip
 
 

@@ -90,8 +90,8 @@ class SemanticLookup(Section):
     )
     checks: tuple[CheckName, ...] | None = Field(
         default=None,
-        description="What near questions must agree in as well; all checks without it. `pipeline cache tune` tells "
-        "which may be left out.",
+        description="What near questions must agree in as well; all checks without it, none with []. "
+        "`pipeline cache tune` tells which may be left out.",
         examples=[["numbers", "codes", "names", "sense", "words", "order"]],
         strict=False,
     )

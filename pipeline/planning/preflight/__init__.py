@@ -16,6 +16,7 @@ group of checks, beside the data file of the same name:
     memory        whether it fits on its GPUs
     serving       what Triton's models will say
     sourcing      what the hub answers
+    caching       what the response cache answers
     devices       GPUs of a machine
     software      what is installed there
     host          its memory, disks, limits and ports

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from pipeline.planning.preflight import (
     budgets,
+    caching,
     devices,
     formats,
     host,
@@ -32,6 +33,7 @@ RECIPE_GROUPS: Mapping[str, Mapping[str, Check]] = {
     "memory": memory.CHECKS,
     "serving": serving.CHECKS,
     "sourcing": sourcing.CHECKS,
+    "caching": caching.CHECKS,
 }
 # Group -> checks of a machine, by what is needed of it.
 MACHINE_GROUPS: Mapping[str, Mapping[str, MachineCheck]] = {

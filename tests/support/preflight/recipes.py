@@ -28,10 +28,16 @@ from tests.support.preflight.case import (
 )  # fmt: skip
 from tests.support.preflight.tokenizers import ONE_DIFFERS, tokenizers
 
+UNCHECKED = "cache={enabled: true, semantic: {checks: []}}"
 FEW = ("quantization.calibration.allow_sample_count=true",)
 TO_NONE = ("quantization={}",)
 
 CASES = [
+    Case("cache.unchecked", None, TINY, ("cache={enabled: true, semantic: {}}",)),
+    Case("cache.unchecked", None, FP8, ("cache={enabled: true, semantic: {checks: [numbers]}}",)),
+    Case("cache.unchecked", "warning", TINY, (UNCHECKED,)),
+    Case("cache.unchecked", "warning", FP8, (UNCHECKED,)),
+    Case("cache.unchecked", None, TINY),
     Case("memory.fits", None, AWQ, ("limits.max_input_tokens=93344",)),  # and 1024: all 2949 blocks
     Case("memory.fits", "error", AWQ, ("limits.max_input_tokens=93345",)),
     Case("memory.fits", "error", LLAMA_70B, (f"{TP}=1", "runtime.gpu=l40s-48g")),
