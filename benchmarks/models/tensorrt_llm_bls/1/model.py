@@ -54,5 +54,5 @@ class TritonPythonModel:
                     text = pb_utils.Tensor("text_output", self._words[count])
                     sender.send(pb_utils.InferenceResponse([text]))
                     under_way.append((sender, count + 1))
-            if STEP_S:
+            if STEP_S and under_way:
                 time.sleep(STEP_S)
