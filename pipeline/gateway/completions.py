@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from pipeline.client import Cached, Chunk
+from pipeline.client import Cached, Chunk, Sampling
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.generation import Job, Prompt, usage
+from pipeline.gateway.guides import guide_of
 from pipeline.gateway.log_probs import chat_log_probs, text_log_probs
 from pipeline.gateway.messages import read_messages
 from pipeline.gateway.said import Said
@@ -41,7 +42,8 @@ class Completion:
         box = toolbox(request, served.template) if isinstance(request, ChatRequest) else Toolbox()
         given = [read_messages(request.messages)] if isinstance(request, ChatRequest) else request.prompts
         prompts = [Prompt(one, served.prompt_tokens(one, box.tools)) for one in given]
-        self.job = Job(served, tenant, request, prompts, box, request_id)
+        guide: Sampling = {**guide_of(request.response_format), **box.sampling}
+        self.job = Job(served, tenant, request, prompts, box, guide, request_id)
         self._said = [Said(self.job, index) for index in range(self.job.choices)]
 
     async def whole(self) -> Mapping[str, Any]:

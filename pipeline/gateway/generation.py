@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -11,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.cache.aio import AsyncCachedStream, AsyncCachingClient
-from pipeline.client import AsyncStream, Chunk, Sampling, Stats
-from pipeline.gateway.errors import ApiError
-from pipeline.gateway.schema import ChatRequest, Generation
+from pipeline.client import AsyncStream, Chunk, Refused, Sampling, Stats
+from pipeline.gateway.guides import refusal
+from pipeline.gateway.schema import Generation
 from pipeline.gateway.served import Served
 from pipeline.gateway.tenants import Tenant
 from pipeline.gateway.tools.choice import Toolbox
@@ -39,6 +38,7 @@ class Job:
     request: Generation
     prompts: Sequence[Prompt]
     toolbox: Toolbox
+    guide: Sampling  # the form that each answer must have
     request_id: str
     stats: dict[int, Stats] = field(default_factory=dict)  # of each choice that was begun, when it is over
 
@@ -109,6 +109,10 @@ class Job:
                 async for chunk in stream:
                     begun = True
                     yield chunk
+            except Refused as error:
+                if told := refusal(error, self.request.response_format):
+                    raise told from error
+                raise
             finally:
                 if begun:
                     self.stats[index] = stream.stats
@@ -143,8 +147,7 @@ class Job:
             "min_tokens": asked.min_tokens,
             "bad_words": asked.bad_words or None,
             "log_probs": asked.wants_log_probs or None,
-            **_guide(asked),
-            **self.toolbox.sampling,
+            **self.guide,
         }
         if temperature == 0:
             return sampling, {}
@@ -153,18 +156,6 @@ class Job:
             return sampling, {"seed": secrets.randbits(_SEED_BITS)}
         sampling["seed"] = (asked.seed + index % (asked.n or 1) * _SEED_STEP) % 2**_SEED_BITS
         return sampling, {}
-
-
-def _guide(asked: Generation) -> Sampling:
-    """The structure that an answer must have."""
-    form = asked.response_format if isinstance(asked, ChatRequest) else None
-    if form is None or form.type == "text":
-        return {}
-    if form.type == "json_object":
-        return {"guide_type": "json"}
-    if form.json_schema is None:
-        raise ApiError(400, "response_format.json_schema: is missing", param="response_format")
-    return {"guide_type": "json_schema", "guide": json.dumps(form.json_schema.schema_)}
 
 
 def usage(job: Job) -> dict[str, Any]:

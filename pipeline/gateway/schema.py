@@ -63,11 +63,13 @@ class JsonSchema(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """Plain text, any JSON, or JSON of a schema."""
+    """Plain text, any JSON object, JSON of a schema; or text of an expression or a grammar, which is not of OpenAI."""
 
     model_config = ConfigDict(extra="forbid")
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "regex", "ebnf"]
     json_schema: JsonSchema | None = None
+    regex: str | None = None
+    ebnf: str | None = None
 
 
 class Generation(_Request):
@@ -77,6 +79,7 @@ class Generation(_Request):
     max_tokens: int | None = Field(default=None, ge=1)
     n: int | None = Field(default=None, ge=1, le=16)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    response_format: ResponseFormat | None = None
     seed: int | None = None
     stop: str | Annotated[list[str], Field(max_length=4)] | None = None
     stream: bool | None = False
@@ -115,7 +118,6 @@ class ChatRequest(Generation):
     logprobs: bool | None = False
     max_completion_tokens: int | None = Field(default=None, ge=1)
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
     tool_choice: str | dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     top_logprobs: int | None = Field(default=None, ge=0)

@@ -53,6 +53,7 @@ class Served:
     admission: Admission
     cache: ResponseCache | None = None
     embedder: Embeds | None = None
+    guides: bool = True  # whether its engine was started with guided decoding
     _caching: dict[str, AsyncCachingClient] = field(default_factory=dict)  # tenant -> client
 
     def client(self, tenant: str) -> AsyncClient | AsyncCachingClient:
@@ -92,7 +93,8 @@ class Served:
         """
         model = await self.plain.model()
         for name, (param, what) in _ABILITIES.items():
-            if sampling.get(name) and model.input_named(PARAMETERS[name].tensors) is None:
+            lacks = name == "guide_type" and not self.guides
+            if sampling.get(name) and (lacks or model.input_named(PARAMETERS[name].tensors) is None):
                 text = f"{param}: this deployment has no {what}"
                 raise ApiError(400, text, param=param, code="unsupported_parameter")
 

@@ -57,4 +57,5 @@ def served(
         admission=Admission(limits.max_concurrency, max_waiting=max_waiting),
         cache=cache,
         embedder=embedder_of(cache),
+        guides=deployment.guided_decoding,
     )

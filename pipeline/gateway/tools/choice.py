@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.client import ChatTemplate, Sampling
 from pipeline.gateway.errors import ApiError
+from pipeline.gateway.guides import checked
 from pipeline.gateway.schema import ChatRequest
 from pipeline.gateway.tools.dialect import FORCED, Dialect, dialect_of, takes_tools
 from pipeline.gateway.tools.reader import CallReader
@@ -24,7 +25,7 @@ class Toolbox:
 
     tools: Sequence[Mapping[str, Any]] = ()
     dialect: Dialect | None = None  # None: the answer is not read for calls
-    guide: Mapping[str, Any] | None = None  # JSON schema of the call that has to come
+    guide: str | None = None  # JSON schema of the call that has to come
     most: int | None = None  # calls in one answer
 
     def reader(self) -> CallReader | None:
@@ -36,7 +37,7 @@ class Toolbox:
     @property
     def sampling(self) -> Sampling:
         """What the engine has to keep to."""
-        return {} if self.guide is None else {"guide_type": "json_schema", "guide": json.dumps(self.guide)}
+        return {} if self.guide is None else {"guide_type": "json_schema", "guide": self.guide}
 
 
 def toolbox(request: ChatRequest, template: ChatTemplate | None) -> Toolbox:
@@ -58,8 +59,13 @@ def toolbox(request: ChatRequest, template: ChatTemplate | None) -> Toolbox:
     most = 1 if request.parallel_tool_calls is False else None
     if choice == "auto":
         return Toolbox(tools, dialect_of(template), most=most)
-    wanted = tools if choice == "required" else [tools[names.index(_chosen(choice, names))]]
-    return Toolbox(tools, FORCED, guide={"anyOf": [_schema(tool["function"]) for tool in wanted]}, most=most)
+    wanted = range(len(tools)) if choice == "required" else [names.index(_chosen(choice, names))]
+    for index in wanted:
+        checked(
+            tools[index]["function"].get("parameters") or {}, f"tools.{index}.function.parameters", "tools"
+        )
+    schemas = [_schema(tools[index]["function"], f"#/anyOf/{at}") for at, index in enumerate(wanted)]
+    return Toolbox(tools, FORCED, guide=json.dumps({"anyOf": schemas}), most=most)
 
 
 def _name(tool: Mapping[str, Any], index: int) -> str:
@@ -81,16 +87,31 @@ def _chosen(choice: str | Mapping[str, Any], names: Sequence[str]) -> str:
     return str(name)
 
 
-def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
+def _schema(function: Mapping[str, Any], at: str) -> dict[str, Any]:
+    """Of a call; `at`: where it lies in the whole schema, as a JSON pointer."""
+    parameters = function.get("parameters") or {"type": "object"}
     return {
         "type": "object",
         "properties": {
             "name": {"const": function["name"]},
-            "arguments": function.get("parameters") or {"type": "object"},
+            "arguments": _moved(parameters, f"{at}/properties/arguments"),
         },
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
+
+
+def _moved(schema: Any, to: str) -> Any:
+    """A schema whose references into itself hold at another place of a larger one."""
+    if isinstance(schema, list):
+        return [_moved(part, to) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _moved(value, to) for key, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = to + reference[1:]
+    return moved
 
 
 def _refused(text: str, param: str) -> ApiError:
