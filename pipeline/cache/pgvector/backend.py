@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -10,20 +9,19 @@ from typing import Any
 import numpy as np
 
 from pipeline.cache.backend import ANY, EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
-from pipeline.cache.entry import Entry
-from pipeline.cache.key import Question
+from pipeline.cache.conditions import condition_of
+from pipeline.cache.packed_backend import PackedBackend
 from pipeline.cache.pgvector.database import Database
 from pipeline.cache.pgvector.schema import MAKING, NAME, STATEMENTS, VERSION, index
 from pipeline.cache.sealing import Codec
-from pipeline.cache.vault import Packed, Vault
+from pipeline.cache.vault import Packed
 from pipeline.cache.vectors.follower import Follower, Row
 
-_TOUCHES = 64  # uses that are written together
 _PAGE = 256  # entries that are read at a time
 _OLDEST = (0, 8)  # of pgvector: since then a search goes on until it has enough entries of the scope
 
 
-class PgvectorBackend:
+class PgvectorBackend(PackedBackend):
     """See `pipeline.cache.backend.Backend`.
 
     >>> cache = PgvectorBackend("postgresql://pipeline@db.internal/caches")     # doctest: +SKIP
@@ -47,47 +45,11 @@ class PgvectorBackend:
         Raises:
             ValueError: this is no address, or the distribution `psycopg` is missing.
         """
+        super().__init__(capacity, codec)
         self._database = Database(url, self._prepare)
-        self._capacity = capacity or Capacity()
-        self._vault = Vault(codec)
         self._name = name
         self._follower = Follower(self._vault, self._read_on)
         self._indexed: set[int] = set()  # dimensions of which there is an index
-        self._touched: dict[bytes, float] = {}
-        self._touching = threading.Lock()
-
-    def get(self, key: bytes, now: float) -> Entry | None:
-        row = self._one(f"SELECT answer FROM {NAME}.entries WHERE cache = %s AND key = %s", self._name, key)
-        entry = None if row is None else self._vault.entry(row[0], key)
-        if entry is None or entry.expires <= now:
-            return None
-        self._touched[key] = now
-        if len(self._touched) >= _TOUCHES:
-            self._flush()
-        return entry
-
-    def put(self, question: Question, entry: Entry, vector: Vector | None = None) -> None:
-        packed = self._vault.pack(question, entry, vector)
-        if packed.size > self._capacity.bytes:
-            self.remove([packed.key])
-            return
-        self._flush()
-        self._one(
-            f"SELECT {NAME}.put(%s, %s, %s, %s, %s, %s, %s, %s::halfvec, %s, %s, %s, %s, %s, %s)",
-            self._name,
-            packed.key,
-            packed.scope,
-            packed.engine,
-            packed.tenant,
-            packed.turn,
-            packed.answer,
-            *self._embedding(packed, vector),
-            packed.created,
-            packed.expires,
-            packed.size,
-            self._capacity.entries,
-            self._capacity.bytes,
-        )
 
     def near(
         self, scope: bytes, vector: Vector, count: int, min_similarity: float = ANY
@@ -108,13 +70,8 @@ class PgvectorBackend:
         return self._delete("key = ANY(%s)", list(keys))
 
     def purge(self, which: Which = EVERY) -> int:
-        ids = which.ids()
-        conditions = [f"{name} = %s" for name in ids]
-        values: list[bytes | float] = list(ids.values())
-        if which.before is not None:
-            conditions.append("created < %s")
-            values.append(which.before)
-        return self._delete(" AND ".join(conditions) or "true", *values)
+        condition, values = condition_of(which, "%s")
+        return self._delete(condition, *values)
 
     def items(self) -> Iterator[Kept]:
         below = 2**63 - 1
@@ -134,9 +91,6 @@ class PgvectorBackend:
     def removals(self) -> int:
         row = self._one(f"SELECT removals FROM {NAME}.totals WHERE cache = %s", self._name)
         return 0 if row is None else int(row[0])
-
-    def unreadable(self) -> int:
-        return self._vault.unreadable
 
     def fill(self) -> Fill:
         row = self._one(
@@ -164,6 +118,29 @@ class PgvectorBackend:
         with suppress(BackendDown):  # what was used last is not worth more than leaving
             self._flush()
         self._database.close()
+
+    def _answer(self, key: bytes) -> bytes | None:
+        row = self._one(f"SELECT answer FROM {NAME}.entries WHERE cache = %s AND key = %s", self._name, key)
+        return None if row is None else row[0]
+
+    def _store(self, packed: Packed, vector: Vector | None) -> None:
+        self._flush()
+        self._one(
+            f"SELECT {NAME}.put(%s, %s, %s, %s, %s, %s, %s, %s::halfvec, %s, %s, %s, %s, %s, %s)",
+            self._name,
+            packed.key,
+            packed.scope,
+            packed.engine,
+            packed.tenant,
+            packed.turn,
+            packed.answer,
+            *self._embedding(packed, vector),
+            packed.created,
+            packed.expires,
+            packed.size,
+            self._capacity.entries,
+            self._capacity.bytes,
+        )
 
     def _prepare(self, connection: Any) -> None:
         self._indexed.clear()
@@ -193,10 +170,7 @@ class PgvectorBackend:
         )
 
     def _flush(self) -> None:
-        """Write the uses that were noted."""
-        with self._touching:
-            touched, self._touched = self._touched, {}
-        if touched:
+        if touched := self._uses.take():
             self._change(
                 f"UPDATE {NAME}.uses u SET used = t.used FROM {NAME}.entries e,"
                 " unnest(%s::bytea[], %s::float8[]) AS t (key, used)"

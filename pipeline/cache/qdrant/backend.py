@@ -16,21 +16,19 @@ from functools import partial
 from typing import Any
 
 from pipeline.cache.backend import ANY, EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
-from pipeline.cache.entry import Entry
-from pipeline.cache.key import Question
+from pipeline.cache.packed_backend import PackedBackend
 from pipeline.cache.qdrant.collections import Collections, Missing
 from pipeline.cache.qdrant.points import IDS, Account, content, found_by, id_of, key_of, surplus, whole
 from pipeline.cache.sealing import Codec
-from pipeline.cache.vault import Packed, Vault
+from pipeline.cache.vault import Packed
 
-_TOUCHES = 64  # uses that are written together, as one moment
 _PAGE = 256  # entries that are read at a time
 _ACCOUNTS = 10_000  # accounts that are read at a time
 _SPARE = 64  # the capacity is looked after when a 64th of it was put
 _ONLY = str(uuid.UUID(int=0))  # the point of changes
 
 
-class QdrantBackend:
+class QdrantBackend(PackedBackend):
     """See `pipeline.cache.backend.Backend`.
 
     >>> cache = QdrantBackend("qdrant://vectors.internal")     # doctest: +SKIP
@@ -56,7 +54,7 @@ class QdrantBackend:
         Raises:
             ValueError: this is no address, `qdrant-client` is missing, or answers are to be encrypted.
         """
-        self._vault = Vault(codec)
+        super().__init__(capacity, codec)
         if self._vault.sealed:
             raise ValueError(
                 "Qdrant searches embeddings that it can read: keep an encrypted cache in SQLite, Redis, Valkey or"
@@ -64,43 +62,9 @@ class QdrantBackend:
             )
         self._collections = Collections(url, name, client)
         self._models = self._collections.models
-        self._capacity = capacity or Capacity()
         self._name = name
-        self._touched: dict[bytes, float] = {}
         self._lock = threading.Lock()
         self._entries_put = self._bytes_put = 0  # since the capacity was looked after
-
-    def get(self, key: bytes, now: float) -> Entry | None:
-        points = self._retrieve([id_of(key)], ["answer"])
-        entry = self._vault.entry(content(points[0], "answer"), key) if points else None
-        if entry is None or entry.expires <= now:
-            return None
-        self._touched[key] = now
-        if len(self._touched) >= _TOUCHES:
-            self._flush()
-        return entry
-
-    def put(self, question: Question, entry: Entry, vector: Vector | None = None) -> None:
-        packed = self._vault.pack(question, entry, vector)
-        if packed.size > self._capacity.bytes:
-            self.remove([packed.key])
-            return
-        self._flush()
-        replaces = bool(self._retrieve([id_of(packed.key)], []))
-        self._upsert(packed, vector)
-        if replaces:
-            self._changed()
-        with self._lock:
-            self._entries_put += 1
-            self._bytes_put += packed.size
-            due = (
-                self._entries_put >= self._capacity.entries // _SPARE
-                or self._bytes_put >= self._capacity.bytes // _SPARE
-            )
-            if due:
-                self._entries_put = self._bytes_put = 0
-        if due:
-            self._make_room(entry.created)
 
     def near(
         self, scope: bytes, vector: Vector, count: int, min_similarity: float = ANY
@@ -158,9 +122,6 @@ class QdrantBackend:
             return 0
         return int(points[0].payload["at"]) if points else 0
 
-    def unreadable(self) -> int:
-        return self._vault.unreadable
-
     def fill(self) -> Fill:
         accounts = self._accounts()
         return Fill(
@@ -184,6 +145,28 @@ class QdrantBackend:
         with suppress(BackendDown):  # what was used last is not worth more than leaving
             self._flush()
         self._collections.close()
+
+    def _answer(self, key: bytes) -> bytes | None:
+        points = self._retrieve([id_of(key)], ["answer"])
+        return content(points[0], "answer") if points else None
+
+    def _store(self, packed: Packed, vector: Vector | None) -> None:
+        self._flush()
+        replaces = bool(self._retrieve([id_of(packed.key)], []))
+        self._upsert(packed, vector)
+        if replaces:
+            self._changed()
+        with self._lock:
+            self._entries_put += 1
+            self._bytes_put += packed.size
+            due = (
+                self._entries_put >= self._capacity.entries // _SPARE
+                or self._bytes_put >= self._capacity.bytes // _SPARE
+            )
+            if due:
+                self._entries_put = self._bytes_put = 0
+        if due:
+            self._make_room(packed.created)
 
     def _upsert(self, packed: Packed, vector: Vector | None) -> None:
         """The embedding first: an answer whose embedding is missing would not be found by meaning until it expires."""
@@ -220,10 +203,7 @@ class QdrantBackend:
         self._collections.do(lambda client: client.upsert(changes, [point], wait=True))
 
     def _flush(self) -> None:
-        """Write the uses that were noted."""
-        with self._lock:
-            touched, self._touched = self._touched, {}
-        if not touched:
+        if not (touched := self._uses.take()):  # written as one moment
             return
         models = self._models
         chosen = models.Filter(must=[models.HasIdCondition(has_id=[id_of(key) for key in touched])])

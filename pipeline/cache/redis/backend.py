@@ -7,27 +7,24 @@ server dropped by itself is a miss.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from pipeline.cache.backend import ANY, EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
-from pipeline.cache.entry import Entry
-from pipeline.cache.key import Question
+from pipeline.cache.packed_backend import PackedBackend
 from pipeline.cache.redis import scripts
 from pipeline.cache.redis.address import Address
 from pipeline.cache.redis.engine import QueryEngine
 from pipeline.cache.redis.server import Script, Server
 from pipeline.cache.sealing import Codec
-from pipeline.cache.vault import Packed, Vault
+from pipeline.cache.vault import Packed
 from pipeline.cache.vectors.follower import Follower, Row
 
-_TOUCHES = 64  # uses that are written together
 _PAGE = 256  # entries that one command reads or removes
 
 
-class RedisBackend:
+class RedisBackend(PackedBackend):
     """See `pipeline.cache.backend.Backend`.
 
     >>> cache = RedisBackend(Address.parse("redis://cache.internal"))     # doctest: +SKIP
@@ -51,54 +48,16 @@ class RedisBackend:
         Raises:
             ValueError: the distribution `redis` is missing.
         """
-        self._capacity = capacity or Capacity()
-        self._vault = Vault(codec)
+        super().__init__(capacity, codec)
         self._server = server or Server(address)
         self._name = name
         self._prefix = f"pipeline:{{{name}}}:"  # braces: all keys lie in one slot of a cluster
         self._engine = QueryEngine(self._server, self._prefix)
         self._follower = Follower(self._vault, self._read_on)
-        self._touched: dict[bytes, float] = {}
-        self._touching = threading.Lock()
         self._put = self._server.script(scripts.PUT)
         self._remove = self._server.script(scripts.REMOVE)
         self._purge = self._server.script(scripts.PURGE)
         self._turns = self._server.script(scripts.TURNS)
-
-    def get(self, key: bytes, now: float) -> Entry | None:
-        answer = self._server.call("HGET", self._at(key), "answer")
-        entry = None if answer is None else self._vault.entry(answer, key)
-        if entry is None or entry.expires <= now:
-            return None
-        self._touch(key, now)
-        return entry
-
-    def put(self, question: Question, entry: Entry, vector: Vector | None = None) -> None:
-        packed = self._vault.pack(question, entry, vector)
-        if packed.size > self._capacity.bytes:
-            self.remove([packed.key])
-            return
-        lives_ms = max(1, round(1000 * (packed.expires - packed.created)))
-        self._flush()
-        self._run(
-            self._put,
-            packed.key,
-            repr(packed.created),
-            repr(packed.expires),
-            lives_ms,
-            self._capacity.entries,
-            self._capacity.bytes,
-            packed.size,
-            int(packed.vector is not None),
-            packed.scope.hex(),
-            packed.engine.hex(),
-            packed.tenant.hex(),
-            "turn",
-            packed.turn,
-            "answer",
-            packed.answer,
-            *self._embedding(packed, vector),
-        )
 
     def near(
         self, scope: bytes, vector: Vector, count: int, min_similarity: float = ANY
@@ -140,9 +99,6 @@ class RedisBackend:
     def removals(self) -> int:
         return int(self._server.call("HGET", self._prefix + "totals", "removals") or 0)
 
-    def unreadable(self) -> int:
-        return self._vault.unreadable
-
     def fill(self) -> Fill:
         totals, entries, first = self._server.together(
             [
@@ -170,6 +126,33 @@ class RedisBackend:
         with suppress(BackendDown):  # what was used last is not worth more than leaving
             self._flush()
         self._server.close()
+
+    def _answer(self, key: bytes) -> bytes | None:
+        answer: bytes | None = self._server.call("HGET", self._at(key), "answer")
+        return answer
+
+    def _store(self, packed: Packed, vector: Vector | None) -> None:
+        lives_ms = max(1, round(1000 * (packed.expires - packed.created)))
+        self._flush()
+        self._run(
+            self._put,
+            packed.key,
+            repr(packed.created),
+            repr(packed.expires),
+            lives_ms,
+            self._capacity.entries,
+            self._capacity.bytes,
+            packed.size,
+            int(packed.vector is not None),
+            packed.scope.hex(),
+            packed.engine.hex(),
+            packed.tenant.hex(),
+            "turn",
+            packed.turn,
+            "answer",
+            packed.answer,
+            *self._embedding(packed, vector),
+        )
 
     @property
     def _indexed_there(self) -> bool:
@@ -211,16 +194,8 @@ class RedisBackend:
                 scope, engine, tenant = map(bytes.fromhex, ids)
                 yield Kept(key, scope, engine, tenant, *opened, float(use), embedded == "1")
 
-    def _touch(self, key: bytes, now: float) -> None:
-        self._touched[key] = now
-        if len(self._touched) >= _TOUCHES:
-            self._flush()
-
     def _flush(self) -> None:
-        """Write the uses that were noted."""
-        with self._touching:
-            touched, self._touched = self._touched, {}
-        if touched:
+        if touched := self._uses.take():
             pairs = [part for key, now in touched.items() for part in (repr(now), key)]
             self._server.call("ZADD", self._prefix + "used", "XX", "GT", *pairs)
 

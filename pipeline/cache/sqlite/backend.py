@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.cache.backend import ANY, EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
-from pipeline.cache.entry import Entry
-from pipeline.cache.key import Question
+from pipeline.cache.conditions import condition_of
+from pipeline.cache.packed_backend import PackedBackend
 from pipeline.cache.sealing import Codec
 from pipeline.cache.sqlite.schema import VERSION, connect
-from pipeline.cache.vault import Vault
+from pipeline.cache.vault import Packed
 from pipeline.cache.vectors.follower import Follower, Row
 
 _GET = "SELECT answer FROM entries WHERE key = ?"
@@ -22,7 +22,7 @@ _SPARE = 64  # when full, a 64th is freed at once
 _EVICT_AT_ONCE = 512
 
 
-class SqliteBackend:
+class SqliteBackend(PackedBackend):
     """See `pipeline.cache.backend.Backend`.
 
     >>> cache = SqliteBackend(folder / "cache.db")     # doctest: +SKIP
@@ -39,54 +39,18 @@ class SqliteBackend:
         power_safe: bool = True,
     ) -> None:
         """`power_safe`: an answer that was put outlives a power cut, not only the death of this process."""
+        super().__init__(capacity, codec, uses_together=_TOUCHES)
         self.path = path
-        self._capacity = capacity or Capacity()
-        self._vault = Vault(codec)
         self._power_safe = power_safe
         self._writing = threading.Lock()
         self._opened: list[sqlite3.Connection] = []
         self._writer = self._connect()
         self._readers = threading.local()
-        self._touched: dict[bytes, float] = {}
         self._followed = (
             self._connect()
         )  # used by the follower only: it tells what changed since it last asked
         self._follower = Follower(self._vault, self._read_on, self._changes)
         self._closed = False
-
-    def get(self, key: bytes, now: float) -> Entry | None:
-        try:
-            row = self._reader().execute(_GET, (key,)).fetchone()
-        except sqlite3.Error as error:
-            raise BackendDown(f"{self.path}: {error}") from error
-        if row is None:
-            return None
-        entry = self._vault.entry(row[0], key)
-        if entry is None or entry.expires <= now:
-            return None
-        self._touched[key] = now
-        if len(self._touched) >= _TOUCHES:
-            with self._transaction():
-                pass  # which writes the uses
-        return entry
-
-    def put(self, question: Question, entry: Entry, vector: Vector | None = None) -> None:
-        packed = self._vault.pack(question, entry, vector)
-        if packed.size > self._capacity.bytes:
-            self.remove([packed.key])
-            return
-        row = (
-            packed.key, packed.scope, packed.engine, packed.tenant, packed.turn, packed.answer, packed.vector,
-            packed.created, packed.expires, packed.created, packed.size,
-        )  # fmt: skip
-        with self._transaction() as writer:
-            writer.execute("DELETE FROM entries WHERE key = ?", (packed.key,))
-            writer.execute(
-                "INSERT INTO entries (key, scope, engine, tenant, turn, answer, vector, created, expires, used, bytes)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                row,
-            )
-            self._make_room(writer, entry.created)
 
     def near(
         self, scope: bytes, vector: Vector, count: int, min_similarity: float = ANY
@@ -101,16 +65,9 @@ class SqliteBackend:
             return sum(writer.execute("DELETE FROM entries WHERE key = ?", (key,)).rowcount for key in keys)
 
     def purge(self, which: Which = EVERY) -> int:
-        ids = which.ids()
-        conditions = [f"{name} = ?" for name in ids]
-        values: list[bytes | float] = list(ids.values())
-        if which.before is not None:
-            conditions.append("created < ?")
-            values.append(which.before)
+        condition, values = condition_of(which, "?")
         with self._transaction() as writer:
-            return writer.execute(
-                f"DELETE FROM entries WHERE {' AND '.join(conditions) or 'true'}", values
-            ).rowcount
+            return writer.execute(f"DELETE FROM entries WHERE {condition}", values).rowcount
 
     def items(self) -> Iterator[Kept]:
         below = None
@@ -138,9 +95,6 @@ class SqliteBackend:
         except sqlite3.Error as error:
             raise BackendDown(f"{self.path}: {error}") from error
 
-    def unreadable(self) -> int:
-        return self._vault.unreadable
-
     def fill(self) -> Fill:
         reader = self._reader()
         entries, size, vectors = reader.execute("SELECT entries, bytes, vectors FROM totals").fetchone()
@@ -158,11 +112,36 @@ class SqliteBackend:
     def close(self) -> None:
         if self._closed:
             return
-        with self._transaction():
-            pass
+        self._flush()
         self._closed = True
         for connection in self._opened:
             connection.close()
+
+    def _answer(self, key: bytes) -> bytes | None:
+        try:
+            row = self._reader().execute(_GET, (key,)).fetchone()
+        except sqlite3.Error as error:
+            raise BackendDown(f"{self.path}: {error}") from error
+        return None if row is None else row[0]
+
+    def _store(self, packed: Packed, vector: Vector | None) -> None:
+        del vector  # as it is packed
+        row = (
+            packed.key, packed.scope, packed.engine, packed.tenant, packed.turn, packed.answer, packed.vector,
+            packed.created, packed.expires, packed.created, packed.size,
+        )  # fmt: skip
+        with self._transaction() as writer:
+            writer.execute("DELETE FROM entries WHERE key = ?", (packed.key,))
+            writer.execute(
+                "INSERT INTO entries (key, scope, engine, tenant, turn, answer, vector, created, expires, used, bytes)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                row,
+            )
+            self._make_room(writer, packed.created)
+
+    def _flush(self) -> None:
+        with self._transaction():
+            pass  # which writes the uses
 
     def _changes(self) -> int:
         return int(self._followed.execute("PRAGMA data_version").fetchone()[0])
@@ -193,7 +172,7 @@ class SqliteBackend:
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Changes that come together, with the uses that were noted since the last ones."""
         with self._writing:
-            touched, self._touched = self._touched, {}
+            touched = self._uses.take()
             try:
                 self._writer.execute("BEGIN IMMEDIATE")
                 try:
