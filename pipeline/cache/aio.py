@@ -11,17 +11,17 @@ A lookup runs on the event loop where it takes microseconds, and in a thread whe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 from pipeline.cache.async_flights import AsyncFlight, AsyncFlights
 from pipeline.cache.key import Origin, Question
 from pipeline.cache.passage import AsyncPassage
 from pipeline.cache.replay import Replay
 from pipeline.cache.response_cache import Hit, ResponseCache
-from pipeline.cache.stream import Asked, CachedStreamBase, keep
-from pipeline.client import Answer, AsyncClient, AsyncStream, Chunk, Sampling
+from pipeline.cache.stream import Asked, CachedStreamBase, Request, keep
+from pipeline.client import Answer, AsyncClient, AsyncStream, Chunk
 from pipeline.client.base import Prompt
 
 
@@ -47,44 +47,13 @@ class AsyncCachingClient:
         await self.client.aclose()
         self.cache.close()
 
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        request_id: str | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
-        cache: bool = True,
-        ttl_s: float | None = None,
-        unkeyed: Sampling | None = None,
-        **sampling: Unpack[Sampling],
-    ) -> AsyncCachedStream:
-        """An answer, chunk by chunk.
+    def stream(self, prompt: Prompt, **request: Unpack[Request]) -> AsyncCachedStream:
+        """An answer, chunk by chunk; `Request` tells what else may be asked for."""
+        return AsyncCachedStream(self, Asked.of(prompt, request))
 
-        Args:
-            cache: False: neither looked up nor kept.
-            ttl_s: how long the answer may be served again; by default as the cache judges the question.
-            unkeyed: sampling parameters that are sent and do not count as a part of the question, such as a seed that
-                is drawn anew for each request.
-        """
-        return AsyncCachedStream(
-            self, Asked(prompt, sampling, tools, unkeyed or {}, ttl_s), request_id, use_cache=cache
-        )
-
-    async def generate(
-        self,
-        prompt: Prompt,
-        *,
-        request_id: str | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
-        cache: bool = True,
-        ttl_s: float | None = None,
-        unkeyed: Sampling | None = None,
-        **sampling: Unpack[Sampling],
-    ) -> Answer:
+    async def generate(self, prompt: Prompt, **request: Unpack[Request]) -> Answer:
         """A whole answer."""
-        async with self.stream(
-            prompt, request_id=request_id, tools=tools, cache=cache, ttl_s=ttl_s, unkeyed=unkeyed, **sampling
-        ) as stream:
+        async with self.stream(prompt, **request) as stream:
             async for _ in stream:
                 pass
             return stream.answer()
@@ -93,10 +62,8 @@ class AsyncCachingClient:
 class AsyncCachedStream(CachedStreamBase[Replay | AsyncPassage | AsyncStream]):
     """The chunks of one answer: from the cache, from an equal request that is running, or from the model."""
 
-    def __init__(
-        self, client: AsyncCachingClient, asked: Asked, request_id: str | None, *, use_cache: bool
-    ) -> None:
-        super().__init__(asked, request_id, use_cache=use_cache)
+    def __init__(self, client: AsyncCachingClient, asked: Asked) -> None:
+        super().__init__(asked)
         self._client = client
         self._exit = AsyncExitStack()
 
@@ -116,7 +83,7 @@ class AsyncCachedStream(CachedStreamBase[Replay | AsyncPassage | AsyncStream]):
 
     async def _find(self) -> Replay | AsyncPassage | AsyncStream:
         client, cache, ttl_s = self._client, self._client.cache, self._asked.ttl_s
-        if self._use_cache:
+        if self._asked.cache:
             question = self._asked.question(client.origin, client.client.defaults)
             if (hit := await self._lookup(question)) is not None:
                 return Replay(hit, self.request_id, client.pace)

@@ -9,17 +9,17 @@ with CachingClient(Client(url, template=template), cache, Origin(deployment.dige
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 from pipeline.cache.flights import Flight, Flights
 from pipeline.cache.key import Origin
 from pipeline.cache.passage import Passage
 from pipeline.cache.replay import Replay
 from pipeline.cache.response_cache import ResponseCache
-from pipeline.cache.stream import Asked, CachedStreamBase, keep
-from pipeline.client import Answer, Chunk, Client, Sampling, Stream
+from pipeline.cache.stream import Asked, CachedStreamBase, Request, keep
+from pipeline.client import Answer, Chunk, Client, Stream
 from pipeline.client.base import Prompt
 
 
@@ -45,44 +45,13 @@ class CachingClient:
         self.client.close()
         self.cache.close()
 
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        request_id: str | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
-        cache: bool = True,
-        ttl_s: float | None = None,
-        unkeyed: Sampling | None = None,
-        **sampling: Unpack[Sampling],
-    ) -> CachedStream:
-        """An answer, chunk by chunk.
+    def stream(self, prompt: Prompt, **request: Unpack[Request]) -> CachedStream:
+        """An answer, chunk by chunk; `Request` tells what else may be asked for."""
+        return CachedStream(self, Asked.of(prompt, request))
 
-        Args:
-            cache: False: neither looked up nor kept.
-            ttl_s: how long the answer may be served again; by default as the cache judges the question.
-            unkeyed: sampling parameters that are sent and do not count as a part of the question, such as a seed that
-                is drawn anew for each request.
-        """
-        return CachedStream(
-            self, Asked(prompt, sampling, tools, unkeyed or {}, ttl_s), request_id, use_cache=cache
-        )
-
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        request_id: str | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
-        cache: bool = True,
-        ttl_s: float | None = None,
-        unkeyed: Sampling | None = None,
-        **sampling: Unpack[Sampling],
-    ) -> Answer:
+    def generate(self, prompt: Prompt, **request: Unpack[Request]) -> Answer:
         """A whole answer."""
-        with self.stream(
-            prompt, request_id=request_id, tools=tools, cache=cache, ttl_s=ttl_s, unkeyed=unkeyed, **sampling
-        ) as stream:
+        with self.stream(prompt, **request) as stream:
             for _ in stream:
                 pass
             return stream.answer()
@@ -91,10 +60,8 @@ class CachingClient:
 class CachedStream(CachedStreamBase[Replay | Passage | Stream]):
     """The chunks of one answer: from the cache, from an equal request that is running, or from the model."""
 
-    def __init__(
-        self, client: CachingClient, asked: Asked, request_id: str | None, *, use_cache: bool
-    ) -> None:
-        super().__init__(asked, request_id, use_cache=use_cache)
+    def __init__(self, client: CachingClient, asked: Asked) -> None:
+        super().__init__(asked)
         self._client = client
         self._exit = ExitStack()
 
@@ -114,7 +81,7 @@ class CachedStream(CachedStreamBase[Replay | Passage | Stream]):
 
     def _find(self) -> Replay | Passage | Stream:
         client, cache, ttl_s = self._client, self._client.cache, self._asked.ttl_s
-        if self._use_cache:
+        if self._asked.cache:
             question = self._asked.question(client.origin, client.client.defaults)
             if (hit := cache.lookup(question)) is not None:
                 return Replay(hit, self.request_id, client.pace)

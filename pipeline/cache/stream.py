@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from pipeline.cache.async_flights import AsyncFlight
 from pipeline.cache.flights import Flight
@@ -14,23 +14,51 @@ from pipeline.cache.passage import AsyncPassage, Passage
 from pipeline.cache.recording import pieces_of
 from pipeline.cache.replay import Replay
 from pipeline.cache.response_cache import ResponseCache
-from pipeline.client import Answer, AsyncStream, FinishReason, Refused, Stats, Stream
+from pipeline.client import Answer, AsyncStream, FinishReason, Refused, Sampling, Stats, Stream
 from pipeline.client.base import Prompt
 
 _Source = TypeVar("_Source", Replay | Passage | Stream, Replay | AsyncPassage | AsyncStream)
 
 
+class Request(Sampling, total=False):
+    """What a request may say besides its prompt: how to answer, and what the cache may do with it."""
+
+    request_id: str | None
+    tools: Sequence[Mapping[str, Any]]
+    cache: bool  # False: neither looked up nor kept
+    ttl_s: (
+        float | None
+    )  # how long the answer may be served again; by default as the cache judges the question
+    unkeyed: (
+        Sampling | None
+    )  # sent, and not a part of the question, such as a seed that is drawn anew each time
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request says."""
+    """A request, taken apart; see `Request`."""
 
     prompt: Prompt
     sampling: Mapping[str, Any]
+    request_id: str | None
     tools: Sequence[Mapping[str, Any]]
-    unkeyed: Mapping[str, Any]  # sent, and not a part of the question
-    ttl_s: float | None = (
-        None  # how long the answer may be served again; None: as the cache judges the question
-    )
+    cache: bool
+    ttl_s: float | None
+    unkeyed: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, prompt: Prompt, request: Request) -> Self:
+        """Raises Refused for a time that is not above 0."""
+        sampling: dict[str, Any] = dict(request)
+        return cls(
+            prompt,
+            request_id=sampling.pop("request_id", None),
+            tools=sampling.pop("tools", ()),
+            cache=sampling.pop("cache", True),
+            ttl_s=sampling.pop("ttl_s", None),
+            unkeyed=sampling.pop("unkeyed", None) or {},
+            sampling=sampling,
+        )
 
     def __post_init__(self) -> None:
         if self.ttl_s is not None and not self.ttl_s > 0:
@@ -49,9 +77,9 @@ class Asked:
 class CachedStreamBase(Generic[_Source]):
     """One request, answered from wherever its source is."""
 
-    def __init__(self, asked: Asked, request_id: str | None, *, use_cache: bool) -> None:
-        self.request_id = request_id or uuid.uuid4().hex
-        self._asked, self._use_cache = asked, use_cache
+    def __init__(self, asked: Asked) -> None:
+        self.request_id = asked.request_id or uuid.uuid4().hex
+        self._asked = asked
         self._entered: _Source | None = None
 
     @property
