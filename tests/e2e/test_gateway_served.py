@@ -112,6 +112,13 @@ def held_to_a_form(client: openai.OpenAI) -> None:
         model="cached", messages=QUESTION, temperature=0, response_format={"type": "json_object"}
     )
     assert isinstance(json.loads(answer.choices[0].message.content or ""), dict)
+    unheld: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": {"type": "array", "uniqueItems": True}},
+    }
+    with pytest.raises(openai.BadRequestError, match=r"schema: cannot be held to .*uniqueItems") as caught:
+        client.chat.completions.create(model="cached", messages=QUESTION, response_format=unheld)
+    assert caught.value.param == "response_format"
 
 
 def test_openais_client_streams_from_triton(
@@ -119,31 +126,31 @@ def test_openais_client_streams_from_triton(
 ) -> None:
     url, process = gateway
     it_says_what_it_would_serve(recipe, store)
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30)
-    whole = client.chat.completions.create(model="cached", messages=QUESTION, temperature=0)
-    text = whole.choices[0].message.content
-    assert text
-    assert whole.choices[0].finish_reason == "stop"
-    chunks = list(
-        client.chat.completions.create(model="cached", messages=QUESTION, temperature=0, stream=True)
-    )
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
-    uncached = client.chat.completions.create(
-        model="cached", messages=QUESTION, temperature=0, stream=True, extra_body={"cache": False}
-    )
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in uncached) == text
-    with urllib.request.urlopen(f"{url}/metrics", timeout=5) as page:
-        assert b'pipeline_gateway_cache_total{model="cached",event="hit_exact"} 1' in page.read()
-    with pytest.raises(openai.BadRequestError, match="prompts of at most 128 tokens"):
-        client.chat.completions.create(
-            model="cached", messages=[{"role": "user", "content": "parcel " * 200}]
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        whole = client.chat.completions.create(model="cached", messages=QUESTION, temperature=0)
+        text = whole.choices[0].message.content
+        assert text
+        assert whole.choices[0].finish_reason == "stop"
+        chunks = list(
+            client.chat.completions.create(model="cached", messages=QUESTION, temperature=0, stream=True)
         )
-    held_to_a_form(client)
-    several = client.completions.create(
-        model="cached", prompt=["Where", "When"], n=2, temperature=0, max_tokens=4
-    )
-    texts = [choice.text for choice in several.choices]
-    assert texts[0] == texts[1]
-    assert texts[2] == texts[3]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
+        uncached = client.chat.completions.create(
+            model="cached", messages=QUESTION, temperature=0, stream=True, extra_body={"cache": False}
+        )
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in uncached) == text
+        with urllib.request.urlopen(f"{url}/metrics", timeout=5) as page:
+            assert b'pipeline_gateway_cache_total{model="cached",event="hit_exact"} 1' in page.read()
+        with pytest.raises(openai.BadRequestError, match="prompts of at most 128 tokens"):
+            client.chat.completions.create(
+                model="cached", messages=[{"role": "user", "content": "parcel " * 200}]
+            )
+        held_to_a_form(client)
+        several = client.completions.create(
+            model="cached", prompt=["Where", "When"], n=2, temperature=0, max_tokens=4
+        )
+        texts = [choice.text for choice in several.choices]
+        assert texts[0] == texts[1]
+        assert texts[2] == texts[3]
     process.send_signal(signal.SIGTERM)
     assert process.wait(15) in (0, -signal.SIGTERM)
