@@ -13,11 +13,10 @@ from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.client import failures
 from pipeline.client.base import GOODBYE_S, ClientBase, Prompt, StreamBase
-from pipeline.client.channel import METHODS
 from pipeline.client.chunk import Answer, Chunk
 from pipeline.client.context import request_headers
 from pipeline.client.endpoints import Endpoint, Endpoints
-from pipeline.client.errors import ClientError, ConnectFailed
+from pipeline.client.errors import ClientError
 from pipeline.client.model import Model, read_model
 from pipeline.client.sampling import Sampling
 
@@ -76,22 +75,17 @@ class AsyncClient(ClientBase):
     async def _read_model(self) -> Model:
         """From the first server that answers."""
         request, endpoints = pb.ModelConfigRequest(name=self.model_name), self._open()
-        for attempt in range(1, self.retries.attempts + 1):
-            endpoint = endpoints.take()
-            failed: grpc.RpcError | None = None
+        timeout_s = self.timeouts.connect_s
+        attempt = 1
+        while True:
             try:
-                timeout_s = self.timeouts.connect_s
-                reply = await endpoint.config(request, timeout=timeout_s, metadata=self._metadata)
-                return read_model(reply.config)
+                with endpoints.lent() as endpoint:
+                    reply = await endpoint.config(request, timeout=timeout_s, metadata=self._metadata)
+                    return read_model(reply.config)
             except grpc.RpcError as error:
-                failed = error
-            finally:
-                endpoints.give_back(endpoint, failed=failed is not None)
-            reason = failures.from_status(failed, url=endpoint.url)
-            if not isinstance(reason, ConnectFailed) or attempt == self.retries.attempts:
-                raise reason from None
-            await asyncio.sleep(0.0 if len(endpoints.all) > attempt else self.retries.wait_s(attempt))
-        raise AssertionError("there is at least one attempt")
+                attempt += 1
+                wait_s = self._wait_before_attempt(attempt, error, endpoint)
+            await asyncio.sleep(wait_s)
 
     def stream(
         self,
@@ -130,22 +124,7 @@ class AsyncClient(ClientBase):
             if self._credentials
             else grpc.aio.insecure_channel(url, self._options)
         )
-        config = channel.unary_unary(
-            METHODS + "ModelConfig",
-            request_serializer=pb.ModelConfigRequest.SerializeToString,
-            response_deserializer=pb.ModelConfigResponse.FromString,
-        )
-        ready = channel.unary_unary(
-            METHODS + "ModelReady",
-            request_serializer=pb.ModelReadyRequest.SerializeToString,
-            response_deserializer=pb.ModelReadyResponse.FromString,
-        )
-        infer = channel.unary_stream(
-            METHODS + "ModelStreamInfer",
-            request_serializer=pb.ModelInferRequest.SerializeToString,
-            response_deserializer=pb.ModelStreamInferResponse.FromString,
-        )
-        return Endpoint(url, channel, infer, config, ready)
+        return Endpoint.on(channel, url)
 
 
 class AsyncStream(StreamBase):

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
+from pipeline.client import failures
 from pipeline.client.channel import KeepAlive, options, target
 from pipeline.client.chunk import Answer, FinishReason
 from pipeline.client.endpoints import Endpoint, Endpoints, Retries
@@ -82,6 +83,13 @@ class ClientBase:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r}, model={self.model_name!r})"
+
+    def _wait_before_attempt(self, attempt: int, error: grpc.RpcError, endpoint: Endpoint) -> float:
+        """How long to wait (s) before the model is asked for once more; raises why not, if the failure is final."""
+        reason = failures.from_status(error, url=endpoint.url)
+        if not isinstance(reason, ConnectFailed) or attempt > self.retries.attempts:
+            raise reason from None
+        return 0.0 if len(self.urls) >= attempt else self.retries.wait_s(attempt - 1)
 
     def _not_closed(self) -> None:
         if self._closed:

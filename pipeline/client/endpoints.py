@@ -10,9 +10,15 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
+
+import grpc
+from tritonclient.grpc import service_pb2 as pb
+
+from pipeline.client.channel import METHODS
 
 _FIRST_REST_S = 0.5
 _LONGEST_REST_S = 30.0
@@ -44,10 +50,30 @@ class Endpoint:
     channel: Any
     infer: Any  # ModelStreamInfer
     config: Any  # ModelConfig
-    ready: Any = None  # ModelReady, where it is asked
+    ready: Any  # ModelReady
     outstanding: int = 0  # requests under way
     failures: int = 0  # in a row
     rests_until: float = 0.0  # time.monotonic()
+
+    @classmethod
+    def on(cls, channel: Any, url: str) -> Self:
+        """The calls of a channel of gRPC, blocking or of asyncio."""
+
+        def method(kind: Any, name: str, request: Any, reply: Any) -> Any:
+            return kind(
+                METHODS + name,
+                request_serializer=request.SerializeToString,
+                response_deserializer=reply.FromString,
+            )
+
+        unary, stream = channel.unary_unary, channel.unary_stream
+        return cls(
+            url,
+            channel,
+            infer=method(stream, "ModelStreamInfer", pb.ModelInferRequest, pb.ModelStreamInferResponse),
+            config=method(unary, "ModelConfig", pb.ModelConfigRequest, pb.ModelConfigResponse),
+            ready=method(unary, "ModelReady", pb.ModelReadyRequest, pb.ModelReadyResponse),
+        )
 
 
 class Endpoints:
@@ -72,6 +98,18 @@ class Endpoints:
             )
             chosen.outstanding += 1
             return chosen
+
+    @contextmanager
+    def lent(self) -> Iterator[Endpoint]:
+        """The endpoint for one call, given back after it."""
+        endpoint, failed = self.take(), False
+        try:
+            yield endpoint
+        except grpc.RpcError:
+            failed = True
+            raise
+        finally:
+            self.give_back(endpoint, failed=failed)
 
     def give_back(self, endpoint: Endpoint, *, failed: bool = False) -> None:
         """The request is over; `failed`: the server could not be reached, or was lost."""

@@ -13,12 +13,11 @@ from typing import Any, Self, Unpack
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from pipeline.client import failures
 from pipeline.client.base import GOODBYE_S, ClientBase, Prompt, StreamBase
-from pipeline.client.channel import METHODS, single_threaded
+from pipeline.client.channel import single_threaded
 from pipeline.client.chunk import Answer, Chunk
 from pipeline.client.endpoints import Endpoint, Endpoints
-from pipeline.client.errors import ClientError, ConnectFailed
+from pipeline.client.errors import ClientError
 from pipeline.client.model import Model, read_model
 from pipeline.client.sampling import Sampling
 from pipeline.client.watchdog import Watchdog
@@ -46,17 +45,7 @@ class Client(ClientBase):
             if self._credentials
             else grpc.insecure_channel(url, options)
         )
-        config = channel.unary_unary(
-            METHODS + "ModelConfig",
-            request_serializer=pb.ModelConfigRequest.SerializeToString,
-            response_deserializer=pb.ModelConfigResponse.FromString,
-        )
-        infer = channel.unary_stream(
-            METHODS + "ModelStreamInfer",
-            request_serializer=pb.ModelInferRequest.SerializeToString,
-            response_deserializer=pb.ModelStreamInferResponse.FromString,
-        )
-        return Endpoint(url, channel, infer, config)
+        return Endpoint.on(channel, url)
 
     def __enter__(self) -> Self:
         return self
@@ -81,21 +70,16 @@ class Client(ClientBase):
     def _read_model(self) -> Model:
         """From the first server that answers."""
         request = pb.ModelConfigRequest(name=self.model_name)
-        for attempt in range(1, self.retries.attempts + 1):
-            endpoint = self._endpoints.take()
-            failed: grpc.RpcError | None = None
+        attempt = 1
+        while True:
             try:
-                reply = endpoint.config(request, timeout=self.timeouts.connect_s, metadata=self._metadata)
-                return read_model(reply.config)
+                with self._endpoints.lent() as endpoint:
+                    reply = endpoint.config(request, timeout=self.timeouts.connect_s, metadata=self._metadata)
+                    return read_model(reply.config)
             except grpc.RpcError as error:
-                failed = error
-            finally:
-                self._endpoints.give_back(endpoint, failed=failed is not None)
-            reason = failures.from_status(failed, url=endpoint.url)
-            if not isinstance(reason, ConnectFailed) or attempt == self.retries.attempts:
-                raise reason from None
-            time.sleep(0.0 if len(self._endpoints.all) > attempt else self.retries.wait_s(attempt))
-        raise AssertionError("there is at least one attempt")
+                attempt += 1
+                wait_s = self._wait_before_attempt(attempt, error, endpoint)
+            time.sleep(wait_s)
 
     def stream(
         self,

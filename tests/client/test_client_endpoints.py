@@ -121,7 +121,7 @@ def test_requests_are_spread_by_how_many_are_under_way() -> None:
 
 
 def test_a_failed_endpoint_rests_longer_each_time_and_comes_back() -> None:
-    endpoints = Endpoints([Endpoint(name, None, None, None) for name in "ab"])
+    endpoints = Endpoints([Endpoint(name, None, None, None, None) for name in "ab"])
     failed = endpoints.take()
     endpoints.give_back(failed, failed=True)
     first_rest = failed.rests_until
