@@ -36,6 +36,7 @@ class Follower:
         self._read_on = read_on
         self._version = version
         self._scopes: dict[bytes, _Scope] = {}  # in the order of use
+        self._vectors = 0  # of all scopes, as they were counted when each was last asked for
         self._lock = threading.Lock()
 
     def near(
@@ -61,12 +62,14 @@ class Follower:
     def _index(self, scope: bytes, vector: Vector) -> VectorIndex:
         with self._lock:
             version = None if self._version is None else self._version()
-            followed = self._scopes.pop(scope, None) or _Scope(VectorIndex(len(vector)))
+            followed = self._taken(scope) or _Scope(VectorIndex(len(vector)))
             if version is None or version != followed.version:
                 self._catch_up(scope, followed, len(vector))
                 followed.version = version
-            if len(followed.index):
+            followed.vectors = len(followed.index)
+            if followed.vectors:
                 self._scopes[scope] = followed
+                self._vectors += followed.vectors
                 self._make_room()
         return followed.index
 
@@ -81,17 +84,23 @@ class Follower:
                 ids, vectors = zip(*known, strict=True)
                 followed.index.add(np.array(ids, np.int64), np.stack(vectors))
 
+    def _taken(self, scope: bytes) -> _Scope | None:
+        """A scope, which is not counted from here on."""
+        followed = self._scopes.pop(scope, None)
+        if followed is not None:
+            self._vectors -= followed.vectors
+        return followed
+
     def _make_room(self) -> None:
-        while len(self._scopes) > _MAX_SCOPES or (
-            len(self._scopes) > 1 and sum(len(scope.index) for scope in self._scopes.values()) > _MAX_VECTORS
-        ):
-            del self._scopes[next(iter(self._scopes))]
+        while len(self._scopes) > _MAX_SCOPES or (len(self._scopes) > 1 and self._vectors > _MAX_VECTORS):
+            self._taken(next(iter(self._scopes)))
 
 
 class _Scope:
-    __slots__ = ("index", "seen", "version")
+    __slots__ = ("index", "seen", "vectors", "version")
 
     def __init__(self, index: VectorIndex) -> None:
         self.index = index
         self.seen = -1  # the largest id that was read
+        self.vectors = 0  # in the index when it was last asked for
         self.version: int | None = None
