@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from pipeline.cache.vectors import VectorIndex
 from pipeline.cache.vectors.index import EXACT
+from pipeline.cache.vectors.largest import largest
 
 Vectors = NDArray[np.float32]
 
@@ -42,6 +43,32 @@ def test_a_small_index_is_exact(size: int, removed: set[int], count: int, seed: 
     assert [cosine for _, cosine in found] == pytest.approx(
         [float(vectors[id] @ query) for id in expected], abs=1e-5
     )
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.integers(0, 2000),
+    st.integers(1, 60),
+    st.sampled_from([1, 10, 10**6]),
+    st.booleans(),
+    st.integers(0, 99),
+)
+def test_the_largest_of_many_values(size: int, count: int, kinds: int, rising: bool, seed: int) -> None:
+    values = np.random.default_rng(seed).integers(kinds, size=size).astype(np.float32)
+    values = np.sort(values) if rising else values
+    found = largest(values, count)
+    assert len(set(found.tolist())) == len(found) == min(count, size)
+    assert sorted(values[found]) == sorted(values)[max(0, size - count) :]
+
+
+def test_what_is_not_near_enough_is_not_found() -> None:
+    vectors = clustered(3 * EXACT, 5)
+    index = VectorIndex(vectors.shape[1])
+    index.add(np.arange(len(vectors)), vectors)
+    for query in vectors[:20]:
+        every = index.search(query, 30)
+        assert index.search(query, 30, every[9][1]) == every[:10]
+        assert index.search(query, 30, 1.1) == []
 
 
 def test_a_large_index_finds_the_nearest() -> None:

@@ -10,7 +10,7 @@ _MANY = 16  # times as many values as are wanted: from there on a cut saves time
 
 
 def largest(values: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-    """Where the `count` largest are, in no order.
+    """Where the `count` (at least 1) largest are, in no order.
 
     A sample of many values gives a cut, and only what reaches it is partitioned; all of them where too few do.
 
