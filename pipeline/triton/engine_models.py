@@ -17,7 +17,7 @@ from typing import Literal
 
 from pipeline.contracts.inflight_batcher import DataTypes, tensors
 from pipeline.contracts.inflight_batcher_parameters import parameters
-from pipeline.triton import text_models
+from pipeline.triton import text_models, xgrammar_tokenizer
 from pipeline.triton.config import ModelConfig
 from pipeline.triton.deployment import CONTAINER_ROOT, REPOSITORY
 from pipeline.triton.layout import DRAFT_MODEL, TARGET_MODEL, VERSION
@@ -52,6 +52,7 @@ class EngineSettings:
     host_memory_bytes: int = 0  # a rank, for pages of the KV cache that the GPU has no room for
     max_beam_width: int = 1
     cuda_graphs: bool = False
+    guided_decoding: bool = False  # by the target; a draft never sees such a request
     max_queue_size: int = 0  # 0: no limit
     max_queue_delay_us: int = 0
     cancellation_check_period_ms: int = 20
@@ -129,8 +130,11 @@ def _parameters(name: str, engine: EngineModel, settings: EngineSettings) -> dic
         "executor_worker_path": facts["executor_worker_path"].default,
         "cuda_graph_mode": _flag(settings.cuda_graphs),
     }
+    if settings.guided_decoding and name == TARGET_MODEL:
+        info = f"{CONTAINER_ROOT}/{REPOSITORY}/{name}/{VERSION}/{xgrammar_tokenizer.FILE}"
+        values |= {"guided_decoding_backend": "xgrammar", "xgrammar_tokenizer_info_path": info}
     written = {key: value for key, value in values.items() if value is not None}
-    return written | {key: "" for key, fact in facts.items() if fact.needed == "key"}
+    return written | {key: "" for key, fact in facts.items() if fact.needed == "key" and key not in written}
 
 
 def _share(value: float) -> str:

@@ -2,7 +2,7 @@
 
     model_repository/
       preprocessing/        config.pbtxt, 1/{model.py, shared/, tokenizer/}
-      tensorrt_llm/         config.pbtxt, 1/engine/{config.json, rank<N>.engine}
+      tensorrt_llm/         config.pbtxt, 1/engine/{config.json, rank<N>.engine}, 1/xgrammar_tokenizer_info.json
       postprocessing/       config.pbtxt, 1/{model.py, shared/, tokenizer/}
       ensemble/             config.pbtxt, 1/
       tensorrt_llm_bls/     config.pbtxt, 1/{model.py, …, shared/, tokenizer/}
@@ -23,6 +23,7 @@ from typing import Any
 from pipeline.contracts.inflight_batcher_parameters import check
 from pipeline.errors import StageError
 from pipeline.progress import Progress
+from pipeline.triton import xgrammar_tokenizer
 from pipeline.triton.config import ModelConfig
 from pipeline.triton.deployment import REPOSITORY, Deployment, DeploymentLimits, LaunchSpec, Requirements
 from pipeline.triton.engine_models import BACKEND, EngineModel, EngineSettings, engine_models
@@ -84,6 +85,9 @@ def package_engines(
         version = write_model(config, repository, sources.tokenizer)
         if config.name in engines:
             _link_engine(engines[config.name][1], version / "engine")
+        if config.parameters.get("xgrammar_tokenizer_info_path"):
+            info = xgrammar_tokenizer.tokenizer_info(sources.tokenizer, ids)
+            (version / xgrammar_tokenizer.FILE).write_text(info, encoding="utf-8")
     verify(repository, configs)
     weights = sum(path.stat().st_size for path in repository.glob("*/*/engine/**/*") if path.is_file())
     progress.say("Reading the engines once for the digest of the package")
@@ -97,6 +101,7 @@ def package_engines(
         end_id=ids.end,
         pad_id=ids.pad,
         stop_token_ids=ids.stop,
+        guided_decoding=settings.guided_decoding,
         digest=content_digest(repository),
         versions=versions(settings.version),
         requirements=requirements,

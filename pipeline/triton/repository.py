@@ -108,8 +108,8 @@ def verify(repository: Path, configs: Sequence[ModelConfig]) -> None:
         if parse((folder / "config.pbtxt").read_text(encoding="utf-8")) != config:
             raise StageError(f"{folder}/config.pbtxt does not say what was meant")
         for name, value in config.parameters.items():
-            if _names_folder(name, value) and not _inside(repository, folder, value).is_dir():
-                raise StageError(f"{config.name}: parameter {name} = {value}: no such folder")
+            if _names_path(name, value) and not _inside(repository, folder, value).exists():
+                raise StageError(f"{config.name}: parameter {name} = {value}: no such file or folder")
         if config.backend == "python":
             for source in (folder / VERSION).rglob("*.py"):
                 ast.parse(source.read_text(encoding="utf-8"), filename=str(source))
@@ -157,7 +157,7 @@ def versions(contract: str, *distributions: str) -> dict[str, str]:
     return {"pipeline": __version__, "tensors": contract, **installed}
 
 
-def _names_folder(name: str, value: str) -> bool:
+def _names_path(name: str, value: str) -> bool:
     return bool(value) and name.endswith(("_path", "_dir")) and not _is_elsewhere(value)
 
 

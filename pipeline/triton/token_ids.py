@@ -35,7 +35,7 @@ def token_ids(tokenizer: Path, vocab_size: int) -> TokenIds:
         raise StageError(
             f"{tokenizer}: no tokenizer.json; tokenizers that only have a .model file are not served"
         )
-    by_name = dict(_tokens(_read(tokenizer / "tokenizer.json")))
+    by_name = dict(tokens(_read(tokenizer / "tokenizer.json")))
     settings = _read(tokenizer / "special_tokens_map.json") | _read(tokenizer / "tokenizer_config.json")
     ends = [by_name[name] for name in _names(settings, "eos_token") if name in by_name]
     for file in ("generation_config.json", "config.json"):
@@ -52,7 +52,8 @@ def token_ids(tokenizer: Path, vocab_size: int) -> TokenIds:
     return TokenIds(end=ends[0], pad=(pads or ends)[0], stop=others, vocab_size=vocab_size)
 
 
-def _tokens(tokenizer: dict[str, Any]) -> Iterator[tuple[str, int]]:
+def tokens(tokenizer: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """Each token of a tokenizer.json and its id, added ones last."""
     vocabulary = tokenizer.get("model", {}).get("vocab", {})
     if isinstance(vocabulary, dict):
         yield from vocabulary.items()

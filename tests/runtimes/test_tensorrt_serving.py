@@ -181,3 +181,8 @@ def test_a_vocabulary_that_only_one_export_padded_is_the_same(engines: Engines) 
 def test_types_follow_the_engine(engines: Engines) -> None:
     types = engines.settings(recipe(), target={"logits_dtype": "float16"}).target.data_types
     assert (types.logits_datatype, types.prompt_embedding_table_data_type) == ("TYPE_FP16", "TYPE_BF16")
+
+
+@pytest.mark.parametrize(("said", "on"), [("true", True), ("false", False), ("null", False)])
+def test_guided_decoding_is_for_recipes_that_ask(engines: Engines, said: str, on: bool) -> None:
+    assert engines.settings(recipe(f"guided_decoding={said}")).guided_decoding is on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -9,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from pipeline.errors import StageError
 from pipeline.progress import Silent
 from pipeline.triton.deployment import Deployment, DeploymentLimits, Requirements
 from pipeline.triton.engine_models import EngineModel, EngineSettings, engine_models
 from pipeline.triton.engine_packaging import EngineSources, launch_spec, package_engines
+from pipeline.triton.pbtxt import parse
 from pipeline.triton.repository import content_digest, verify
 from pipeline.triton.token_ids import TokenIds, token_ids
+from pipeline.triton.xgrammar_tokenizer import tokenizer_info
 from tests.support.engine_folders import make_engine
 from tests.support.served import CHECKPOINTS
 
@@ -38,6 +42,7 @@ SETTINGS = EngineSettings(
     policy="guaranteed_no_evict",
 )
 ALONE = replace(SETTINGS, draft=None)
+ENGINES = ("tensorrt_llm", "tensorrt_llm_draft")
 
 
 def sources(folder: Path, *, draft: bool = True, **target: Any) -> EngineSources:
@@ -165,6 +170,37 @@ def test_what_does_not_read_back_is_found(packaged: Path, tmp_path: Path) -> Non
     shutil.rmtree(repository / "tensorrt_llm_draft/1/engine")
     path = "/deployment/model_repository/tensorrt_llm_draft/1/engine"
     with pytest.raises(
-        StageError, match=f"tensorrt_llm_draft: parameter gpt_model_path = {path}: no such folder"
+        StageError, match=f"tensorrt_llm_draft: parameter gpt_model_path = {path}: no such file or folder"
     ):
         verify(repository, configs)
+
+
+def test_guided_decoding_is_the_targets_and_has_the_tokenizers_facts(tmp_path: Path) -> None:
+    """The file is what upstream's script writes of the same tokenizer, but that every end is a stop token."""
+    made = package(tmp_path / "package", sources(tmp_path), replace(SETTINGS, guided_decoding=True))
+    repository = made / "model_repository"
+    configs = {name: parse((repository / name / "config.pbtxt").read_text()) for name in ENGINES}
+    keys = ("guided_decoding_backend", "xgrammar_tokenizer_info_path")
+    held, free = ([configs[name].parameters[key] for key in keys] for name in ENGINES)
+    file = "model_repository/tensorrt_llm/1/xgrammar_tokenizer_info.json"
+    assert (held, free) == (["xgrammar", f"/deployment/{file}"], ["", ""])
+    info = json.loads((made / file).read_text())
+    tokenizer = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+    by_id = sorted(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda pair: pair[1])
+    assert info["encoded_vocab"] == [token for token, _ in by_id]
+    assert Tokenizer.from_str(info["tokenizer_str"]).get_vocab() == tokenizer.get_vocab()
+    ids = token_ids(TOKENIZER, 2048)
+    assert info["stop_token_ids"] == [ids.end, *ids.stop]
+    assert Deployment.load(made).guided_decoding
+
+
+def test_ids_with_gaps_keep_their_places(tmp_path: Path) -> None:
+    vocab = {"a": 0, "b": 3}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+    info = json.loads(tokenizer_info(tmp_path, TokenIds(end=3, pad=3, stop=(0,), vocab_size=4)))
+    assert info["encoded_vocab"] == ["a", "", "", "b"]
+
+
+def test_without_guided_decoding_there_is_no_such_file(packaged: Path) -> None:
+    assert not list(packaged.rglob("xgrammar*"))
+    assert not Deployment.load(packaged).guided_decoding

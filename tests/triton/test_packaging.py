@@ -103,7 +103,7 @@ def test_what_does_not_read_back_is_found(package: Path, tmp_path: Path) -> None
         verify(repository, cpu_models(CpuSettings(1, 1, 1), token_ids(CHECKPOINTS / "support-target", 2048)))
     shutil.rmtree(repository / "preprocessing/1/tokenizer")
     with pytest.raises(
-        StageError, match="preprocessing: parameter tokenizer_dir = 1/tokenizer: no such folder"
+        StageError, match="preprocessing: parameter tokenizer_dir = 1/tokenizer: no such file or folder"
     ):
         verify(repository, configs)
 

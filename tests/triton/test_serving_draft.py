@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -343,3 +344,13 @@ def test_stop_by_id_ends_the_answer_during_a_round(server: TritonServer) -> None
         answered = Answered([first, *answer])
     assert answered.responses[-1].final
     assert sum(answered.rounds) == answered.figure("num_output_tokens") < 700
+
+
+def test_an_answer_of_a_form_comes_from_the_target_alone(server: TritonServer) -> None:
+    """Each round is a call of its own, and would begin the form anew."""
+    held = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "(ab|ba){4}"}
+    answered = ask(server, **held)
+    assert re.fullmatch("(ab|ba){4}", answered.text)
+    assert answered.figure("total_draft_tokens") == 0
+    with pytest.raises(InferenceServerException, match=r"^guided_decoding_guide_type: would begin anew"):
+        ask(server, num_draft_tokens=2, **held)

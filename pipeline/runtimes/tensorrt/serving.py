@@ -47,6 +47,7 @@ def engine_settings(
         chunked_context=scheduler.chunked_context,
         policy=scheduler.policy,
         host_memory_bytes=_host_memory(recipe),
+        guided_decoding=bool(recipe.guided_decoding),
         max_queue_size=scheduler.max_queue_size,
         max_queue_delay_us=scheduler.max_queue_delay_us,
         draft_limits=DraftLimits(
