@@ -12,6 +12,7 @@ from pipeline.cache.semantic.embedder import Embedder
 from pipeline.cache.semantic.layer import SemanticLayer
 from pipeline.cache.setup import CacheSettings, CacheSetupError, SemanticSettings, open_cache
 from pipeline.errors import UserError
+from pipeline.gateway.errors import ApiError
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
 from pipeline.store import Store
@@ -38,6 +39,18 @@ def response_cache(recipe: Recipe, store: Store, progress: Progress | None = Non
     except CacheSetupError as error:
         faults = str(error).replace("\n", "\n  ")
         raise UserError(f"{recipe.name}: the response cache cannot be used:\n  {faults}") from error
+
+
+def check_ttl(ttl_s: float | None, cache: ResponseCache | None) -> None:
+    """Where there is no cache, nothing is served again, for however short a time.
+
+    Raises:
+        ApiError: 400, if a request wants its answer kept for longer than the recipe allows.
+    """
+    if ttl_s is None or cache is None or ttl_s <= cache.lifetime.static_s:
+        return
+    text = f"ttl_s: {ttl_s:g} is too long; this deployment keeps answers for at most {cache.lifetime.static_s:g} s"
+    raise ApiError(400, text, param="ttl_s")
 
 
 def cache_settings(recipe: Recipe, store: Store, semantic: SemanticSettings | None = None) -> CacheSettings:

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from pipeline.client import Cached, Chunk, Sampling
+from pipeline.gateway.caching import check_ttl
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.generation import Job, Prompt, usage
 from pipeline.gateway.guides import guide_of
@@ -42,6 +43,7 @@ class Completion:
         box = toolbox(request, served.template) if isinstance(request, ChatRequest) else Toolbox()
         given = [read_messages(request.messages)] if isinstance(request, ChatRequest) else request.prompts
         prompts = [Prompt(one, served.prompt_tokens(one, box.tools)) for one in given]
+        check_ttl(request.ttl_s, served.cache)
         guide: Sampling = {**guide_of(request.response_format), **box.sampling}
         self.job = Job(served, tenant, request, prompts, box, guide, request_id)
         self._said = [Said(self.job, index) for index in range(self.job.choices)]

@@ -127,6 +127,7 @@ class Job:
                 request_id=request_id,
                 tools=tools,
                 cache=self.request.cache,
+                ttl_s=self.request.ttl_s,
                 unkeyed=drawn,
                 **sampling,
             )

@@ -1,7 +1,8 @@
 """The requests, with the fields that OpenAI has. Unknown ones are refused as OpenAI refuses them.
 
 What an engine cannot do is refused by name; what only means something to OpenAI's own service is taken and ignored.
-Of our own are `top_k`, `min_tokens`, `repetition_penalty`, `bad_words`, and `cache` (false: not looked up, not kept).
+Of our own are `top_k`, `min_tokens`, `repetition_penalty`, `bad_words`, `cache` (false: not looked up, not kept), and
+`ttl_s` (how long the answer may be served again, at most as long as the recipe says).
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class Generation(_Request):
     min_tokens: int | None = Field(default=None, ge=0)
     repetition_penalty: float | None = Field(default=None, gt=0)
     top_k: int | None = Field(default=None, ge=0)
+    ttl_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _options_of_streams(self) -> Self:
