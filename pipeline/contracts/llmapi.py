@@ -48,8 +48,22 @@ def parameters(version: str) -> tuple[str, ...]:
 
 def has_instances(version: str) -> bool:
     """Whether there may be several instances, each on GPUs of its own."""
+    return _is_so("several_instances", version)
+
+
+def guides_with_overlap(version: str) -> bool:
+    """Whether answers can be held to a form while the next step is prepared."""
+    return _is_so("guided_decoding_with_overlap", version)
+
+
+def guides_with_speculation(version: str) -> bool:
+    """Whether answers can be held to a form where tokens are proposed."""
+    return _is_so("guided_decoding_with_speculation", version)
+
+
+def _is_so(fact: str, version: str) -> bool:
     refuse_unknown(version, versions())
-    return any(holding([_data()["facts"]["several_instances"]], version, versions()))
+    return any(holding([_data()["facts"][fact]], version, versions()))
 
 
 def _holding(section: str, version: str) -> Iterator[Mapping[str, Any]]:

@@ -12,11 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.contracts import llmapi
+from pipeline.contracts.inflight_batcher import Tensor
 from pipeline.errors import UserError
 from pipeline.triton.config import ModelConfig
 from pipeline.triton.layout import TARGET_MODEL
 
 _UNBATCHED = 0
+# Upstream's llmapi model takes none. The names are those of its other models, so that a client sends the same to all.
+_GUIDES = tuple(
+    Tensor(name=name, data_type="TYPE_STRING", dims=(1,), optional=True)
+    for name in ("guided_decoding_guide_type", "guided_decoding_guide")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,7 @@ class LlmapiSettings:
     instances: int = 1
     max_open_requests: int | None = None  # of one instance, running and waiting; None: no limit
     cancellation_check_period_ms: int = 100
+    guided_decoding: bool = False
 
     @property
     def gpus(self) -> tuple[tuple[int, ...], ...]:
@@ -57,7 +64,7 @@ def llmapi_model(settings: LlmapiSettings) -> ModelConfig:
         max_batch_size=_UNBATCHED,
         instances=settings.instances,
         decoupled=True,
-        inputs=have.inputs,
+        inputs=(*have.inputs, *_GUIDES) if settings.guided_decoding else have.inputs,
         outputs=have.outputs,
         parameters=several if settings.instances > 1 else {},
     )

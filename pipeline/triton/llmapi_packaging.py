@@ -94,6 +94,7 @@ def package_llmapi(
         end_id=ids.end,
         pad_id=ids.pad,
         stop_token_ids=ids.stop,
+        guided_decoding=settings.guided_decoding,
         digest=content_digest(repository),
         versions=versions(settings.version),
         requirements=requirements,

@@ -57,7 +57,10 @@ def test_plain_text_asks_for_nothing(start: Start) -> None:
 @pytest.mark.parametrize(
     ("form", "said"),
     [
-        (schema_form({"type": "strnig"}), "response_format.json_schema.schema.type: 'strnig' is nothing that may"),
+        (
+            schema_form({"type": "strnig"}),
+            "response_format.json_schema.schema.type: 'strnig' is nothing that may",
+        ),
         (
             schema_form({"properties": {"a": {"type": "array", "minItems": "x"}, "b": {"required": "c"}}}),
             "response_format.json_schema.schema.properties.a.minItems: 'x' is not of type 'integer'; "

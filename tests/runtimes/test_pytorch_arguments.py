@@ -34,6 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
         "limits": {"max_input_tokens": 16384, "max_output_tokens": 64, "max_concurrency": 4},
     },
     "no-graphs-no-overlap": {"runtime": {"cuda_graphs": False, "overlap_scheduler": False}},
+    "guided": {"guided_decoding": True},
     "draft-target": {"draft": DRAFT},
     "eagle3": {"draft": EAGLE},
     "ngram": {"runtime": {"speculation": {"method": "ngram", "max_draft_tokens": 4, "max_matching_tokens": 3}}},
@@ -154,3 +155,17 @@ def test_overlap_that_upstream_has_not_is_refused() -> None:
 def test_a_version_without_the_runtime_is_refused() -> None:
     with pytest.raises(UserError, match="experimental before"):
         llm_arguments(recipe("0.20.0"))
+
+
+@pytest.mark.parametrize("version", versions())
+def test_guided_decoding_goes_with_what_the_version_lets_it(version: str) -> None:
+    made = llm_arguments(recipe(version, guided_decoding=True))
+    assert made["guided_decoding_backend"] == "xgrammar"
+    assert made["disable_overlap_scheduler"] is version.startswith("1.0")
+    assert "guided_decoding_backend" not in llm_arguments(recipe(version, guided_decoding=False))
+    drafted = {"guided_decoding": True, "draft": EAGLE}
+    if version < "1.2":
+        with pytest.raises(UserError, match="cannot hold answers to a form where tokens are proposed"):
+            llm_arguments(recipe(version, **drafted))
+        return
+    assert llm_arguments(recipe(version, **drafted))["guided_decoding_backend"] == "xgrammar"

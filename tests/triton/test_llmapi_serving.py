@@ -15,6 +15,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from pipeline.client import Client, Refused
+from pipeline.triton.llmapi_models import LlmapiSettings
 from pipeline.triton.server import TritonServer
 from tests.support.llmapi import package, served, statuses, tensors
 from tests.support.streams import Response, stream
@@ -32,7 +33,9 @@ def status(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory, status: Path) -> Iterator[TritonServer]:
     folder = tmp_path_factory.mktemp("llmapi")
-    with served(package(folder), status, folder / "triton.log", STANDIN_TOKEN_S="0.003") as server:
+    settings = LlmapiSettings("1.2.1", cancellation_check_period_ms=20, guided_decoding=True)
+    made = package(folder, settings, guided_decoding_backend="xgrammar")
+    with served(made, status, folder / "triton.log", STANDIN_TOKEN_S="0.003") as server:
         yield server
 
 
@@ -216,3 +219,28 @@ def test_an_error_of_the_llm_reaches_the_client_after_what_it_said(llm: TritonSe
         list(answer)
     wait_for(idle(status), "the end of a request that failed")
     assert ask(llm, text_input=PROMPT, sampling_param_max_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "guide", "meant"),
+    [
+        ("json", None, "json_object=True"),
+        ("json_schema", '{"type": "object"}', 'json=\'{"type": "object"}\''),
+        ("regex", "[0-9]+", "regex='[0-9]+'"),
+        ("ebnf_grammar", 'root ::= "a"', "grammar='root ::= \"a\"'"),
+    ],
+)
+def test_guides_reach_the_llm(llm: TritonServer, kind: str, guide: str | None, meant: str) -> None:
+    """The client sends the same tensors as to the other runtimes; the stand-in repeats what it was to hold to."""
+    with Client(llm.grpc_url, model=MODEL) as client:
+        answer = client.generate(PROMPT, max_tokens=90, guide_type=kind, guide=guide)
+    assert meant in answer.text
+
+
+def test_guides_that_are_none_are_refused(llm: TritonServer) -> None:
+    asked = {"text_input": PROMPT, "sampling_param_max_tokens": 4}
+    kinds = "guided_decoding_guide_type = yaml: must be json, json_schema, regex or ebnf_grammar"
+    assert error_of(llm, **asked, guided_decoding_guide_type="yaml") == kinds
+    assert error_of(llm, **asked, guided_decoding_guide="a") == (
+        "guided_decoding_guide_type: is missing, but there is a guided_decoding_guide"
+    )

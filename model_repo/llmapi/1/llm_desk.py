@@ -23,6 +23,7 @@ from shared.cancellation import CancellationWatch, WatchedSender
 from shared.refusal import Refused
 from shared.tensors import failure, read_flag
 from tensorrt_llm import LLM, SamplingParams
+from tensorrt_llm.llmapi import GuidedDecodingParams
 from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
 
 
@@ -91,9 +92,9 @@ class Desk:
     async def _serve(self, asked: Asked, stream: Stream) -> Any:
         """Send all responses but the last, which is returned."""
         try:
-            result = self._llm.generate_async(
-                asked.prompt, SamplingParams(**asked.sampling), streaming=asked.streaming
-            )
+            guide = None if asked.guide is None else GuidedDecodingParams(**asked.guide)
+            sampling = SamplingParams(**asked.sampling, guided_decoding=guide)
+            result = self._llm.generate_async(asked.prompt, sampling, streaming=asked.streaming)
         except ValueError as error:  # a prompt that is too long, a parameter out of bounds
             raise Refused(str(error)) from error
         try:

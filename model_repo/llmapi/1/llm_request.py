@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shared.guide import GUIDE, TYPE, guide_of
 from shared.refusal import Refused
 from shared.tensors import read, read_texts
 
@@ -13,6 +14,8 @@ _SAMPLING = "sampling_param_"
 _ONLY_IF_GIVEN = (
     "temperature", "top_k", "top_p", "frequency_penalty", "presence_penalty", "max_tokens", "seed",
 )  # fmt: skip
+# Kind of a guide -> argument of GuidedDecodingParams that takes its text.
+_GUIDES = {"json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
 _DEFAULTS = {"best_of": 1, "exclude_input_from_output": False, "return_perf_metrics": False}
 
 
@@ -26,6 +29,7 @@ class Asked:
     finish_reason: bool
     stop_reason: bool
     cumulative_logprob: bool
+    guide: Mapping[str, Any] | None = None  # arguments of GuidedDecodingParams
 
 
 def read_request(request: Any) -> Asked:
@@ -54,7 +58,21 @@ def read_request(request: Any) -> Asked:
         finish_reason=bool(_scalar(request, "return_finish_reason")),
         stop_reason=bool(_scalar(request, "return_stop_reason")),
         cumulative_logprob=cumulative_logprob,
+        guide=_guide(request),
     )
+
+
+def _guide(request: Any) -> Mapping[str, Any] | None:
+    guide = guide_of(_text(request, TYPE), _text(request, GUIDE))
+    if guide is None:
+        return None
+    kind, text = guide
+    return {"json_object": True} if kind == "json" else {_GUIDES[kind]: text}
+
+
+def _text(request: Any, name: str) -> str | None:
+    rows = read_texts(request, name)
+    return rows[0][0] if rows else None
 
 
 def _prompt(request: Any) -> str:

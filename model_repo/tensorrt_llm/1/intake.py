@@ -9,6 +9,7 @@ from typing import Any
 import engine
 import numpy as np
 from refusals import refuse
+from shared.guide import GUIDE, TYPE, guide_of
 from shared.refusal import Refused
 from shared.tensors import Array
 from shared.words import Words, unpack
@@ -156,20 +157,8 @@ class _Row:
         return None if bias is None or bias.size == 0 else bias.astype(np.float32)
 
     def _guide(self) -> engine.Guide | None:
-        kind, text = self._text("guided_decoding_guide_type"), self._text("guided_decoding_guide")
-        match kind:
-            case None if text is None:
-                return None
-            case None:
-                raise Refused("guided_decoding_guide_type: is missing, but there is a guided_decoding_guide")
-            case "json":
-                return engine.Guide("json")
-            case "json_schema" | "regex" | "ebnf_grammar":
-                if text is None:
-                    raise Refused(f"guided_decoding_guide: is missing, and {kind} needs one")
-                return engine.Guide(kind, text)
-        right = "json, json_schema, regex or ebnf_grammar"
-        raise Refused(f"guided_decoding_guide_type = {kind}: must be {right}")
+        guide = guide_of(self._text(TYPE), self._text(GUIDE))
+        return None if guide is None else engine.Guide(*guide)
 
     def _text(self, name: str) -> str | None:
         array = self._array(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.contracts import engine_memory, llm_args
+from pipeline.contracts import engine_memory, llm_args, llmapi
 from pipeline.errors import InvalidInput, UserError
 from pipeline.recipe import PyTorchRuntime, Recipe
 
@@ -46,6 +46,14 @@ def llm_arguments(recipe: Recipe) -> dict[str, Any]:
     }
     speculation, two_models = _speculation(recipe)
     arguments["disable_overlap_scheduler"] = _without_overlap(recipe, two_models)
+    if recipe.guided_decoding:
+        arguments["guided_decoding_backend"] = "xgrammar"
+        if speculation is not None and not llmapi.guides_with_speculation(runtime.version):
+            raise UserError(
+                f"recipe {recipe.name}: guided_decoding = true: TensorRT-LLM {runtime.version} cannot hold answers to "
+                "a form where tokens are proposed (remove guided_decoding or the speculation, or set runtime.version to "
+                "1.2.0 or newer)"
+            )
     if speculation is not None:
         arguments["speculative_config"] = speculation
     faults = llm_args.check(runtime.version, arguments)
@@ -139,4 +147,10 @@ def _without_overlap(recipe: Recipe, two_models: bool) -> bool:
             "overlap scheduling with a draft that runs as a model of its own, nor with n-grams "
             "(remove runtime.overlap_scheduler)"
         )
-    return two_models or wanted is False
+    unguided = recipe.guided_decoding is True and not llmapi.guides_with_overlap(_runtime(recipe).version)
+    if unguided and wanted:
+        raise UserError(
+            f"recipe {recipe.name}: runtime.overlap_scheduler = true: TensorRT-LLM {_runtime(recipe).version} cannot "
+            "overlap scheduling with guided decoding (remove runtime.overlap_scheduler or guided_decoding)"
+        )
+    return two_models or unguided or wanted is False

@@ -115,6 +115,7 @@ def serving_settings(recipe: Recipe) -> LlmapiSettings:
         ranks=parallelism(recipe, TARGET).world,
         instances=settings.instances,
         max_open_requests=recipe.limits.max_concurrency + queue if queue else None,
+        guided_decoding=bool(recipe.guided_decoding),
     )
 
 

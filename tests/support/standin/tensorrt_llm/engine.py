@@ -74,10 +74,16 @@ class LLM:
                 f"The sum of prompt length and max_tokens ({length}) should not exceed "
                 f"max_seq_len ({self.arguments['max_seq_len']})"
             )
+        if params.guided_decoding is not None and not given_backend(self.arguments):
+            raise ValueError("guided_decoding: the LLM was started without guided_decoding_backend")
         return RequestOutput(inputs, params, streaming, self._status)
 
     def shutdown(self) -> None:
         self._status.note(shut_down=1)
+
+
+def given_backend(arguments: dict[str, Any]) -> bool:
+    return arguments.get("guided_decoding_backend") is not None
 
 
 class RequestOutput:
@@ -125,7 +131,10 @@ class RequestOutput:
         seed = self._params.seed or 0
         token = zlib.crc32(f"{self.prompt} {seed} {count}".encode()) % len(PIECES)
         out.token_ids.append(token)
-        out.text += PIECES[token]
+        guide = self._params.guided_decoding
+        out.text = (
+            f"{guide}"[:count] if guide else out.text + PIECES[token]
+        )  # the form itself, a letter a token
         self._status.note(tokens=1)
         if self._params.logprobs is not None:
             out.cumulative_logprob = -0.25 * count

@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True, kw_only=True)
+class GuidedDecodingParams:
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    json_object: bool = False
 
 
 @dataclass(kw_only=True)
@@ -26,6 +35,7 @@ class SamplingParams:
     logprobs: int | None = None
     exclude_input_from_output: bool = True
     return_perf_metrics: bool = False
+    guided_decoding: GuidedDecodingParams | None = None
 
     def __post_init__(self) -> None:
         if self.top_p is not None and not 0 <= self.top_p <= 1:

@@ -2,6 +2,10 @@
 
 from typing import Any
 
+from tensorrt_llm.sampling_params import GuidedDecodingParams
+
+__all__ = ["GuidedDecodingParams", "MpiCommSession"]
+
 
 class MpiCommSession:
     def __init__(self, comm: Any, n_workers: int) -> None:
