@@ -54,7 +54,8 @@ class Asked:
             prompt,
             request_id=sampling.pop("request_id", None),
             tools=sampling.pop("tools", ()),
-            cache=sampling.pop("cache", True),
+            # what is kept of an answer has no room for the likeliest tokens
+            cache=sampling.pop("cache", True) and not sampling.get("top_log_probs"),
             ttl_s=sampling.pop("ttl_s", None),
             unkeyed=sampling.pop("unkeyed", None) or {},
             sampling=sampling,

@@ -24,10 +24,11 @@ from pipeline.client.errors import (
     Refused,
 )
 from pipeline.client.exchange import Exchange
+from pipeline.client.likeliest import Likeliest
 from pipeline.client.model import Model
 from pipeline.client.prompt_limit import PromptLimit
 from pipeline.client.request import build_request
-from pipeline.client.sampling import Sampling, read_sampling
+from pipeline.client.sampling import Sampling, Value, read_sampling
 from pipeline.client.stats import Stats
 from pipeline.client.template import ChatTemplate, Message, as_prompt
 from pipeline.client.timeouts import Timeouts
@@ -168,6 +169,7 @@ class StreamBase:
             url=self._endpoint.url if self._endpoint else self._client.url,
             request_id=self.request_id,
             max_tokens=max_tokens if isinstance(max_tokens, int) else None,
+            likeliest=_likeliest(self._sampling),
         )
         return request
 
@@ -220,3 +222,11 @@ class StreamBase:
     def _leave(self) -> None:
         """The block ends: what is still running is cancelled."""
         self._stop(Cancelled("the stream was left"))
+
+
+def _likeliest(sampling: Mapping[str, Value]) -> Likeliest | None:
+    """How many tokens of each position are wanted, after the temperature that the engine applies; 0 is greedy."""
+    count, temperature = sampling.get("top_log_probs"), sampling.get("temperature")
+    if not isinstance(count, int):
+        return None
+    return Likeliest(count, temperature if isinstance(temperature, float) and temperature else 1.0)

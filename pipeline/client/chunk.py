@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pipeline.client.likeliest import TopLogProbs
 from pipeline.client.stats import Cached, Stats
 
 # stop: an end token or a stop word; length: max_tokens were generated; unknown: the server does not tell
@@ -24,6 +25,9 @@ class Chunk:
     token_ids: tuple[int, ...] | None = None  # of this chunk, where the model returns them
     log_probs: tuple[float, ...] | None = None  # of this chunk's tokens, if asked for with `log_probs=True`
     cached: Cached | None = None  # where a response cache replays it
+    top_log_probs: tuple[TopLogProbs, ...] | None = (
+        None  # of each of its tokens, if asked for with `top_log_probs=`
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +40,4 @@ class Answer:
     request_id: str
     token_ids: tuple[int, ...] | None = None
     log_probs: tuple[float, ...] | None = None
+    top_log_probs: tuple[TopLogProbs, ...] | None = None

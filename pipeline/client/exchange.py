@@ -16,8 +16,9 @@ from tritonclient.grpc import service_pb2 as pb
 from pipeline.client import failures, wire
 from pipeline.client.chunk import Answer, Chunk, FinishReason
 from pipeline.client.errors import ClientError, ServerFailed
+from pipeline.client.likeliest import Likeliest, TopLogProbs
 from pipeline.client.model import Model
-from pipeline.client.request import LOG_PROBS, TOKEN_IDS
+from pipeline.client.request import LOG_PROBS, LOGITS, TOKEN_IDS
 from pipeline.client.stats import Stats
 
 _FINAL = "triton_final_response"
@@ -27,18 +28,29 @@ _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 class Exchange:
     """State of one answer, from sending to its end."""
 
-    def __init__(self, model: Model, *, url: str, request_id: str, max_tokens: int | None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        url: str,
+        request_id: str,
+        max_tokens: int | None,
+        likeliest: Likeliest | None = None,
+    ) -> None:
+        """`likeliest`: how the logits that come are read, if they were asked for."""
         self.request_id = request_id
         self.finish_reason: FinishReason | None = None
         self._model = model
         self._url = url
         self._max_tokens = max_tokens
+        self._likeliest = likeliest
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")  # a chunk may end within a character
         self._texts: list[str] = []
         self._so_far = ""  # of a cumulative model: what has been handed on,
         self._held = ""  # and what may still change
         self._token_ids: list[int] = []
         self._log_probs: list[float] = []
+        self._top_log_probs: list[TopLogProbs] = []
         self._counts: dict[str, tuple[str, bytes]] = {}  # datatype and content, read when asked for
         self._token_counts: list[tuple[str, bytes]] = []  # of each response, or one at the end
         self._reason = ""
@@ -76,7 +88,7 @@ class Exchange:
                 failures.from_message(message.error_message, at_admission=at_admission, inputs=inputs)
             )
         now = time.perf_counter()
-        text, token_ids, log_probs = "", None, None
+        text, token_ids, log_probs, logits = "", None, None, None
         for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
             name = tensor.name
             if name == "text_output":
@@ -84,6 +96,8 @@ class Exchange:
             elif name == LOG_PROBS:
                 log_probs = wire.decode_numbers(tensor.datatype, raw)
                 self._log_probs += log_probs
+            elif name == LOGITS:
+                logits = tensor.datatype, raw
             elif name == TOKEN_IDS:
                 token_ids = tuple(int(token) for token in wire.decode_numbers(tensor.datatype, raw))
                 self._token_ids += token_ids
@@ -105,7 +119,10 @@ class Exchange:
             return None
         self._texts.append(text)
         self._index += 1
-        return Chunk(text, self._index - 1, self.finish_reason, token_ids, log_probs)
+        top_log_probs = self._tops(logits, len(log_probs or ()))
+        return Chunk(
+            text, self._index - 1, self.finish_reason, token_ids, log_probs, top_log_probs=top_log_probs
+        )
 
     def broken_off(self) -> ClientError:
         """What to raise when the server ends the call without an error, but before the end of the answer."""
@@ -146,7 +163,16 @@ class Exchange:
             request_id=self.request_id,
             token_ids=tuple(self._token_ids) if TOKEN_IDS in self._model.outputs else None,
             log_probs=tuple(self._log_probs) if self._log_probs else None,
+            top_log_probs=tuple(self._top_log_probs) if self._top_log_probs else None,
         )
+
+    def _tops(self, logits: tuple[str, bytes] | None, positions: int) -> tuple[TopLogProbs, ...] | None:
+        """Of the tokens of one message."""
+        if logits is None or self._likeliest is None or not positions:
+            return None
+        found = self._likeliest.read(*logits, positions)
+        self._top_log_probs += found
+        return found
 
     def _new_text(self, raw: bytes) -> str:
         values = wire.decode_bytes(raw)

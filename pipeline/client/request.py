@@ -23,7 +23,7 @@ PROMPT = ("text_input",)
 STREAM = ("stream", "streaming")
 EXCLUDE_INPUT = ("exclude_input_in_output", "sampling_param_exclude_input_from_output")
 TOKEN_IDS = "output_ids"
-LOG_PROBS = "output_log_probs"
+LOG_PROBS, LOGITS = "output_log_probs", "generation_logits"
 
 
 def build_request(
@@ -61,6 +61,8 @@ def _tensors(
         tensor = model.input_named(PARAMETERS[name].tensors)
         if tensor is None:
             faults.append(f"model {model.name!r} does not take {name}")
+        elif model.inputs[tensor].datatype == "BOOL":
+            tensors[tensor] = [bool(value)]
         else:
             tensors[tensor] = value if isinstance(value, tuple) else [value]
     if stream := model.input_named(STREAM):
@@ -84,6 +86,7 @@ def _greedy(sampling: Mapping[str, Value]) -> Mapping[str, Value]:
 def _outputs(model: Model, tensors: Mapping[str, object]) -> list[str]:
     wanted = ["text_output", TOKEN_IDS]
     wanted += [LOG_PROBS] if "return_log_probs" in tensors else []
+    wanted += [LOGITS] if "return_generation_logits" in tensors else []
     wanted += [output for name, outputs in COUNTS.items() if name in tensors for output in outputs]
     return [name for name in wanted if name in model.outputs]
 

@@ -34,6 +34,9 @@ class Sampling(TypedDict, total=False):
     end_id: int | None  # token that ends the answer instead of the tokenizer's own; -1 is none
     num_draft_tokens: int | None  # to propose per step, where the model takes it; 0 is no speculation
     log_probs: bool | None  # return the log probability of each token
+    top_log_probs: (
+        int | None
+    )  # and those of so many likeliest tokens; needs log_probs, and logits from the engine
     guide_type: str | None  # json, json_schema, regex or ebnf_grammar: the answer then has that form
     guide: str | None  # the schema, expression or grammar
 
@@ -91,10 +94,18 @@ PARAMETERS = {
         Parameter("end_id", "int", ("end_id",), -1, _INT32),
         Parameter("num_draft_tokens", "int", ("num_draft_tokens",), 0, _INT32),
         Parameter("log_probs", "bool", ("return_log_probs",)),
+        Parameter("top_log_probs", "int", ("return_generation_logits",), 1, 20),
         Parameter("guide_type", "words", ("guided_decoding_guide_type",)),
         Parameter("guide", "words", ("guided_decoding_guide",)),
     )
 }
+
+
+# Parameters that change the distribution beside the temperature -> the values that do not.
+_NEUTRAL: Mapping[str, Value | None] = {
+    "min_tokens": 0, "bad_words": None, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+    "frequency_penalty": 0.0, "guide_type": None,
+}  # fmt: skip
 
 
 def read_sampling(given: Mapping[str, object]) -> dict[str, Value]:
@@ -117,9 +128,21 @@ def read_sampling(given: Mapping[str, object]) -> dict[str, Value]:
     least, most = values.get("min_tokens", 0), values.get("max_tokens", _INT32)
     if isinstance(least, int) and isinstance(most, int) and least > most:
         faults.append(f"min_tokens = {least}: must be at most max_tokens = {most}")
+    if values.get("top_log_probs"):
+        faults += _unlike_logits(values)
     if faults:
         raise Refused("; ".join(faults))
     return values
+
+
+def _unlike_logits(values: Mapping[str, Value]) -> list[str]:
+    """What keeps the likeliest tokens from being told: see `pipeline.client.likeliest`."""
+    faults = [] if values.get("log_probs") else ["top_log_probs: needs log_probs = True"]
+    return faults + [
+        f"top_log_probs: cannot be told with {name} = {values[name]!r}, which changes what a token is drawn from"
+        for name, nothing in _NEUTRAL.items()
+        if values.get(name, nothing) != nothing
+    ]
 
 
 def _did_you_mean(name: str) -> str:

@@ -148,6 +148,7 @@ class Job:
             "min_tokens": asked.min_tokens,
             "bad_words": asked.bad_words or None,
             "log_probs": asked.wants_log_probs or None,
+            "top_log_probs": asked.likeliest or None,
             **self.guide,
         }
         if temperature == 0:

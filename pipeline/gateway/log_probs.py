@@ -1,40 +1,68 @@
-"""Log probabilities in the two forms that OpenAI has. The engine tells those of the chosen tokens only."""
+"""Log probabilities in the two forms that OpenAI has."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from pipeline.client import Chunk
-from pipeline.client.prompt_limit import Tokenizer
+
+
+class Tokenizer(Protocol):
+    """What is needed of the `tokenizers` library."""
+
+    def encode(self, text: str, /, *, add_special_tokens: bool = True) -> Any: ...
+    def decode(self, ids: list[int], /, *, skip_special_tokens: bool = True) -> str: ...
+
+
+class _Token(NamedTuple):
+    text: str
+    log_prob: float
+    likeliest: Sequence[tuple[int, float]] = ()  # ids and log probabilities at its position
 
 
 def chat_log_probs(chunks: Sequence[Chunk], tokenizer: Tokenizer) -> dict[str, Any]:
-    """{"content": [{token, logprob, bytes, top_logprobs}]}"""
+    """{"content": [{token, logprob, bytes, top_logprobs: [{token, logprob, bytes}]}]}"""
     content = [
-        {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
-        for text, value in _tokens(chunks, tokenizer)
+        {
+            **_told(token.text, token.log_prob),
+            "top_logprobs": [_told(_text(id, tokenizer), log_prob) for id, log_prob in token.likeliest],
+        }
+        for token in _tokens(chunks, tokenizer)
     ]
     return {"content": content, "refusal": None}
 
 
 def text_log_probs(chunks: Sequence[Chunk], tokenizer: Tokenizer) -> dict[str, Any]:
     """{"tokens", "token_logprobs", "text_offset", "top_logprobs"}"""
-    pairs = list(_tokens(chunks, tokenizer))
+    tokens = list(_tokens(chunks, tokenizer))
     offsets, at = [], 0
-    for text, _ in pairs:
+    for token in tokens:
         offsets.append(at)
-        at += len(text)
+        at += len(token.text)
+    tops = [{_text(id, tokenizer): log_prob for id, log_prob in token.likeliest} for token in tokens]
     return {
-        "tokens": [text for text, _ in pairs],
-        "token_logprobs": [value for _, value in pairs],
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [token.log_prob for token in tokens],
         "text_offset": offsets,
-        "top_logprobs": None,
+        "top_logprobs": tops if any(tops) else None,
     }
 
 
-def _tokens(chunks: Sequence[Chunk], tokenizer: Tokenizer) -> Iterator[tuple[str, float]]:
-    """Text and log probability of each token; where the text of a chunk cannot be divided, its first token has it."""
+def _told(text: str, log_prob: float) -> dict[str, Any]:
+    """A part of a character has no text of its own, and its bytes are not told."""
+    return {"token": text, "logprob": log_prob, "bytes": None if "\ufffd" in text else list(text.encode())}
+
+
+def _text(id: int, tokenizer: Tokenizer) -> str:
+    """Of a token in the middle of a text: some tokenizers drop the space before the first."""
+    before = tokenizer.encode("a", add_special_tokens=False).ids
+    start = tokenizer.decode(before, skip_special_tokens=False)
+    return tokenizer.decode([*before, id], skip_special_tokens=False)[len(start) :]
+
+
+def _tokens(chunks: Sequence[Chunk], tokenizer: Tokenizer) -> Iterator[_Token]:
+    """Each token; where the text of a chunk cannot be divided, its first token has it."""
     for chunk in chunks:
         values = chunk.log_probs or ()
         texts = [chunk.text]
@@ -42,5 +70,7 @@ def _tokens(chunks: Sequence[Chunk], tokenizer: Tokenizer) -> Iterator[tuple[str
             offsets = tokenizer.encode(chunk.text, add_special_tokens=False).offsets
             if len(offsets) == len(values):
                 texts = [chunk.text[start:end] for start, end in offsets]
+        tops = chunk.top_log_probs or ()
         for index, value in enumerate(values):
-            yield texts[index] if index < len(texts) else "", value
+            text = texts[index] if index < len(texts) else ""
+            yield _Token(text, value, tops[index] if index < len(tops) else ())

@@ -112,6 +112,11 @@ class Generation(_Request):
         """Whether tokens come with their log probabilities."""
         return False
 
+    @property
+    def likeliest(self) -> int:
+        """Of how many tokens at each position the log probability is wanted besides."""
+        return 0
+
 
 class ChatRequest(Generation):
     """POST /v1/chat/completions"""
@@ -122,14 +127,13 @@ class ChatRequest(Generation):
     parallel_tool_calls: bool | None = None
     tool_choice: str | dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
-    top_logprobs: int | None = Field(default=None, ge=0)
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
 
     @model_validator(mode="after")
     def _log_probs_of_the_chosen(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
-        if self.top_logprobs:
-            raise _only_the_chosen("top_logprobs")
+        _like_logits(self, "top_logprobs")
         return self
 
     @property
@@ -140,6 +144,10 @@ class ChatRequest(Generation):
     def wants_log_probs(self) -> bool:
         return bool(self.logprobs)
 
+    @property
+    def likeliest(self) -> int:
+        return self.top_logprobs or 0
+
 
 class CompletionRequest(Generation):
     """POST /v1/completions"""
@@ -147,7 +155,7 @@ class CompletionRequest(Generation):
     best_of: int | None = Field(default=None, ge=1)
     echo: bool | None = False
     prompt: str | Annotated[list[Any], Field(min_length=1, max_length=64)]
-    logprobs: int | None = Field(default=None, ge=0)
+    logprobs: int | None = Field(default=None, ge=0, le=5)
 
     @model_validator(mode="after")
     def _what_engines_do(self) -> Self:
@@ -159,8 +167,7 @@ class CompletionRequest(Generation):
             raise _unsupported(
                 "best_of", "best_of: choosing among more answers than n is not supported by this server"
             )
-        if self.logprobs:
-            raise _only_the_chosen("logprobs")
+        _like_logits(self, "logprobs")
         if self.echo and self.logprobs is not None:
             raise _unsupported(
                 "echo", "echo: the engine tells no log probabilities of a prompt; ask for one of both"
@@ -172,15 +179,31 @@ class CompletionRequest(Generation):
         return self.logprobs is not None
 
     @property
+    def likeliest(self) -> int:
+        return self.logprobs or 0
+
+    @property
     def prompts(self) -> list[str]:
         """One or more."""
         return [self.prompt] if isinstance(self.prompt, str) else self.prompt
 
 
-def _only_the_chosen(name: str) -> ApiError:
-    return _unsupported(
-        name, f"{name}: must be 0; the engine tells the log probability of the chosen token only"
-    )
+def _like_logits(asked: Generation, name: str) -> None:
+    """The likeliest tokens are told of the distribution after the temperature, and nothing else may have changed it."""
+    if not asked.likeliest:
+        return
+    form = asked.response_format
+    changed = {
+        "response_format": form is not None and form.type != "text",
+        "presence_penalty": bool(asked.presence_penalty),
+        "frequency_penalty": bool(asked.frequency_penalty),
+        "repetition_penalty": asked.repetition_penalty not in (None, 1),
+        "min_tokens": bool(asked.min_tokens),
+        "bad_words": bool(asked.bad_words),
+    }
+    if others := [other for other, changes in changed.items() if changes]:
+        text = f"{name}: cannot be told together with {', '.join(others)}, which change what a token is drawn from"
+        raise _unsupported(name, text)
 
 
 def _unsupported(name: str, text: str) -> ApiError:

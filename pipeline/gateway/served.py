@@ -10,17 +10,18 @@ from pipeline.cache.aio import AsyncCachingClient
 from pipeline.cache.key import Origin
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, PromptTooLong, Sampling
-from pipeline.client.prompt_limit import Tokenizer
 from pipeline.client.sampling import PARAMETERS
 from pipeline.client.template import as_prompt
 from pipeline.gateway.admission import Admission
 from pipeline.gateway.embeddings import Embeds
 from pipeline.gateway.errors import ApiError
+from pipeline.gateway.log_probs import Tokenizer
 
 # Parameter of the engine -> what asks for it, and what the engine then needs.
 _ABILITIES = {
     "guide_type": ("response_format or tool_choice", "guided decoding"),
     "log_probs": ("logprobs", "log probabilities"),
+    "top_log_probs": ("top_logprobs or logprobs", "log probabilities but those of the chosen tokens"),
     "stop": ("stop", "stop words"),
     "bad_words": ("bad_words", "bad words"),
     "seed": ("seed", "seeds"),
@@ -54,6 +55,7 @@ class Served:
     cache: ResponseCache | None = None
     embedder: Embeds | None = None
     guides: bool = True  # whether its engine was started with guided decoding
+    likeliest: bool = True  # whether its engine returns logits
     _caching: dict[str, AsyncCachingClient] = field(default_factory=dict)  # tenant -> client
 
     def client(self, tenant: str) -> AsyncClient | AsyncCachingClient:
@@ -93,7 +95,7 @@ class Served:
         """
         model = await self.plain.model()
         for name, (param, what) in _ABILITIES.items():
-            lacks = name == "guide_type" and not self.guides
+            lacks = not {"guide_type": self.guides, "top_log_probs": self.likeliest}.get(name, True)
             if sampling.get(name) and (lacks or model.input_named(PARAMETERS[name].tensors) is None):
                 text = f"{param}: this deployment has no {what}"
                 raise ApiError(400, text, param=param, code="unsupported_parameter")

@@ -58,4 +58,5 @@ def served(
         cache=cache,
         embedder=embedder_of(cache),
         guides=deployment.guided_decoding,
+        likeliest=deployment.runtime == "cpu",  # other engines return logits only if they were built to
     )

@@ -22,6 +22,7 @@ GOOD: dict[str, Any] = {
     "frequency_penalty": 0.5, "length_penalty": 1.0, "end_id": -1, "num_draft_tokens": 3, "log_probs": True,
     "guide_type": "regex", "guide": "[0-9]+",
 }  # fmt: skip
+UNGUIDED = {"top_log_probs": 3, "log_probs": True}  # what does not go with all of those
 
 
 def sent(config: Any, **sampling: Any) -> dict[str, list[Any]]:
@@ -32,7 +33,7 @@ def sent(config: Any, **sampling: Any) -> dict[str, list[Any]]:
 
 
 def test_there_is_one_parameter_for_each_name() -> None:
-    assert set(PARAMETERS) == set(Sampling.__annotations__) == set(GOOD)
+    assert set(PARAMETERS) == set(Sampling.__annotations__) == {*GOOD, *UNGUIDED}
 
 
 def test_every_parameter_reaches_its_tensor() -> None:
@@ -48,6 +49,17 @@ def test_every_parameter_reaches_its_tensor() -> None:
     del expected["stop"], expected["log_probs"]
     for name, value in expected.items():
         assert tensors[name] == pytest.approx(value if isinstance(value, list) else [value]), name
+
+
+def test_the_likeliest_tokens_are_read_from_logits() -> None:
+    config = bls()
+    with pytest.raises(Refused, match="does not take top_log_probs"):
+        sent(config, **UNGUIDED)
+    config.input.add(name="return_generation_logits", data_type="TYPE_BOOL", dims=[1], optional=True)
+    config.output.add(name="generation_logits", data_type="TYPE_FP32", dims=[-1, -1, -1])
+    request = build_request(read_model(config), "Hi", read_sampling(UNGUIDED), request_id="r1")
+    assert dict(read_request(request, {}).tensors)["return_generation_logits"] == [True]
+    assert "generation_logits" in {output.name for output in request.outputs}
 
 
 def test_the_llmapi_model_has_names_of_its_own() -> None:

@@ -11,6 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from math import exp
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -121,6 +122,30 @@ def held_to_a_form(client: openai.OpenAI) -> None:
     assert caught.value.param == "response_format"
 
 
+def the_likeliest_tokens_are_told(client: openai.OpenAI) -> None:
+    """Where greedy, the first of them is the chosen one; they are those of the distribution that it was drawn from."""
+    asked: Any = {"model": "cached", "messages": QUESTION, "logprobs": True, "top_logprobs": 5, "seed": 3}
+    greedy = client.chat.completions.create(**asked, temperature=0).choices[0]
+    assert greedy.logprobs is not None
+    told = greedy.logprobs.content or []
+    assert "".join(one.token for one in told) == greedy.message.content
+    for one in told:
+        assert [len(one.top_logprobs), one.top_logprobs[0].token] == [5, one.token]
+        assert one.top_logprobs[0].logprob == pytest.approx(one.logprob, abs=1e-4)
+    for temperature in (0.7, 1.5):
+        sampled = client.chat.completions.create(**asked, temperature=temperature, stream=True)
+        for chunk in sampled:
+            if not (chunk.choices and (found := chunk.choices[0].logprobs)):
+                continue
+            for one in found.content or ():
+                of_it = [other.logprob for other in one.top_logprobs if other.token == one.token]
+                assert of_it == pytest.approx([one.logprob] * len(of_it), abs=1e-4)
+                assert sum(map(exp, (other.logprob for other in one.top_logprobs))) <= 1 + 1e-6
+    plain = client.completions.create(model="cached", prompt="Where", logprobs=2, temperature=0, max_tokens=3)
+    tops = plain.choices[0].logprobs and plain.choices[0].logprobs.top_logprobs
+    assert [len(one) for one in tops or ()] == [2, 2, 2]
+
+
 def test_openais_client_streams_from_triton(
     gateway: tuple[str, subprocess.Popen[bytes]], recipe: Path, store: Path
 ) -> None:
@@ -146,6 +171,7 @@ def test_openais_client_streams_from_triton(
                 model="cached", messages=[{"role": "user", "content": "parcel " * 200}]
             )
         held_to_a_form(client)
+        the_likeliest_tokens_are_told(client)
         several = client.completions.create(
             model="cached", prompt=["Where", "When"], n=2, temperature=0, max_tokens=4
         )

@@ -39,6 +39,9 @@ class Words:
     def encode(self, text: str, /, *, add_special_tokens: bool = True) -> Encoding:  # noqa: ARG002
         return self.Encoding(text)
 
+    def decode(self, ids: list[int], /, *, skip_special_tokens: bool = True) -> str:  # noqa: ARG002
+        return " ".join(map(str, ids))
+
 
 def tiny(
     url: str,

@@ -188,7 +188,12 @@ def test_one_failing_choice_fails_the_request(start: Start) -> None:
     [
         ({"suffix": "end"}, "suffix is not supported"),
         ({"best_of": 3}, "best_of: choosing among more answers than n"),
-        ({"logprobs": 2}, "logprobs: must be 0"),
+        ({"logprobs": 2}, "no log probabilities but those of the chosen tokens"),
+        ({"logprobs": 9}, "logprobs: Input should be less than or equal to 5"),
+        (
+            {"logprobs": 2, "presence_penalty": 1, "extra_body": {"bad_words": ["x"]}},
+            "logprobs: cannot be told together with presence_penalty, bad_words",
+        ),
         ({"echo": True, "logprobs": 0}, "echo: the engine tells no log probabilities of a prompt"),
         ({"prompt": [1, 2, 3]}, "tokens are not taken"),
         ({"prompt": ["fine", "word " * 60]}, "at most 50 tokens; yours has 60"),
@@ -220,6 +225,10 @@ def test_completions_that_are_refused(refusing: Running, fields: dict[str, Any],
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "this model takes text only"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id: is missing"),
         ({"top_logprobs": 0}, "needs logprobs to be true"),
+        (
+            {"logprobs": True, "top_logprobs": 3, "response_format": {"type": "json_object"}},
+            "top_logprobs: cannot be told together with response_format",
+        ),
     ],
 )
 def test_chats_that_are_refused(refusing: Running, fields: dict[str, Any], said: str) -> None:

@@ -51,8 +51,8 @@ def llm_arguments(recipe: Recipe) -> dict[str, Any]:
         if speculation is not None and not llmapi.guides_with_speculation(runtime.version):
             raise UserError(
                 f"recipe {recipe.name}: guided_decoding = true: TensorRT-LLM {runtime.version} cannot hold answers to "
-                "a form where tokens are proposed (remove guided_decoding or the speculation, or set runtime.version to "
-                "1.2.0 or newer)"
+                "a form where tokens are proposed (remove guided_decoding or the speculation, or set runtime.version "
+                "to 1.2.0 or newer)"
             )
     if speculation is not None:
         arguments["speculative_config"] = speculation
