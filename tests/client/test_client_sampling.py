@@ -22,7 +22,7 @@ GOOD: dict[str, Any] = {
     "frequency_penalty": 0.5, "length_penalty": 1.0, "end_id": -1, "num_draft_tokens": 3, "log_probs": True,
     "guide_type": "regex", "guide": "[0-9]+",
 }  # fmt: skip
-UNGUIDED = {"top_log_probs": 3, "log_probs": True}  # what does not go with all of those
+UNGUIDED = {"max_tokens": 4, "top_log_probs": 3, "log_probs": True}  # what does not go with all of those
 
 
 def sent(config: Any, **sampling: Any) -> dict[str, list[Any]]:
