@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+_BLOCK = 256
 TopLogProbs = tuple[
     tuple[int, float], ...
 ]  # of one position: token ids and log probabilities, likeliest first
@@ -38,10 +39,13 @@ class Likeliest:
     def _of(self, logits: npt.NDArray[Any]) -> TopLogProbs:
         import numpy as np
 
-        scaled = logits.astype(np.float64) / self.temperature
-        count = min(self.count, len(scaled))
-        ids = np.argpartition(-scaled, count - 1)[:count]
-        ids = ids[np.lexsort((ids, -scaled[ids]))]
-        log_probs = scaled[ids] - scaled.max()
-        log_probs -= np.log(np.exp(scaled - scaled.max()).sum())
+        greatest = np.maximum.reduceat(logits, np.arange(0, len(logits), _BLOCK))  # of each block
+        bar = np.partition(greatest, -self.count)[-self.count] if len(greatest) > self.count else -np.inf
+        ids = np.flatnonzero(logits >= bar)  # few, and the likeliest are among them
+        ids = ids[np.lexsort((ids, -logits[ids]))][: self.count]
+        top = np.float32(logits[ids[0]])
+        weights = np.exp((logits.astype(np.float32) - top) / np.float32(self.temperature))
+        log_probs = (logits[ids].astype(np.float64) - top) / self.temperature - np.log(
+            weights.sum(dtype=np.float64)
+        )
         return tuple(zip(ids.tolist(), log_probs.tolist(), strict=True))

@@ -13,25 +13,28 @@ from pipeline.client import Refused
 from pipeline.client.likeliest import Likeliest
 from pipeline.client.sampling import read_sampling
 
-ROWS = st.lists(
-    st.lists(st.floats(-30, 30, width=32), min_size=6, max_size=6), min_size=1, max_size=3
-)  # [positions][vocabulary]
 
-
-@given(rows=ROWS, count=st.integers(1, 9), temperature=st.floats(0.1, 3))
+@given(
+    seed=st.integers(0, 2**32),
+    positions=st.integers(1, 3),
+    vocabulary=st.integers(1, 6000),
+    count=st.integers(1, 20),
+    temperature=st.floats(0.1, 3),
+)
 def test_they_are_the_greatest_of_the_softmax(
-    rows: list[list[float]], count: int, temperature: float
+    seed: int, positions: int, vocabulary: int, count: int, temperature: float
 ) -> None:
-    logits = np.array([[rows]], np.float32)
-    told = Likeliest(count, temperature).read("FP32", logits.tobytes(), len(rows))
-    assert len(told) == len(rows)
-    for row, pairs in zip(rows, told, strict=True):
-        weights = np.exp((np.array(row, np.float32).astype(float) - max(row)) / temperature)
-        expected = sorted(enumerate(np.log(weights / weights.sum())), key=lambda pair: (-pair[1], pair[0]))
-        assert [value for _, value in pairs] == pytest.approx(
-            [value for _, value in expected[:count]], abs=1e-6
-        )
-        assert [row[id] for id, _ in pairs] == pytest.approx([row[id] for id, _ in expected[:count]])
+    """Rounded, so that many are equal: of those, the first come first."""
+    logits = (
+        np.random.default_rng(seed).normal(0, 4, (1, 1, positions, vocabulary)).round(1).astype(np.float32)
+    )
+    told = Likeliest(count, temperature).read("FP32", logits.tobytes(), positions)
+    assert len(told) == positions
+    for row, pairs in zip(logits[0, 0].astype(float), told, strict=True):
+        order = np.lexsort((np.arange(vocabulary), -row))[:count]
+        log_probs = row / temperature - np.logaddexp.reduce(row / temperature)
+        assert [id for id, _ in pairs] == order.tolist()
+        assert [value for _, value in pairs] == pytest.approx(log_probs[order], abs=1e-5)
 
 
 def test_half_precision_is_read_as_such() -> None:
