@@ -21,7 +21,9 @@ from .request import Guide, Refused
 
 _WHITESPACE = r"( |\n {0,20})?"
 # Half of llguidance's own or less: what is so ambiguous that a token costs milliseconds would hold up everybody else.
-_LIMITS = LLParserLimits(max_items_in_row=1000, step_lexer_fuel=100_000, verbose_errors=False)
+_LIMITS = LLParserLimits(
+    max_items_in_row=1000, step_lexer_fuel=100_000, max_lexer_states=50_000, verbose_errors=False
+)
 _KEPT = 64  # grammars that are ready for the next request
 
 
