@@ -233,7 +233,7 @@ def test_an_engine_without_a_vocabulary_says_so(cpu_pair: Pair) -> None:
 
 def test_a_form_that_becomes_too_much_ends_its_own_answer_only(core: EngineCore) -> None:
     """Any number of readings of one text, and more with each letter."""
-    ambiguous = Guide("ebnf_grammar", 'root ::= "a" | root root | root root root')
+    ambiguous = Guide("ebnf_grammar", 'root ::= "a" | x x x x x x\nx ::= "" | root | root x | x root')
     expected = answer(core, request("free", PROMPTS[1], 24))[0].tokens
     held, free = answer(core, guided("held", ambiguous, 600, end_id=None), request("free", PROMPTS[1], 24))
     assert held.finish is FinishReason.ERROR
