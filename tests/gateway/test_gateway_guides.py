@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
+from llguidance import LLMatcher
 
 from pipeline.client.testing import Ending, Reply
 from tests.gateway.conftest import Running, Start
@@ -105,7 +106,9 @@ def test_references_within_the_parameters_of_a_tool_still_hold(start: Start) -> 
     running.client().chat.completions.create(
         model="tiny", messages=QUESTION, tools=[tool({}), tool(nested)], tool_choice="required"
     )
-    schema = json.loads(running.upstream.requests[0].tensors["guided_decoding_guide"][0])
+    guide = running.upstream.requests[0].tensors["guided_decoding_guide"][0]
+    assert LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(guide)) == ""
+    schema = json.loads(guide)
     jsonschema.validate({"name": "go", "arguments": {"to": {"x": 1}}}, {**schema["anyOf"][1], **schema})
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(
