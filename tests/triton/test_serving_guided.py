@@ -6,6 +6,7 @@ import json
 import re
 
 import jsonschema
+import numpy as np
 import pytest
 
 from pipeline.triton.server import TritonServer
@@ -49,3 +50,19 @@ def test_who_leaves_harms_nobody(server: TritonServer) -> None:
     list(stream(server.grpc_url, "tensorrt_llm_bls", **ASKED, **GUIDED, stream=True, leave_after=2))
     text = joined(server.grpc_url, "tensorrt_llm_bls", **ASKED, **GUIDED, stream=True)
     jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def test_each_row_of_a_batch_has_its_own_form(server: TritonServer) -> None:
+    forms = {b"[0-9]{6}": "[0-9]{6}", b"(ab){3}": "ababab"}
+    rows = {
+        "text_input": np.array([[b"One"], [b"Two"]], np.object_),
+        "max_tokens": np.array([[24], [24]], np.int32),
+        "guided_decoding_guide_type": np.array([[b"regex"], [b"regex"]], np.object_),
+        "guided_decoding_guide": np.array([[form] for form in forms], np.object_),
+    }
+    texts = ["", ""]
+    for response in stream(server.grpc_url, "tensorrt_llm_bls", **rows, stream=np.array([[True], [True]])):
+        if response.text:
+            texts[response.outputs["batch_index"].item()] += response.text
+    for text, right in zip(texts, forms.values(), strict=True):
+        assert re.fullmatch(right, text)
