@@ -52,13 +52,10 @@ def test_every_parameter_reaches_its_tensor() -> None:
 
 
 def test_the_likeliest_tokens_are_read_from_logits() -> None:
-    config = bls()
     with pytest.raises(Refused, match="does not take top_log_probs"):
-        sent(config, **UNGUIDED)
-    config.input.add(name="return_generation_logits", data_type="TYPE_BOOL", dims=[1], optional=True)
-    config.output.add(name="generation_logits", data_type="TYPE_FP32", dims=[-1, -1, -1])
-    request = build_request(read_model(config), "Hi", read_sampling(UNGUIDED), request_id="r1")
-    assert dict(read_request(request, {}).tensors)["return_generation_logits"] == [True]
+        sent(llmapi(), **UNGUIDED)
+    assert sent(bls(), **UNGUIDED)["return_generation_logits"] == [True]
+    request = build_request(read_model(bls()), "Hi", read_sampling(UNGUIDED), request_id="r1")
     assert "generation_logits" in {output.name for output in request.outputs}
 
 

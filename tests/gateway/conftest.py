@@ -51,6 +51,7 @@ def tiny(
     template: str | None = TEMPLATE,
     cache: ResponseCache | None = None,
     embedder: Embeds | None = None,
+    likeliest: bool = False,
 ) -> Served:
     """A model that takes 50 words and gives 40, served at `url`."""
     made = None if template is None else ChatTemplate(template)
@@ -65,6 +66,7 @@ def tiny(
         admission=Admission(places, max_waiting=max_waiting),
         cache=cache,
         embedder=embedder,
+        likeliest=likeliest,
     )
 
 

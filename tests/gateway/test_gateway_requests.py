@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import openai
@@ -265,3 +266,42 @@ def test_completions_tell_log_probabilities(start: Start) -> None:
     )
     assert told is not None
     assert (told.tokens, told.token_logprobs, told.text_offset) == (["a", "b"], [-0.5, -0.25], [0, 1])
+
+
+def test_the_likeliest_tokens_are_told(start: Start) -> None:
+    """Of two tokens each, where the vocabulary has three: the numbers are those of the softmax."""
+    logits = [[0.0, 2.0, 1.0], [5.0, 5.0, -5.0]]
+    client = start(Reply(["a", "b"], log_probs=[-0.4, -0.7], logits=logits), likeliest=True).client()
+    asked: Any = {
+        "model": "tiny",
+        "messages": QUESTION,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "temperature": 0.5,
+    }
+    whole = client.chat.completions.create(**asked).choices[0].logprobs
+    streamed = [chunk.choices[0].logprobs for chunk in client.chat.completions.create(**asked, stream=True)]
+    assert whole is not None
+    content = whole.content or []
+    assert [one for told in streamed if told for one in told.content or ()] == content
+    tops = [[(one.token, one.logprob) for one in told.top_logprobs] for told in content]
+    assert [[token.split()[-1] for token, _ in top] for top in tops] == [["1", "2"], ["0", "1"]]
+    over = math.log(math.exp(0) + math.exp(4) + math.exp(2))  # the logits, divided by the temperature
+    assert [value for _, value in tops[0]] == pytest.approx([4 - over, 2 - over], abs=1e-5)
+    assert [value for _, value in tops[1]] == pytest.approx([math.log(0.5)] * 2, abs=1e-5)
+    plain = client.completions.create(model="tiny", prompt="Once", max_tokens=5, logprobs=1, temperature=0)
+    told = plain.choices[0].logprobs
+    assert told is not None
+    assert [len(top) for top in told.top_logprobs or ()] == [1, 1]
+
+
+def test_answers_with_the_likeliest_tokens_are_not_kept(start: Start) -> None:
+    running = start(Reply(["a"], log_probs=[-0.5], logits=[[0.0, 1.0]]), likeliest=True, cached=True)
+    for _ in range(2):
+        answer = running.client().chat.completions.create(
+            model="tiny", messages=QUESTION, logprobs=True, top_logprobs=1, temperature=0
+        )
+        told = answer.choices[0].logprobs
+        assert told is not None
+        assert [len(one.top_logprobs) for one in told.content or ()] == [1]
+    assert len(running.upstream.requests) == 2

@@ -15,10 +15,11 @@ _BLS_INPUTS = {
     "min_tokens": "INT32", "presence_penalty": "FP32", "frequency_penalty": "FP32", "seed": "UINT64",
     "return_log_probs": "BOOL", "return_perf_metrics": "BOOL", "return_num_input_tokens": "BOOL",
     "return_num_output_tokens": "BOOL", "beam_width": "INT32", "stream": "BOOL", "num_draft_tokens": "INT32",
-    "guided_decoding_guide_type": "STRING", "guided_decoding_guide": "STRING",
+    "guided_decoding_guide_type": "STRING", "guided_decoding_guide": "STRING", "return_generation_logits": "BOOL",
 }  # fmt: skip
 _BLS_OUTPUTS = {
-    "text_output": "STRING", "cum_log_probs": "FP32", "output_log_probs": "FP32", "acceptance_rate": "FP32",
+    "text_output": "STRING", "cum_log_probs": "FP32", "output_log_probs": "FP32", "generation_logits": "FP32",
+    "acceptance_rate": "FP32",
     "total_accepted_draft_tokens": "INT32", "total_draft_tokens": "INT32", "num_input_tokens": "INT32",
     "num_output_tokens": "INT32",
 }  # fmt: skip

@@ -85,6 +85,7 @@ class _Script:
         if not self.decoupled:
             texts, per_chunk = [b"".join(texts)], per_chunk * len(texts)
         log_probs, token_ids = iter(reply.log_probs or ()), iter(reply.token_ids or ())
+        logits = iter(reply.logits or ())
         so_far = b""
         for index, text in enumerate(texts):
             so_far += text
@@ -94,6 +95,9 @@ class _Script:
             self._add(response, "text_output", "BYTES", [so_far if self._cumulative else text])
             if "return_log_probs" in self._asked:
                 self._add(response, "output_log_probs", "FP32", list(islice(log_probs, per_chunk)))
+            if "return_generation_logits" in self._asked:
+                rows = islice(logits, per_chunk)
+                self._add(response, "generation_logits", "FP32", [value for row in rows for value in row])
             self._add(response, "output_ids", "INT32", list(islice(token_ids, per_chunk)))
             if "return_num_output_tokens" in self._asked:
                 self._add(response, "num_output_tokens", "INT32", [per_chunk])

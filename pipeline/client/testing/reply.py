@@ -37,6 +37,7 @@ class Reply:
     code: grpc.StatusCode = grpc.StatusCode.INTERNAL  # for clients that ask for it (`triton_grpc_error`)
     tokens_per_chunk: int = 1
     log_probs: Sequence[float] | None = None  # one a token; sent if the request asks for them
+    logits: Sequence[Sequence[float]] | None = None  # a row over the vocabulary for each token; as log_probs
     token_ids: Sequence[int] | None = None  # one a token; sent if the model has that output
     input_tokens: int = 5
     draft_tokens: int = 0
