@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 
-from pipeline.runtimes.cpu.engine import EngineSettings, FinishReason, Request, Sampling
+from pipeline.runtimes.cpu.engine import EngineSettings, FinishReason, Guide, Request, Sampling, Vocabulary
 from pipeline.runtimes.cpu.engine.core import EngineCore
+from pipeline.runtimes.cpu.engine.grammars import Grammars
 from pipeline.runtimes.cpu.engine.sampler import Row, choose
 from pipeline.runtimes.cpu.engine.sequence import Sequence
 from tests.support.engine import Answer, finish_all
@@ -27,6 +31,11 @@ SAMPLING = st.builds(
     frequency_penalty=st.sampled_from([0.0, 0.3]),
     seed=st.integers(0, 3),
 )
+GUIDES = (
+    Guide("regex", "[a-h]{2,9}"),
+    Guide("regex", "(ab|ba|c)*d"),
+    Guide("ebnf_grammar", 'root ::= "c" | "a" root "b" | "b" root "a"'),
+)
 REQUEST = st.fixed_dictionaries(
     {
         "prompt": st.tuples(st.sampled_from([1, 9, 30, 40]), st.lists(st.integers(0, 1), max_size=12)).map(
@@ -41,6 +50,7 @@ REQUEST = st.fixed_dictionaries(
         "draft_tokens": st.sampled_from([None, (), (1,), (3, 3, 3)]),
         "log_probs": st.booleans(),
         "speculate": st.booleans(),
+        "guide": st.sampled_from([None, None, *GUIDES]),
     }
 )
 SETTINGS = st.fixed_dictionaries(
@@ -67,8 +77,18 @@ class Joining:
 JOINING = st.builds(Joining, REQUEST, st.integers(0, 4), st.one_of(st.none(), st.none(), st.integers(0, 10)))
 
 
-def by_hand(request: Request) -> tuple[list[int], FinishReason]:
-    sequence = Sequence(request, print, VOCAB)
+def letters(folder: Path) -> Grammars:
+    """Of a vocabulary whose tokens are letters, each of one byte."""
+    path = folder / "tokenizer.json"
+    names = {chr(ord("a") + id) if id < 26 else f"[{id}]": id for id in range(VOCAB)}
+    tokenizer = Tokenizer(models.BPE(vocab=names, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(path))
+    return Grammars(Vocabulary(path, VOCAB - 1), VOCAB)
+
+
+def by_hand(core: EngineCore, request: Request) -> tuple[list[int], FinishReason]:
+    sequence = Sequence(request, print, VOCAB, core._matcher(request))
     sequence.drafts = []
     while True:
         (token,) = choose(next_logits(sequence.tokens)[None], [Row(sequence, 0)]).tokens
@@ -76,13 +96,22 @@ def by_hand(request: Request) -> tuple[list[int], FinishReason]:
             return sequence.tokens[sequence.num_prompt_tokens :], finish
 
 
+@pytest.fixture(scope="module")
+def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
+    return letters(tmp_path_factory.mktemp("letters"))
+
+
 @settings(max_examples=200, deadline=None)
-@given(st.lists(JOINING, min_size=1, max_size=8), SETTINGS, st.sampled_from([None, 0.0, 1.0, 30.0]))
+@given(
+    joining=st.lists(JOINING, min_size=1, max_size=8),
+    chosen=SETTINGS,
+    noise=st.sampled_from([None, 0.0, 1.0, 30.0]),
+)
 def test_every_answer_is_the_one_made_by_hand(
-    joining: list[Joining], chosen: dict[str, Any], noise: float | None
+    grammars: Grammars, joining: list[Joining], chosen: dict[str, Any], noise: float | None
 ) -> None:
     target, draft = cast(Any, FakeModel()), None if noise is None else cast(Any, FakeModel(noise, 100))
-    core = EngineCore(target, draft, EngineSettings(**chosen))
+    core = EngineCore(target, draft, EngineSettings(**chosen), grammars)
     requests = [Request(id=str(at), **one.fields) for at, one in enumerate(joining)]
     answers = [Answer() for _ in requests]
     leaving: dict[str, int] = {}
@@ -97,7 +126,7 @@ def test_every_answer_is_the_one_made_by_hand(
         step(core, leaving)
     finish_all(core)
     for request, got in zip(requests, answers, strict=True):
-        tokens, finish = by_hand(request)
+        tokens, finish = by_hand(core, request)
         if got.finish is FinishReason.CANCELLED:
             assert got.tokens == tokens[: len(got.tokens)]
         else:

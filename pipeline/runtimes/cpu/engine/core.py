@@ -187,7 +187,7 @@ class EngineCore:
         finish = None
         for token in chosen[: kept + 1]:
             finish = sequence.append(token)
-            if finish is not FinishReason.END_ID:
+            if finish not in (FinishReason.END_ID, FinishReason.ERROR):
                 new.append(token)
             if finish:
                 break
@@ -203,10 +203,8 @@ class EngineCore:
         sequence.last_token_ns = time.monotonic_ns()
         sequence.first_token_ns = sequence.first_token_ns or sequence.last_token_ns
         rows = logits[: len(new)].copy() if sequence.request.logits else None  # the model writes over its own
-        if sequence.matcher is not None and sequence.matcher.fault:
-            self._finish(sequence, FinishReason.ERROR, sequence.matcher.fault)
-        elif finish:
-            self._finish(sequence, finish, tokens=new, log_probs=log_probs, logits=rows)
+        if finish:
+            self._finish(sequence, finish, sequence.fault, tokens=new, log_probs=log_probs, logits=rows)
         else:
             self._send(sequence, sequence.output(new, log_probs, logits=rows))
         return len(new)

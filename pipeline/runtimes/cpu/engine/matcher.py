@@ -45,7 +45,7 @@ class Matcher:
     def allowed(self, ahead: Tokens[int]) -> Mask | None:
         """[vocab_size], true for the tokens that may follow the answer and the drafts `ahead` of it.
 
-        None where those drafts themselves may not come: they will not be kept, and nothing follows them.
+        None where those drafts themselves may not come, so that they will not be kept; or where nothing may follow.
         """
         key = tuple(ahead)
         if key not in self._masks:
@@ -59,7 +59,8 @@ class Matcher:
             del self._ahead[0]
             return
         self._back(0)
-        if token not in self._ends and not self._take(token):
+        fits = self._inner.is_accepting() if token in self._ends else self._take(token)
+        if not fits:
             self.fault = self._inner.get_error() or "no token that the model may choose keeps to the form"
 
     @property
@@ -99,4 +100,4 @@ class Matcher:
         mask[:known] = np.unpackbits(bits.view(np.uint8), count=known, bitorder="little")
         mask[list(self._special)] = False
         mask[self._ends] = self._inner.is_accepting()
-        return mask
+        return mask if mask.any() else None

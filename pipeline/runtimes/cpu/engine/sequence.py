@@ -87,6 +87,11 @@ class Sequence:
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
+    def fault(self) -> str | None:
+        """Why the answer cannot go on."""
+        return None if self.matcher is None else self.matcher.fault
+
+    @property
     def remaining(self) -> int:
         return self.request.max_new_tokens - self.generated
 
@@ -106,14 +111,19 @@ class Sequence:
         return self.num_prompt_tokens + self.request.max_new_tokens
 
     def append(self, token: int) -> FinishReason | None:
-        """Take `token` as the next one; the reason if it ends the answer. `end_id` itself is not kept."""
+        """Take `token` as the next one; the reason if it ends the answer.
+
+        Neither `end_id` is kept nor a token that breaks the form that the answer must have: see `fault`.
+        """
+        if self.matcher is not None:
+            self.matcher.append(token)
+            if self.matcher.fault:
+                return FinishReason.ERROR
         if token == self.request.end_id:
             return FinishReason.END_ID
         self.tokens.append(token)
         if self.counts is not None:
             self.counts[token] += 1
-        if self.matcher is not None:
-            self.matcher.append(token)
         self.top_p = self.request.sampling.next_top_p(self.top_p, token)
         if self.stop_words and self.stop_words.ends(self.tokens):
             return FinishReason.STOP_WORDS
