@@ -13,10 +13,12 @@ from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.client import failures
 from pipeline.client.base import GOODBYE_S, ClientBase, Prompt, StreamBase
+from pipeline.client.channel import METHODS
 from pipeline.client.chunk import Answer, Chunk
 from pipeline.client.context import request_headers
 from pipeline.client.endpoints import Endpoint, Endpoints
 from pipeline.client.errors import ClientError
+from pipeline.client.http2 import Calls
 from pipeline.client.model import Model, read_model
 from pipeline.client.sampling import Sampling
 
@@ -33,6 +35,7 @@ class AsyncClient(ClientBase):
     def _prepare(self) -> None:
         self._reading_model = asyncio.Lock()
         self._opened: Endpoints | None = None
+        self._streams: list[Calls] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -44,6 +47,8 @@ class AsyncClient(ClientBase):
         """Ends the connection; streams that are open raise `Cancelled`."""
         self._closed = True
         if self._opened is not None:
+            for calls in self._streams:
+                calls.close()
             for endpoint in self._opened.all:
                 await endpoint.channel.close()
 
@@ -119,12 +124,18 @@ class AsyncClient(ClientBase):
         return self._opened
 
     def _connect(self, url: str) -> Endpoint:
-        channel = (
-            grpc.aio.secure_channel(url, self._credentials, self._options)
-            if self._credentials
-            else grpc.aio.insecure_channel(url, self._options)
+        if self._credentials:
+            return Endpoint.on(grpc.aio.secure_channel(url, self._credentials, self._options), url)
+        endpoint = Endpoint.on(grpc.aio.insecure_channel(url, self._options), url)
+        endpoint.infer = Calls(
+            url,
+            METHODS + "ModelStreamInfer",
+            encode=pb.ModelInferRequest.SerializeToString,
+            decode=pb.ModelStreamInferResponse.FromString,
+            keep_alive=self._keep_alive,
         )
-        return Endpoint.on(channel, url)
+        self._streams.append(endpoint.infer)
+        return endpoint
 
 
 class AsyncStream(StreamBase):

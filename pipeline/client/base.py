@@ -72,7 +72,8 @@ class ClientBase:
         self.timeouts = timeouts or Timeouts()
         self.defaults: Mapping[str, Any] = {**(defaults or {})}  # sampling parameters of every request
         self._metadata = tuple((headers or {}).items())
-        self._options = options(keep_alive or KeepAlive())
+        self._keep_alive = keep_alive or KeepAlive()
+        self._options = options(self._keep_alive)
         self._credentials = credentials
         self.retries = retries or Retries()
         self._model: Model | None = None
