@@ -108,8 +108,8 @@ class Events(Response):
                     await told.response(scope["track"].id)(scope, receive, send)
                     return
                 await send({"type": "http.response.start", "status": 200, "headers": self._head()})
+                await send({"type": "http.response.body", "body": first, "more_body": True})
                 async with Outbox(send) as outbox:
-                    outbox.put(first)
                     try:
                         async for body in events:
                             outbox.put(body)
