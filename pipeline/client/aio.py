@@ -55,10 +55,10 @@ class AsyncClient(ClientBase):
     async def model(self) -> Model:
         """What the model takes and gives; the server is asked once."""
         self._not_closed()
-        async with self._reading_model:
-            if self._model is None:
-                self._model = await self._read_model()
-            return self._model
+        if self._model is None:
+            async with self._reading_model:
+                self._model = self._model or await self._read_model()
+        return self._model
 
     async def ready(self) -> bool:
         """Whether one of the servers has the model loaded, asked now. ClientError if none can be asked."""

@@ -85,7 +85,7 @@ class Gateway:
             completion = Completion(asked, served, tenant, track.id)
         except ClientError as error:
             raise from_client(error) from error
-        noted = Noted(completion, self.metrics, request.url.path, track)
+        noted = Noted(completion, self.metrics, request.scope["path"], track)
         return Events(noted) if asked.stream else await whole(request, noted)
 
     async def _embed(self, request: Request) -> Response:
@@ -100,7 +100,7 @@ class Gateway:
         }
         with tenant.request(tokens):
             answer = await embeddings(asked, embedder, tokens)
-        self.metrics.request(request.url.path, asked.model, 200)
+        self.metrics.request(request.scope["path"], asked.model, 200)
         return JSONResponse(answer)
 
     def _admitted(self, request: Request) -> Tenant:

@@ -42,7 +42,7 @@ class Completion:
             raise ApiError(400, text, param="model", code="unsupported_parameter")
         box = toolbox(request, served.template) if isinstance(request, ChatRequest) else Toolbox()
         given = [read_messages(request.messages)] if isinstance(request, ChatRequest) else request.prompts
-        prompts = [Prompt(one, served.prompt_tokens(one, box.tools)) for one in given]
+        prompts = [Prompt(one, *served.prompt(one, box.tools)) for one in given]
         check_ttl(request.ttl_s, served.cache)
         guide: Sampling = {**guide_of(request.response_format), **box.sampling}
         self.job = Job(served, tenant, request, prompts, box, guide, request_id)

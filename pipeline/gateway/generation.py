@@ -23,9 +23,10 @@ _SEED_STEP = 0x9E3779B97F4A7C15  # so that choices of one seed differ
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text, or messages for the template; and how many tokens that is."""
+    """A text, or messages for the template; what the template makes of them, and how many tokens that is."""
 
     content: str | Sequence[dict[str, Any]]
+    text: str
     tokens: int
 
 
@@ -118,21 +119,20 @@ class Job:
                     self.stats[index] = stream.stats
 
     def _stream(self, index: int, sampling: Sampling, drawn: Sampling) -> AsyncStream | AsyncCachedStream:
-        client, prompt = self.served.client(self.tenant.name), self.prompt_of(index).content
+        client, prompt = self.served.client(self.tenant.name), self.prompt_of(index)
         request_id = self.request_id if self.choices == 1 else f"{self.request_id}-{index}"
-        tools = self.toolbox.tools
         if isinstance(client, AsyncCachingClient):
             return client.stream(
-                prompt,
+                prompt.content,
                 request_id=request_id,
-                tools=tools,
+                tools=self.toolbox.tools,
                 cache=self.request.cache,
                 ttl_s=self.request.ttl_s,
                 unkeyed=drawn,
                 **sampling,
             )
         sampling.update(drawn)
-        return client.stream(prompt, request_id=request_id, tools=tools, **sampling)
+        return client.stream(prompt.text, request_id=request_id, **sampling)
 
     def _sampling(self, index: int) -> tuple[Sampling, Sampling]:
         """What the request says, and the seed that is drawn where it names none."""

@@ -12,43 +12,62 @@ from typing import Self
 from starlette.types import Send
 
 _REST_S = 0.001
+_MOST_WAITING = 64  # bodies; then whoever puts more waits for the reader
 
 
 class Outbox:
-    """A context manager; on leaving, everything has been handed on, or it raises what sending raised."""
+    """A context manager: on leaving it without an error, all has been handed on, or what sending raised is raised."""
 
     def __init__(self, send: Send) -> None:
-        self._send = send
+        self._send, self._loop = send, asyncio.get_running_loop()
         self._bodies: list[bytes] = []
-        self._more = asyncio.Event()
+        self._rests_until = 0.0  # by the loop's clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Task[None] | None = None
 
-    def put(self, body: bytes) -> None:
-        """Hand on, soon."""
+    async def put(self, body: bytes) -> None:
+        """Hand on, now or soon."""
         self._bodies.append(body)
-        self._more.set()
+        if self._writing is not None:
+            if len(self._bodies) >= _MOST_WAITING:
+                await asyncio.wait([self._writing])
+            if not self._writing.done():
+                return
+            self._written()
+        if self._timer is None:
+            if self._loop.time() >= self._rests_until:
+                await self._flush()
+            else:
+                self._timer = self._loop.call_at(self._rests_until, self._due)
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.ensure_future(self._work())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._task.cancel()
-        await asyncio.wait([self._task])
-        if not self._task.cancelled():
-            self._task.result()
-        if self._bodies:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._writing is not None:
+            if kind is not None:
+                self._writing.cancel()
+            await asyncio.wait([self._writing])
+        if kind is None:
+            self._written()
             await self._flush()
 
-    async def _work(self) -> None:
-        while True:
-            await self._more.wait()
-            self._more.clear()
-            await self._flush()
-            await asyncio.sleep(_REST_S)
+    def _due(self) -> None:
+        self._timer = None
+        self._writing = self._loop.create_task(self._flush())
+
+    def _written(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
 
     async def _flush(self) -> None:
-        body = b"".join(self._bodies)
-        self._bodies.clear()
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        while self._bodies:
+            body = b"".join(self._bodies)
+            self._bodies.clear()
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            self._rests_until = self._loop.time() + _REST_S

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -85,16 +86,8 @@ class Events(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.ensure_future(_disconnected(receive))
-        work = asyncio.ensure_future(self._send(scope, receive, send))
-        try:
-            await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-        finally:
-            for task in (work, gone):
-                task.cancel()
-            await asyncio.wait([work, gone])
+        async with while_read(receive):
+            await self._send(scope, receive, send)
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         status = 499
@@ -108,16 +101,16 @@ class Events(Response):
                     await told.response(scope["track"].id)(scope, receive, send)
                     return
                 await send({"type": "http.response.start", "status": 200, "headers": self._head()})
-                await send({"type": "http.response.body", "body": first, "more_body": True})
                 async with Outbox(send) as outbox:
+                    await outbox.put(first)
                     try:
                         async for body in events:
-                            outbox.put(body)
+                            await outbox.put(body)
                         status = 200
                     except (ApiError, ClientError, ExceptionGroup) as error:
                         told = self._noted.refused(error)
                         status = told.status
-                        outbox.put(event(told.body(scope["track"].id)))
+                        await outbox.put(event(told.body(scope["track"].id)))
                 await send({"type": "http.response.body", "body": b""})
         finally:
             self._noted.over(status)
@@ -129,6 +122,24 @@ class Events(Response):
             (b"x-accel-buffering", b"no"),
             (b"x-cache", self._noted.cache.encode()),
         ]
+
+
+@asynccontextmanager
+async def while_read(receive: Receive) -> AsyncIterator[None]:
+    """The block ends early, and in silence, when the one who reads the answer leaves."""
+    work = asyncio.current_task()
+    assert work is not None
+    gone = asyncio.ensure_future(_disconnected(receive))
+    stop = lambda _: work.cancel()  # noqa: E731
+    gone.add_done_callback(stop)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not gone.done() or work.uncancel():
+            raise  # it is this task that is to end
+    finally:
+        gone.remove_done_callback(stop)
+        gone.cancel()
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -67,10 +67,10 @@ class Served:
             self._caching[tenant] = AsyncCachingClient(self.plain, self.cache, origin)
         return self._caching[tenant]
 
-    def prompt_tokens(
+    def prompt(
         self, prompt: str | Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
-    ) -> int:
-        """How long the prompt is for the engine.
+    ) -> tuple[str, int]:
+        """The prompt as the engine gets it, and how many tokens that is.
 
         Raises:
             ApiError: 400, if it is longer than the engine takes.
@@ -78,7 +78,7 @@ class Served:
         """
         text = as_prompt(prompt, self.template, tools)
         try:
-            return PromptLimit(self.tokenizer, self.bounds.max_input_tokens).check(text)
+            return text, PromptLimit(self.tokenizer, self.bounds.max_input_tokens).check(text)
         except PromptTooLong as error:
             raise ApiError(
                 400,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from socket import socket
 
@@ -30,6 +31,7 @@ class GatewayServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,
                 timeout_graceful_shutdown=drain_s,
                 timeout_keep_alive=75,
                 ws="none",
@@ -51,6 +53,8 @@ class GatewayServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         await super().startup(sockets)
+        gc.collect()
+        gc.freeze()  # what is there now stays: templates, tokenizers, modules; looking through them halts all streams
         if self.started:
             self.on_start()
 
