@@ -49,6 +49,7 @@ class Connection(asyncio.Protocol):
         self.on_room: Callable[[], None] = lambda: None  # a call more may begin
         self._keep_alive = keep_alive
         self._calls: dict[int, Call] = {}
+        self._unwritten: list[bytes] = []
         self._reader, self._hpack = Reader(), hpack.Decoder()
         self._block: tuple[int, int, bytes] | None = None  # stream, flags and content of headers that go on
         self._next, self._closing = 1, False
@@ -73,8 +74,8 @@ class Connection(asyncio.Protocol):
         self._calls[stream] = call
         call.send_window = self._stream_window
         call.on_cancel = lambda: self._drop(stream)
-        call.on_room = lambda size: self._transport.write(window_update(stream, size))
-        self._transport.write(header_frames(stream, call.block) + self._sendable(stream, call))
+        call.on_room = lambda size: self._write(window_update(stream, size))
+        self._write(header_frames(stream, call.block) + self._sendable(stream, call))
         self._watch()
 
     def close(self, why: str = "the client is closed") -> None:
@@ -84,7 +85,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
         ours = {Setting.ENABLE_PUSH: 0, Setting.INITIAL_WINDOW_SIZE: WINDOW}
-        self._transport.write(PREFACE + settings(ours) + window_update(0, MAX_WINDOW - DEFAULT_WINDOW))
+        self._write(PREFACE + settings(ours) + window_update(0, MAX_WINDOW - DEFAULT_WINDOW))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._end(_UNAVAILABLE, f"connection lost: {error}" if error else "the server closed the connection")
@@ -97,7 +98,7 @@ class Connection(asyncio.Protocol):
         except (Malformed, hpack.HPACKError, IndexError) as error:
             self._end(_UNAVAILABLE, f"the server does not speak HTTP/2 as it should: {error}")
         if self._taken > MAX_WINDOW // 2:
-            self._transport.write(window_update(0, self._taken))
+            self._write(window_update(0, self._taken))
             self._taken = 0
 
     def _take(self, one: Frame) -> None:
@@ -119,7 +120,7 @@ class Connection(asyncio.Protocol):
                 self._settings(read_settings(payload))
         elif kind == Kind.PING:
             if not flags & ACK:
-                self._transport.write(frame(Kind.PING, ACK, 0, payload))
+                self._write(frame(Kind.PING, ACK, 0, payload))
         elif kind == Kind.WINDOW_UPDATE:
             self._widen(stream, int.from_bytes(payload, "big") & MAX_WINDOW)
         elif kind == Kind.RST_STREAM:
@@ -154,7 +155,7 @@ class Connection(asyncio.Protocol):
         for call in self._calls.values():
             call.send_window += window - self._stream_window
         self._stream_window = window
-        self._transport.write(frame(Kind.SETTINGS, ACK, 0))
+        self._write(frame(Kind.SETTINGS, ACK, 0))
         if not self.ready.done():
             self.ready.set_result(None)
         self._send_rest()
@@ -169,7 +170,7 @@ class Connection(asyncio.Protocol):
     def _send_rest(self) -> None:
         for stream, call in self._calls.items():
             if call.unsent and (data := self._sendable(stream, call)):
-                self._transport.write(data)
+                self._write(data)
 
     def _sendable(self, stream: int, call: Call) -> bytes:
         """As much of a request as the server takes now, as frames."""
@@ -192,24 +193,24 @@ class Connection(asyncio.Protocol):
             self._calls[stream].fail(_UNAVAILABLE, f"the server did not take the call: {text}")
             self._forget(stream)
         if not self._calls:
-            self._transport.close()
+            self._hang_up()
 
     def _drop(self, stream: int) -> None:
-        self._transport.write(reset(stream, Code.CANCEL))
+        self._write(reset(stream, Code.CANCEL))
         self._forget(stream)
 
     def _forget(self, stream: int) -> None:
         if self._calls.pop(stream, None) is None:
             return
         if self._closing and not self._calls:
-            self._transport.close()
+            self._hang_up()
         self.on_room()
 
     def _end(self, status: grpc.StatusCode, why: str) -> None:
         self._closing = True
         if self._alarm is not None:
             self._alarm.cancel()
-        self._transport.close()
+        self._hang_up()
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.fail(status, why)
@@ -217,6 +218,21 @@ class Connection(asyncio.Protocol):
             self.ready.set_exception(ConnectionError(why))
             self.ready.exception()  # whoever opened it may have left
         self.on_room()
+
+    def _write(self, data: bytes) -> None:
+        """Send at the end of this turn of the loop, with what else is sent in it: a write costs more than a call."""
+        if not self._unwritten:
+            self._loop.call_soon(self._write_all)
+        self._unwritten.append(data)
+
+    def _write_all(self) -> None:
+        if self._unwritten and not self._transport.is_closing():
+            self._transport.write(b"".join(self._unwritten))
+        self._unwritten.clear()
+
+    def _hang_up(self) -> None:
+        self._write_all()
+        self._transport.close()
 
     def _watch(self) -> None:
         """Ask after a server that is silent."""
@@ -231,7 +247,7 @@ class Connection(asyncio.Protocol):
         if silent_s < self._keep_alive.time_s:
             self._alarm = self._loop.call_later(self._keep_alive.time_s - silent_s, self._ask)
             return
-        self._transport.write(frame(Kind.PING, 0, 0, _PING))
+        self._write(frame(Kind.PING, 0, 0, _PING))
         asked_at = self._loop.time()
 
         def check() -> None:
