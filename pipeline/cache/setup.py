@@ -33,9 +33,10 @@ class SemanticSettings:
     """Answers to questions that mean the same."""
 
     embedder: Path  # folder: tokenizer.json and model_int8.onnx or model.onnx
-    min_similarity: float = 0.75  # cosine
+    min_similarity: float = 0.6  # cosine
     name: str | None = None  # of the embedder's model, by default that of the folder
     checks: Sequence[str] | None = None  # of pipeline.cache.semantic.verification.CHECKS; None: all
+    scorer: bool | None = None  # the learned one decides; None: where it knows the embedder
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +105,11 @@ def _semantic(settings: SemanticSettings, backend: Backend, verifier: Verifier |
     if not 0 < settings.min_similarity <= 1:
         raise ValueError(f"min_similarity {settings.min_similarity:g}: must be above 0 and at most 1")
     from pipeline.cache.semantic.embedder import Embedder
+    from pipeline.cache.semantic.scoring import verifier_for
 
-    if verifier is None:
-        from pipeline.cache.semantic.verification import default_verifier
-
-        verifier = default_verifier(settings.checks)
     embedder = Embedder(settings.embedder, name=settings.name)
+    if verifier is None:
+        verifier = verifier_for(embedder, settings.checks, scorer=settings.scorer)
     return SemanticLayer(backend, embedder, verifier, settings.min_similarity)
 
 

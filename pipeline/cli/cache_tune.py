@@ -15,7 +15,11 @@ from pipeline.errors import Fault, InvalidInput, UserError
 
 if TYPE_CHECKING:
     from pipeline.cache.backend import Vector
-    from pipeline.cache.tuning.measuring import Embed
+    from pipeline.cache.semantic.embedder import Embedder
+    from pipeline.cache.semantic.layer import Verifier
+    from pipeline.cache.semantic.scoring import Learned
+    from pipeline.cache.semantic.verification import Checked
+    from pipeline.cache.tuning.measuring import Embed, Parted
     from pipeline.cache.tuning.pairs import Logged, Pair
     from pipeline.progress import Progress
 
@@ -53,6 +57,9 @@ Row = TypeVar("Row")
     metavar="FOLDER",
     help="tokenizer.json and model.onnx or model_int8.onnx, instead of those of a RECIPE.",
 )
+@click.option(
+    "--scorer/--no-scorer", default=None, help="Whether the learned scorer decides; by default where it can."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @set_option
 @store_option
@@ -67,6 +74,7 @@ def tune(
     confidence: float,
     keep_checks: bool,
     embedder: Path | None,
+    scorer: bool | None,
     as_json: bool,
     overrides: tuple[str, ...],
     store: Path | None,
@@ -91,17 +99,21 @@ def tune(
     if pairs is not None:
         labelled = _read(pairs, read_pairs)
         embed = _embedder(recipe, embedder, overrides, store, report)
-        met = _tune(labelled, embed, report, budget, confidence, keep_checks=keep_checks, as_json=as_json)
+        judge = _verifier(embed, scorer)
+        met = _tune(
+            labelled, embed, judge, report, budget, confidence, keep_checks=keep_checks, as_json=as_json
+        )
         context.exit(0 if met else 1)
     if log is not None:
         questions = _read(log, read_log)
         embed = _embedder(recipe, embedder, overrides, store, report)
-        _survey(questions, embed, report, output, as_json=as_json)
+        _survey(questions, embed, _verifier(embed, scorer), report, output, as_json=as_json)
 
 
 def _tune(
     pairs: Sequence[Pair],
     embedder: Embed,
+    verifier: Parted,
     report: Progress,
     budget: float,
     confidence: float,
@@ -114,21 +126,26 @@ def _tune(
     from pipeline.cli.cache_tune_page import choice_json, choice_page
 
     with _told(embedder, report, 2 * len(pairs)) as embed:
-        measured = measure(pairs, embed)
+        measured = measure(pairs, embed, verifier)
     choice = choose(measured, budget=budget, confidence=confidence, may_skip=not keep_checks)
     click.echo(choice_json(measured, choice) if as_json else choice_page(measured, choice))
     return choice.meets_budget
 
 
 def _survey(
-    log: Sequence[Logged], embedder: Embed, report: Progress, output: Path | None, *, as_json: bool
+    log: Sequence[Logged],
+    embedder: Embed,
+    verifier: Verifier,
+    report: Progress,
+    output: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
-    from pipeline.cache.semantic.verification import default_verifier
     from pipeline.cache.tuning.repeats import repeats
     from pipeline.cli.repeats_page import repeats_json, repeats_page
 
     with _told(embedder, report, len(set(log))) as embed:
-        found = repeats(log, embed, default_verifier())
+        found = repeats(log, embed, verifier)
     click.echo(repeats_json(found) if as_json else repeats_page(found))
     if output is not None:
         rows = [
@@ -169,7 +186,7 @@ def _read(file: TextIO, read: Callable[[Iterable[str]], list[Row]]) -> list[Row]
 
 def _embedder(
     recipe: str | None, folder: Path | None, overrides: tuple[str, ...], store: Path | None, report: Progress
-) -> Embed:
+) -> Embedder:
     from pipeline.cache.semantic.embedder import Embedder
 
     try:
@@ -178,6 +195,15 @@ def _embedder(
         raise UserError(f"--embedder {error}") from error
     except ImportError as error:
         raise UserError(f"embedding needs {error.name}: pip install 'pipeline[cache]'") from error
+
+
+def _verifier(embedder: Embedder, scorer: bool | None) -> Learned | Checked:
+    from pipeline.cache.semantic.scoring import verifier_for
+
+    try:
+        return verifier_for(embedder, scorer=scorer)
+    except ValueError as error:
+        raise UserError(f"--scorer: {error}") from error
 
 
 def _encoder(text: str, overrides: tuple[str, ...], store: Path | None, report: Progress) -> Path:

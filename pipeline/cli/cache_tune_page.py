@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pipeline.cache.semantic.scoring.judge import SCORER
+from pipeline.cache.semantic.verification import CHECKS
 from pipeline.cache.tuning.choosing import THRESHOLDS, Choice
 from pipeline.cache.tuning.intervals import Share
 from pipeline.cache.tuning.measuring import Measured, Outcome
@@ -28,15 +30,15 @@ def choice_page(measured: Measured, choice: Choice) -> str:
         _checks(measured, choice),
         _categories(measured, choice),
         [*_verdict(choice), *(f"  served wrongly: {pair.a}  |  {pair.b}" for pair in wrong)],
-        recipe_lines(measured, choice),
+        recipe_lines(choice),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
-def recipe_lines(measured: Measured, choice: Choice) -> list[str]:
+def recipe_lines(choice: Choice) -> list[str]:
     """What to write into a recipe."""
     lines = ["cache:", "  semantic:", f"    min_similarity: {choice.outcome.min_similarity:.2f}"]
-    on = [name for name in measured.checks if name not in choice.skipped]
+    on = [name for name in CHECKS if name not in choice.skipped]
     return [*lines, f"    checks: [{', '.join(on)}]"] if choice.skipped else lines
 
 
@@ -52,7 +54,8 @@ def choice_json(measured: Measured, choice: Choice) -> str:
         "traps_needed": choice.traps_needed,
         "chosen": {
             **_row(choice.outcome, sure),
-            "checks": [name for name in measured.checks if name not in skipped],
+            "checks": [name for name in CHECKS if name not in skipped],
+            "scorer": SCORER in measured.checks,
             "left_out": list(skipped),
         },
         "held_out": None if choice.held_out is None else _row(choice.held_out, sure),

@@ -33,7 +33,9 @@ def response_cache(recipe: Recipe, store: Store, progress: Progress | None = Non
 
         found = encoder(recipe, store, progress)
         wanted = settings.semantic
-        semantic = SemanticSettings(found.folder, wanted.min_similarity, found.name, wanted.checks)
+        semantic = SemanticSettings(
+            found.folder, wanted.min_similarity, found.name, wanted.checks, wanted.scorer
+        )
     try:
         return open_cache(cache_settings(recipe, store, semantic))
     except CacheSetupError as error:

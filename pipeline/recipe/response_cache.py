@@ -83,14 +83,20 @@ class Dynamic(Section):
 
 
 class SemanticLookup(Section):
-    """Answers to questions that mean the same: near ones that also agree in numbers, negations, names and so on."""
+    """Answers to questions that mean the same: near ones that checks and a learned scorer find to ask for the same."""
 
     min_similarity: float = Field(
-        default=0.75, ge=0.5, le=1, description="Cosine similarity of the embeddings that a hit needs."
+        default=0.6, ge=0.5, le=1, description="Cosine similarity of the embeddings that a hit needs."
+    )
+    scorer: bool | None = Field(
+        default=None,
+        description="Whether the learned scorer decides, which knows all-MiniLM-L6-v2 only; with false, a question must "
+        "pass every check. By default, it does where it knows the embedder.",
     )
     checks: tuple[CheckName, ...] | None = Field(
         default=None,
-        description="What near questions must agree in as well; all checks without it, none with []. "
+        description="What near questions must agree in as well; all checks without it, none with []. Where the scorer "
+        "decides, only numbers, codes, quotes and joining forbid a hit by themselves. "
         "`pipeline cache tune` tells which may be left out.",
         examples=[["numbers", "codes", "names", "sense", "words", "order"]],
         strict=False,

@@ -16,7 +16,7 @@ from pipeline.recipe import HubSource, LocalSource, Recipe
 from pipeline.stages.fetch import fetch, resolve
 from pipeline.store import ArtifactKey, Json, Store
 
-_REVISION = 1  # of the way in which graphs are made
+_REVISION = 2  # of the way in which graphs are made
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,7 @@ def test_pairs_are_measured_by_the_checks_themselves() -> None:
         Pair("Cancel order 3", "Cancel order 4", False),
         Pair(long, long + "parcel", True),
     ]
-    measured = measure(pairs, embed)
+    measured = measure(pairs, embed, default_verifier())
     assert measured.similarity[0] == pytest.approx(1)
     assert measured.objects[0].sum() == 0
     assert measured.objects[1, measured.checks.index("numbers")]

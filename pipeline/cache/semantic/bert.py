@@ -1,7 +1,9 @@
 """A BERT sentence encoder as an ONNX graph, from its safetensors: done once, so that no torch is needed to serve it.
 
 Inputs input_ids, attention_mask and token_type_ids, int64 [batch, tokens]; output last_hidden_state, float32 [batch,
-tokens, hidden]: the graph that sentence-transformers publishes. Needs the distributions `onnx` and `safetensors`.
+tokens, hidden]: the graph that sentence-transformers publishes. A second output of the same shape, first_hidden_state,
+is what goes into the first layer: words as they are, before they have read each other. Needs the distributions `onnx`
+and `safetensors`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 OUTPUT = "last_hidden_state"
+FIRST = "first_hidden_state"
 _OPSET = 17  # LayerNormalization as one operation
 _MASKED = -1e9
 
@@ -50,17 +53,21 @@ class _Encoder:
     def model(self) -> Any:
         from onnx import TensorProto, checker, helper, numpy_helper
 
-        last = self._embeddings()
+        first = last = self._embeddings()
         mask = self._mask()
         for layer in range(self._config["num_hidden_layers"]):
             last = self._layer(f"encoder.layer.{layer}", last, mask)
-        self._nodes.append(helper.make_node("Identity", [last], [OUTPUT]))
+        for name, states in ((OUTPUT, last), (FIRST, first)):
+            self._nodes.append(helper.make_node("Identity", [states], [name]))
         shape = ["batch", "tokens"]
         graph = helper.make_graph(
             self._nodes,
             "bert",
             [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name in INPUTS],
-            [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, [*shape, self._config["hidden_size"]])],
+            [
+                helper.make_tensor_value_info(name, TensorProto.FLOAT, [*shape, self._config["hidden_size"]])
+                for name in (OUTPUT, FIRST)
+            ],
             [numpy_helper.from_array(array, name) for name, array in self._constants.items()],
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=8)

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.cache.semantic.verification import CHECKS
 from pipeline.cache.tuning.intervals import Share, needed
 from pipeline.cache.tuning.measuring import Measured, Outcome
 
@@ -82,7 +83,7 @@ def _best(
         tried = [
             (_threshold(measured, rows, budget, confidence, (*skipped, name)), (*skipped, name))
             for name in measured.checks
-            if name not in skipped and _known(measured, rows, name)
+            if name in CHECKS and name not in skipped and _known(measured, rows, name)
         ]
         better = [
             (outcome, names)

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cache.backend import Vector
-from pipeline.cache.semantic.verification import CHECKS, default_verifier
 from pipeline.cache.tuning.intervals import Share
 from pipeline.cache.tuning.pairs import Pair
 
 Embed = Callable[[str], Vector | None]
+
+
+class Parted(Protocol):
+    """A verifier of which each part can be asked by itself."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of checks, or what else may object."""
+
+    def objecting(self, asked: str, kept: str, similarity: float) -> tuple[bool, ...]:
+        """Which of the parts object."""
+
+
 NEVER = -1.0  # the similarity of a question that is too long for the embedder: it is not looked up
 
 
@@ -33,7 +46,7 @@ class Measured:
     pairs: Sequence[Pair]
     similarity: NDArray[np.float64]  # [pairs] cosine
     objects: NDArray[np.bool_]  # [pairs, checks] whether the check objects
-    checks: tuple[str, ...]
+    checks: tuple[str, ...]  # parts of a verifier: the learned scorer is one, where it decides
 
     def outcome(
         self, min_similarity: float, skipped: Collection[str] = (), rows: NDArray[np.bool_] | None = None
@@ -61,16 +74,14 @@ class Measured:
         return [pair for pair, yes in zip(self.pairs, passed, strict=True) if yes and pair.same is same]
 
 
-def measure(pairs: Sequence[Pair], embed: Embed) -> Measured:
+def measure(pairs: Sequence[Pair], embed: Embed, verifier: Parted) -> Measured:
     """Embed and check every pair, one after another."""
-    checks = tuple(CHECKS)
-    verifiers = [default_verifier([name]) for name in checks]
     similarity = np.empty(len(pairs))
-    objects = np.empty((len(pairs), len(checks)), np.bool_)
+    objects = np.empty((len(pairs), len(verifier.parts)), np.bool_)
     for row, pair in enumerate(pairs):
         similarity[row] = near = cosine(embed(pair.a), embed(pair.b))
-        objects[row] = [verifier.objection(pair.a, pair.b, near) is not None for verifier in verifiers]
-    return Measured(pairs, similarity, objects, checks)
+        objects[row] = verifier.objecting(pair.a, pair.b, near)
+    return Measured(pairs, similarity, objects, verifier.parts)
 
 
 def cosine(one: Vector | None, other: Vector | None) -> float:

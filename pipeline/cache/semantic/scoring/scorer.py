@@ -1,0 +1,138 @@
+"""Decomposable attention (Parikh et al. 2016, arXiv:1606.01933) over token states of a frozen sentence encoder.
+
+Each token is held beside what the other question has for it, the differences are looked at one by one, and their sum
+and their largest decide, together with what the checks say. The encoder has run for the embedding anyway; what is left
+are a few small products. Trained by scripts/train_scorer on pairs that were written for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache
+from importlib.resources import as_file, files
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.cache.semantic.scoring.facts import NAMES
+
+Array = NDArray[np.float32]
+StatesOf = Callable[[str], "Array | None"]
+FILE = "scorer.npz"
+PROBE = "How do I change the battery of a smoke detector?"
+_SAME_ENCODER = 0.98  # mean cosine of the probe's states
+_KEPT = 4096  # questions of which the projection is kept, about 8 KB each
+_EPSILON = 1e-5
+
+
+class AnotherEncoder(ValueError):
+    """The scorer was trained with the states of another encoder."""
+
+
+class Projected(NamedTuple):
+    """The tokens of a question, as the scorer holds them beside those of another."""
+
+    values: Array  # [tokens, width]
+    keys: Array  # [tokens, width], of length 1
+
+
+class Scorer:
+    """Scores pairs; safe to use from any number of threads.
+
+    Args:
+        weights: as scripts/train_scorer writes them.
+        states: token states of a text, float32 [tokens, 2 * dimensions] (see `Embedder.states`).
+
+    Raises:
+        AnotherEncoder: the weights are not for these states. ValueError: they are for other facts than ours.
+    """
+
+    def __init__(self, weights: Mapping[str, Array], states: StatesOf) -> None:
+        self._w = {
+            name: np.array(np.transpose(value), np.float32, order="C")  # matrices as [in, out]
+            for name, value in weights.items()
+            if name != "facts"
+        }
+        self._states = states
+        if tuple(str(name) for name in weights["facts"]) != NAMES:
+            raise ValueError("the scorer was trained with other facts: run scripts/train_scorer")
+        self._expect_same_encoder()
+        self.min_score = float(self._w["min_score"])  # that a hit needs
+        self.min_score_unopposed = float(self._w["min_score_unopposed"])  # where no check objects
+        self._projected = lru_cache(_KEPT)(self._project)
+
+    def __call__(self, asked: str, kept: str, facts: Array) -> float | None:
+        """The logit that one answer serves both; None if a text has no states.
+
+        Args:
+            facts: float32 [len(NAMES)].
+        """
+        one, other = self._projected(asked), self._projected(kept)
+        if one is None or other is None:
+            return None
+        near = one.keys @ other.keys.T
+        here = np.vstack([one.values, other.values])
+        there = np.vstack([self._found(near, other.values), self._found(near.T, one.values)])
+        peak = np.concatenate([near.max(axis=1), near.max(axis=0)])[:, None]
+        beside = np.hstack([here, there, np.abs(here - there), here * there, peak])
+        seen = _silu(self._linear("compare2", _silu(self._linear("compare1", beside))))
+        count = len(one.values)
+        total = seen[:count].sum(axis=0) / np.float32(count**0.5)
+        total += seen[count:].sum(axis=0) / np.float32(len(other.values) ** 0.5)
+        known = (facts - self._w["mean"]) / self._w["deviation"]
+        decided = _silu(self._linear("out1", np.concatenate([total, seen.max(axis=0), known])))
+        return float(self._linear("out2", decided)[0])
+
+    def _found(self, near: Array, values: Array) -> Array:
+        """What the other question has for each token: float32 [tokens, width]."""
+        sharp = np.exp((near - near.max(axis=1, keepdims=True)) * self._w["sharpness"])
+        found: Array = (sharp / sharp.sum(axis=1, keepdims=True)) @ values
+        return found
+
+    def _project(self, text: str) -> Projected | None:
+        states = self._states(text)
+        if states is None:
+            return None
+        centred = states - states.mean(axis=1, keepdims=True)
+        scaled = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + _EPSILON)
+        normal = scaled * self._w["norm.weight"] + self._w["norm.bias"]
+        keys = normal @ self._w["key.weight"]
+        lengths = np.maximum(np.linalg.norm(keys, axis=1, keepdims=True), np.float32(1e-12))
+        return Projected(np.tanh(self._linear("value", normal)), keys / lengths)
+
+    def _linear(self, name: str, given: Array) -> Array:
+        product: Array = given @ self._w[f"{name}.weight"] + self._w[f"{name}.bias"]
+        return product
+
+    def _expect_same_encoder(self) -> None:
+        found, wanted = self._states(PROBE), self._w["probe"].T
+        if found is None or found.shape != wanted.shape or _agreement(found, wanted) < _SAME_ENCODER:
+            raise AnotherEncoder(
+                "the scorer knows only all-MiniLM-L6-v2, with a graph that was made here from its checkpoint"
+            )
+
+
+def load_scorer(states: StatesOf) -> Scorer:
+    """The one of this package, for all-MiniLM-L6-v2.
+
+    Raises:
+        AnotherEncoder: `states` are not those of that encoder.
+    """
+    return Scorer(_weights(), states)
+
+
+@cache
+def _weights() -> Mapping[str, Array]:
+    with as_file(files(__package__) / "data" / FILE) as path, np.load(path) as stored:
+        return dict(stored)
+
+
+def _agreement(one: Array, other: Array) -> float:
+    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    return float(((one * other).sum(axis=1) / lengths).mean())
+
+
+def _silu(given: Array) -> Array:
+    result: Array = given / (1 + np.exp(-given))
+    return result
