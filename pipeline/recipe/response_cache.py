@@ -90,8 +90,8 @@ class SemanticLookup(Section):
     )
     scorer: bool | None = Field(
         default=None,
-        description="Whether the learned scorer decides, which knows all-MiniLM-L6-v2 only; with false, a question must "
-        "pass every check. By default, it does where it knows the embedder.",
+        description="Whether the learned scorer decides, which knows all-MiniLM-L6-v2 only; with false, a question "
+        "must pass every check. By default, it does where it knows the embedder.",
     )
     checks: tuple[CheckName, ...] | None = Field(
         default=None,

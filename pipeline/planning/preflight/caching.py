@@ -16,8 +16,8 @@ def _unchecked(subject: Subject) -> Iterator[Said]:
     if semantic is not None and semantic.checks == () and not semantic.scorer:
         yield Said(
             ("cache.semantic.checks",),
-            "turns all checks of near questions off: unless the learned scorer decides, each gets the answer of the nearest"
-            f" one from a cosine of {semantic.min_similarity:g} on, whatever it says",
+            "turns all checks of near questions off: unless the learned scorer decides, each gets the answer of the"
+            f" nearest one from a cosine of {semantic.min_similarity:g} on, whatever it says",
             "leave it out for all checks, or name some",
         )
 
