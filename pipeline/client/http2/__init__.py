@@ -2,7 +2,7 @@
 
 gRPC's own asyncio client takes each message through three threads, which costs more than all else that is done with
 it. Here what the connection brings is cut up where it arrives. Only what such calls need is spoken: RFC 9113 without
-push and priorities, gRPC over it without compression.
+push and priorities, gRPC over it without compression, TLS or proxies of the environment.
 """
 
 from __future__ import annotations
