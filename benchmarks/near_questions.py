@@ -1,0 +1,89 @@
+"""How near questions are judged: by the checks alone, and with the learned scorer; how often rightly, and in what time.
+
+    python benchmarks/near_questions.py ENCODER [--pairs FILE]...
+
+ENCODER is a folder as `pipeline.cache.semantic.preparing.prepare` makes it of all-MiniLM-L6-v2. The pairs are, unless
+given, those of scripts/questions/aside, by which nothing was trained or chosen. Times are medians of one comparison: of
+a new question with one that was compared before, and with one that was not (which the encoder has to read again).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+from pipeline.cache.semantic.embedder import Embedder
+from pipeline.cache.semantic.layer import Verifier
+from pipeline.cache.semantic.scoring import verifier_for
+from pipeline.cache.semantic.verification import default_verifier
+from pipeline.cache.semantic.verification.reading import read
+from pipeline.cache.tuning.intervals import Share
+from pipeline.cache.tuning.pairs import Pair, read_pairs
+
+ASIDE = Path(__file__).resolve().parent.parent / "scripts/questions/aside"
+MIN_SIMILARITY = 0.6  # the default of a recipe
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("encoder", type=Path)
+    parser.add_argument("--pairs", type=Path, action="append")
+    chosen = parser.parse_args()
+    embedder = Embedder(chosen.encoder)
+    files: list[Path] = chosen.pairs or sorted(ASIDE.glob("*.jsonl"))
+    pairs = [pair for file in files for pair in read_pairs(file.read_text(encoding="utf-8").splitlines())]
+    nears = [_cosine(embedder, pair) for pair in pairs]
+    print(f"{len(pairs):,} pairs of {', '.join(map(str, files))}; similarity at least {MIN_SIMILARITY}")
+    for name, verifier in (
+        ("checks alone", default_verifier()),
+        ("with the scorer", verifier_for(embedder, scorer=True)),
+    ):
+        _judge(name, verifier, pairs, nears)
+        _time(name, embedder, verifier, pairs, nears)
+
+
+def _judge(name: str, verifier: Verifier, pairs: list[Pair], nears: list[float]) -> None:
+    served = [
+        near >= MIN_SIMILARITY and verifier.objection(pair.a, pair.b, near) is None
+        for pair, near in zip(pairs, nears, strict=True)
+    ]
+    for same, what in ((True, "true pairs served"), (False, "traps served")):
+        rows = [yes for yes, pair in zip(served, pairs, strict=True) if pair.same is same]
+        share = Share(sum(rows), len(rows))
+        print(
+            f"  {name:<18}{what:<20}{share.count:>5} of {share.of:<6}{share.value:>7.1%}"
+            f"   95 % interval {share.low(0.95):.1%} to {share.high(0.95):.1%}"
+        )
+
+
+def _time(name: str, embedder: Embedder, verifier: Verifier, pairs: list[Pair], nears: list[float]) -> None:
+    """The new question has been embedded, as it has when a cache looks it up."""
+    known, unknown = [], []
+    for pair, near in zip(pairs[:500], nears, strict=False):
+        for times, kept in ((known, pair.b), (unknown, f"{pair.b} {'please ' * (1 + len(unknown) % 7)}")):
+            asked = f"Hello, {pair.a}"
+            embedder(asked)
+            read.cache_clear()
+            if times is known:
+                verifier.objection(kept, f"{kept} ", 0.9)
+                embedder(asked)
+            start = time.perf_counter()
+            verifier.objection(asked, kept, near)
+            times.append(time.perf_counter() - start)
+    print(
+        f"  {name:<18}one comparison      {1e3 * statistics.median(known):.3f} ms; "
+        f"with a question that is new too {1e3 * statistics.median(unknown):.3f} ms"
+    )
+
+
+def _cosine(embedder: Embedder, pair: Pair) -> float:
+    one, other = embedder(pair.a), embedder(pair.b)
+    return -1.0 if one is None or other is None else float(one @ other)
+
+
+if __name__ == "__main__":
+    main()
