@@ -58,6 +58,7 @@ class Scorer:
         if tuple(str(name) for name in weights["facts"]) != NAMES:
             raise ValueError("the scorer was trained with other facts: run scripts/train_scorer")
         self._expect_same_encoder()
+        self._into, self._moved = self._projection()
         self.min_score = float(self._w["min_score"])  # that a hit needs
         self.min_score_unopposed = float(self._w["min_score_unopposed"])  # where no check objects
         self._projected = lru_cache(_KEPT)(self._project)
@@ -96,14 +97,19 @@ class Scorer:
             return None
         centred = states - states.mean(axis=1, keepdims=True)
         scaled = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + _EPSILON)
-        normal = scaled * self._w["norm.weight"] + self._w["norm.bias"]
-        keys = normal @ self._w["key.weight"]
+        values, keys = np.hsplit(scaled @ self._into + self._moved, 2)
         lengths = np.maximum(np.linalg.norm(keys, axis=1, keepdims=True), np.float32(1e-12))
-        return Projected(np.tanh(self._linear("value", normal)), keys / lengths)
+        return Projected(np.tanh(values), keys / lengths)
 
     def _linear(self, name: str, given: Array) -> Array:
         product: Array = given @ self._w[f"{name}.weight"] + self._w[f"{name}.bias"]
         return product
+
+    def _projection(self) -> tuple[Array, Array]:
+        """[in, 2 * width] and its offset: to values and keys side by side, gain and offset of the norm included."""
+        both = np.hstack([self._w["value.weight"], self._w["key.weight"]])
+        offset = np.concatenate([self._w["value.bias"], np.zeros_like(self._w["value.bias"])])
+        return self._w["norm.weight"][:, None] * both, self._w["norm.bias"] @ both + offset
 
     def _expect_same_encoder(self) -> None:
         found, wanted = self._states(PROBE), self._w["probe"].T
