@@ -9,7 +9,7 @@ from math import log1p
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache.semantic.verification.alignment import align
+from pipeline.cache.semantic.verification.alignment import aligned
 from pipeline.cache.semantic.verification.checks import CHECKS
 from pipeline.cache.semantic.verification.reading import Reading, read
 
@@ -65,7 +65,7 @@ def _forbidding(one: Reading, other: Reading, objections: Mapping[str, str]) -> 
 
 
 def _measures(one: Reading, other: Reading, similarity: float, objections: int) -> tuple[float, ...]:
-    aligned = align(one.words, other.words)
-    left = sorted(min(len(set(words)), _MANY) for words in (aligned.left, aligned.right))
+    beside = aligned(one, other)
+    left = sorted(min(len(set(words)), _MANY) for words in (beside.left, beside.right))
     shared = len(one.said & other.said) / max(1, len(one.said | other.said))
     return similarity, shared, *left, log1p(len(one.words) + len(other.words)), objections

@@ -23,7 +23,7 @@ FILE = "scorer.npz"
 PROBE = "How do I change the battery of a smoke detector?"
 _SAME_ENCODER = 0.98  # mean cosine of the probe's states
 _KEPT = 4096  # questions of which the projection is kept, about 8 KB each
-_EPSILON = 1e-5
+_EPSILON = np.float32(1e-5)
 
 
 class AnotherEncoder(ValueError):
@@ -95,21 +95,23 @@ class Scorer:
         states = self._states(text)
         if states is None:
             return None
-        centred = states - states.mean(axis=1, keepdims=True)
-        scaled = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + _EPSILON)
-        values, keys = np.hsplit(scaled @ self._into + self._moved, 2)
-        lengths = np.maximum(np.linalg.norm(keys, axis=1, keepdims=True), np.float32(1e-12))
-        return Projected(np.tanh(values), keys / lengths)
+        size = np.float32(states.shape[1])
+        mean, square = states.sum(axis=1) / size, _squares(states) / size
+        deviation = np.sqrt(square - mean * mean + _EPSILON)
+        values, keys = np.hsplit((states @ self._into) / deviation[:, None] + self._moved, 2)
+        lengths = np.sqrt(_squares(keys))
+        return Projected(np.tanh(values), keys / np.maximum(lengths, _EPSILON)[:, None])
 
     def _linear(self, name: str, given: Array) -> Array:
         product: Array = given @ self._w[f"{name}.weight"] + self._w[f"{name}.bias"]
         return product
 
     def _projection(self) -> tuple[Array, Array]:
-        """[in, 2 * width] and its offset: to values and keys side by side, gain and offset of the norm included."""
+        """[in, 2 * width] and its offset: to values and keys side by side, the norm but for the deviation included."""
         both = np.hstack([self._w["value.weight"], self._w["key.weight"]])
         offset = np.concatenate([self._w["value.bias"], np.zeros_like(self._w["value.bias"])])
-        return self._w["norm.weight"][:, None] * both, self._w["norm.bias"] @ both + offset
+        gained = self._w["norm.weight"][:, None] * both
+        return gained - gained.mean(axis=0), self._w["norm.bias"] @ both + offset
 
     def _expect_same_encoder(self) -> None:
         found, wanted = self._states(PROBE), self._w["probe"].T
@@ -137,6 +139,12 @@ def _weights() -> Mapping[str, Array]:
 def _agreement(one: Array, other: Array) -> float:
     lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     return float(((one * other).sum(axis=1) / lengths).mean())
+
+
+def _squares(rows: Array) -> Array:
+    """The sum of each row's squares."""
+    found: Array = np.einsum("ij,ij->i", rows, rows)
+    return found
 
 
 def _silu(given: Array) -> Array:

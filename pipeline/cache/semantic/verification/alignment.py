@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pipeline.cache.semantic.verification.lexicon import lexicon
-from pipeline.cache.semantic.verification.reading import Word
+from pipeline.cache.semantic.verification.reading import Reading, Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,12 @@ class Alignment:
     moved: tuple[tuple[Word, Word], ...]  # the same word with another preposition
     swapped: tuple[str, str] | None  # two words that have changed places without one
     neighbours: bool  # the two stand side by side in both
+
+
+@lru_cache(1)
+def aligned(one: Reading, other: Reading) -> Alignment:
+    """Of the two that are being judged: several checks ask for it, one after the other."""
+    return align(one.words, other.words)
 
 
 def align(one: Sequence[Word], other: Sequence[Word]) -> Alignment:

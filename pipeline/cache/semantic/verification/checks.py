@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from types import MappingProxyType
 
-from pipeline.cache.semantic.verification.alignment import Alignment, align
+from pipeline.cache.semantic.verification.alignment import aligned
 from pipeline.cache.semantic.verification.lexicon import lexicon
 from pipeline.cache.semantic.verification.reading import Reading
 from pipeline.cache.semantic.verification.stems import stem
@@ -118,7 +117,7 @@ def joining(one: Reading, other: Reading) -> str | None:
 
 def sense(one: Reading, other: Reading) -> str | None:
     """Negations and opposites: none, or two that cancel each other."""
-    found = _aligned(one, other)
+    found = aligned(one, other)
     told, there = list(one.telling), list(other.telling)
     for word in one.telling:
         if word in there:
@@ -145,7 +144,7 @@ def _about(words: list[str]) -> str:
 
 def words(one: Reading, other: Reading) -> str | None:
     """Every word that carries meaning is on both sides, or one that says the same."""
-    found = _aligned(one, other)
+    found = aligned(one, other)
     if found.left or found.right:
         return f"words: {_listed(found.left)} and {_listed(found.right)}"
     light, there = one.light - other.light, other.light - one.light
@@ -154,7 +153,7 @@ def words(one: Reading, other: Reading) -> str | None:
 
 def order(one: Reading, other: Reading) -> str | None:
     """Who does what to whom, from where to where."""
-    found = _aligned(one, other)
+    found = aligned(one, other)
     if one.limited != other.limited and one.limited and other.limited:
         return f"places: only {_listed(one.limited)}, only {_listed(other.limited)}"
     joined = bool(one.joined & other.joined)
@@ -209,11 +208,6 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "order": order,
     }
 )
-
-
-@lru_cache(1)
-def _aligned(one: Reading, other: Reading) -> Alignment:
-    return align(one.words, other.words)
 
 
 def _listed(words: object) -> str:
