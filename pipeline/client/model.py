@@ -23,9 +23,9 @@ class Tensor:
     optional: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """The facts about one model that shape a request."""
+    """The facts about one model that shape a request. Compared by identity: a client reads it once."""
 
     name: str
     inputs: Mapping[str, Tensor]

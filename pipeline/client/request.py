@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 from tritonclient.grpc import service_pb2 as pb
 
@@ -30,21 +32,41 @@ def build_request(
     model: Model, prompt: str, sampling: Mapping[str, Value], *, request_id: str
 ) -> pb.ModelInferRequest:
     """A request for one streamed answer. Refused if the model cannot take it; all faults at once."""
-    message = pb.ModelInferRequest(model_name=model.name, id=request_id)
-    message.parameters["triton_enable_empty_final_response"].bool_param = True
     tensors, faults = _tensors(model, prompt, sampling)
-    missing = [name for name, tensor in model.inputs.items() if not tensor.optional and name not in tensors]
-    faults += [f"model {model.name!r} needs {_parameter_of(name)}" for name in missing]
+    layout = _layout(model, tuple((name, len(values)) for name, values in tensors.items()))
+    faults += layout.faults
     if faults:
         raise Refused("; ".join(faults), request_id=request_id)
-    for name, values in tensors.items():
-        datatype = model.inputs[name].datatype
-        shape = [1, len(values)] if model.batched else [len(values)]
-        message.inputs.add(name=name, datatype=datatype, shape=shape)
-        message.raw_input_contents.append(wire.encode(datatype, values))
-    for name in _outputs(model, tensors):
-        message.outputs.add(name=name)
+    message = pb.ModelInferRequest()
+    message.CopyFrom(layout.message)
+    message.id = request_id
+    message.raw_input_contents.extend(
+        [wire.encode(model.inputs[name].datatype, values) for name, values in tensors.items()]
+    )
     return message
+
+
+class _Layout(NamedTuple):
+    """What requests with the same tensors have in common, and what they lack."""
+
+    message: pb.ModelInferRequest
+    faults: list[str]
+
+
+@lru_cache(256)
+def _layout(model: Model, lengths: tuple[tuple[str, int], ...]) -> _Layout:
+    """`lengths`: of each input that a request sends."""
+    message = pb.ModelInferRequest(model_name=model.name)
+    message.parameters["triton_enable_empty_final_response"].bool_param = True
+    for name, length in lengths:
+        shape = [1, length] if model.batched else [length]
+        message.inputs.add(name=name, datatype=model.inputs[name].datatype, shape=shape)
+    for name in _outputs(model, dict(lengths)):
+        message.outputs.add(name=name)
+    missing = [
+        name for name, tensor in model.inputs.items() if not tensor.optional and name not in dict(lengths)
+    ]
+    return _Layout(message, [f"model {model.name!r} needs {_parameter_of(name)}" for name in missing])
 
 
 def _tensors(

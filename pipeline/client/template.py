@@ -148,8 +148,9 @@ def _json(path: Path) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=32)
 def _compile(source: str) -> Any:
-    environment = _environment()
-    return environment.from_string(source)
+    template = _environment().from_string(source)
+    template.globals = dict(template.globals)  # each rendering copies them: slow from Jinja's ChainMap
+    return template
 
 
 @functools.cache

@@ -76,6 +76,8 @@ class Tracking:
         }
         own = {f"pipeline.{name}": value for name, value in track.fields.items()}
         span.end({**attributes, "pipeline.request_id": track.id, **own}, track.error)
+        if not log.isEnabledFor(logging.INFO):
+            return
         told = {
             "request_id": track.id, "trace_id": span.trace.trace_id, "path": path, "status": track.status,
             "ms": round(took_ms, 1), **track.fields, **({"error": track.error} if track.error else {}),
