@@ -37,6 +37,7 @@ class SemanticSettings:
     name: str | None = None  # of the embedder's model, by default that of the folder
     checks: Sequence[str] | None = None  # of pipeline.cache.semantic.verification.CHECKS; None: all
     scorer: bool | None = None  # the learned one decides; None: where it knows the embedder
+    min_score: float = 0.0  # of the scorer, that a hit needs: log odds; more serves less
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,9 @@ def _semantic(settings: SemanticSettings, backend: Backend, verifier: Verifier |
 
     embedder = Embedder(settings.embedder, name=settings.name)
     if verifier is None:
-        verifier = verifier_for(embedder, settings.checks, scorer=settings.scorer)
+        verifier = verifier_for(
+            embedder, settings.checks, scorer=settings.scorer, min_score=settings.min_score
+        )
     return SemanticLayer(backend, embedder, verifier, settings.min_similarity)
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pipeline.cache.semantic.layer import Verifier
     from pipeline.cache.semantic.scoring import Learned
     from pipeline.cache.semantic.verification import Checked
-    from pipeline.cache.tuning.measuring import Embed, Parted
-    from pipeline.cache.tuning.pairs import Logged, Pair
+    from pipeline.cache.tuning.measuring import Embed
+    from pipeline.cache.tuning.pairs import Logged
     from pipeline.progress import Progress
 
 Row = TypeVar("Row")
@@ -81,6 +81,8 @@ def tune(
 ) -> None:
     """Choose the threshold and the checks of semantic lookup.
 
+    Where the learned scorer decides, the threshold is that of its score (min_score), else that of the similarity.
+
     --pairs holds a JSON object a line, {"a": "…", "b": "…", "same": 1, "category": "…"}, where same is 0 if the answer
     to one does not serve the other. --log holds questions, a line each, or what `pipeline cache export` writes: it
     tells how many are near each other, and --output takes those pairs for a person to label. Exit code 1 if the pairs
@@ -93,43 +95,26 @@ def tune(
     if output is not None and log is None:
         raise click.UsageError("--output goes with --log: pairs have labels already")
     from pipeline import progress as progress_to
+    from pipeline.cache.tuning.choosing import choose
+    from pipeline.cache.tuning.measuring import measure
     from pipeline.cache.tuning.pairs import read_log, read_pairs
+    from pipeline.cli.cache_tune_page import choice_json, choice_page
 
     report = progress_to.Silent() if as_json else progress_to.for_stream()
     if pairs is not None:
         labelled = _read(pairs, read_pairs)
         embed = _embedder(recipe, embedder, overrides, store, report)
-        judge = _verifier(embed, scorer)
-        met = _tune(
-            labelled, embed, judge, report, budget, confidence, keep_checks=keep_checks, as_json=as_json
-        )
-        context.exit(0 if met else 1)
+        with _told(embed, report, 2 * len(labelled)) as told:
+            measured = measure(
+                labelled, told, _verifier(embed, scorer), min_similarity=_min_similarity(recipe, overrides)
+            )
+        choice = choose(measured, budget=budget, confidence=confidence, may_skip=not keep_checks)
+        click.echo(choice_json(measured, choice) if as_json else choice_page(measured, choice))
+        context.exit(0 if choice.meets_budget else 1)
     if log is not None:
         questions = _read(log, read_log)
         embed = _embedder(recipe, embedder, overrides, store, report)
         _survey(questions, embed, _verifier(embed, scorer), report, output, as_json=as_json)
-
-
-def _tune(
-    pairs: Sequence[Pair],
-    embedder: Embed,
-    verifier: Parted,
-    report: Progress,
-    budget: float,
-    confidence: float,
-    *,
-    keep_checks: bool,
-    as_json: bool,
-) -> bool:
-    from pipeline.cache.tuning.choosing import choose
-    from pipeline.cache.tuning.measuring import measure
-    from pipeline.cli.cache_tune_page import choice_json, choice_page
-
-    with _told(embedder, report, 2 * len(pairs)) as embed:
-        measured = measure(pairs, embed, verifier)
-    choice = choose(measured, budget=budget, confidence=confidence, may_skip=not keep_checks)
-    click.echo(choice_json(measured, choice) if as_json else choice_page(measured, choice))
-    return choice.meets_budget
 
 
 def _survey(
@@ -204,6 +189,15 @@ def _verifier(embedder: Embedder, scorer: bool | None) -> Learned | Checked:
         return verifier_for(embedder, scorer=scorer)
     except ValueError as error:
         raise UserError(f"--scorer: {error}") from error
+
+
+def _min_similarity(recipe: str | None, overrides: tuple[str, ...]) -> float:
+    """What hits need, where the score is chosen."""
+    from pipeline.recipe import load_recipe
+    from pipeline.recipe.response_cache import SemanticLookup
+
+    given = load_recipe(recipe, overrides).cache.semantic if recipe is not None else None
+    return (given or SemanticLookup()).min_similarity
 
 
 def _encoder(text: str, overrides: tuple[str, ...], store: Path | None, report: Progress) -> Path:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pipeline.cache.semantic.scoring.judge import SCORER
 from pipeline.cache.semantic.verification import CHECKS
-from pipeline.cache.tuning.choosing import THRESHOLDS, Choice
+from pipeline.cache.tuning.choosing import Choice
 from pipeline.cache.tuning.intervals import Share
 from pipeline.cache.tuning.measuring import Measured, Outcome
 from pipeline.cache.tuning.weighing import by_category, weigh
@@ -22,29 +21,31 @@ def choice_page(measured: Measured, choice: Choice) -> str:
     """The curve, the rows around the choice, checks, categories, what was chosen, and the lines of the recipe."""
     outcome = choice.outcome
     head = f"{len(measured.pairs):,} pairs: {outcome.recall.of:,} that one answer serves, {outcome.false.of:,} traps"
-    wrong = measured.served(outcome.min_similarity, choice.skipped, same=False)[:_EXAMPLES]
+    wrong = measured.served(outcome.threshold, choice.skipped, same=False)[:_EXAMPLES]
     parts = [
         [head],
         _curve(measured, choice),
         _table(measured, choice),
         _checks(measured, choice),
         _categories(measured, choice),
-        [*_verdict(choice), *(f"  served wrongly: {pair.a}  |  {pair.b}" for pair in wrong)],
-        recipe_lines(choice),
+        [*_verdict(measured, choice), *(f"  served wrongly: {pair.a}  |  {pair.b}" for pair in wrong)],
+        recipe_lines(measured, choice),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
-def recipe_lines(choice: Choice) -> list[str]:
+def recipe_lines(measured: Measured, choice: Choice) -> list[str]:
     """What to write into a recipe."""
-    lines = ["cache:", "  semantic:", f"    min_similarity: {choice.outcome.min_similarity:.2f}"]
+    lines = ["cache:", "  semantic:", f"    {measured.dial}: {_number(choice.outcome.threshold, measured)}"]
+    if measured.dial == "min_score":
+        lines.append(f"    min_similarity: {measured.min_similarity:.2f}")
     on = [name for name in CHECKS if name not in choice.skipped]
     return [*lines, f"    checks: [{', '.join(on)}]"] if choice.skipped else lines
 
 
 def choice_json(measured: Measured, choice: Choice) -> str:
     """The same, with every threshold."""
-    at, skipped, sure = choice.outcome.min_similarity, choice.skipped, choice.confidence
+    at, skipped, sure = choice.outcome.threshold, choice.skipped, choice.confidence
     document = {
         "pairs": len(measured.pairs),
         "budget": choice.budget,
@@ -53,13 +54,14 @@ def choice_json(measured: Measured, choice: Choice) -> str:
         "basis": choice.basis,
         "traps_needed": choice.traps_needed,
         "chosen": {
-            **_row(choice.outcome, sure),
+            **({"min_similarity": measured.min_similarity} if measured.dial == "min_score" else {}),
+            **_row(choice.outcome, measured, sure),
             "checks": [name for name in CHECKS if name not in skipped],
-            "scorer": SCORER in measured.checks,
+            "scorer": measured.dial == "min_score",
             "left_out": list(skipped),
         },
-        "held_out": None if choice.held_out is None else _row(choice.held_out, sure),
-        "thresholds": [_row(measured.outcome(threshold, skipped), sure) for threshold in THRESHOLDS],
+        "held_out": None if choice.held_out is None else _row(choice.held_out, measured, sure),
+        "thresholds": [_row(measured.outcome(step, skipped), measured, sure) for step in measured.steps],
         "checks": [
             {"check": weight.check, "stopped_alone": weight.stopped, "lost_alone": weight.lost}
             for weight in weigh(measured, at, skipped)
@@ -73,26 +75,27 @@ def choice_json(measured: Measured, choice: Choice) -> str:
 
 
 def _curve(measured: Measured, choice: Choice) -> list[str]:
-    lines = [f"  {'':<6}{'true pairs served':<{_BAR + 2}}{'traps served':<{_BAR + 2}}traps by cosine alone"]
-    for threshold in sorted({*THRESHOLDS[::5], choice.outcome.min_similarity}):
+    alone = "cosine" if measured.dial == "min_similarity" else "score"
+    lines = [f"  {'':<6}{'true pairs served':<{_BAR + 2}}{'traps served':<{_BAR + 2}}traps by {alone} alone"]
+    for threshold in sorted({*measured.steps[::5], choice.outcome.threshold}):
         outcome = measured.outcome(threshold, choice.skipped)
         bare = measured.outcome(threshold, measured.checks)
         lines.append(
-            f"{_mark(threshold, choice)} {threshold:<6.2f}{_bar(outcome.recall, '#')}  {_bar(outcome.false, '!')}  "
-            f"{_bar(bare.false, '!')}"
+            f"{_mark(threshold, choice)} {_number(threshold, measured):<6}"
+            f"{_bar(outcome.recall, '#')}  {_bar(outcome.false, '!')}  {_bar(bare.false, '!')}"
         )
     return lines
 
 
 def _table(measured: Measured, choice: Choice) -> list[str]:
     sure = choice.confidence
-    lines = [f"  {'min_similarity':<16}{f'recall ({sure:.0%} interval)':<26}false hits"]
-    at = THRESHOLDS.index(choice.outcome.min_similarity)
-    first = max(0, min(at - _ROWS // 2, len(THRESHOLDS) - _ROWS))
-    for threshold in THRESHOLDS[first : first + _ROWS]:
+    lines = [f"  {measured.dial:<16}{f'recall ({sure:.0%} interval)':<26}false hits"]
+    at = measured.steps.index(choice.outcome.threshold)
+    first = max(0, min(at - _ROWS // 2, len(measured.steps) - _ROWS))
+    for threshold in measured.steps[first : first + _ROWS]:
         outcome = measured.outcome(threshold, choice.skipped)
         lines.append(
-            f"{_mark(threshold, choice)} {threshold:<16.2f}{_interval(outcome.recall, sure, 1):<26}"
+            f"{_mark(threshold, choice)} {_number(threshold, measured):<16}{_interval(outcome.recall, sure, 1):<26}"
             f"{_interval(outcome.false, sure, 2)}"
         )
     return lines
@@ -100,13 +103,13 @@ def _table(measured: Measured, choice: Choice) -> list[str]:
 
 def _checks(measured: Measured, choice: Choice) -> list[str]:
     lines = [f"  {'check':<16}{'traps it alone stops':<26}true pairs it alone costs"]
-    weights = weigh(measured, choice.outcome.min_similarity, choice.skipped)
+    weights = weigh(measured, choice.outcome.threshold, choice.skipped)
     lines += [f"  {weight.check:<16}{weight.stopped:<26,}{weight.lost:,}" for weight in weights]
     return [*lines, *(f"  {name:<16}left out" for name in choice.skipped)]
 
 
 def _categories(measured: Measured, choice: Choice) -> list[str]:
-    found = by_category(measured, choice.outcome.min_similarity, choice.skipped)
+    found = by_category(measured, choice.outcome.threshold, choice.skipped)
     if not found:
         return []
     width = min(max(16, *(len(name) + 2 for name in found)), _NAME)
@@ -118,12 +121,12 @@ def _categories(measured: Measured, choice: Choice) -> list[str]:
     return lines
 
 
-def _verdict(choice: Choice) -> list[str]:
+def _verdict(measured: Measured, choice: Choice) -> list[str]:
     outcome, sure, false = choice.outcome, choice.confidence, choice.outcome.false
     budget = f"{100 * choice.budget:g}%"
     lines = [
-        f"At {outcome.min_similarity:.2f}, {outcome.recall.value:.0%} of the true pairs are served, and {false.count} "
-        f"of {false.of:,} traps: at most {false.high(sure):.2%} ({sure:.0%} interval)."
+        f"At {_number(outcome.threshold, measured)}, {outcome.recall.value:.0%} of the true pairs are served, "
+        f"and {false.count} of {false.of:,} traps: at most {false.high(sure):.2%} ({sure:.0%} interval)."
     ]
     if choice.basis == "interval":
         lines.append(f"That is within the budget of {budget}.")
@@ -143,9 +146,9 @@ def _verdict(choice: Choice) -> list[str]:
     return lines
 
 
-def _row(outcome: Outcome, confidence: float) -> dict[str, Any]:
+def _row(outcome: Outcome, measured: Measured, confidence: float) -> dict[str, Any]:
     return {
-        "min_similarity": round(outcome.min_similarity, 3),
+        measured.dial: round(outcome.threshold, 3),
         "recall": _share(outcome.recall, confidence),
         "false_hits": _share(outcome.false, confidence),
     }
@@ -162,11 +165,15 @@ def _share(share: Share, confidence: float) -> dict[str, float]:
 
 
 def _mark(threshold: float, choice: Choice) -> str:
-    return ">" if threshold == choice.outcome.min_similarity else " "
+    return ">" if threshold == choice.outcome.threshold else " "
 
 
 def _bar(share: Share, drawn: str) -> str:
     return (drawn * round(share.value * _BAR)).ljust(_BAR, ".")
+
+
+def _number(threshold: float, measured: Measured) -> str:
+    return f"{threshold:.2f}" if measured.dial == "min_similarity" else f"{threshold:+.1f}"
 
 
 def _short(text: str, most: int) -> str:

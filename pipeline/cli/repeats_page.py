@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from pipeline.cache.tuning.choosing import THRESHOLDS
+from pipeline.cache.tuning.measuring import STEPS
 from pipeline.cache.tuning.repeats import MIN_SIMILARITY, MOST, Repeats
 
 _EXAMPLES = 5
@@ -18,7 +18,9 @@ def repeats_page(found: Repeats) -> str:
         "",
         f"  {'min_similarity':<16}{'pairs as near':<16}that pass every check",
     ]
-    lines += [f"  {at:<16.2f}{found.near(at):<16,}{found.served(at):,}" for at in THRESHOLDS[::5]]
+    lines += [
+        f"  {at:<16.2f}{found.near(at):<16,}{found.served(at):,}" for at in STEPS["min_similarity"][::5]
+    ]
     merged = found.merged()
     examples = merged[:: max(1, len(merged) // _EXAMPLES)][:_EXAMPLES]
     none = f"no pair is nearer than {MIN_SIMILARITY} and passes every check"
@@ -35,7 +37,10 @@ def repeats_page(found: Repeats) -> str:
 
 def repeats_json(found: Repeats) -> str:
     """The same, with every threshold."""
-    rows = [{"min_similarity": at, "near": found.near(at), "pass": found.served(at)} for at in THRESHOLDS]
+    rows = [
+        {"min_similarity": at, "near": found.near(at), "pass": found.served(at)}
+        for at in STEPS["min_similarity"]
+    ]
     return json.dumps(
         {"questions": found.questions, "different": found.different, "thresholds": rows}, indent=2
     )

@@ -34,7 +34,12 @@ def response_cache(recipe: Recipe, store: Store, progress: Progress | None = Non
         found = encoder(recipe, store, progress)
         wanted = settings.semantic
         semantic = SemanticSettings(
-            found.folder, wanted.min_similarity, found.name, wanted.checks, wanted.scorer
+            found.folder,
+            wanted.min_similarity,
+            found.name,
+            wanted.checks,
+            wanted.scorer,
+            wanted.min_score,
         )
     try:
         return open_cache(cache_settings(recipe, store, semantic))

@@ -93,6 +93,13 @@ class SemanticLookup(Section):
         description="Whether the learned scorer decides, which knows all-MiniLM-L6-v2 only; with false, a question "
         "must pass every check. By default, it does where it knows the embedder.",
     )
+    min_score: float = Field(
+        default=0,
+        ge=-10,
+        le=10,
+        description="Score that a hit needs where the scorer decides, in log odds: more serves less. "
+        "`pipeline cache tune` chooses it by labelled pairs.",
+    )
     checks: tuple[CheckName, ...] | None = Field(
         default=None,
         description="What near questions must agree in as well; all checks without it, none with []. Where the scorer "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -19,9 +21,13 @@ from pipeline.cache.semantic.bert import write_onnx
 from pipeline.cache.semantic.embedder import Embedder
 from pipeline.cache.semantic.scoring import Learned, Scorer, verifier_for
 from pipeline.cache.semantic.scoring.facts import NAMES, facts
-from pipeline.cache.semantic.scoring.judge import FORBIDDING, SCORER
+from pipeline.cache.semantic.scoring.judge import FORBIDDING
 from pipeline.cache.semantic.scoring.scorer import PROBE, AnotherEncoder
 from pipeline.cache.semantic.verification import CHECKS, Checked
+from pipeline.cache.tuning.choosing import choose
+from pipeline.cache.tuning.measuring import measure
+from pipeline.cache.tuning.pairs import Pair
+from pipeline.cli.cache_tune_page import choice_json, choice_page
 from tests.support.encoder import write_encoder
 from tests.support.minilm import minilm
 
@@ -80,7 +86,7 @@ def test_what_is_served_is_what_was_trained(
     rng = np.random.default_rng(seed)
     known = rng.standard_normal((len(pairs), len(NAMES))).astype(np.float32)
     torch.manual_seed(seed)
-    net = training.Net(SIZE, known).eval()
+    net = training.Net(SIZE, 8, known).eval()
     weights = {name: value.numpy() for name, value in net.state_dict().items()}
     probe = states_of(PROBE)
     assert probe is not None
@@ -151,13 +157,34 @@ def test_the_scorer_overrules_checks_that_object_to_wording(learned: Learned) ->
     assert learned.objection(asked, asked, 1.0) is None
 
 
-def test_parts_say_what_the_whole_says(learned: Learned) -> None:
-    assert learned.parts == (*(name for name in CHECKS if name in FORBIDDING), SCORER)
-    for row in rows()[::40]:
-        near = similarity(row["a"], row["b"])
-        refused = learned.objection(row["a"], row["b"], near) is not None
-        assert any(learned.objecting(row["a"], row["b"], near)) == refused
+def test_checks_and_score_by_themselves_say_what_the_whole_says(learned: Learned) -> None:
+    assert learned.checks_alone == tuple(name for name in CHECKS if name in FORBIDDING)
+    for stricter in (learned, replace(learned, min_score=1.5)):
+        for row in rows()[::40]:
+            near = similarity(row["a"], row["b"])
+            pair = str(row["a"]), str(row["b"]), near
+            serves = not any(stricter.objecting(*pair)) and stricter.value(*pair) >= stricter.min_score
+            assert (stricter.objection(*pair) is None) == serves
     assert not any(learned.objecting("Where is it?", "Where is it?", 1.0))
+    assert learned.value("Where is it?", "Where is it?", 1.0) == math.inf
+
+
+def test_the_score_that_tuning_chooses_is_what_a_cache_then_asks_for(learned: Learned) -> None:
+    pairs = [Pair(str(row["a"]), str(row["b"]), row["same"] == 1) for row in rows()[::4]]
+    measured = measure(pairs, minilm(), learned, min_similarity=0.6)
+    assert (measured.dial, measured.min_similarity) == ("min_score", 0.6)
+    choice = choose(measured, budget=0.03)
+    chosen = replace(learned, min_score=choice.outcome.threshold)
+    served = [
+        pair
+        for pair in pairs
+        if (near := similarity(pair.a, pair.b)) >= 0.6 and chosen.objection(pair.a, pair.b, near) is None
+    ]
+    assert sum(pair.same for pair in served) == choice.outcome.recall.count > 0
+    assert sum(not pair.same for pair in served) == choice.outcome.false.count
+    assert choice.outcome.false.value <= 0.03
+    assert f"min_score: {choice.outcome.threshold:+.1f}" in choice_page(measured, choice)
+    assert json.loads(choice_json(measured, choice))["chosen"]["scorer"] is True
 
 
 def test_questions_written_aside_are_judged_as_the_documentation_says(learned: Learned) -> None:

@@ -119,7 +119,7 @@ def test_the_lowest_threshold_within_the_budget() -> None:
     measured = made([(0.55 + i / 200, False) for i in range(80)], traps)
     choice = choose(measured, budget=0.01)
     assert choice.meets_budget
-    assert choice.outcome.min_similarity == 0.61
+    assert choice.outcome.threshold == 0.61
     assert choice.outcome.false == Share(0, 500)
     assert choice.outcome.recall == Share(68, 80)
 
@@ -135,10 +135,10 @@ def test_where_too_few_traps_prove_nothing_the_observed_rate_decides() -> None:
     """1 of 100 is at the budget, though not shown to be; 2 of 100 are beyond it."""
     measured = made([(0.55, False)] * 10, [(0.9, False), (0.7, False)] + [(0.5, False)] * 98)
     choice = choose(measured, budget=0.01)
-    assert (choice.basis, choice.outcome.min_similarity) == ("rate", 0.99)
+    assert (choice.basis, choice.outcome.threshold) == ("rate", 0.99)
     near = made([(0.85, False)] * 10, [(0.9, False), (0.7, False)] + [(0.5, False)] * 98)
     choice = choose(near, budget=0.01)
-    assert (choice.basis, choice.outcome.min_similarity) == ("rate", 0.85)
+    assert (choice.basis, choice.outcome.threshold) == ("rate", 0.85)
     assert choice.outcome.false == Share(1, 100)
 
 
@@ -183,8 +183,8 @@ def test_pairs_are_measured_by_the_checks_themselves() -> None:
         Pair("Cancel order 3", "Cancel order 4", False),
         Pair(long, long + "parcel", True),
     ]
-    measured = measure(pairs, embed, default_verifier())
-    assert measured.similarity[0] == pytest.approx(1)
+    measured = measure(pairs, embed, default_verifier(), min_similarity=0.6)
+    assert measured.values[0] == pytest.approx(1)
     assert measured.objects[0].sum() == 0
     assert measured.objects[1, measured.checks.index("numbers")]
     assert measured.outcome(0.5).recall == Share(1, 2)

@@ -9,11 +9,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache.semantic.verification import CHECKS
 from pipeline.cache.tuning.intervals import Share, needed
 from pipeline.cache.tuning.measuring import Measured, Outcome
 
-THRESHOLDS = tuple(round(0.5 + step / 100, 2) for step in range(50))  # 0.50 to 0.99
 _FOLDS = 5
 Basis = Literal["interval", "rate", "fewest"]
 _MIN_TRAPS = 30  # that a check must have objected to before anything is said of doing without it
@@ -83,7 +81,7 @@ def _best(
         tried = [
             (_threshold(measured, rows, budget, confidence, (*skipped, name)), (*skipped, name))
             for name in measured.checks
-            if name in CHECKS and name not in skipped and _known(measured, rows, name)
+            if name not in skipped and _known(measured, rows, name)
         ]
         better = [
             (outcome, names)
@@ -100,14 +98,14 @@ def _threshold(
     measured: Measured, rows: NDArray[np.bool_], budget: float, confidence: float, skipped: Collection[str]
 ) -> Outcome:
     """Of settings that serve the same, the one with the highest threshold."""
-    outcomes = [measured.outcome(threshold, skipped, rows) for threshold in THRESHOLDS]
+    outcomes = [measured.outcome(threshold, skipped, rows) for threshold in measured.steps]
     fewest = min(outcome.false.count for outcome in outcomes)
     within = (
         [outcome for outcome in outcomes if outcome.false.high(confidence) <= budget]
         or [outcome for outcome in outcomes if outcome.false.value <= budget]
         or [outcome for outcome in outcomes if outcome.false.count == fewest]
     )
-    return max(within, key=lambda outcome: (outcome.recall.count, outcome.min_similarity))
+    return max(within, key=lambda outcome: (outcome.recall.count, outcome.threshold))
 
 
 def _known(measured: Measured, rows: NDArray[np.bool_], name: str) -> bool:
@@ -124,8 +122,8 @@ def _held_out(measured: Measured, budget: float, confidence: float, *, may_skip:
     for fold in range(_FOLDS):
         here = groups % _FOLDS == fold
         chosen, skipped = _best(measured, ~here, budget, confidence, may_skip=may_skip)
-        found = measured.outcome(chosen.min_similarity, skipped, here)
-        thresholds.append(chosen.min_similarity)
+        found = measured.outcome(chosen.threshold, skipped, here)
+        thresholds.append(chosen.threshold)
         for sums, share in ((recall, found.recall), (false, found.false)):
             sums[0] += share.count
             sums[1] += share.of

@@ -1,10 +1,11 @@
-"""Labelled pairs, each with its similarity and what every check says of it."""
+"""Labelled pairs, each with the value that its threshold is about, and what every check says of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,27 +15,39 @@ from pipeline.cache.tuning.intervals import Share
 from pipeline.cache.tuning.pairs import Pair
 
 Embed = Callable[[str], Vector | None]
+Dial = Literal["min_similarity", "min_score"]  # the setting whose threshold is chosen
 
 
 class Parted(Protocol):
-    """A verifier of which each part can be asked by itself."""
+    """A verifier whose checks can be asked one by one."""
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """Names of checks, or what else may object."""
+    def checks_alone(self) -> tuple[str, ...]:
+        """Names of the checks that refuse a hit by themselves."""
 
     def objecting(self, asked: str, kept: str, similarity: float) -> tuple[bool, ...]:
-        """Which of the parts object."""
+        """Which of them object."""
+
+    @property
+    def dial(self) -> Dial:
+        """Which setting has to be at most `value` for a hit."""
+
+    def value(self, asked: str, kept: str, similarity: float) -> float:
+        """Of two questions; more is likelier the same."""
 
 
-NEVER = -1.0  # the similarity of a question that is too long for the embedder: it is not looked up
+NEVER = -math.inf  # what is not looked up: too long for the embedder, or not near
+STEPS: Mapping[Dial, tuple[float, ...]] = {  # that are tried
+    "min_similarity": tuple(round(0.5 + step / 100, 2) for step in range(50)),
+    "min_score": tuple(round(-3 + step / 10, 1) for step in range(81)),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a cache would do with the pairs at one setting."""
 
-    min_similarity: float
+    threshold: float
     recall: Share  # of the pairs that one answer serves
     false: Share  # of the traps
 
@@ -44,20 +57,25 @@ class Measured:
     """Rows are pairs."""
 
     pairs: Sequence[Pair]
-    similarity: NDArray[np.float64]  # [pairs] cosine
+    values: NDArray[np.float64]  # [pairs] that the threshold is about: cosine, or the score
     objects: NDArray[np.bool_]  # [pairs, checks] whether the check objects
-    checks: tuple[str, ...]  # parts of a verifier: the learned scorer is one, where it decides
+    checks: tuple[str, ...]  # that refuse a hit by themselves
+    dial: Dial = "min_similarity"
+    min_similarity: float = 0.5  # cosine that every hit needs
+
+    @property
+    def steps(self) -> tuple[float, ...]:
+        """Thresholds to choose from, ascending."""
+        return STEPS[self.dial]
 
     def outcome(
-        self, min_similarity: float, skipped: Collection[str] = (), rows: NDArray[np.bool_] | None = None
+        self, threshold: float, skipped: Collection[str] = (), rows: NDArray[np.bool_] | None = None
     ) -> Outcome:
         """At one threshold, with all checks but the skipped ones; of some rows only, if they are given."""
-        kept = [at for at, name in enumerate(self.checks) if name not in skipped]
-        served = (self.similarity >= min_similarity) & ~self.objects[:, kept].any(axis=1)
-        same = self.same
+        served, same = self._passing(threshold, skipped), self.same
         among = np.ones(len(same), np.bool_) if rows is None else rows
         return Outcome(
-            min_similarity,
+            threshold,
             recall=Share(int((served & same & among).sum()), int((same & among).sum())),
             false=Share(int((served & ~same & among).sum()), int((~same & among).sum())),
         )
@@ -67,23 +85,34 @@ class Measured:
         """[pairs] the labels."""
         return np.array([pair.same for pair in self.pairs], np.bool_)
 
-    def served(self, min_similarity: float, skipped: Collection[str], *, same: bool) -> list[Pair]:
+    def served(self, threshold: float, skipped: Collection[str], *, same: bool) -> list[Pair]:
         """The pairs of one label that would be served."""
-        kept = [at for at, name in enumerate(self.checks) if name not in skipped]
-        passed = (self.similarity >= min_similarity) & ~self.objects[:, kept].any(axis=1)
+        passed = self._passing(threshold, skipped)
         return [pair for pair, yes in zip(self.pairs, passed, strict=True) if yes and pair.same is same]
 
+    def _passing(self, threshold: float, skipped: Collection[str]) -> NDArray[np.bool_]:
+        kept = [at for at, name in enumerate(self.checks) if name not in skipped]
+        passing: NDArray[np.bool_] = (self.values >= threshold) & ~self.objects[:, kept].any(axis=1)
+        return passing
 
-def measure(pairs: Sequence[Pair], embed: Embed, verifier: Parted) -> Measured:
-    """Embed and check every pair, one after another."""
-    similarity = np.empty(len(pairs))
-    objects = np.empty((len(pairs), len(verifier.parts)), np.bool_)
+
+def measure(pairs: Sequence[Pair], embed: Embed, verifier: Parted, *, min_similarity: float) -> Measured:
+    """Embed and check every pair, one after another.
+
+    Args:
+        min_similarity: what every hit needs, where that is not what is to be chosen.
+    """
+    floor = 0.0 if verifier.dial == "min_similarity" else min_similarity
+    values = np.full(len(pairs), NEVER)
+    objects = np.empty((len(pairs), len(verifier.checks_alone)), np.bool_)
     for row, pair in enumerate(pairs):
-        similarity[row] = near = cosine(embed(pair.a), embed(pair.b))
+        near = cosine(embed(pair.a), embed(pair.b))
         objects[row] = verifier.objecting(pair.a, pair.b, near)
-    return Measured(pairs, similarity, objects, verifier.parts)
+        if near >= floor:
+            values[row] = verifier.value(pair.a, pair.b, near)
+    return Measured(pairs, values, objects, verifier.checks_alone, verifier.dial, floor)
 
 
 def cosine(one: Vector | None, other: Vector | None) -> float:
-    """`NEVER` if one of the texts has no embedding."""
-    return NEVER if one is None or other is None else float(one @ other)
+    """-1 if one of the texts has no embedding."""
+    return -1.0 if one is None or other is None else float(one @ other)

@@ -19,11 +19,11 @@ class Weight:
     lost: int  # pairs that would rightly be served without it
 
 
-def weigh(measured: Measured, min_similarity: float, skipped: Collection[str] = ()) -> tuple[Weight, ...]:
+def weigh(measured: Measured, threshold: float, skipped: Collection[str] = ()) -> tuple[Weight, ...]:
     """Every check that is on, in their order."""
     used = [at for at, name in enumerate(measured.checks) if name not in skipped]
     objects = measured.objects[:, used]
-    alone = objects & (objects.sum(axis=1) == 1)[:, None] & (measured.similarity >= min_similarity)[:, None]
+    alone = objects & (objects.sum(axis=1) == 1)[:, None] & (measured.values >= threshold)[:, None]
     stopped = (alone & ~measured.same[:, None]).sum(axis=0).tolist()
     lost = (alone & measured.same[:, None]).sum(axis=0).tolist()
     return tuple(
@@ -31,12 +31,10 @@ def weigh(measured: Measured, min_similarity: float, skipped: Collection[str] = 
     )
 
 
-def by_category(
-    measured: Measured, min_similarity: float, skipped: Collection[str] = ()
-) -> dict[str, Outcome]:
+def by_category(measured: Measured, threshold: float, skipped: Collection[str] = ()) -> dict[str, Outcome]:
     """Each category that the pairs name, sorted; pairs without one are left out."""
     categories = np.array([pair.category for pair in measured.pairs])
     return {
-        name: measured.outcome(min_similarity, skipped, categories == name)
+        name: measured.outcome(threshold, skipped, categories == name)
         for name in sorted(set(categories.tolist()) - {""})
     }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pipeline.cache.semantic.scoring.facts import Facts, facts
 from pipeline.cache.semantic.scoring.scorer import AnotherEncoder, Scorer, load_scorer
@@ -13,17 +14,22 @@ from pipeline.cache.semantic.verification.verifier import Checked, default_verif
 if TYPE_CHECKING:
     from pipeline.cache.semantic.embedder import Embedder
 
-SCORER = "scorer"  # beside the names of checks
 # Where both questions say something of these, the checks have the last word; the others object to other wordings, too.
 FORBIDDING = ("numbers", "codes", "quotes", "joining", "names", "order")
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """See `pipeline.cache.semantic.layer.Verifier`; `checks`: names of `CHECKS` that are left on."""
+    """See `pipeline.cache.semantic.layer.Verifier`.
+
+    `checks`: names of `CHECKS` that are left on. `min_score`: that a hit needs, in log odds; 0 is what the scorer was
+    made for, more serves less.
+    """
 
     scorer: Scorer
     checks: tuple[str, ...]
+    min_score: float = 0.0
+    dial: ClassVar[Literal["min_score"]] = "min_score"
 
     def objection(self, asked: str, kept: str, similarity: float) -> str | None:
         """What a forbidding check says; what any check says, or "meaning: …", where the score is too low."""
@@ -32,39 +38,49 @@ class Learned:
         known = facts(asked, kept, similarity)
         if (forbidden := known.forbidden(self.checks)) is not None:
             return forbidden
-        score, least = self.scorer(asked, kept, known.values), self._least(known)
-        if score is not None and score >= least:
+        score = self._score(asked, kept, known)
+        if score >= self.min_score:
             return None
         told = [known.objections[name] for name in self.checks if name in known.objections]
-        unlike = None if score is None else f"meaning: scored {score:.1f}, {least:.1f} is needed"
-        return told[0] if told else unlike
+        return told[0] if told else f"meaning: scored {score:.1f}, {self.min_score:.1f} is needed"
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """What may object, each by itself."""
-        return *(name for name in self.checks if name in FORBIDDING), SCORER
+    def checks_alone(self) -> tuple[str, ...]:
+        """Those that refuse a hit by themselves."""
+        return tuple(name for name in self.checks if name in FORBIDDING)
 
     def objecting(self, asked: str, kept: str, similarity: float) -> tuple[bool, ...]:
-        """Which of the parts object."""
+        """Which of them object."""
         if asked == kept:
-            return (False,) * len(self.parts)
+            return (False,) * len(self.checks_alone)
         known = facts(asked, kept, similarity)
-        score = self.scorer(asked, kept, known.values)
-        low = score < self._least(known) if score is not None else bool(known.objections)
-        return *(known.forbidden([name]) is not None for name in self.parts[:-1]), low
+        return tuple(known.forbidden([name]) is not None for name in self.checks_alone)
 
-    def _least(self, known: Facts) -> float:
-        return self.scorer.min_score if known.objections else self.scorer.min_score_unopposed
+    def value(self, asked: str, kept: str, similarity: float) -> float:
+        """The score that `min_score` is about: log odds, above what the scorer itself asks for."""
+        return math.inf if asked == kept else self._score(asked, kept, facts(asked, kept, similarity))
+
+    def _score(self, asked: str, kept: str, known: Facts) -> float:
+        least = self.scorer.min_score if known.objections else self.scorer.min_score_unopposed
+        score = self.scorer(asked, kept, known.values)
+        if score is None:  # without words to score, the checks decide
+            return -math.inf if known.objections else math.inf
+        return score - least
 
 
 def verifier_for(
-    embedder: Embedder, checks: Sequence[str] | None = None, *, scorer: bool | None = None
+    embedder: Embedder,
+    checks: Sequence[str] | None = None,
+    *,
+    scorer: bool | None = None,
+    min_score: float = 0.0,
 ) -> Learned | Checked:
     """What judges near questions of an embedder: the scorer of this package, or the checks alone.
 
     Args:
         checks: names of `CHECKS`; None: all.
         scorer: whether it decides; None: where it was trained with this embedder.
+        min_score: see `Learned`.
 
     Raises:
         ValueError: a name is not known, or a scorer is asked for that was trained with another embedder.
@@ -73,7 +89,7 @@ def verifier_for(
     if scorer is False:
         return alone
     try:
-        return Learned(load_scorer(embedder.states), alone.checks)
+        return Learned(load_scorer(embedder.states), alone.checks, min_score)
     except AnotherEncoder:
         if scorer:
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from pipeline.cache.semantic.verification.checks import CHECKS
 from pipeline.cache.semantic.verification.reading import read
@@ -26,13 +27,20 @@ class Checked:
                 return found
         return None
 
+    dial: ClassVar[Literal["min_similarity"]] = "min_similarity"
+
     @property
-    def parts(self) -> tuple[str, ...]:
-        """What may object, each by itself."""
+    def checks_alone(self) -> tuple[str, ...]:
+        """Those that refuse a hit by themselves: all."""
         return self.checks
 
+    def value(self, asked: str, kept: str, similarity: float) -> float:
+        """What `dial` is about: nothing but the similarity."""
+        del asked, kept
+        return similarity
+
     def objecting(self, asked: str, kept: str, similarity: float) -> tuple[bool, ...]:
-        """Which of the parts object."""
+        """Which of the checks object."""
         del similarity
         one, other = read(asked), read(kept)
         return tuple(asked != kept and CHECKS[name](one, other) is not None for name in self.checks)
