@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import numpy as np
 from measuring import Questions
 
 from pipeline.cache.backend import Capacity, Vector
@@ -38,7 +40,7 @@ class SQLite:
 
     def __init__(self, questions: Questions, folder: Path, _redis_url: str) -> None:
         folder.mkdir()
-        self._folder = folder
+        self._questions, self._folder = questions, folder
         backend = SqliteBackend(folder / "cache.db", Capacity(entries=2 * len(questions.stored)))
         layer = SemanticLayer(backend, _Given(questions), self.verifier(), 0.85)
         self.cache = ResponseCache(backend, semantic=layer, recent=Recent(self.in_memory))
@@ -62,6 +64,29 @@ class Memory(SQLite):
     """The same, with what was used last in the memory of the process."""
 
     in_memory = 200_000
+
+
+class Scored(SQLite):
+    """With the learned scorer, for the encoder in $ENCODER.
+
+    What the encoder makes of the words is there, as their embedding is; kept questions were compared before.
+    """
+
+    def verifier(self) -> Verifier:
+        from pipeline.cache.semantic.embedder import Embedder
+        from pipeline.cache.semantic.scoring import Learned, load_scorer
+        from pipeline.cache.semantic.scoring.facts import NAMES
+        from pipeline.cache.semantic.scoring.scorer import PROBE
+        from pipeline.cache.semantic.verification import CHECKS
+
+        embedder, asked = Embedder(Path(os.environ["ENCODER"])), range(len(self._questions.near))
+        kept = [self._questions.text(self._questions.targets[at]) for at in asked]
+        texts = [PROBE, *kept, *(self._questions.near_text(at) for at in asked)]
+        states = {text: embedder.states(text) for text in texts}
+        learned = Learned(load_scorer(states.__getitem__), tuple(CHECKS))
+        for text in kept:
+            learned.scorer(text, text, np.zeros(len(NAMES), np.float32))
+        return learned
 
 
 class Unchecked(SQLite):

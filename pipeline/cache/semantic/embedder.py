@@ -69,6 +69,10 @@ class Embedder:
         """How long a text is for the model."""
         return len(self._tokenizer.encode(text).ids)
 
+    def knows(self, word: str) -> bool:
+        """Whether a lower-case word is one token: common words are, slips of the keyboard are not."""
+        return self._tokenizer.token_to_id(word) is not None
+
     @property
     def has_states(self) -> bool:
         """Whether the graph also gives its first states; those that `prepare` makes do."""

@@ -42,7 +42,7 @@ class Facts:
 
 def facts(asked: str, kept: str, similarity: float) -> Facts:
     """`similarity` is the cosine of the embeddings."""
-    one, other = read(asked), read(kept)
+    one, other = (read(text) for text in sorted((asked, kept)))
     objections = {name: found for name, check in CHECKS.items() if (found := check(one, other)) is not None}
     said = {text.partition(":")[0] for text in objections.values()}
     kinds = {kind if kind in KINDS else "other" for kind in said}
@@ -51,7 +51,7 @@ def facts(asked: str, kept: str, similarity: float) -> Facts:
 
 
 def _forbidding(one: Reading, other: Reading, objections: Mapping[str, str]) -> frozenset[str]:
-    """Where both say something, but not the same (what only one says may be another wording), and swapped words."""
+    """Where both say something, but not the same (what only one says may be another wording), or it has moved."""
     said = {
         "numbers": (one.numbers, other.numbers),
         "codes": (one.codes - other.said, other.codes - one.said),
@@ -60,8 +60,12 @@ def _forbidding(one: Reading, other: Reading, objections: Mapping[str, str]) -> 
         "names": (one.names - other.said, other.names - one.said),
     }
     both = {name for name, (here, there) in said.items() if here and there}
-    swapped = {name for name, told in objections.items() if told.startswith("order:")}
-    return frozenset((both | swapped) & set(objections))
+    if len(one.numbers) == 1 and not objections.get("numbers", "").startswith("numbers:"):
+        both.discard("numbers")  # the same number in another place: "by 40", "at the age of 40"
+    swapped = aligned(one, other).swapped or ()
+    if not (one.names & other.names).isdisjoint(swapped):
+        both.add("order")
+    return frozenset(both & set(objections))
 
 
 def _measures(one: Reading, other: Reading, similarity: float, objections: int) -> tuple[float, ...]:

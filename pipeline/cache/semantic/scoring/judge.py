@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pipeline.cache.semantic.scoring.facts import Facts, facts
 from pipeline.cache.semantic.scoring.scorer import AnotherEncoder, Scorer, load_scorer
+from pipeline.cache.semantic.scoring.spelling import Knows, every_word, respelled
 from pipeline.cache.semantic.verification.verifier import Checked, default_verifier
 
 if TYPE_CHECKING:
@@ -29,10 +30,12 @@ class Learned:
     scorer: Scorer
     checks: tuple[str, ...]
     min_score: float = 0.0
+    knows: Knows = every_word  # whether a word is one, and no slip
     dial: ClassVar[Literal["min_score"]] = "min_score"
 
     def objection(self, asked: str, kept: str, similarity: float) -> str | None:
         """What a forbidding check says; what any check says, or "meaning: …", where the score is too low."""
+        asked, kept = respelled(asked, kept, self.knows)
         if asked == kept:
             return None
         known = facts(asked, kept, similarity)
@@ -51,6 +54,7 @@ class Learned:
 
     def objecting(self, asked: str, kept: str, similarity: float) -> tuple[bool, ...]:
         """Which of them object."""
+        asked, kept = respelled(asked, kept, self.knows)
         if asked == kept:
             return (False,) * len(self.checks_alone)
         known = facts(asked, kept, similarity)
@@ -58,6 +62,7 @@ class Learned:
 
     def value(self, asked: str, kept: str, similarity: float) -> float:
         """The score that `min_score` is about: log odds, above what the scorer itself asks for."""
+        asked, kept = respelled(asked, kept, self.knows)
         return math.inf if asked == kept else self._score(asked, kept, facts(asked, kept, similarity))
 
     def _score(self, asked: str, kept: str, known: Facts) -> float:
@@ -89,7 +94,7 @@ def verifier_for(
     if scorer is False:
         return alone
     try:
-        return Learned(load_scorer(embedder.states), alone.checks, min_score)
+        return Learned(load_scorer(embedder.states), alone.checks, min_score, embedder.knows)
     except AnotherEncoder:
         if scorer:
             raise
