@@ -103,7 +103,7 @@ class SemanticLookup(Section):
     checks: tuple[CheckName, ...] | None = Field(
         default=None,
         description="What near questions must agree in as well; all checks without it, none with []. Where the scorer "
-        "decides, only numbers, codes, quotes and joining forbid a hit by themselves. "
+        "decides, only numbers, codes, quotes, names, joining and order forbid a hit by themselves. "
         "`pipeline cache tune` tells which may be left out.",
         examples=[["numbers", "codes", "names", "sense", "words", "order"]],
         strict=False,

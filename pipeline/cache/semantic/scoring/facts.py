@@ -62,8 +62,9 @@ def _forbidding(one: Reading, other: Reading, objections: Mapping[str, str]) -> 
     both = {name for name, (here, there) in said.items() if here and there}
     if len(one.numbers) == 1 and not objections.get("numbers", "").startswith("numbers:"):
         both.discard("numbers")  # the same number in another place: "by 40", "at the age of 40"
-    swapped = aligned(one, other).swapped or ()
-    if not (one.names & other.names).isdisjoint(swapped):
+    beside, named = aligned(one, other), one.names & other.names
+    moved = {first.stem for first, _ in beside.moved} & named
+    if len(moved) > 1 or not named.isdisjoint(beside.swapped or ()):
         both.add("order")
     return frozenset(both & set(objections))
 

@@ -22,7 +22,7 @@ StatesOf = Callable[[str], "Array | None"]
 FILE = "scorer.npz"
 PROBE = "How do I change the battery of a smoke detector?"
 _SAME_ENCODER = 0.98  # mean cosine of the probe's states
-_KEPT = 4096  # questions of which the projection is kept, about 8 KB each
+_KEPT = 4096  # questions of which the projection is kept, about 6 KB each
 _EPSILON = np.float32(1e-5)
 
 
