@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cache.semantic.verification.alignment import aligned
-from pipeline.cache.semantic.verification.checks import CHECKS
+from pipeline.cache.semantic.verification.checks import CHECKS, EXCHANGED
 from pipeline.cache.semantic.verification.reading import Reading, read
 
 _MANY = 3  # words that only one side has: more of them say nothing more
@@ -64,7 +64,8 @@ def _forbidding(one: Reading, other: Reading, objections: Mapping[str, str]) -> 
         both.discard("numbers")  # the same number in another place: "by 40", "at the age of 40"
     beside, named = aligned(one, other), one.names & other.names
     moved = {first.stem for first, _ in beside.moved} & named
-    if len(moved) > 1 or not named.isdisjoint(beside.swapped or ()):
+    traded = objections.get("order") == EXCHANGED
+    if traded or len(moved) > 1 or not named.isdisjoint(beside.swapped or ()):
         both.add("order")
     return frozenset(both & set(objections))
 

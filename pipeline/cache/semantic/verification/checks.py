@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from pipeline.cache.semantic.verification.alignment import aligned
@@ -14,6 +14,15 @@ Check = Callable[[Reading, Reading], str | None]
 _ASKED = frozenset(("what", "who", "whom", "which"))
 _FUTURE = frozenset(("when", "how-long", "how-much"))  # "how long does it take" is about what will be
 _POINTS = frozenset(("month", "weekday", "clock", "th"))  # what is no amount
+EXCHANGED = "order: the same words otherwise"
+# Around these, what stands on both sides may be turned around.
+_EITHER_WAY = frozenset(
+    ("and", "or", "vs", "versus", "with", "plus", "times", "a", "an", "the", "my", "your")
+)
+_CLAUSES = frozenset(
+    ("but", "and", "or", "if", "because", "although", "while")
+)  # "not" is part of one of them
+_EXCHANGED_WORDS = 3  # of a part that has another's place, at most
 _SAME_SENSE = ("more", "less", "most", "least")  # with an opposite beside them, they may say the same
 
 
@@ -175,7 +184,39 @@ def order(one: Reading, other: Reading) -> str | None:
     if found.swapped is not None and not equals and not _only_one_way(one, other):
         both = "and" in one.joined | other.joined and found.neighbours
         return None if both else f"order: {found.swapped[0]}, {found.swapped[1]}"
+    between = _exchanged(one.sequence, other.sequence)
+    if between is None or any(stem(word) in lexicon().symmetric for word in between):
+        return None
+    return None if one.symmetric and other.symmetric and "and" in between else EXCHANGED
+
+
+def _exchanged(one: Sequence[str], other: Sequence[str]) -> Sequence[str] | None:
+    """The same words, but two parts have changed places, or "not" or "somebody's" has: what is between them."""
+    if one == other or sorted(one) != sorted(other):
+        return None
+    negations = lexicon().negations
+    if _without(one, negations) == _without(other, negations):
+        return None if _CLAUSES.isdisjoint(one) else ()
+    owners = {word for word in one if word.endswith("'s")}
+    if _without(one, owners) == _without(other, owners):
+        return ()
+    start = next(at for at, (here, there) in enumerate(zip(one, other, strict=True)) if here != there)
+    end = next(
+        at for at, (here, there) in enumerate(zip(one[::-1], other[::-1], strict=True)) if here != there
+    )
+    here, there = one[start : len(one) - end], other[start : len(other) - end]
+    size = len(here)
+    for left in range(1, min(size, 1 + _EXCHANGED_WORDS)):
+        for right in range(1, min(size - left, 1 + _EXCHANGED_WORDS)):
+            between = here[left : size - right]
+            parts_fit = here[:left] == there[size - left :] and here[size - right :] == there[:right]
+            if parts_fit and between == there[right : size - left] and not _EITHER_WAY.issuperset(between):
+                return between
     return None
+
+
+def _without(words: Sequence[str], left_out: Collection[str]) -> list[str]:
+    return [word for word in words if word not in left_out]
 
 
 def _facing(reading: Reading) -> list[str]:

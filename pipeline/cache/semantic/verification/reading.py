@@ -62,6 +62,7 @@ class Reading:
     joined: frozenset[str]  # which of "and", "or"
     symmetric: bool  # it speaks of a relation that holds in both directions
     said: frozenset[str]  # all words, whatever they are
+    sequence: tuple[str, ...]  # and as they follow each other
 
 
 @lru_cache(_KEPT)
@@ -109,6 +110,7 @@ def read(text: str) -> Reading:
         joined=frozenset(reader.joined),
         symmetric=any(form in known.symmetric for form, _ in reader.pairs),
         said=frozenset([token.text for token in written] + [token.text for token in given]),
+        sequence=tuple(token.text for token in given),
     )
 
 
