@@ -43,7 +43,12 @@ def main() -> None:
         ("with the scorer", verifier_for(embedder, scorer=True)),
     ):
         _judge(name, verifier, pairs, nears)
-        _time(name, embedder, verifier, pairs, nears)
+    another = Embedder(chosen.encoder)  # that has not seen the questions yet
+    for name, verifier in (
+        ("checks alone", default_verifier()),
+        ("with the scorer", verifier_for(another, scorer=True)),
+    ):
+        _time(name, another, verifier, pairs, nears)
 
 
 def _judge(name: str, verifier: Verifier, pairs: list[Pair], nears: list[float]) -> None:
@@ -66,7 +71,7 @@ def _time(name: str, embedder: Embedder, verifier: Verifier, pairs: list[Pair], 
     kept_never: list[float] = []
     for pair, near in zip(pairs[:_TIMED], nears, strict=False):
         for times, kept in ((kept_before, pair.b), (kept_never, f"{pair.b} Please!")):
-            asked = f"{'Hello' if times is kept_before else 'Hi'}, {pair.a}"
+            asked = f"{'Hello' if times is kept_before else 'Hi'}, {pair.a} ({name})"
             if times is kept_before:
                 verifier.objection(pair.b, f"{pair.b} Thanks!", 0.9)
             embedder(asked)
