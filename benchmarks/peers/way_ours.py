@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from measuring import Questions
 
 from pipeline.cache.backend import Capacity, Vector
@@ -69,13 +69,12 @@ class Memory(SQLite):
 class Scored(SQLite):
     """With the learned scorer, for the encoder in $ENCODER.
 
-    What the encoder makes of the words is there, as their embedding is; kept questions were compared before.
+    What is made of the encoder's states is there, as the embedding is.
     """
 
     def verifier(self) -> Verifier:
         from pipeline.cache.semantic.embedder import Embedder
         from pipeline.cache.semantic.scoring import Learned, load_scorer
-        from pipeline.cache.semantic.scoring.facts import NAMES
         from pipeline.cache.semantic.scoring.scorer import PROBE
         from pipeline.cache.semantic.verification import CHECKS
 
@@ -84,9 +83,22 @@ class Scored(SQLite):
         texts = [PROBE, *kept, *(self._questions.near_text(at) for at in asked)]
         states = {text: embedder.states(text) for text in texts}
         learned = Learned(load_scorer(states.__getitem__), tuple(CHECKS))
-        for text in kept:
-            learned.scorer(text, text, np.zeros(len(NAMES), np.float32))
-        return learned
+        for text in texts:
+            learned.prepare(text)
+        return _Prepared(learned)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """For all questions that will be compared, that is done."""
+
+    verifier: Verifier
+
+    def prepare(self, text: str) -> None:
+        pass
+
+    def objection(self, asked: str, kept: str, similarity: float) -> str | None:
+        return self.verifier.objection(asked, kept, similarity)
 
 
 class Unchecked(SQLite):

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from pipeline.cache.semantic.bert import write_onnx
 from pipeline.cache.semantic.embedder import Embedder
-from pipeline.cache.semantic.scoring import Learned, Scorer, verifier_for
+from pipeline.cache.semantic.scoring import Learned, Scorer, load_scorer, verifier_for
 from pipeline.cache.semantic.scoring.facts import NAMES, facts
 from pipeline.cache.semantic.scoring.judge import FORBIDDING
 from pipeline.cache.semantic.scoring.scorer import PROBE, AnotherEncoder
@@ -102,6 +103,23 @@ def test_what_is_served_is_what_was_trained(
         assert scorer(one, other, row) == pytest.approx(float(logit), abs=1e-4)
         assert scorer(other, one, row) == pytest.approx(float(logit), abs=1e-4)
     assert scorer("", "parcel", known[0]) is None
+
+
+def test_a_question_that_was_looked_up_is_not_given_to_the_encoder_again() -> None:
+    ran: list[str] = []
+
+    def states(text: str) -> Array | None:
+        ran.append(text)
+        return minilm().states(text)
+
+    learned = Learned(load_scorer(states), tuple(CHECKS))
+    asked = [f"Where can I see my {what}?" for what in ("parcel", "order", "bill", "offer")]
+    for text in asked:
+        learned.prepare(text)
+    before = len(ran)
+    for one, other in pairwise(asked):
+        assert learned.objection(one, other, 0.9) is not None
+    assert len(ran) == before
 
 
 def test_weights_for_other_facts_are_refused() -> None:
@@ -199,7 +217,7 @@ def test_questions_written_aside_are_judged_as_the_documentation_says(learned: L
 
 
 def rows() -> list[dict[str, object]]:
-    assert len(ASIDE) == 2
+    assert len(ASIDE) == 4
     return [json.loads(line) for file in ASIDE for line in file.read_text(encoding="utf-8").splitlines()]
 
 

@@ -34,6 +34,9 @@ def keep(cache: ResponseCache, turn: str, answer: str) -> bool:
 
 
 class Anything:
+    def prepare(self, text: str) -> None:
+        pass
+
     def objection(self, asked: str, kept: str, similarity: float) -> str | None:  # noqa: ARG002
         return None
 

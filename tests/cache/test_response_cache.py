@@ -168,6 +168,9 @@ class Letters:
 
 
 class Fine:
+    def prepare(self, text: str) -> None:
+        pass
+
     def objection(self, asked: str, kept: str, similarity: float) -> str | None:  # noqa: ARG002
         return "no" if "not" in kept else None
 

@@ -19,6 +19,9 @@ _CANDIDATES = 4  # that are looked at; the nearest one that passes is taken
 class Verifier(Protocol):
     """Judges whether the answer to one question serves another."""
 
+    def prepare(self, text: str) -> None:
+        """Make what is needed of a question by itself, while its embedding is at hand."""
+
     def objection(self, asked: str, kept: str, similarity: float) -> str | None:
         """Why not, such as "numbers differ"; None if it does."""
 
@@ -47,7 +50,10 @@ class SemanticLayer:
 
     def embed(self, question: Question) -> Vector | None:
         vector = self.embedder(question.turn) if question.comparable else None
-        return None if vector is None else vector * _signs(self.embedder.digest, len(vector))
+        if vector is None:
+            return None
+        self.verifier.prepare(question.turn)
+        return vector * _signs(self.embedder.digest, len(vector))
 
     def find(self, question: Question, vector: Vector) -> Near | None:
         for candidate in self.backend.near(question.scope, vector, _CANDIDATES, self.min_similarity):
@@ -68,6 +74,10 @@ class AllOf:
     """Several verifiers; the first objection counts."""
 
     verifiers: Sequence[Verifier]
+
+    def prepare(self, text: str) -> None:
+        for verifier in self.verifiers:
+            verifier.prepare(text)
 
     def objection(self, asked: str, kept: str, similarity: float) -> str | None:
         for verifier in self.verifiers:

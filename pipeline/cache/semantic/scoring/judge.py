@@ -33,6 +33,10 @@ class Learned:
     knows: Knows = every_word  # whether a word is one, and no slip
     dial: ClassVar[Literal["min_score"]] = "min_score"
 
+    def prepare(self, text: str) -> None:
+        """See `Scorer.prepare`."""
+        self.scorer.prepare(text)
+
     def objection(self, asked: str, kept: str, similarity: float) -> str | None:
         """What a forbidding check says; what any check says, or "meaning: …", where the score is too low."""
         asked, kept = respelled(asked, kept, self.knows)

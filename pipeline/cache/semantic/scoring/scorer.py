@@ -85,6 +85,10 @@ class Scorer:
         decided = _silu(self._linear("out1", np.concatenate([total, seen.max(axis=0), known])))
         return float(self._linear("out2", decided)[0])
 
+    def prepare(self, text: str) -> None:
+        """Keep what is needed of a text, as long as the encoder's states of it are at hand."""
+        self._projected(text)
+
     def _found(self, near: Array, values: Array) -> Array:
         """What the other question has for each token: float32 [tokens, width]."""
         sharp = np.exp((near - near.max(axis=1, keepdims=True)) * self._w["sharpness"])

@@ -16,6 +16,9 @@ class Checked:
 
     checks: tuple[str, ...]
 
+    def prepare(self, text: str) -> None:
+        """Nothing: a question is read when there is another beside it."""
+
     def objection(self, asked: str, kept: str, similarity: float) -> str | None:
         """What the first check that objects says, such as "numbers: 3 and 4"; None if none does."""
         del similarity  # the threshold is the layer's
