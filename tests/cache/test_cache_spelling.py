@@ -39,6 +39,7 @@ def test_spelling_is_no_other_word(asked: str, kept: str) -> None:
         ("Is it for four?", "Is it four for four?"),
         ("Can I get desert here?", "Can I get dessert here?"),
         ("Is it an hour?", "Is it an our?"),
+        ("Which books are by Mr Thomsen?", "Which books are by Mr Thomson?"),
     ],
 )
 def test_two_words_stay_two(one: str, other: str) -> None:

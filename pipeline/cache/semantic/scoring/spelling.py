@@ -1,7 +1,7 @@
 """Two questions with the same words spelt the same: a slip of the keyboard is no other word, nor is British spelling.
 
 Only what the other question shows is put right, one edit a word, and only where one of the two is a word at all: "form"
-and "from" are two words, "calender" beside "calendar" is a slip.
+and "from" are two words, "calender" beside "calendar" is a slip. A name is never one.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def respelled(asked: str, kept: str, knows: Knows) -> tuple[str, str]:
             if _canonical(word) == _canonical(beside):
                 asked = _replaced(asked, word, beside)
             elif _slip(word, beside) and knows(word) != knows(beside):
-                if knows(beside):
+                if knows(beside) and not _is_name(word, asked):
                     asked = _replaced(asked, word, beside)
-                else:
+                elif knows(word) and not _is_name(beside, kept):
                     kept = _replaced(kept, beside, word)
     return asked, kept
 
@@ -86,6 +86,11 @@ def _slip(one: str, other: str) -> bool:
         names_it = len(rest) == 3 and {rest[0], beside[0]} <= _VOWELS
         return rest[1:] == beside[1:] and not names_it
     return rest[1:] == beside or rest == beside[1:]
+
+
+def _is_name(word: str, text: str) -> bool:
+    """Whether it is capitalised within the text: "Andersen" is nobody's slip for "Anderson"."""
+    return word.capitalize() in text[1:]
 
 
 def _replaced(text: str, word: str, by: str) -> str:

@@ -175,9 +175,8 @@ def order(one: Reading, other: Reading) -> str | None:
             if "~" not in (first.role, second.role) and {first.role, second.role} != {"by", "with"}:
                 return f"places: {first.role} {first.stem}, {second.role} {second.stem}"
     attached = {(first.role, second.role) for first, second in found.moved}
-    if not equals and any(
-        (there, here) in attached for here, there in attached
-    ):  # two that trade their places
+    traded_with = any((there, here) in attached for here, there in attached)
+    if traded_with and not equals:
         return f"places: {_listed(first.stem for first, _ in found.moved)}"
     if _facing(one) != _facing(other) and not equals:
         return f"order: {_listed(_facing(one))}"
