@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -155,7 +155,7 @@ class Job:
             return sampling, {}
         sampling |= {"top_p": asked.top_p or 1.0, "top_k": asked.top_k or 0}
         if asked.seed is None:
-            return sampling, {"seed": secrets.randbits(_SEED_BITS)}
+            return sampling, {"seed": random.getrandbits(_SEED_BITS)}
         sampling["seed"] = (asked.seed + index % (asked.n or 1) * _SEED_STEP) % 2**_SEED_BITS
         return sampling, {}
 

@@ -16,7 +16,10 @@ _MOST_WAITING = 64  # bodies; then whoever puts more waits for the reader
 
 
 class Outbox:
-    """A context manager: on leaving it without an error, all has been handed on, or what sending raised is raised."""
+    """The body of one response, as a context manager.
+
+    On leaving it without an error, all has been handed on and the body is complete, or what sending raised is raised.
+    """
 
     def __init__(self, send: Send) -> None:
         self._send, self._loop = send, asyncio.get_running_loop()
@@ -54,7 +57,7 @@ class Outbox:
             await asyncio.wait([self._writing])
         if kind is None:
             self._written()
-            await self._flush()
+            await self._send({"type": "http.response.body", "body": b"".join(self._bodies)})
 
     def _due(self) -> None:
         self._timer = None

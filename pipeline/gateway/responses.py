@@ -111,7 +111,6 @@ class Events(Response):
                         told = self._noted.refused(error)
                         status = told.status
                         await outbox.put(event(told.body(scope["track"].id)))
-                await send({"type": "http.response.body", "body": b""})
         finally:
             self._noted.over(status)
 

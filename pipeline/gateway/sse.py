@@ -8,11 +8,12 @@ from typing import Any
 
 DONE = b"data: [DONE]\n\n"
 _text = json.encoder.encode_basestring  # JSON of a string, UTF-8 as it is
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def event(value: Mapping[str, Any]) -> bytes:
     """Any JSON object as one event."""
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _json(value).encode() + b"\n\n"
 
 
 class ChunkWriter:
@@ -20,11 +21,9 @@ class ChunkWriter:
 
     def __init__(self, head: Mapping[str, Any], *, chat: bool) -> None:
         """`head`: id, object, created, model, and what else every chunk has."""
-        self._head = json.dumps(head, ensure_ascii=False, separators=(",", ":"))[:-1]
+        self._head = _json(head)[:-1]
         self._chat = chat
-        self._open = [
-            f'data: {self._head},"choices":[{{"index":{index},{self._text_key}' for index in range(16)
-        ]
+        self._open: dict[int, str] = {}  # by choice
         self._close = ("}" if chat else "") + ',"logprobs":null,"finish_reason":null}]}\n\n'
 
     @property
@@ -33,15 +32,18 @@ class ChunkWriter:
 
     def text(self, index: int, text: str) -> bytes:
         """New text of choice `index`."""
-        return f"{self._open[index]}{_text(text)}{self._close}".encode()
+        begin = self._open.get(index)
+        if begin is None:
+            begin = f'data: {self._head},"choices":[{{"index":{index},{self._text_key}'
+            self._open[index] = begin
+        return f"{begin}{_text(text)}{self._close}".encode()
 
     def choice(self, index: int, **fields: Any) -> bytes:
         """Any chunk of a choice: the first, the last, one with log probabilities."""
         choice = {"index": index, **fields}
-        packed = json.dumps(choice, ensure_ascii=False, separators=(",", ":"))
-        return f'data: {self._head},"choices":[{packed}]}}\n\n'.encode()
+        return f'data: {self._head},"choices":[{_json(choice)}]}}\n\n'.encode()
 
     def end(self, **fields: Any) -> bytes:
         """A chunk without choices, such as the usage."""
-        rest = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))[1:]
+        rest = _json(fields)[1:]
         return f'data: {self._head},"choices":[],{rest}\n\n'.encode()

@@ -9,14 +9,13 @@ import json
 import logging
 import re
 import time
-import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.client.context import request_headers
-from pipeline.gateway.traces import Span, Spans, Trace
+from pipeline.gateway.traces import Span, Spans, Trace, hex_digits
 
 log = logging.getLogger("pipeline.gateway")
 _ID = re.compile(r"[\w.-]{1,64}")
@@ -48,7 +47,7 @@ class Tracking:
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         parent = Trace.read(headers.get(b"traceparent", b"").decode("latin-1"))
         span = self._spans.begin(f"{scope['method']} {scope['path']}", parent)
-        track = Track(given if _ID.fullmatch(given) else uuid.uuid4().hex, span)
+        track = Track(given if _ID.fullmatch(given) else hex_digits(32), span)
         scope["track"], began = track, time.perf_counter()
         traceparent = span.trace.header()
         own = [(b"x-request-id", track.id.encode()), (b"traceparent", traceparent.encode())]

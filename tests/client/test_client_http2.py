@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pipeline.client import KeepAlive
 from pipeline.client.http2 import Call, Calls
 from pipeline.client.http2.call import WINDOW
+from pipeline.client.http2.fields import Fields
 from pipeline.client.http2.frames import (
     ACK,
     END_HEADERS,
@@ -64,6 +65,24 @@ def test_messages_come_whole_however_they_are_cut(
 def test_header_blocks_are_read_by_others(fields: list[tuple[str, str]]) -> None:
     read = hpack.Decoder().decode(header_block(fields))
     assert [(str(name), str(value)) for name, value in read] == fields
+
+
+# Some that a table of HPACK has, some that are put into it, many that push others out of it.
+_FIELDS = st.tuples(
+    st.sampled_from([":status", "grpc-status", "x-a"]), st.sampled_from(["200", "0", "b", "c" * 900])
+)
+
+
+@given(st.lists(st.lists(_FIELDS, max_size=6), max_size=12), st.sets(st.integers(0, 11)))
+def test_blocks_that_come_again_are_read_as_any_other(
+    blocks: list[list[tuple[str, str]]], resized: set[int]
+) -> None:
+    server, known, client = hpack.Encoder(), Fields(), hpack.Decoder()
+    for number, fields in enumerate(blocks * 2):
+        if number in resized:
+            server.header_table_size = 2048 if server.header_table_size == 4096 else 4096
+        block = server.encode(fields)
+        assert known.read(block) == {str(name): str(value) for name, value in client.decode(block)}
 
 
 @on_a_loop

@@ -16,12 +16,14 @@ from pipeline.gateway.outbox import Outbox
 def test_everything_arrives_once_and_in_order(steps: list[tuple[int, int]]) -> None:
     """Turns of the event loop before each body, and before sending it is done."""
     sent: list[bytes] = []
+    ends: list[bool] = []
     slow = [turns for _, turns in steps] or [0]
 
     async def send(message: Any) -> None:
         for _ in range(slow[len(sent) % len(slow)]):
             await asyncio.sleep(0)
         sent.append(message["body"])
+        ends.append(not message.get("more_body", False))
 
     async def work() -> None:
         async with Outbox(send) as outbox:
@@ -32,6 +34,7 @@ def test_everything_arrives_once_and_in_order(steps: list[tuple[int, int]]) -> N
 
     asyncio.run(work())
     assert b"".join(sent) == b"".join(b"%d," % number for number in range(len(steps)))
+    assert ends == [False] * (len(ends) - 1) + [True]
 
 
 def test_the_first_goes_out_at_once_and_what_follows_fast_goes_together() -> None:

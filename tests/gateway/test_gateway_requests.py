@@ -159,6 +159,17 @@ def test_several_prompts_have_choices_one_after_the_other(start: Start) -> None:
     assert texts == ["xy", "xy"]
 
 
+def test_a_stream_of_many_choices(start: Start) -> None:
+    """More than `n` allows: several prompts have several each."""
+    running = start([Reply([f"{number} ", "and ", "on"]) for number in range(40)], places=40)
+    stream = running.client().completions.create(model="tiny", prompt=["a", "b", "c"], n=13, stream=True)
+    texts = ["" for _ in range(39)]
+    for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert sorted(texts) == sorted(f"{number} and on" for number in range(39))
+
+
 def test_more_choices_than_places_all_come(start: Start) -> None:
     running = start(Reply(["x"]), places=2)
     answer = running.client().chat.completions.create(model="tiny", messages=QUESTION, n=7)

@@ -11,6 +11,7 @@ import hpack
 
 from pipeline.client.channel import KeepAlive
 from pipeline.client.http2.call import WINDOW, Call
+from pipeline.client.http2.fields import Fields
 from pipeline.client.http2.frames import (
     ACK,
     DEFAULT_WINDOW,
@@ -50,7 +51,7 @@ class Connection(asyncio.Protocol):
         self._keep_alive = keep_alive
         self._calls: dict[int, Call] = {}
         self._unwritten: list[bytes] = []
-        self._reader, self._hpack = Reader(), hpack.Decoder()
+        self._reader, self._fields = Reader(), Fields()
         self._block: tuple[int, int, bytes] | None = None  # stream, flags and content of headers that go on
         self._next, self._closing = 1, False
         self._most, self._stream_window = MAX_WINDOW, DEFAULT_WINDOW  # what the server allows
@@ -140,9 +141,7 @@ class Connection(asyncio.Protocol):
         if not flags & END_HEADERS:
             return
         (_, flags, block), self._block = self._block, None
-        fields = {
-            str(name): str(value) for name, value in self._hpack.decode(block)
-        }  # it has a state: always
+        fields = self._fields.read(block)  # of every block: it has a state
         call, last = self._calls.get(stream), bool(flags & END_STREAM)
         if call is not None:
             call.headers(fields, last=last)
