@@ -162,6 +162,9 @@ class QdrantStorage:
         self._client.set_payload(collection, {"answer": answer}, points=[id])
 
 
+_STATUSES = {"not found": 404, "already exists": 409}  # of a server that says so
+
+
 class InProcess:
     """The model of a Qdrant server that qdrant-client carries, with a server's errors and one call at a time."""
 
@@ -175,9 +178,10 @@ class InProcess:
                 try:
                     return getattr(self._client, name)(*args, **kwargs)
                 except ValueError as error:
-                    if "not found" not in str(error):
+                    status = next((code for text, code in _STATUSES.items() if text in str(error)), None)
+                    if status is None:
                         raise
-                    raise UnexpectedResponse(404, str(error), b"", httpx.Headers()) from error
+                    raise UnexpectedResponse(status, str(error), b"", httpx.Headers()) from error
 
         return call
 

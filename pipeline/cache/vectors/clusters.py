@@ -1,7 +1,8 @@
 """Vectors in clusters: a search looks into the nearest ones only (an inverted file, IVF).
 
 Each cluster holds its vectors projected to few dimensions, which are scanned; the best of those are ranked again by the
-whole vectors, kept as 16-bit floats. The projection keeps most of what tells neighbours apart, so that many more
+whole vectors, kept as 16-bit fractions (NumPy makes 32-bit floats of those ten times as fast as of 16-bit floats, and
+a cosine is right to 0.00002). The projection keeps most of what tells neighbours apart, so that many more
 clusters can be looked into in the same time.
 """
 
@@ -19,6 +20,7 @@ Ids = NDArray[np.int64]
 _SCANNED_DIMENSIONS = 64
 _SAMPLES_PER_CLUSTER = 24  # that the centres are learned from
 _ROUNDS = 6
+_UNIT = np.float32(32767)  # what 1.0 is kept as
 _CHUNK = 16384  # vectors assigned at a time: bounds the memory of the product
 
 
@@ -39,7 +41,7 @@ class Clusters:
         self._centres = _centres(sample, count, rng)
         self._scanned = [Rows(self._projection.shape[1], np.float32) for _ in range(count)]
         self._rows = [Rows(None, np.int32) for _ in range(count)]  # where each lies in the two that follow
-        self._full = Rows(vectors.shape[1], np.float16)
+        self._full = Rows(vectors.shape[1], np.int16)
         self._ids = Rows(None, np.int64)
 
     def __len__(self) -> int:
@@ -57,7 +59,7 @@ class Clusters:
                 rows = order[bounds[cluster] : bounds[cluster + 1]]
                 self._scanned[cluster].extend(scanned[rows])
                 self._rows[cluster].extend(before + rows)
-            self._full.extend(part)
+            self._full.extend(np.clip(np.rint(part * _UNIT), -_UNIT, _UNIT).astype(np.int16))
             self._ids.extend(ids[start : start + _CHUNK])
 
     def search(self, vector: Floats, probes: int, count: int) -> tuple[Ids, Floats]:
@@ -67,11 +69,12 @@ class Clusters:
         scores = np.concatenate([self._scanned[cluster].array.dot(short) for cluster in chosen])
         rows = np.concatenate([self._rows[cluster].array for cluster in chosen])
         best = rows[largest(scores, count)]
-        return self._ids.array[best], self._full.array[best].astype(np.float32) @ vector
+        whole = self._full.array.take(best, axis=0).astype(np.float32)
+        return self._ids.array[best], whole @ (vector / _UNIT)
 
     def vectors(self) -> tuple[Ids, Floats]:
         """Everything, for making clusters anew."""
-        return self._ids.array, self._full.array.astype(np.float32)
+        return self._ids.array, self._full.array / _UNIT
 
 
 def _principal(sample: Floats, dimensions: int) -> Floats:

@@ -59,6 +59,7 @@ class Scorer:
             raise ValueError("the scorer was trained with other facts: run scripts/train_scorer")
         self._expect_same_encoder()
         self._into, self._moved = self._projection()
+        self._layers = {name: self._layer(name) for name in ("compare1", "compare2", "out1", "out2")}
         self.min_score = float(self._w["min_score"])  # that a hit needs
         self.min_score_unopposed = float(self._w["min_score_unopposed"])  # where no check objects
         self._projected = lru_cache(_KEPT)(self._project)
@@ -72,28 +73,36 @@ class Scorer:
         one, other = self._projected(asked), self._projected(kept)
         if one is None or other is None:
             return None
-        near = one.keys @ other.keys.T
-        here = np.vstack([one.values, other.values])
-        there = np.vstack([self._found(near, other.values), self._found(near.T, one.values)])
-        peak = np.concatenate([near.max(axis=1), near.max(axis=0)])[:, None]
-        beside = np.hstack([here, there, np.abs(here - there), here * there, peak])
+        beside, count = self._beside(one, other), len(one.values)
         seen = _silu(self._linear("compare2", _silu(self._linear("compare1", beside))))
-        count = len(one.values)
         total = seen[:count].sum(axis=0) / np.float32(count**0.5)
         total += seen[count:].sum(axis=0) / np.float32(len(other.values) ** 0.5)
-        known = (facts - self._w["mean"]) / self._w["deviation"]
-        decided = _silu(self._linear("out1", np.concatenate([total, seen.max(axis=0), known])))
-        return float(self._linear("out2", decided)[0])
+        decisive = np.concatenate([total, seen.max(axis=0), facts])
+        return float(self._linear("out2", _silu(self._linear("out1", decisive)))[0])
 
     def prepare(self, text: str) -> None:
         """Keep what is needed of a text, as long as the encoder's states of it are at hand."""
         self._projected(text)
 
-    def _found(self, near: Array, values: Array) -> Array:
-        """What the other question has for each token: float32 [tokens, width]."""
-        sharp = np.exp((near - near.max(axis=1, keepdims=True)) * self._w["sharpness"])
-        found: Array = (sharp / sharp.sum(axis=1, keepdims=True)) @ values
-        return found
+    def _beside(self, one: Projected, other: Projected) -> Array:
+        """Each token of both beside what the other has for it: float32 [tokens of both, 4 * width + 1].
+
+        Column by column: the token, the other's, how far they are apart, their product, and how near the nearest is.
+        """
+        count, width = one.values.shape
+        made = np.empty((count + len(other.values), 4 * width + 1), np.float32)
+        here, there, apart, product = (made[:, at * width : (at + 1) * width] for at in range(4))
+        peak = made[:, -1]
+        here[:count], here[count:] = one.values, other.values
+        near = one.keys @ other.keys.T
+        weights = np.exp(near * self._w["sharpness"])  # small enough: the keys' products are at most 1
+        np.matmul(weights / weights.sum(axis=1)[:, None], other.values, out=there[:count])
+        np.matmul((weights / weights.sum(axis=0)).T, one.values, out=there[count:])
+        np.abs(np.subtract(here, there, out=apart), out=apart)
+        np.multiply(here, there, out=product)
+        near.max(axis=1, out=peak[:count])
+        near.max(axis=0, out=peak[count:])
+        return made
 
     def _project(self, text: str) -> Projected | None:
         states = self._states(text)
@@ -107,7 +116,9 @@ class Scorer:
         return Projected(np.tanh(values), keys / np.maximum(lengths, _EPSILON)[:, None])
 
     def _linear(self, name: str, given: Array) -> Array:
-        product: Array = given @ self._w[f"{name}.weight"] + self._w[f"{name}.bias"]
+        weight, bias = self._layers[name]
+        product: Array = given @ weight
+        product += bias
         return product
 
     def _projection(self) -> tuple[Array, Array]:
@@ -116,6 +127,15 @@ class Scorer:
         offset = np.concatenate([self._w["value.bias"], np.zeros_like(self._w["value.bias"])])
         gained = self._w["norm.weight"][:, None] * both
         return gained - gained.mean(axis=0), self._w["norm.bias"] @ both + offset
+
+    def _layer(self, name: str) -> tuple[Array, Array]:
+        """[in, out] and its bias; of facts as they are, for the layer that takes them."""
+        weight, bias = self._w[f"{name}.weight"], self._w[f"{name}.bias"]
+        if name == "out1":
+            weight = weight.copy()
+            weight[-len(NAMES) :] /= self._w["deviation"][:, None]
+            bias = bias - self._w["mean"] @ weight[-len(NAMES) :]
+        return weight, bias
 
     def _expect_same_encoder(self) -> None:
         found, wanted = self._states(PROBE), self._w["probe"].T
@@ -152,5 +172,7 @@ def _squares(rows: Array) -> Array:
 
 
 def _silu(given: Array) -> Array:
-    result: Array = given / (1 + np.exp(-given))
-    return result
+    result: Array = np.negative(given)
+    np.exp(result, out=result)
+    result += 1
+    return np.divide(given, result, out=result)

@@ -73,7 +73,9 @@ def read(text: str) -> Reading:
     written = tokens(flat)
     given = _active(read_phrases(written, known))
     reader, counting = _Reader(known), number_words()
-    listed = any(token.text in counting - _ARTICLES and token.text != "one" for token in given)
+    listed = any(
+        token.text in counting and token.text not in _ARTICLES and token.text != "one" for token in given
+    )
     at = 0
     while at < len(given):
         text = given[at].text
