@@ -20,6 +20,9 @@ from tests.support.minilm import minilm
         ("Summarise the programme of the theatre", "Summarize the program of the theater"),
         ("Who analysed my favourite colour?", "Who analyzed my favorite color?"),
         ("Was the licence cancelled?", "Was the license canceled?"),
+        ("What is teh captial of Ausrtalia?", "What is the capital of Australia?"),
+        ("what helps with hayfever", "What helps with hay fever?"),
+        ("Does home-made jam last?", "Does homemade jam last?"),
     ],
 )
 def test_spelling_is_no_other_word(asked: str, kept: str) -> None:
@@ -39,6 +42,8 @@ def test_spelling_is_no_other_word(asked: str, kept: str) -> None:
         ("Is it for four?", "Is it four for four?"),
         ("Can I get desert here?", "Can I get dessert here?"),
         ("Is it an hour?", "Is it an our?"),
+        ("Is my crp high?", "Is my cpr high?"),
+        ("Is it a part of it?", "Is it apart of it?"),
         ("Which books are by Mr Thomsen?", "Which books are by Mr Thomson?"),
     ],
 )
@@ -52,7 +57,7 @@ def test_only_what_the_other_question_shows_is_put_right(one: str, other: str) -
     first, second = respelled(one, other, minilm().knows)
     assert set(first.split()) <= {*one.split(), *other.split()}
     assert set(second.split()) <= {*one.split(), *other.split()}
-    assert len(first.split()) == len(one.split())
+    assert len(first.split()) <= len(one.split())
 
 
 def test_without_a_vocabulary_only_british_words_are_others() -> None:

@@ -62,6 +62,8 @@ def _forbidding(one: Reading, other: Reading, objections: Mapping[str, str]) -> 
     both = {name for name, (here, there) in said.items() if here and there}
     if len(one.numbers) == 1 and not objections.get("numbers", "").startswith("numbers:"):
         both.discard("numbers")  # the same number in another place: "by 40", "at the age of 40"
+    if ("used-to" in one.telling) != ("used-to" in other.telling):
+        both.add("sense")
     beside, named = aligned(one, other), one.names & other.names
     moved = {first.stem for first, _ in beside.moved} & named
     traded = objections.get("order") == EXCHANGED

@@ -133,6 +133,8 @@ def sense(one: Reading, other: Reading) -> str | None:
             told.remove(word)
             there.remove(word)
     known = lexicon()
+    if told + there == ["than"] and one.chooses != other.chooses:
+        told, there = [], []  # "is gold heavier than lead", "which is heavier, lead or gold"
     turned = abs(one.negations - other.negations) + len(found.opposed)
     for word in tuple(told):
         against = next((w for w in there if w in _SAME_SENSE and known.opposite(word, w)), None)
@@ -167,10 +169,11 @@ def order(one: Reading, other: Reading) -> str | None:
         return f"places: only {_listed(one.limited)}, only {_listed(other.limited)}"
     joined = bool(one.joined & other.joined)
     equals = (one.symmetric and other.symmetric) or (joined and (found.swapped is None or found.neighbours))
+    equals = equals or one.chooses != other.chooses
     traded = sorted(first.role for first, _ in found.moved) == sorted(
         second.role for _, second in found.moved
     )
-    if not (equals and traded):
+    if not (equals and traded) and one.chooses == other.chooses:
         for first, second in found.moved:
             if "~" not in (first.role, second.role) and {first.role, second.role} != {"by", "with"}:
                 return f"places: {first.role} {first.stem}, {second.role} {second.stem}"

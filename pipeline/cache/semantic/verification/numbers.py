@@ -112,7 +112,8 @@ def _named(given: Sequence[Token], at: int, lexicon: Lexicon) -> Number | None:
     for names, unit in ((lexicon.months, "month"), (lexicon.weekdays, "weekday")):
         if word in names:
             sure = (len(word) > 3 and word != "march") or (token.raw[:1].isupper() and not token.opens)
-            if sure or _by_a_number(given, at):
+            called = len(word) > 3 or at == 0 or given[at - 1].text not in ("the", "a")  # "from the Sun"
+            if called and (sure or _by_a_number(given, at)):
                 return Number(str(names[word]), unit)
     if word.endswith("s") and word[:-1] in lexicon.weekdays and len(word) > 4:
         return Number(str(lexicon.weekdays[word[:-1]]), "weekday")

@@ -60,6 +60,7 @@ class Reading:
     limited: frozenset[str]  # what "only" stands before
     tenses: frozenset[str]
     joined: frozenset[str]  # which of "and", "or"
+    chooses: bool  # it asks which of two is more: "which is heavier, gold or lead"
     symmetric: bool  # it speaks of a relation that holds in both directions
     said: frozenset[str]  # all words, whatever they are
     sequence: tuple[str, ...]  # and as they follow each other
@@ -71,7 +72,7 @@ def read(text: str) -> Reading:
     known = lexicon()
     flat = plain(text)
     written = tokens(flat)
-    given = _active(read_phrases(written, known))
+    given = _told_first(_active(read_phrases(written, known)))
     reader, counting = _Reader(known), number_words()
     listed = any(
         token.text in counting and token.text not in _ARTICLES and token.text != "one" for token in given
@@ -110,6 +111,7 @@ def read(text: str) -> Reading:
         limited=frozenset(reader.limited),
         tenses=frozenset(reader.tenses),
         joined=frozenset(reader.joined),
+        chooses=_chooses(given),
         symmetric=any(form in known.symmetric for form, _ in reader.pairs),
         said=frozenset([token.text for token in written] + [token.text for token in given]),
         sequence=tuple(token.text for token in given),
@@ -205,6 +207,16 @@ def _opening(frames: Sequence[str]) -> frozenset[str]:
     return asked & _ASKING or asked
 
 
+def _chooses(given: Sequence[Token]) -> bool:
+    words = [token.text for token in given]
+    return (
+        words[:1] in (["what"], ["which"], ["who"])
+        and "or" in words
+        and "than" not in words
+        and any(word.endswith("er") for word in words[1 : words.index("or")])
+    )
+
+
 def _named(written: Sequence[Token], known: Lexicon) -> tuple[frozenset[str], frozenset[str]]:
     """Names by their stems, and codes as they are."""
     words = [token for token in written if token.raw[:1].isalpha()]
@@ -219,6 +231,15 @@ def _named(written: Sequence[Token], known: Lexicon) -> tuple[frozenset[str], fr
             if (shout or not token.opens) and not calendar and token.text not in known.fillers:
                 names.add(stem(token.text))
     return frozenset(names), frozenset(codes)
+
+
+def _told_first(given: list[Token]) -> list[Token]:
+    """ "who is the best according to Y" as "who Y think is the best"."""
+    words = [token.text for token in given]
+    at = next((at for at in range(1, len(words) - 2) if words[at : at + 2] == ["according", "to"]), None)
+    if at is None:
+        return given
+    return [given[0], *given[at + 2 :], Token("think", ""), *given[1:at]]
 
 
 def _active(given: list[Token]) -> list[Token]:

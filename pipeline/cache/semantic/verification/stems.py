@@ -48,19 +48,21 @@ def stem(word: str) -> str:
     if word.endswith(("sses", "shes", "ches", "xes", "zzes")):
         return _bare(word[:-2])
     if word.endswith("s") and not word.endswith(("ss", "us", "is")):
-        return _bare(word[:-1])
+        return stem(word[:-1])
     for ending in ("ing", "ed"):
-        cut = word.removesuffix(ending)
+        cut = word if word.endswith("eed") else word.removesuffix(ending)
         if cut != word and len(cut) > 2 and _VOWELS & set(cut):
             return _undoubled(cut)
     if len(word) > 7 and word.endswith("ly"):
         return _bare(word[:-2])  # internationally
+    if len(word) > 4 and word.endswith("ie"):
+        return word[:-2] + "y"  # cookie, as cookies
     return _bare(word)
 
 
 def _undoubled(cut: str) -> str:
     """stopp to stop, but call and pass stay."""
-    doubled = len(cut) > 3 and cut[-1] == cut[-2] and cut[-1] not in "lsz" and cut[-1] not in _VOWELS
+    doubled = len(cut) > 3 and cut[-1] == cut[-2] and cut[-1] not in "flsz" and cut[-1] not in _VOWELS
     if doubled:
         return cut[:-1]
     if len(cut) == 3 and cut[0] not in _VOWELS and cut[1] in _VOWELS and cut[2] not in _VOWELS | set("wxy"):
