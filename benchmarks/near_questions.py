@@ -22,7 +22,7 @@ from pipeline.cache.tuning.intervals import Share
 from pipeline.cache.tuning.pairs import Pair, read_pairs
 
 ASIDE = Path(__file__).resolve().parent.parent / "scripts/questions/aside"
-MIN_SIMILARITY = 0.6  # the default of a recipe
+MIN_SIMILARITY = 0.45  # the default of a recipe
 _TIMED = 300  # pairs
 
 

@@ -33,7 +33,7 @@ class SemanticSettings:
     """Answers to questions that mean the same."""
 
     embedder: Path  # folder: tokenizer.json and model_int8.onnx or model.onnx
-    min_similarity: float = 0.6  # cosine
+    min_similarity: float = 0.45  # cosine
     name: str | None = None  # of the embedder's model, by default that of the folder
     checks: Sequence[str] | None = None  # of pipeline.cache.semantic.verification.CHECKS; None: all
     scorer: bool | None = None  # the learned one decides; None: where it knows the embedder

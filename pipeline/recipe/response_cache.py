@@ -86,7 +86,7 @@ class SemanticLookup(Section):
     """Answers to questions that mean the same: near ones that checks and a learned scorer find to ask for the same."""
 
     min_similarity: float = Field(
-        default=0.6, ge=0.5, le=1, description="Cosine similarity of the embeddings that a hit needs."
+        default=0.45, ge=0.3, le=1, description="Cosine similarity of the embeddings that a hit needs."
     )
     scorer: bool | None = Field(
         default=None,

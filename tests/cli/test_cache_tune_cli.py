@@ -49,7 +49,7 @@ def test_enough_traps_show_that_the_budget_is_met(encoder: Path, tmp_path: Path)
     assert found["chosen"]["recall"]["count"] == 40
     assert found["chosen"]["false_hits"]["count"] == 0
     assert 0 < found["chosen"]["false_hits"]["high"] <= 0.01
-    assert [row["min_similarity"] for row in found["thresholds"]] == [at / 100 for at in range(50, 100)]
+    assert [row["min_similarity"] for row in found["thresholds"]] == [at / 100 for at in range(45, 100)]
 
 
 def test_few_traps_show_nothing_and_the_answer_says_how_many_would(encoder: Path, tmp_path: Path) -> None:

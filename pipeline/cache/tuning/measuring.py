@@ -38,7 +38,7 @@ class Parted(Protocol):
 
 NEVER = -math.inf  # what is not looked up: too long for the embedder, or not near
 STEPS: Mapping[Dial, tuple[float, ...]] = {  # that are tried
-    "min_similarity": tuple(round(0.5 + step / 100, 2) for step in range(50)),
+    "min_similarity": tuple(round(0.45 + step / 100, 2) for step in range(55)),
     "min_score": tuple(round(-3 + step / 10, 1) for step in range(81)),
 }
 

@@ -57,6 +57,7 @@ def _forbidding(one: Reading, other: Reading, objections: Mapping[str, str]) -> 
         "codes": (one.codes - other.said, other.codes - one.said),
         "quotes": (one.quotes, other.quotes),
         "joining": (one.joined, other.joined),
+        "tenses": (one.tenses - other.tenses, other.tenses - one.tenses),
         "names": (one.names - other.said, other.names - one.said),
     }
     both = {name for name, (here, there) in said.items() if here and there}

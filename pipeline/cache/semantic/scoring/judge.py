@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pipeline.cache.semantic.embedder import Embedder
 
 # Where both questions say something of these, the checks have the last word; the others object to other wordings, too.
-FORBIDDING = ("numbers", "codes", "quotes", "joining", "names", "sense", "order")
+FORBIDDING = ("numbers", "codes", "quotes", "joining", "names", "tenses", "sense", "order")
 
 
 @dataclass(frozen=True, slots=True)

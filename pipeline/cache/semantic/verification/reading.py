@@ -220,7 +220,8 @@ def _chooses(given: Sequence[Token]) -> bool:
 def _named(written: Sequence[Token], known: Lexicon) -> tuple[frozenset[str], frozenset[str]]:
     """Names by their stems, and codes as they are."""
     words = [token for token in written if token.raw[:1].isalpha()]
-    titled = len(words) > 3 and all(token.raw[0].isupper() for token in words if len(token.raw) > 3)
+    small = known.fillers | known.roles | known.attaching | known.joining
+    titled = len(words) > 3 and all(token.raw[0].isupper() or token.text in small for token in words)
     names, codes = set(), set()
     for token in words:
         if _CODE.match(token.raw):
