@@ -11,6 +11,7 @@ from importlib.util import module_from_spec, spec_from_loader
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ from tests.support.encoder import write_encoder
 from tests.support.minilm import minilm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-ASIDE = sorted((ROOT / "scripts/questions/aside").glob("*.jsonl"))
+ASIDE = ROOT / "scripts/questions/aside"
 SIZE = 6
 Array = NDArray[np.float32]
 
@@ -205,20 +206,27 @@ def test_the_score_that_tuning_chooses_is_what_a_cache_then_asks_for(learned: Le
     assert json.loads(choice_json(measured, choice))["chosen"]["scorer"] is True
 
 
-def test_questions_written_aside_are_judged_as_the_documentation_says(learned: Learned) -> None:
-    """A quarter of them here; scripts/train_scorer prints all."""
+@pytest.mark.parametrize(
+    ("files", "traps", "true"), [("log_*", 0.01, 0.5), ("[!l]*", 0.03, 0.4), ("later_*", 0.04, 0.3)]
+)
+def test_questions_written_aside_are_judged_as_the_documentation_says(
+    learned: Learned, files: str, traps: float, true: float
+) -> None:
+    """Half of them here; benchmarks/near_questions.py judges all."""
     served: dict[int, list[bool]] = {0: [], 1: []}
-    for row in rows()[::4]:
+    for row in rows(files)[::2]:
         near = similarity(row["a"], row["b"])
-        passes = near >= 0.6 and learned.objection(row["a"], row["b"], near) is None
+        passes = near >= 0.45 and learned.objection(row["a"], row["b"], near) is None
         served[row["same"]].append(passes)
-    assert np.mean(served[0]) <= 0.03
-    assert np.mean(served[1]) >= 0.3
+    assert np.mean(served[0]) <= traps
+    assert np.mean(served[1]) >= true
 
 
-def rows() -> list[dict[str, object]]:
-    assert len(ASIDE) == 4
-    return [json.loads(line) for file in ASIDE for line in file.read_text(encoding="utf-8").splitlines()]
+def rows(files: str = "[!l]*") -> list[dict[str, Any]]:
+    """Those whose authors saw neither checks nor scorer; `files`: a pattern of their names."""
+    found = sorted(ASIDE.glob(f"{files}.jsonl"))
+    assert found
+    return [json.loads(line) for file in found for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def similarity(one: str, other: str) -> float:

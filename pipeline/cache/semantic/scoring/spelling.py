@@ -50,15 +50,17 @@ def respelled(asked: str, kept: str, knows: Knows) -> tuple[str, str]:
         return asked, kept
     asked, kept = _joined(asked, right), _joined(kept, left)
     left, right = _apart(asked, kept)
-    for word in left:
+    for word, known in [(word, knows(word)) for word in left]:
         for beside in right:
+            if word[0] != beside[0] and word[:2] != beside[1::-1]:
+                continue
             if _canonical(word) == _canonical(beside):
                 asked = _replaced(asked, word, beside)
-            elif knows(word) == knows(beside):
+            elif known == knows(beside):
                 continue
-            elif knows(beside) and _slip(word, beside, asked):
+            elif not known and _slip(word, beside, asked):
                 asked = _replaced(asked, word, beside)
-            elif knows(word) and _slip(beside, word, kept):
+            elif known and _slip(beside, word, kept):
                 kept = _replaced(kept, beside, word)
     return asked, kept
 

@@ -20,7 +20,9 @@ _OPPOSING_PREFIXES = ("un", "in", "im", "il", "ir", "dis", "non", "non-", "mis")
 class Lexicon:
     """Words are in lower case; those that are compared with words of a text are stems."""
 
-    phrases: Mapping[str, tuple[Phrase, ...]]  # by their first word, the longest first
+    phrases: Mapping[
+        tuple[str, ...], tuple[Phrase, ...]
+    ]  # by their first two words, or one; the longest first
     fillers: frozenset[str]
     light: frozenset[str]  # stems of verbs that say little
     owners: Mapping[str, str]
@@ -87,12 +89,12 @@ def lexicon() -> Lexicon:
     )
 
 
-def _phrases(raw: Mapping[str, list[str]]) -> dict[str, tuple[Phrase, ...]]:
-    found: dict[str, list[Phrase]] = {}
+def _phrases(raw: Mapping[str, list[str]]) -> dict[tuple[str, ...], tuple[Phrase, ...]]:
+    found: dict[tuple[str, ...], list[Phrase]] = {}
     for read_as, written in raw.items():
         for phrase in written:
             words = tuple(phrase.split())
-            found.setdefault(words[0], []).append((words, tuple(read_as.split())))
+            found.setdefault(words[:2], []).append((words, tuple(read_as.split())))
     return {
         first: tuple(sorted(phrases, key=lambda phrase: -len(phrase[0]))) for first, phrases in found.items()
     }

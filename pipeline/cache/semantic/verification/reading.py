@@ -221,7 +221,9 @@ def _named(written: Sequence[Token], known: Lexicon) -> tuple[frozenset[str], fr
     """Names by their stems, and codes as they are."""
     words = [token for token in written if token.raw[:1].isalpha()]
     small = known.fillers | known.roles | known.attaching | known.joining
-    titled = len(words) > 3 and all(token.raw[0].isupper() or token.text in small for token in words)
+    titled = len(words) > 3 and all(
+        token.raw[0].isupper() or (len(token.raw) <= 3 and token.text in small) for token in words
+    )
     names, codes = set(), set()
     for token in words:
         if _CODE.match(token.raw):

@@ -100,11 +100,12 @@ def tokens(text: str) -> list[Token]:
 def read_phrases(given: Sequence[Token], lexicon: Lexicon) -> list[Token]:
     """With the lexicon's phrases put as what they are read as, the longest first."""
     found: list[Token] = []
-    words = [token.text for token in given]
+    words = tuple(token.text for token in given)
+    phrases = lexicon.phrases
     at = 0
     while at < len(words):
-        for written, read_as in lexicon.phrases.get(words[at], ()):
-            if tuple(words[at : at + len(written)]) == written:
+        for written, read_as in (*phrases.get(words[at : at + 2], ()), *phrases.get(words[at : at + 1], ())):
+            if words[at : at + len(written)] == written:
                 raw = given[at].raw if len(written) == len(read_as) == 1 else ""
                 found += [Token(word, raw) for word in read_as]
                 at += len(written)
