@@ -17,8 +17,8 @@ from pipeline.cache.vectors.largest import largest
 
 EXACT = 2048  # vectors that are compared one by one while there are no clusters
 _TAIL = 256  # and beside them
-_PROBES = 24  # clusters that a search looks into
-_RANKED = 32  # candidates that are ranked by their full vectors
+_PROBES = 16  # clusters that a search looks into
+_RANKED = 24  # candidates that are ranked by their full vectors
 _GROWTH = 4  # clusters are made anew at this many times the vectors they were made for
 
 
