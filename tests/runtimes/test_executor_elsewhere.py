@@ -144,7 +144,10 @@ def test_the_container_ends_with_the_script(
     docker = container_of(builder, tmp_path, monkeypatch)
     builder.play("building", seconds=60)
     process = subprocess.Popen(
-        [script_in(tmp_path / "there", handovers(tmp_path))], cwd=tmp_path, stdout=subprocess.DEVNULL
+        [script_in(tmp_path / "there", handovers(tmp_path))],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # which nohup has ignored
     )
     wait_for((builder.folder / "begun").exists, "the build")
     process.send_signal(number)
