@@ -3,7 +3,8 @@
     python benchmarks/near_questions.py ENCODER [--pairs FILE]...
 
 ENCODER is a folder as `pipeline.cache.semantic.preparing.prepare` makes it of all-MiniLM-L6-v2. The pairs are, unless
-given, those of scripts/questions/aside, by which nothing was trained or chosen. Times are medians of one comparison: of
+given, those of scripts/questions/aside, by which nothing was trained or chosen: as they occur in a log, and as hard as
+their authors could make them. Times are medians of one comparison: of
 a new question with one that was compared before, and with one that was not (which the encoder has to read again).
 """
 
@@ -34,7 +35,13 @@ def main() -> None:
     parser.add_argument("--pairs", type=Path, action="append")
     chosen = parser.parse_args()
     embedder = Embedder(chosen.encoder)
-    files: list[Path] = chosen.pairs or sorted(ASIDE.glob("*.jsonl"))
+    as_in_a_log = sorted(ASIDE.glob("log_*.jsonl"))
+    hard = sorted({*ASIDE.glob("*.jsonl")} - {*as_in_a_log})
+    for files in [chosen.pairs] if chosen.pairs else [as_in_a_log, hard]:
+        _judge_all(chosen.encoder, embedder, files)
+
+
+def _judge_all(encoder: Path, embedder: Embedder, files: list[Path]) -> None:
     pairs = [pair for file in files for pair in read_pairs(file.read_text(encoding="utf-8").splitlines())]
     nears = [_cosine(embedder, pair) for pair in pairs]
     print(f"{len(pairs):,} pairs of {', '.join(map(str, files))}; similarity at least {MIN_SIMILARITY}")
@@ -43,7 +50,7 @@ def main() -> None:
         ("with the scorer", verifier_for(embedder, scorer=True)),
     ):
         _judge(name, verifier, pairs, nears)
-    another = Embedder(chosen.encoder)  # that has not seen the questions yet
+    another = Embedder(encoder)  # that has not seen the questions yet
     for name, verifier in (
         ("checks alone", default_verifier()),
         ("with the scorer", verifier_for(another, scorer=True)),
