@@ -5,6 +5,7 @@ from __future__ import annotations
 import hpack
 
 _MULTIBYTE = b"\xff"  # an index of 127 or more
+_MOST = 64  # blocks that are kept: a server says few different things
 
 
 class Fields:
@@ -28,10 +29,10 @@ class Fields:
         if known is not None:
             return known
         fields = {str(name): str(value) for name, value in self._decoder.decode(block)}
-        if _only_indexed(block):
-            self._known[block] = fields
-        else:
+        if not _only_indexed(block) or len(self._known) >= _MOST:
             self._known.clear()
+        else:
+            self._known[block] = fields
         return fields
 
 
