@@ -40,27 +40,32 @@ def generate(grpc_url: str, model: str, prompt: str, *, max_tokens: int, timeout
     start = time.monotonic()
     first = None
     text: list[str] = []
+    over = False
     try:
         facts = read_model(client.get_model_config(model, client_timeout=timeout_s).config)
         client.start_stream(lambda result, error: arrived.put((result, error)), stream_timeout=timeout_s)
         client.async_stream_infer(model, _inputs(facts, prompt, max_tokens), enable_empty_final_response=True)
         while True:
             result, error = arrived.get(timeout=max(0.0, start + timeout_s - time.monotonic()))
-            if error is not None:
+            over = error is not None
+            if over:
                 raise ServerError(f"{model} does not answer: {error}")
             first = first or time.monotonic()
             piece = result.as_numpy("text_output")
             if piece is not None:
                 said = piece.reshape(-1)[0].decode("utf-8", errors="replace")
                 text = [said] if facts.cumulative else [*text, said]
-            if not facts.decoupled or result.get_response().parameters["triton_final_response"].bool_param:
+            final = result.get_response().parameters["triton_final_response"].bool_param
+            over = final or not facts.decoupled
+            if over:
                 return Answer("".join(text), first - start, time.monotonic() - start)
     except queue.Empty:
         raise ServerError(f"{model} gave no answer within {timeout_s:g} s") from None
     except InferenceServerException as error:
         raise ServerError(f"{model} does not answer: {error}") from None
     finally:
-        client.stop_stream(cancel_requests=True)
+        # Cancelled as it ends, a request can stay in Triton 24.10 for good, and then its model is never unloaded.
+        client.stop_stream(cancel_requests=not over)
         client.close()
 
 

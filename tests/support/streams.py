@@ -61,24 +61,26 @@ def stream(
     """
     arrived: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
     client = grpc.InferenceServerClient(url)
-    count = 0
+    count, over = 0, False
     try:
         client.start_stream(lambda result, error: arrived.put((result, error)))
         tensors = [tensor(name, value) for name, value in inputs.items()]
         client.async_stream_infer(model, tensors, request_id=request_id, enable_empty_final_response=True)
         while True:
             result, error = arrived.get(timeout=60)
-            if error is not None:
+            over = error is not None
+            if over:
                 raise error
             message = result.get_response()
             outputs = {output.name: result.as_numpy(output.name) for output in message.outputs}
             response = Response(outputs, message.parameters["triton_final_response"].bool_param)
+            over = response.final
             yield response
             count += 1
-            if response.final or count == leave_after:
+            if over or count == leave_after:
                 return
     finally:
-        client.stop_stream(cancel_requests=True)
+        client.stop_stream(cancel_requests=not over)  # see pipeline.triton.health
         client.close()
 
 
