@@ -19,7 +19,12 @@ _REST = 20  # times the length of a round
 
 
 class WatchedSender:
-    """Triton's response sender, made safe to ask for a cancellation from another thread than the one that sends."""
+    """Triton's response sender, made safe to use from several threads.
+
+    It can be asked for a cancellation by another thread than the one that sends. And what is sent stays in memory until
+    it is: Triton (2.51) drops outputs that the client did not ask for without holding Python's GIL. Were those the last
+    references, arrays would be freed under the feet of other threads, which sooner or later corrupts the heap.
+    """
 
     def __init__(self, sender: Any) -> None:
         self._sender = sender
@@ -31,7 +36,9 @@ class WatchedSender:
         if flags:
             with self._lock:  # waits for a question that is under way
                 self.closed = True
+        kept = None if response is None else response.output_tensors()
         self._sender.send(response, flags=flags)
+        del kept
 
     def is_cancelled(self) -> bool:
         """Whether the client has left before its last response."""

@@ -1,26 +1,48 @@
-"""One thread asks about many requests, tells once, and never about one whose last response is on its way."""
+"""What is sent stays until it is; one thread asks whether clients have left, tells once, and never too late."""
 
 from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from shared.cancellation import CancellationWatch, WatchedSender
 
 
+class Response:
+    """A response that notes how many of its tensors nobody holds any longer."""
+
+    def __init__(self) -> None:
+        self.tensors = [Tensor() for _ in range(3)]
+        self._held = [weakref.ref(tensor) for tensor in self.tensors]
+
+    @property
+    def freed(self) -> int:
+        return sum(tensor() is None for tensor in self._held)
+
+    def output_tensors(self) -> list[Tensor]:
+        return list(self.tensors)
+
+
+class Tensor:
+    pass
+
+
 class Triton:
-    """A response sender that, as Triton's, may not be asked once its final flag was sent."""
+    """A response sender that, as Triton's, may not be asked once its final flag was sent, and drops tensors."""
 
     def __init__(self) -> None:
         self.cancelled = self.final = False
         self.asked = 0
         self.faults = 0
 
-    def send(self, response: Any, flags: int) -> None:  # noqa: ARG002
+    def send(self, response: Response | None, flags: int) -> None:
         self.final |= bool(flags)
+        if response is not None:
+            response.tensors.clear()  # without holding the GIL
+            self.faults += response.freed
 
     def is_cancelled(self) -> bool:
         self.asked += 1
@@ -46,12 +68,19 @@ def test_a_client_that_left_is_told_once(watch: CancellationWatch) -> None:
     assert not told.acquire(timeout=0.1)
 
 
+def test_no_tensor_is_freed_while_it_is_sent() -> None:
+    triton, response = Triton(), Response()
+    WatchedSender(triton).send(response, flags=1)
+    assert triton.faults == 0
+    assert response.freed == 3
+
+
 def test_nothing_is_asked_after_the_last_response(watch: CancellationWatch) -> None:
     tritons = [Triton() for _ in range(60)]
     for triton in tritons:
         sender = WatchedSender(triton)
         watch.watch(sender, lambda: None)
-        sender.send("piece")
+        sender.send(Response())
         time.sleep(0.002)
         sender.send(flags=1)
     time.sleep(0.05)

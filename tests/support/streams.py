@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import re
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,9 +52,17 @@ def tensor(name: str, value: Any) -> grpc.InferInput:
 
 
 def stream(
-    url: str, model: str, *, leave_after: int = 0, request_id: str = "", **inputs: Any
+    url: str,
+    model: str,
+    *,
+    leave_after: int = 0,
+    request_id: str = "",
+    wanted: Sequence[str] = (),
+    **inputs: Any,
 ) -> Iterator[Response]:
     """The responses to one request; with `leave_after`, the client goes after so many.
+
+    `wanted`: the outputs that are asked for; none asks for all.
 
     Raises:
         InferenceServerException: the server answered with an error.
@@ -65,7 +73,13 @@ def stream(
     try:
         client.start_stream(lambda result, error: arrived.put((result, error)))
         tensors = [tensor(name, value) for name, value in inputs.items()]
-        client.async_stream_infer(model, tensors, request_id=request_id, enable_empty_final_response=True)
+        client.async_stream_infer(
+            model,
+            tensors,
+            outputs=[grpc.InferRequestedOutput(name) for name in wanted] or None,
+            request_id=request_id,
+            enable_empty_final_response=True,
+        )
         while True:
             result, error = arrived.get(timeout=60)
             over = error is not None

@@ -126,6 +126,26 @@ def test_figures_have_the_types_that_the_config_declares(llm: TritonServer) -> N
     assert set(plain.outputs) == {"text_output"}
 
 
+def test_outputs_that_a_client_does_not_want_do_no_harm(llm: TritonServer) -> None:
+    """Triton drops them without holding the GIL; were nothing else to hold them, the model's process would crash."""
+    asked = tensors(
+        text_input=PROMPT,
+        streaming=True,
+        sampling_param_max_tokens=100,
+        return_finish_reason=True,
+        return_stop_reason=True,
+        return_cumulative_logprob=True,
+    )
+
+    def answer(_: int) -> list[Response]:
+        return list(stream(llm.grpc_url, MODEL, wanted=["text_output"], **asked))
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(answer, range(64)))
+    assert {tuple(response.outputs) for responses in answers for response in responses} == {("text_output",)}
+    assert len({responses[-1].text for responses in answers}) == 1
+
+
 def test_many_at_once(llm: TritonServer) -> None:
     prompts = [f"order {number}" for number in range(24)]
 
