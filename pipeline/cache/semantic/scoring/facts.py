@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cache.semantic.verification.alignment import aligned
-from pipeline.cache.semantic.verification.checks import CHECKS, EXCHANGED
+from pipeline.cache.semantic.verification.checks import CHECKS, SURE
 from pipeline.cache.semantic.verification.reading import Reading, read
 
 _MANY = 3  # words that only one side has: more of them say nothing more
@@ -67,7 +67,7 @@ def _forbidding(one: Reading, other: Reading, objections: Mapping[str, str]) -> 
         both.add("sense")
     beside, named = aligned(one, other), one.names & other.names
     moved = {first.stem for first, _ in beside.moved} & named
-    traded = objections.get("order") == EXCHANGED
+    traded = objections.get("order") in SURE
     if traded or len(moved) > 1 or not named.isdisjoint(beside.swapped or ()):
         both.add("order")
     return frozenset(both & set(objections))

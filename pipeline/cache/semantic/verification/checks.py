@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
 from types import MappingProxyType
 
 from pipeline.cache.semantic.verification.alignment import aligned
 from pipeline.cache.semantic.verification.lexicon import lexicon
-from pipeline.cache.semantic.verification.reading import Reading
-from pipeline.cache.semantic.verification.stems import stem
+from pipeline.cache.semantic.verification.reading import ARTICLES, Reading
+from pipeline.cache.semantic.verification.stems import is_participle, stem
 
 Check = Callable[[Reading, Reading], str | None]
 _ASKED = frozenset(("what", "who", "whom", "which"))
 _FUTURE = frozenset(("when", "how-long", "how-much"))  # "how long does it take" is about what will be
 _POINTS = frozenset(("month", "weekday", "clock", "th"))  # what is no amount
-EXCHANGED = "order: the same words otherwise"
+_EXCHANGED = "order: the same words otherwise"
+_ANOTHER_PART = "order: who is asked about"
+_TORN = "order: within what is related"
+SURE = frozenset((_EXCHANGED, _ANOTHER_PART, _TORN))  # that the answers differ, however much else is alike
 # Around these, what stands on both sides may be turned around.
 _EITHER_WAY = frozenset(
     ("and", "or", "vs", "versus", "with", "plus", "times", "a", "an", "the", "my", "your")
@@ -22,6 +26,9 @@ _EITHER_WAY = frozenset(
 _CLAUSES = frozenset(
     ("but", "and", "or", "if", "because", "although", "while")
 )  # "not" is part of one of them
+_WHO = frozenset(("who", "whom"))
+_DO = frozenset(("do", "does", "did"))
+_WISHES = frozenset(("want", "need"))
 _EXCHANGED_WORDS = 3  # of a part that has another's place, at most
 _SAME_SENSE = ("more", "less", "most", "least")  # with an opposite beside them, they may say the same
 
@@ -116,7 +123,17 @@ def tenses(one: Reading, other: Reading) -> str | None:
     differing = one.tenses ^ other.tenses
     if differing == {"future"} and one.frames == other.frames and one.frames & _FUTURE:
         return None
+    if differing == {"past"} and _told_by_verb(*((other, one) if "past" in one.tenses else (one, other))):
+        return None
     return f"tenses: {_listed(differing)}" if differing else None
+
+
+def _told_by_verb(one: Reading, other: Reading) -> bool:
+    """ "When she moved", "when did she move"."""
+    bare = other.said - one.said
+    return any(
+        is_participle(word) and stem(word) in {stem(w) for w in bare} for word in one.said - other.said
+    )
 
 
 def joining(one: Reading, other: Reading) -> str | None:
@@ -158,6 +175,8 @@ def words(one: Reading, other: Reading) -> str | None:
     found = aligned(one, other)
     if found.left or found.right:
         return f"words: {_listed(found.left)} and {_listed(found.right)}"
+    if "why" in one.frames and (one.light ^ other.light) & _WISHES:
+        return f"words: {_listed(one.light ^ other.light)}"  # why somebody wants something, or has it
     light, there = one.light - other.light, other.light - one.light
     return f"words: {_listed(light)} and {_listed(there)}" if light and there else None
 
@@ -167,6 +186,10 @@ def order(one: Reading, other: Reading) -> str | None:
     found = aligned(one, other)
     if one.limited != other.limited and one.limited and other.limited:
         return f"places: only {_listed(one.limited)}, only {_listed(other.limited)}"
+    if _another_part(one, other) or _another_part(other, one):
+        return _ANOTHER_PART
+    if _alternatives(one.sequence, other.sequence):
+        return None
     joined = bool(one.joined & other.joined)
     equals = (one.symmetric and other.symmetric) or (joined and (found.swapped is None or found.neighbours))
     equals = equals or one.chooses != other.chooses
@@ -181,6 +204,8 @@ def order(one: Reading, other: Reading) -> str | None:
     traded_with = any((there, here) in attached for here, there in attached)
     if traded_with and not equals:
         return f"places: {_listed(first.stem for first, _ in found.moved)}"
+    if one.symmetric and other.symmetric and not _stay_together(one, other):
+        return _TORN
     if _facing(one) != _facing(other) and not equals:
         return f"order: {_listed(_facing(one))}"
     if found.swapped is not None and not equals and not _only_one_way(one, other):
@@ -189,7 +214,7 @@ def order(one: Reading, other: Reading) -> str | None:
     between = _exchanged(one.sequence, other.sequence)
     if between is None or any(stem(word) in lexicon().symmetric for word in between):
         return None
-    return None if one.symmetric and other.symmetric and "and" in between else EXCHANGED
+    return None if one.symmetric and other.symmetric and "and" in between else _EXCHANGED
 
 
 def _exchanged(one: Sequence[str], other: Sequence[str]) -> Sequence[str] | None:
@@ -198,15 +223,11 @@ def _exchanged(one: Sequence[str], other: Sequence[str]) -> Sequence[str] | None
         return None
     negations = lexicon().negations
     if _without(one, negations) == _without(other, negations):
-        return None if _CLAUSES.isdisjoint(one) else ()
+        return None if _CLAUSES.isdisjoint(one) and _denied(one) == _denied(other) else ()
     owners = {word for word in one if word.endswith("'s")}
     if _without(one, owners) == _without(other, owners):
         return ()
-    start = next(at for at, (here, there) in enumerate(zip(one, other, strict=True)) if here != there)
-    end = next(
-        at for at, (here, there) in enumerate(zip(one[::-1], other[::-1], strict=True)) if here != there
-    )
-    here, there = one[start : len(one) - end], other[start : len(other) - end]
+    here, there = _differing(one, other)
     size = len(here)
     for left in range(1, min(size, 1 + _EXCHANGED_WORDS)):
         for right in range(1, min(size - left, 1 + _EXCHANGED_WORDS)):
@@ -215,6 +236,59 @@ def _exchanged(one: Sequence[str], other: Sequence[str]) -> Sequence[str] | None
             if parts_fit and between == there[right : size - left] and not _EITHER_WAY.issuperset(between):
                 return between
     return None
+
+
+def _another_part(one: Reading, other: Reading) -> bool:
+    """ "Who did Peter help", "who helped Peter"; "what does it cause", "what causes it"."""
+    here, there = _without(one.sequence, _DO), _without(other.sequence, _DO)
+    if there[:1] == ["why"] and "causes" in other.said and here[:1] == ["what"]:
+        return stem(here[-1]) == stem("causes")
+    at = next((at for at, word in enumerate(here[:-2]) if word in _WHO), None)
+    to = next((to for to, word in enumerate(there[:-2]) if word in _WHO), None)
+    if at is None or to is None or stem(here[at + 1]) not in one.names:
+        return False
+    name, verb = stem(here[at + 1]), stem(there[to + 1])
+    return verb in map(stem, here[at + 2 :]) and name in map(stem, there[to + 2 :])
+
+
+def _alternatives(one: Sequence[str], other: Sequence[str]) -> bool:
+    """ "with a bank card or a passport", "with a passport or a bank card"."""
+    one, other = _without(one, ARTICLES), _without(other, ARTICLES)
+    if one == other or one.count("or") != 1 or sorted(one) != sorted(other):
+        return False
+    here, there = _differing(one, other)
+    at = here.index("or") if "or" in here else 0
+    return 0 < at < len(here) - 1 and [*here[at + 1 :], "or", *here[:at]] == list(there)
+
+
+def _differing(one: Sequence[str], other: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """What is left of two that are not equal when what they begin and end with is taken away."""
+    start = next(at for at, (here, there) in enumerate(zip(one, other, strict=True)) if here != there)
+    end = next(
+        at for at, (here, there) in enumerate(zip(one[::-1], other[::-1], strict=True)) if here != there
+    )
+    return one[start : len(one) - end], other[start : len(other) - end]
+
+
+def _denied(words: Sequence[str]) -> bool:
+    """Whether it is what follows "to" that is denied: "not to go", "to not go"."""
+    return any({here, there} == {"not", "to"} for here, there in pairwise(words))
+
+
+def _stay_together(one: Reading, other: Reading) -> bool:
+    """What stands before a relation that holds both ways is turned around as a whole, or not at all."""
+    known = lexicon().symmetric
+    sides = []
+    for reading in (one, other):
+        stems = [word.stem for word in reading.words]
+        at = next((at for at, form in enumerate(stems) if form in known), 0)
+        sides.append((frozenset(stems[:at]), frozenset(stems[at + 1 :])))
+    (before, after), (before_there, after_there) = sides
+    if not (before and after and before_there and after_there):
+        return True
+    if before | after != before_there | after_there:
+        return True
+    return before == before_there or before.isdisjoint(before_there)
 
 
 def _without(words: Sequence[str], left_out: Collection[str]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from pipeline.cache.semantic.verification.lexicon import Lexicon, lexicon
@@ -53,6 +53,15 @@ _POWERS = {
 _TIMES = {"once": 1, "twice": 2, "thrice": 3}
 _SIGNS = frozenset("$€£¥₹")
 _HALF = 0.5
+# What can be said in several units, in the smallest of them.
+_SIZES = {
+    "s": ("s", 1.0), "min": ("s", 60.0), "h": ("s", 3600.0), "day": ("s", 86400.0),
+    "week": ("s", 604800.0), "mg": ("mg", 1.0), "g": ("mg", 1e3), "kg": ("mg", 1e6), "mm": ("mm", 1.0),
+    "cm": ("mm", 10.0), "m": ("mm", 1e3), "km": ("mm", 1e6), "ml": ("ml", 1.0), "l": ("ml", 1e3),
+}  # fmt: skip
+_SPANS = frozenset(("s", "min", "h", "week", "month", "year"))
+_WITHIN = frozenset(("in", "within", "after", "for"))
+_COUNTING = frozenset(("many", "much", "often", "how-many", "how-much", "how-often", "times"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +70,10 @@ class Number:
 
     value: str  # canonical: 1000 for 1,000 and "one thousand"
     unit: str
+    written: str = field(default="", compare=False)  # if that is in another unit
 
     def __str__(self) -> str:
-        return f"{self.value} {self.unit}".rstrip()
+        return self.written or f"{self.value} {self.unit}".rstrip()
 
 
 @cache
@@ -81,6 +91,8 @@ def number_at(given: Sequence[Token], at: int, lexicon: Lexicon) -> tuple[Number
     word = given[at].text
     if (named := _named(given, at, lexicon)) is not None:
         return named, 1
+    if word in ("a", "an") and (span := _one_span(given, at, lexicon)) is not None:
+        return span, 2
     if word in _TIMES:
         return Number(str(_TIMES[word]), "times"), 1
     sign = lexicon.units[word] if word in _SIGNS else ""
@@ -99,11 +111,29 @@ def number_at(given: Sequence[Token], at: int, lexicon: Lexicon) -> tuple[Number
         return Number(value, "" if _near_month(given, start, taken + 1, lexicon) else "th"), taken + 1
     if ordinal:
         return Number(value, "" if _near_month(given, start, taken, lexicon) else "th"), taken
+    if following in ("a", "an") and word == "half" and start + 2 < len(given):  # "half an hour"
+        taken, following = taken + 1, given[start + 2].text
     if following in lexicon.units:
-        return Number(value, lexicon.units[following]), taken + 1
+        return _measured(value, lexicon.units[following]), taken + 1
     if word == "one":  # "the blue one", "which one": a pronoun
         return None
     return Number(value, ""), taken
+
+
+def _measured(value: str, unit: str) -> Number:
+    smallest, size = _SIZES.get(unit, (unit, 1.0))
+    try:
+        return Number(f"{float(value) * size:.12g}" if size != 1 else value, smallest, f"{value} {unit}")
+    except ValueError:  # 5-10 minutes
+        return Number(value, unit)
+
+
+def _one_span(given: Sequence[Token], at: int, lexicon: Lexicon) -> Number | None:
+    """ "in a year", unless it is counted what happens in each."""
+    unit = lexicon.units.get(given[at + 1].text, "") if 0 < at < len(given) - 1 else ""
+    if unit not in _SPANS or given[at - 1].text not in _WITHIN:
+        return None
+    return None if any(token.text in _COUNTING for token in given) else _measured("1", unit)
 
 
 def _named(given: Sequence[Token], at: int, lexicon: Lexicon) -> Number | None:

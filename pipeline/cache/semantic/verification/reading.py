@@ -9,12 +9,13 @@ from functools import lru_cache
 
 from pipeline.cache.semantic.verification.lexicon import Lexicon, lexicon
 from pipeline.cache.semantic.verification.numbers import Number, number_at, number_words
-from pipeline.cache.semantic.verification.stems import is_participle, stem
+from pipeline.cache.semantic.verification.rewording import active, joined_verbs, told_first, told_last
+from pipeline.cache.semantic.verification.stems import stem
 from pipeline.cache.semantic.verification.tokens import Token, plain, quoted, read_phrases, tokens
 
 _KEPT = 8192  # readings, about 3 KB each
 _CODE = re.compile(r".*\d|.*[_@#/\\]|.*\w\.\w|.*\+\+|.*[a-z][A-Z]")
-_ARTICLES = frozenset(
+ARTICLES = frozenset(
     ("a", "an", "the", "my", "your", "our", "his", "her", "their", "this", "that", "these", "those")
 )
 _BE = frozenset(("is", "are", "was", "were", "am", "be", "been", "being", "get", "got"))
@@ -70,12 +71,14 @@ class Reading:
 def read(text: str) -> Reading:
     """Take a question apart."""
     known = lexicon()
-    flat = plain(text)
+    flat = told_last(plain(text))
     written = tokens(flat)
-    given = _told_first(_active(read_phrases(written, known)))
+    given = told_first(active(read_phrases(joined_verbs(written, known), known)))
     reader, counting = _Reader(known), number_words()
     listed = any(
-        token.text in counting and token.text not in _ARTICLES and token.text != "one" for token in given
+        token.text[0].isdigit()
+        or (token.text in counting and token.text not in ARTICLES and token.text != "one")
+        for token in given
     )
     at = 0
     while at < len(given):
@@ -143,7 +146,7 @@ class _Reader:
 
     def count(self, number: Number) -> None:
         """A number has a part of its own only right after its preposition: "from 5 to 10"."""
-        near = self._before in self._known.roles or self._before in _ARTICLES
+        near = self._before in self._known.roles or self._before in ARTICLES
         self.counted.append((self._role if near else "", number))
         joined = self._before in ("and", "or") and self._earlier == _NUMBER
         self.runs.append(self.runs[-1] if joined else len(self.runs))
@@ -234,28 +237,3 @@ def _named(written: Sequence[Token], known: Lexicon) -> tuple[frozenset[str], fr
             if (shout or not token.opens) and not calendar and token.text not in known.fillers:
                 names.add(stem(token.text))
     return frozenset(names), frozenset(codes)
-
-
-def _told_first(given: list[Token]) -> list[Token]:
-    """ "who is the best according to Y" as "who Y think is the best"."""
-    words = [token.text for token in given]
-    at = next((at for at in range(1, len(words) - 2) if words[at : at + 2] == ["according", "to"]), None)
-    if at is None:
-        return given
-    return [given[0], *given[at + 2 :], Token("think", ""), *given[1:at]]
-
-
-def _active(given: list[Token]) -> list[Token]:
-    """ "is X blamed by Y" as "Y blamed X": who does what to whom is then told by the order."""
-    words = [token.text for token in given]
-    if "by" not in words or words[0] not in _BE:
-        return given
-    by = words.index("by")
-    if by < 3 or by + 1 >= len(words) or not is_participle(words[by - 1]):
-        return given
-    patient, verb, rest = given[1 : by - 1], given[by - 1], given[by + 1 :]
-    end = next(
-        (i for i, token in enumerate(rest) if token.text in ("in", "on", "at", "for", "when", "if")),
-        len(rest),
-    )
-    return [given[0], *rest[:end], verb, *patient, *rest[end:]]
