@@ -29,6 +29,8 @@ _BETWEEN = 4  # words that may stand within a verb of two: "turn the old fan off
 
 def told_last(text: str) -> str:
     """ "If it rains, what will X do?" as "what will X do if it rains?"; without ", right?"."""
+    if "," not in text:
+        return text
     text = _TAG.sub("", text)
     found = _FRONTED.match(text)
     if found is None:
@@ -38,17 +40,16 @@ def told_last(text: str) -> str:
 
 def joined_verbs(given: Sequence[Token], known: Lexicon) -> list[Token]:
     """ "turn the fan off" as "turn off the fan", "30 or more" as "at least 30"."""
-    found = list(given)
     words = [token.text for token in given]
-    for at in range(len(words) - 2):
-        if words[at][0].isdigit() and words[at + 1 : at + 3] == ["or", "more"]:
-            found[at : at + 3] = [Token("at", ""), Token("least", ""), given[at]]
-            return found
-        for end in range(at + 2, min(at + 2 + _BETWEEN, len(words))):
-            last = end + 1 == len(words) or words[end + 1] in _AFTER_AN_AGENT
-            if words[end] in _PARTICLES and last and (words[at], words[end]) in known.phrases:
-                return [*given[: at + 1], given[end], *given[at + 1 : end], *given[end + 1 :]]
-    return found
+    for end, word in enumerate(words):
+        if word == "more" and end > 1 and words[end - 1] == "or" and words[end - 2][0].isdigit():
+            at_least = Token("at", ""), Token("least", ""), given[end - 2]
+            return [*given[: end - 2], *at_least, *given[end + 1 :]]
+        if word in _PARTICLES and (end + 1 == len(words) or words[end + 1] in _AFTER_AN_AGENT):
+            for at in range(end - 2, max(-1, end - 2 - _BETWEEN), -1):
+                if (words[at], word) in known.phrases:
+                    return [*given[: at + 1], given[end], *given[at + 1 : end], *given[end + 1 :]]
+    return list(given)
 
 
 def told_first(given: list[Token]) -> list[Token]:
