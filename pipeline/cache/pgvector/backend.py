@@ -18,6 +18,9 @@ from pipeline.cache.vault import Packed
 from pipeline.cache.vectors.follower import Follower, Row
 
 _PAGE = 256  # entries that are read at a time
+_THERE = (
+    "SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = %s AND relname = %s"
+)
 _OLDEST = (0, 8)  # of pgvector: since then a search goes on until it has enough entries of the scope
 
 
@@ -216,12 +219,14 @@ def _prepare(connection: Any) -> None:
 
 
 def _make(connection: Any, statements: str, unless: str = "") -> None:
-    """Run statements that several processes may come to at once; not if the relation `unless` is there by then."""
+    """Run statements that several processes may come to at once; not if the relation `unless` is there by then.
+
+    That is read from the catalog itself: `to_regclass` may answer from what the session kept of it before the lock.
+    """
     with connection.transaction():
         connection.execute("SET LOCAL synchronous_commit = on")
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (MAKING,))
-        there = unless and connection.execute("SELECT to_regclass(%s)", (unless,)).fetchone()[0]
-        if not there:
+        if not (unless and connection.execute(_THERE, unless.split(".")).fetchone()):
             connection.execute(statements)
 
 

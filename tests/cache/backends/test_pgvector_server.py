@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 import psycopg
@@ -48,6 +51,23 @@ def test_a_role_that_may_create_with_the_password_of_the_environment(
     ]
     assert "sesame" not in str(backend.describe())
     backend.close()
+
+
+def test_several_that_come_first_at_once_make_the_tables_once(server: PostgresServer) -> None:
+    start, eye = threading.Barrier(6), np.eye(8, dtype=np.float32)
+
+    def put(number: int) -> None:
+        with closing(open_backend(server.url)) as backend:
+            start.wait(timeout=30)
+            backend.put(question(f"{number}"), entry("A"), eye[number])
+
+    for _ in range(3):
+        with psycopg.connect(server.url, autocommit=True) as owner:
+            owner.execute("DROP SCHEMA IF EXISTS pipeline_cache_1 CASCADE")
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(put, range(6)))
+        with closing(open_backend(server.url)) as backend:
+            assert len(backend.near(question("").scope, eye[0], 9)) == 6
 
 
 def test_what_somebody_dropped_is_made_again(server: PostgresServer) -> None:
