@@ -20,6 +20,9 @@ ARTICLES = frozenset(
 )
 _BE = frozenset(("is", "are", "was", "were", "am", "be", "been", "being", "get", "got"))
 _NUMBER = "#"
+_POINTING = frozenset(
+    ("what", "which", "the", "this", "that", "any", "every", "no")
+)  # "which one": a pronoun
 _PERSONS = frozenset(("i", "you", "me"))
 _ASKING = frozenset(
     ("when", "where", "who", "whom", "whose", "how-long", "how-many", "how-much", "how-often", "how-far")
@@ -87,7 +90,8 @@ def read(text: str) -> Reading:
         if found is not None:
             reader.count(found[0])
             at += found[1]
-        elif text == "one" and listed:  # beside another number: "two adults and one child"
+        elif text == "one" and listed and not (at and given[at - 1].text in _POINTING):
+            # beside another number: "two adults and one child", but "which one has 8 GB"
             reader.count(Number("1", ""))
             at += 1
         else:
