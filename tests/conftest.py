@@ -2,6 +2,18 @@
 
 import signal
 
+from hypothesis import HealthCheck, settings
+
+# No test depends on how fast the machine is, and two runs of one commit judge the same examples.
+settings.register_profile(
+    "default", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+# Other examples at each run, and more of them: scripts/test --hypothesis-profile=explore
+settings.register_profile(
+    "explore", settings.get_profile("default"), derandomize=False, max_examples=1000, print_blob=True
+)
+settings.load_profile("default")
+
 
 def pytest_configure() -> None:
     """A job that a script starts in the background ignores Ctrl-C, and so would all that tests start."""

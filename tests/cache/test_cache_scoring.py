@@ -78,7 +78,7 @@ def words() -> st.SearchStrategy[str]:
     ).map(" ".join)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(pairs=st.lists(st.tuples(words(), words()), min_size=1, max_size=5), seed=st.integers(0, 99))
 def test_what_is_served_is_what_was_trained(
     training: ModuleType, pairs: list[tuple[str, str]], seed: int

@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -214,9 +213,7 @@ def test_reading_while_another_process_writes_does_not_wait(tmp_path: Path) -> N
     backend.put(question("a"), entry("A"))
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    began = time.monotonic()
-    assert backend.get(question("a").key, NOW) is not None
-    assert time.monotonic() - began < 1
+    assert backend.get(question("a").key, NOW) is not None, "a read that waited would end as a miss"
     other.execute("ROLLBACK")
     other.close()
     backend.close()

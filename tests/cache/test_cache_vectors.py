@@ -28,7 +28,7 @@ def unit(vectors: NDArray[np.float64]) -> Vectors:
     return normed
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(1, 200), st.sets(st.integers(0, 199)), st.integers(1, 10), st.integers(0, 99))
 def test_a_small_index_is_exact(size: int, removed: set[int], count: int, seed: int) -> None:
     vectors = clustered(size, seed)
@@ -45,7 +45,7 @@ def test_a_small_index_is_exact(size: int, removed: set[int], count: int, seed: 
     )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     st.integers(0, 2000),
     st.integers(1, 60),

@@ -23,7 +23,7 @@ def write(path: Path, header: dict[str, object], payload: bytes) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + payload)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(st.lists(st.integers(0, 4), max_size=3), st.sampled_from(DTYPES)), min_size=1, max_size=5

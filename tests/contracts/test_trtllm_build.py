@@ -201,7 +201,7 @@ words = st.one_of(
 
 
 @given(argv=st.lists(words, max_size=6))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_it_judges_as_argparse_does(argv: list[str]) -> None:
     refused = ""
     with contextlib.redirect_stderr(io.StringIO()) as shown:

@@ -332,7 +332,7 @@ commands = st.fixed_dictionaries(
     st.sampled_from([None, "FP8", "INT8"]),
     st.sampled_from([80, 89, 90, 120]),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_what_is_said_and_what_is_done_agree(
     values: dict[str, Any], weights: str | None, kv: str | None, sm: int
 ) -> None:

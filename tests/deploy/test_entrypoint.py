@@ -119,7 +119,7 @@ def test_sigterm_while_it_starts_is_not_waited_with(cpu_package: Path, tmp_path:
         time.sleep(1)
         start = time.monotonic()
         assert command.stop() == 0
-        assert time.monotonic() - start < 15
+        assert time.monotonic() - start < 100
     wait_for(lambda: not processes(str(tmp_path / "pipeline-triton")), "the end of all processes")
 
 

@@ -59,10 +59,10 @@ def _runs(pid: int) -> bool:
 
 def test_a_pipe_that_a_stranger_holds_open_does_not_count(tmp_path: Path) -> None:
     """A daemon of its own session keeps the output open after the program has been killed."""
-    leaving = f"subprocess.Popen(['sleep', '8'], start_new_session=True)\n{HANGS}"
+    leaving = f"subprocess.Popen(['sleep', '80'], start_new_session=True)\n{HANGS}"
     start = time.monotonic()
     assert "does not answer" in ask([str(put_tool(tmp_path, "tool", does=leaving))], 0.5).problem
-    assert time.monotonic() - start < 7
+    assert time.monotonic() - start < 60
 
 
 def test_probes_run_at_the_same_time() -> None:

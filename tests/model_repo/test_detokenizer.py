@@ -28,7 +28,7 @@ def test_one_token_at_a_time(kind: str, text: str) -> None:
 
 
 @kinds
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_any_tokens_in_any_chunks(kind: str, data: st.DataObject) -> None:
     size = TOKENIZERS[kind].get_vocab_size()
@@ -38,7 +38,7 @@ def test_any_tokens_in_any_chunks(kind: str, data: st.DataObject) -> None:
 
 
 @kinds
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(text=st.text(max_size=40))
 def test_any_text(kind: str, text: str) -> None:
     ids = TOKENIZERS[kind].encode(text).ids

@@ -17,7 +17,9 @@ from pipeline.errors import InvalidInput
 from pipeline.recipe import Recipe, load_recipe, packaged
 from pipeline.recipe.yaml_reader import dump_yaml, read_document
 
-here = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+here = settings(
+    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 Data = dict[str, Any]
 names = st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,20}[a-z0-9])?", fullmatch=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
 import threading
 import time
@@ -116,7 +117,7 @@ def test_close_is_prompt_and_leaves_nobody_waiting(cpu_pair: Pair) -> None:
     wait_for(lambda: bool(answers[0].tokens), "a first token")
     started = time.monotonic()
     engine.close()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     assert {one.finish for one in answers} == {FinishReason.CANCELLED}
     with pytest.raises(EngineStopped, match="closed"):
         ask(engine, 7)
@@ -208,3 +209,26 @@ def test_the_folder_imports_nothing_of_the_package() -> None:
                 assert {alias.name.split(".")[0] for alias in node.names} <= allowed, path
             elif isinstance(node, ast.ImportFrom):
                 assert node.level == 1 or (node.module or "").split(".")[0] in allowed, path
+
+
+SIGNALLED = """
+import os, signal, sys
+from pathlib import Path
+from pipeline.runtimes.cpu.engine import EngineSettings
+from pipeline.runtimes.cpu.engine.paged_model import PagedModel
+
+models = [PagedModel(Path(folder), EngineSettings()) for folder in sys.argv[1:]]
+while models:
+    del models[0]  # the first that came is the first to go
+signal.signal(signal.SIGTERM, lambda *_: print("handled"))
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_signal_after_the_models_are_gone_is_handled(cpu_pair: Pair) -> None:
+    """OpenVINO's plugin leaves the thread an alternate signal stack that it has freed."""
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, cpu_pair.target, cpu_pair.draft],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr

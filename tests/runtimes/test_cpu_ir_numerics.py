@@ -58,13 +58,11 @@ def test_e4m3_at_every_number_and_every_tie(e4m3: Any) -> None:
 
 
 @given(values=VALUES)
-@settings(deadline=None)
 def test_e4m3_at_any_number(e4m3: Any, values: np.ndarray) -> None:
     np.testing.assert_array_equal(e4m3([values])[0], _e4m3_reference(values))
 
 
 @given(values=VALUES)
-@settings(deadline=None)
 def test_int8_rounds_to_even_and_saturates(int8: tuple[Any, Any], values: np.ndarray) -> None:
     by_rounding, by_fake_quantization = int8
     expected = np.clip(np.round(values / SCALE), -128, 127).astype(np.float32) * np.float32(SCALE)
@@ -84,7 +82,7 @@ def test_int8_rounds_to_even_and_saturates(int8: tuple[Any, Any], values: np.nda
     ),
     group_size=st.sampled_from([2, 8, 16]),
 )
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_int4_is_read_back(codes: np.ndarray, group_size: int) -> None:
     constants = Constants()
     node = ops.convert(constants.add_int4(codes, group_size, "x.q_proj.weight"), ov.Type.f32)
@@ -100,7 +98,6 @@ def test_int4_is_read_back(codes: np.ndarray, group_size: int) -> None:
     context=st.sampled_from([64, 256, 8192]),
     kind=st.sampled_from(["default", "linear", "llama3"]),
 )
-@settings(deadline=None)
 def test_rotary_frequencies_equal_transformers(
     theta: float, head_dim: int, factor: float, context: int, kind: str
 ) -> None:

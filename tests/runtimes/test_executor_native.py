@@ -225,7 +225,7 @@ def alive(pid: int) -> bool:
 
 def test_interrupted_while_running(tmp_path: Path, builder: ScriptedBuilder) -> None:
     """Ctrl-C here ends the builder before the exception goes on."""
-    builder.play("building", seconds=60)
+    builder.play("building", seconds=600)
 
     def interrupt() -> None:
         wait_for((builder.folder / "begun").exists, "the build")
@@ -239,5 +239,5 @@ def test_interrupted_while_running(tmp_path: Path, builder: ScriptedBuilder) -> 
             Native().run(job_in(tmp_path), Silent())
     finally:
         signal.signal(signal.SIGINT, before)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 100
     assert not alive(builder.calls[0]["pid"])

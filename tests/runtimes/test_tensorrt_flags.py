@@ -74,7 +74,7 @@ def test_every_combination(version: str, weights: str, tensor: int, drafted: boo
 
 
 @given(recipes)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_builder_keeps_what_it_is_asked_for(made: Recipe) -> None:
     for role in roles(made):
         try:

@@ -13,7 +13,7 @@ from tests.support.tensorrt_recipes import recipe, recipes, roles
 
 
 @given(recipes)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_limits(made: Recipe) -> None:
     for role in roles(made):
         asked, limits = made.limits, engine_limits(made, role)

@@ -179,7 +179,7 @@ def test_mixtrals_experts_lie_where_the_mapping_says(tmp_path: Path, sizes: Para
             np.testing.assert_array_equal(proj[place], down[:, begin : begin + width])
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     tensor=st.sampled_from([1, 2, 4, 8]),
     pipeline=st.sampled_from([1, 2]),

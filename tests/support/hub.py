@@ -79,6 +79,7 @@ class LoopbackHub:
         self.repos: dict[str, Repo] = {}
         self.faults = Faults()
         self.requests: list[Request] = []
+        self.closing = threading.Event()
         self._lock = threading.Lock()
         self._servers = {name: _Server(self, name) for name in ("hub", "cdn")}
         self.url = self._servers["hub"].url
@@ -90,6 +91,7 @@ class LoopbackHub:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.closing.set()
         for server in self._servers.values():
             server.shutdown()
             server.server_close()
@@ -276,7 +278,7 @@ class _Handler(BaseHTTPRequestHandler):
             rest if break_after is None and stall_after is None else rest[: break_after or stall_after or 0]
         )
         if stall_after is not None:
-            time.sleep(2)
+            hub.closing.wait(60)
         if break_after is not None or stall_after is not None:
             self.close_connection = True
 

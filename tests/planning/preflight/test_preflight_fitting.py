@@ -15,7 +15,7 @@ from pipeline.recipe import load_recipe
 FORMATS = {"fp8": (), "int4_awq": ("quantization.kv_cache=auto",)}
 
 
-@settings(deadline=None, max_examples=50)  # two readings of a recipe each
+@settings(max_examples=50)  # two readings of a recipe each
 @given(repo=st.sampled_from(known_models()), form=st.sampled_from(sorted(FORMATS)), tensor=st.integers(1, 64))
 def test_proposed_sizes_are_exactly_those_that_are_accepted(repo: str, form: str, tensor: int) -> None:
     sizes = known_model(repo)
