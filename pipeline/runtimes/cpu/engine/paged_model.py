@@ -7,8 +7,11 @@ Written against OpenVINO 2026.4. It knows nothing of requests; which block belon
 
 from __future__ import annotations
 
+import ctypes
 import json
+from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,11 +48,12 @@ class PagedModel:
         facts = json.loads((folder / FACTS_FILE).read_text(encoding="utf-8"))
         self.max_positions: int = facts["max_position_embeddings"]
         self.vocab_size: int = facts["vocab_size"]
-        core = ov.Core()
-        model = core.read_model(folder / MODEL_FILE)
-        paged_attention_transformation(model)
-        _gather_rows(model)
-        compiled = core.compile_model(model, "CPU", _properties(settings))
+        with _signal_stack_kept():
+            core = ov.Core()
+            model = core.read_model(folder / MODEL_FILE)
+            paged_attention_transformation(model)
+            _gather_rows(model)
+            compiled = core.compile_model(model, "CPU", _properties(settings))
         self._caches = {
             port.any_name: (port.element_type, [size.get_length() for size in list(port.partial_shape)[1:]])
             for port in compiled.inputs
@@ -110,6 +114,27 @@ class PagedModel:
         tensor = self._inputs[name]
         tensor.shape = [len(values)]
         tensor.data[:] = values
+
+
+class _SignalStack(ctypes.Structure):
+    """`stack_t` of sigaltstack(2)."""
+
+    _fields_ = [("ss_sp", ctypes.c_void_p), ("ss_flags", ctypes.c_int), ("ss_size", ctypes.c_size_t)]
+
+
+@contextmanager
+def _signal_stack_kept() -> Iterator[None]:
+    """This thread's alternate stack for signal handlers is the same afterwards as before.
+
+    OpenVINO's CPU plugin sets one of its own and frees it with the last model, but takes it back only if models go in
+    the reverse of the order in which they came. Otherwise the next signal that Python handles is a segmentation fault.
+    """
+    libc, before = ctypes.CDLL(None), _SignalStack()
+    libc.sigaltstack(None, ctypes.byref(before))
+    try:
+        yield
+    finally:
+        libc.sigaltstack(ctypes.byref(before), None)
 
 
 def _gather_rows(model: ov.Model) -> None:
