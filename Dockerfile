@@ -20,12 +20,12 @@ COPY calibration calibration
 COPY recipes recipes
 RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
-# pipeline[hub,calibrate] in an environment of its own, because it pins torch and ModelOpt for itself; trtllm-build is the
+# The extras hub and calibrate in an environment of its own, because it pins torch and ModelOpt for itself; trtllm-build is the
 # image's. The store is a volume: what was built outlives the container.
 FROM ${TRITON_IMAGE} AS build
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     python3 -m venv --without-pip /opt/pipeline \
-    && wheel=$(find /wheels -name 'pipeline-*.whl') \
+    && wheel=$(find /wheels -name 'trtllm_pipeline-*.whl') \
     && python3 -m pip --python /opt/pipeline/bin/python install --no-cache-dir "${wheel}[hub,calibrate]" "tokenizers>=0.22" \
     && ln -s /opt/pipeline/bin/pipeline /usr/local/bin/pipeline \
     && install --directory --owner=1000 --group=1000 /store /home/pipeline
@@ -47,7 +47,7 @@ RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
         "tritonclient[grpc]>=2.60" "tokenizers>=0.21" "jinja2>=3.1" \
     && rm /tmp/present.txt \
     && python3 -m venv --without-pip --system-site-packages /opt/pipeline \
-    && wheel=$(find /wheels -name 'pipeline-*.whl') \
+    && wheel=$(find /wheels -name 'trtllm_pipeline-*.whl') \
     && python3 -m pip --python /opt/pipeline/bin/python install --no-cache-dir "${wheel}" \
     && ln -s /opt/pipeline/bin/pipeline /usr/local/bin/pipeline \
     && install --directory --owner=1000 --group=1000 /home/pipeline

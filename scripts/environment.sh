@@ -52,7 +52,7 @@ install() {
   fi
   touch "$VENV/.installing"
   install_torch
-  say "Installing pipeline[$extra] and what it needs; the log is $VENV/install.log"
+  say "Installing the extra $extra and what it needs; the log is $VENV/install.log"
   run_pip install --editable "$ROOT[$extra]"
   printf '%s' "$wanted" >"$VENV/.installed-$extra"
   rm "$VENV/.installing"

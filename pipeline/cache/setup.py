@@ -20,6 +20,7 @@ from pipeline.cache.redaction import Redaction
 from pipeline.cache.response_cache import ResponseCache, Semantic
 from pipeline.cache.sealing import Secret, codec_of
 from pipeline.cache.semantic.layer import SemanticLayer, Verifier
+from pipeline.extras import install_line
 
 Part = TypeVar("Part")
 
@@ -120,7 +121,7 @@ def _part(make: Callable[[], Part], what: str, faults: list[str]) -> Part | None
     try:
         return make()
     except ImportError as error:
-        extra = "" if (error.name or "").startswith("pipeline.") else ": pip install 'pipeline[cache]'"
+        extra = "" if (error.name or "").startswith("pipeline.") else f": {install_line('cache')}"
         faults.append(f"{what}: {error}{extra}")
     except (BackendDown, ValueError, OSError) as error:
         faults.append(f"{what}: {error}")

@@ -12,6 +12,7 @@ import click
 
 from pipeline.cli.options import set_option, store_option
 from pipeline.errors import Fault, InvalidInput, UserError
+from pipeline.extras import missing
 
 if TYPE_CHECKING:
     from pipeline.cache.backend import Vector
@@ -179,7 +180,7 @@ def _embedder(
     except FileNotFoundError as error:
         raise UserError(f"--embedder {error}") from error
     except ImportError as error:
-        raise UserError(f"embedding needs {error.name}: pip install 'pipeline[cache]'") from error
+        raise missing("embedding", error, "cache") from error
 
 
 def _verifier(embedder: Embedder, scorer: bool | None) -> Learned | Checked:

@@ -1,6 +1,6 @@
 """Traces as W3C Trace Context 1 has them: `traceparent` comes in, goes on to Triton, and into answers and logs.
 
-Spans are exported by OpenTelemetry (OTLP over HTTP) where `pipeline[traces]` is installed and an endpoint is named;
+Spans are exported by OpenTelemetry (OTLP over HTTP) where the extra `traces` is installed and an endpoint is named;
 otherwise a request has a trace's ids and nothing is sent anywhere.
 """
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipeline.errors import UserError
+from pipeline.extras import install_line
 
 _HEADER = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"
@@ -102,5 +103,5 @@ def spans(endpoint: str | None) -> Spans:
     try:
         from pipeline.gateway.otlp import Otlp
     except ImportError as error:
-        raise UserError(f"traces need OpenTelemetry ({error}): pip install 'pipeline[traces]'") from None
+        raise UserError(f"traces need OpenTelemetry ({error}): {install_line('traces')}") from None
     return Otlp(endpoint)

@@ -14,8 +14,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from pipeline import resources
+from pipeline.extras import DISTRIBUTION, install_line
 
-OWN = "pipeline"
 _LEFT_OUT = ("all", "dev")  # of others, and for those who work on the project itself
 
 
@@ -61,7 +61,7 @@ class Extra:
     @property
     def install(self) -> str:
         """The line that installs it."""
-        return install_line(self.name)
+        return install_line(*([self.name] if self.name else []))
 
 
 def read_python() -> PythonFacts:
@@ -79,19 +79,6 @@ def read_python() -> PythonFacts:
 def read_extras() -> tuple[Extra, ...]:
     """All extras, and first what needs none; the versions are of this Python's environment."""
     return tuple(Extra(name, tuple(map(_package, wanted))) for name, wanted in _wanted().extras.items())
-
-
-def install_line(extra: str) -> str:
-    """What installs an extra into this environment.
-
-    >>> install_line("hub").startswith("pip install ")
-    True
-    """
-    suffix = f"[{extra}]" if extra else ""
-    checkout = resources.checkout()
-    if checkout is None or version_of(OWN) is not None:
-        return f"pip install '{OWN}{suffix}'"
-    return f"pip install --editable '{checkout}{suffix}'"
 
 
 def version_of(distribution: str) -> str | None:
@@ -128,7 +115,7 @@ def _declared(file: Path) -> _Wanted:
 
 
 def _installed() -> _Wanted:
-    own = metadata.metadata(OWN)
+    own = metadata.metadata(DISTRIBUTION)
     requirements = [Requirement(line) for line in own.get_all("Requires-Dist") or ()]
     names = ["", *(name for name in own.get_all("Provides-Extra") or () if name not in _LEFT_OUT)]
     extras = {name: tuple(one for one in requirements if _holds(one, name)) for name in names}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import UserError
+from pipeline.extras import missing
 from pipeline.planning.plan import REVISIONS
 from pipeline.progress import Progress, Silent
 from pipeline.recipe import HubSource, LocalSource, Recipe
@@ -77,9 +78,7 @@ def _graph(checkpoint: Path, into: Path, label: str) -> dict[str, Json]:
 
         agreement = prepare(checkpoint, into)
     except ImportError as error:
-        raise UserError(
-            f"{label}: making its graph needs {error.name}: pip install 'pipeline[cache]'"
-        ) from error
+        raise missing(f"{label}: making its graph", error, "cache") from error
     except (ValueError, KeyError, OSError) as error:
         raise UserError(
             f"cache.semantic.embedder: {label} is no encoder that can be used: {error}"

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from pipeline.checkpoint.header import WeightTotals, read_totals
 from pipeline.contracts.models import ModelSizes, config_faults, known_model
-from pipeline.errors import CheckpointError, Fault, InvalidInput, SourceError, UserError
+from pipeline.errors import CheckpointError, Fault, InvalidInput, SourceError
+from pipeline.extras import missing
 from pipeline.planning.plan import DRAFT, TARGET
 from pipeline.progress import Progress, Silent
 from pipeline.recipe import Checkpoint, HubSource, Recipe
@@ -102,7 +103,7 @@ def _on_hub(source: HubSource, revision: str | None, progress: Progress) -> Sigh
     try:
         from pipeline.stages.fetch.hub import Hub
     except ImportError as error:
-        raise UserError(f"{source}: the Hub needs huggingface_hub: pip install 'pipeline[hub]'") from error
+        raise missing(f"{source}: the Hub", error, "hub") from error
     hub = Hub.from_environment()
     commit = hub.commit_of(source.repo, revision, progress.say)
     config = hub.start_of(source.repo, commit, _CONFIG, _CONFIG_BYTES, progress.say)

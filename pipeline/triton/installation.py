@@ -17,11 +17,11 @@ from importlib import metadata
 from pathlib import Path
 
 from pipeline.errors import UserError
+from pipeline.extras import install_line
 from pipeline.machine.asking import ask
 
 WHEEL = "nvidia-pytriton"
 _DEADLINE_S = 30.0
-_INSTALL = "install it: pip install 'pipeline[server]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Installation:
         """
         spec = importlib.util.find_spec("pytriton")
         if spec is None or not spec.submodule_search_locations:
-            raise UserError(f"Triton is not installed in {sys.prefix}: {_INSTALL}")
+            raise UserError(f"Triton is not installed in {sys.prefix}: install it: {install_line('server')}")
         package = Path(spec.submodule_search_locations[0])
         found = cls(
             root=package / "tritonserver",
@@ -79,7 +79,7 @@ class Installation:
         """
         for part in (self.binary, self.backend, self.libraries):
             if not part.exists():
-                raise UserError(f"{WHEEL} {_version(WHEEL)} has no {part}: {_INSTALL}")
+                raise UserError(f"{WHEEL} {_version(WHEEL)} has no {part}: {install_line('server')}")
         if not self.stub.exists():
             have = sorted(folder.name for folder in self.stub.parent.parent.iterdir())
             raise UserError(

@@ -75,7 +75,7 @@ def test_the_table_names_what_is_there_and_what_would_help(tmp_path: Path) -> No
     assert done.exit_code == 0
     assert SECRET not in done.output
     for word in (
-        "pipeline[calibrate]",
+        "extra calibrate",
         "memory",
         "/dev/shm",
         "embedded Triton",

@@ -6,6 +6,7 @@ import fnmatch
 import importlib
 import json
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import yaml
 
 from pipeline.contracts.launching import launching
 from pipeline.contracts.releases import container, releases
+from pipeline.recipe.library import packaged
 from pipeline.triton.deployment import CONTAINER_ROOT
 from tests.support.dockerfile import parse
 
@@ -165,6 +167,34 @@ def test_the_services_are_the_stages() -> None:
         assert devices[0]["driver"] == "nvidia"
     assert COMPOSE["services"]["build"]["profiles"] == ["build"]
     assert "profiles" not in COMPOSE["services"]["serve"]
+
+
+def test_the_commands_of_its_first_lines_find_what_they_name() -> None:
+    text = (ROOT / "compose.yaml").read_text(encoding="utf-8")
+    commands = [
+        shlex.split(line.lstrip("# ")) for line in text.splitlines() if "run --rm build build" in line
+    ]
+    recipes = [command[command.index("build", command.index("--rm") + 2) + 1] for command in commands]
+    mounted = {
+        volume["target"] for volume in COMPOSE["services"]["build"]["volumes"] if isinstance(volume, dict)
+    }
+    folder = FILE.stage("build").all("WORKDIR")[-1].rest
+    own = [recipe for recipe in recipes if recipe not in packaged()]
+    assert len(own) < len(recipes)
+    assert {str((Path(folder) / recipe).parent) for recipe in own} <= mounted
+
+
+def test_the_store_belongs_to_the_user_of_the_image() -> None:
+    """Docker gives a new volume the owner of the image's folder; a folder of the host that it makes is root's."""
+    build, serve = COMPOSE["services"]["build"], COMPOSE["services"]["serve"]
+    name = build["volumes"][0].partition(":")[0]
+    assert name in COMPOSE["volumes"]
+    stage = FILE.stage("build")
+    user, group = stage.all("USER")[-1].rest.split(":")
+    assert f"install --directory --owner={user} --group={group} /store" in stage.all("RUN")[-1].rest
+    (package,) = serve["volumes"]
+    assert (package["type"], package["source"]) == ("volume", name)
+    assert package["volume"]["subpath"].startswith("artifacts/")
 
 
 def test_the_server_may_do_little() -> None:

@@ -1,4 +1,4 @@
-"""Packages of each extra, and the line that installs what is missing."""
+"""Packages of each extra."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import resources
-from pipeline.machine import packages
-from pipeline.machine.packages import Extra, Package, install_line, read_extras, read_python
+from pipeline.machine.packages import Extra, Package, read_extras, read_python
 
 
 def test_a_version_fits_or_not() -> None:
@@ -46,7 +45,7 @@ def test_extras_are_those_of_the_project() -> None:
 
 WHEEL = """\
 Metadata-Version: 2.4
-Name: pipeline
+Name: trtllm-pipeline
 Version: 0.1.0
 Requires-Python: <3.13,>=3.11
 Requires-Dist: click>=8.1
@@ -57,12 +56,12 @@ Requires-Dist: ml-dtypes>=0.5; extra == 'hub'
 Provides-Extra: cpu
 Requires-Dist: ml-dtypes>=0.5; extra == 'cpu'
 Provides-Extra: all
-Requires-Dist: pipeline[cpu,hub]; extra == 'all'
+Requires-Dist: trtllm-pipeline[cpu,hub]; extra == 'all'
 """
 
 
 def test_an_installed_wheel_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "pipeline-0.1.0.dist-info"
+    folder = tmp_path / "trtllm_pipeline-0.1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(WHEEL)
     monkeypatch.setattr(metadata, "metadata", lambda _: metadata.Distribution.at(folder).metadata)
@@ -70,11 +69,3 @@ def test_an_installed_wheel_says_the_same(tmp_path: Path, monkeypatch: pytest.Mo
     names = {extra.name: [one.name for one in extra.packages] for extra in read_extras()}
     assert names == {"": ["click"], "hub": ["huggingface-hub", "ml-dtypes"], "cpu": ["ml-dtypes"]}
     assert set(read_python().wanted.split(",")) == {"<3.13", ">=3.11"}
-    assert install_line("hub") == "pip install 'pipeline[hub]'"
-
-
-def test_a_checkout_that_is_not_installed_is_installed_from_where_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(packages, "version_of", lambda _: None)
-    assert install_line("hub") == f"pip install --editable '{resources.checkout()}[hub]'"

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from pipeline.cache.backend import BackendDown
 from pipeline.cache.password import PASSWORD, without_password
 from pipeline.cache.resting import Rest, Unanswered
+from pipeline.extras import install_line
 
 SCHEMES = ("postgresql", "postgres")
 _ANSWER_S = 1.0
@@ -36,9 +37,7 @@ class Database:
         try:
             import psycopg
         except ImportError as error:
-            raise ValueError(
-                f"{error}: the cache in PostgreSQL needs: pip install pipeline[pgvector]"
-            ) from None
+            raise ValueError(f"{error}: the cache in PostgreSQL needs: {install_line('pgvector')}") from None
         self._psycopg = psycopg
         self._connect = _connection_class(psycopg).connect
         without_password(url)

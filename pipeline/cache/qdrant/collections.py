@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from pipeline.cache.backend import BackendDown
 from pipeline.cache.password import PASSWORD, without_password
 from pipeline.cache.resting import Rest, Unanswered
+from pipeline.extras import install_line
 
 SCHEMES = ("qdrant", "qdrants")
 _PORT = 6333
@@ -45,7 +46,7 @@ class Collections:
             import qdrant_client
             from qdrant_client.http import exceptions
         except ImportError as error:
-            raise ValueError(f"{error}: the cache in Qdrant needs: pip install pipeline[qdrant]") from None
+            raise ValueError(f"{error}: the cache in Qdrant needs: {install_line('qdrant')}") from None
         parts = urlsplit(without_password(url))
         if parts.scheme not in SCHEMES or not parts.hostname or parts.path.strip("/") or parts.query:
             raise ValueError(f"{url}: write qdrant://host:{_PORT}, or qdrants://host:{_PORT} for TLS")

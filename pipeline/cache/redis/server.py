@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pipeline.cache.backend import BackendDown
 from pipeline.cache.redis.address import Address
 from pipeline.cache.resting import Rest, Unanswered
+from pipeline.extras import install_line
 
 _CONNECT_S = 0.5
 _ANSWER_S = 1.0
@@ -26,7 +27,7 @@ class Server:
             from redis.retry import Retry
         except ImportError as error:
             raise ValueError(
-                f"{error}: the cache in Redis or Valkey needs: pip install pipeline[cache]"
+                f"{error}: the cache in Redis or Valkey needs: {install_line('cache')}"
             ) from None
         self.address = address
         self._rest = rest or Rest()

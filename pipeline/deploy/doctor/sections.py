@@ -41,7 +41,7 @@ def _python(python: PythonFacts, extras: Sequence[Extra], text: Text) -> Iterato
 
 
 def _extra(extra: Extra) -> Check:
-    name = f"pipeline[{extra.name}]" if extra.name else "pipeline"
+    name = f"extra {extra.name}" if extra.name else "packages"
     if not extra.lacking:
         return Check(name, "ok", ", ".join(f"{one.name} {one.installed}" for one in extra.packages))
     lacking = [

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from pipeline.deploy.doctor.hardware import unknown
 from pipeline.deploy.doctor.report import Check, State
+from pipeline.extras import install_line
 from pipeline.machine.hub import Hub
 from pipeline.machine.inventory import Inventory
-from pipeline.machine.packages import install_line, version_of
+from pipeline.machine.packages import version_of
 from pipeline.machine.ports import Listener
 from pipeline.triton.installation import WHEEL
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.errors import SourceError, UserError
+from pipeline.extras import missing
 from pipeline.stages.dataset.definition import Hub
 
 
@@ -25,7 +26,7 @@ def download(hub: Hub, file: str) -> Path:
             RevisionNotFoundError,
         )
     except ImportError as error:
-        raise UserError(f"{_where(hub, file)} needs the hub client: pip install 'pipeline[hub]'") from error
+        raise missing(_where(hub, file), error, "hub") from error
     try:
         path: str = hf_hub_download(hub.repo, file, repo_type="dataset", revision=hub.revision)
     except GatedRepoError as error:

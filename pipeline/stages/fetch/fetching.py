@@ -7,7 +7,8 @@ import math
 from collections import Counter
 from pathlib import Path
 
-from pipeline.errors import CheckpointError, SourceError, UserError
+from pipeline.errors import CheckpointError, SourceError
+from pipeline.extras import missing
 from pipeline.progress import Progress
 from pipeline.stages.fetch.local import copy_local
 from pipeline.stages.fetch.pickles import to_safetensors
@@ -44,9 +45,7 @@ def _download(resolved: HubCheckpoint, into: Path, progress: Progress) -> bool:
         from pipeline.stages.fetch.download import Download
         from pipeline.stages.fetch.hub import Hub
     except ImportError as error:
-        raise UserError(
-            f"{resolved.label}: the Hub needs huggingface_hub: pip install 'pipeline[hub]'"
-        ) from error
+        raise missing(f"{resolved.label}: the Hub", error, "hub") from error
     return Download(Hub.from_environment(), resolved, into, progress).run()
 
 

@@ -11,7 +11,8 @@ import pickle
 import zipfile
 from pathlib import Path
 
-from pipeline.errors import SourceError, UserError
+from pipeline.errors import SourceError
+from pipeline.extras import missing
 from pipeline.progress import Progress
 from pipeline.stages.fetch.selection import INDEX, PICKLE_INDEX, WHOLE
 
@@ -22,9 +23,7 @@ def to_safetensors(folder: Path, label: str, progress: Progress) -> None:
         import torch
         from safetensors.torch import save_file
     except ImportError as error:
-        raise UserError(
-            f"{label}: reading pickled weights needs torch: pip install 'pipeline[calibrate]'"
-        ) from error
+        raise missing(f"{label}: reading pickled weights", error, "calibrate") from error
 
     paths = sorted(folder.glob("*.bin"))
     placed: dict[str, str] = {}

@@ -10,7 +10,8 @@ import os
 import re
 from typing import Protocol
 
-from pipeline.errors import SourceError, UserError
+from pipeline.errors import SourceError
+from pipeline.extras import missing
 from pipeline.progress import Progress, Silent
 from pipeline.recipe import HubSource, LocalSource
 from pipeline.stages.fetch.hashes import HashCache
@@ -66,7 +67,7 @@ def _commit_on_hub(repo: str, revision: str | None, progress: Progress) -> str:
     try:
         from pipeline.stages.fetch.hub import Hub
     except ImportError as error:
-        raise UserError(f"hf:{repo}: the Hub needs huggingface_hub: pip install 'pipeline[hub]'") from error
+        raise missing(f"hf:{repo}: the Hub", error, "hub") from error
     return Hub.from_environment().commit_of(repo, revision, progress.say)
 
 

@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 
 from pipeline.errors import UserError
+from pipeline.extras import install_line
 from pipeline.planning.performance.compare import Comparison, Place
 from pipeline.planning.performance.words_compare import measure_label, place_label
 
@@ -15,7 +16,7 @@ def front_picture(found: Comparison) -> bytes:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("a PNG needs matplotlib: pip install 'pipeline[plot]', or write .html") from None
+        raise UserError(f"a PNG needs matplotlib: {install_line('plot')}, or write .html") from None
     if not found.places:
         raise UserError("nothing serves a single request within the SLO, so there is nothing to draw")
     figure = Figure(figsize=(10, 6), dpi=150, layout="constrained")
