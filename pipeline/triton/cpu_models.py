@@ -17,7 +17,7 @@ from pipeline.contracts.inflight_batcher import tensors
 from pipeline.triton import text_models
 from pipeline.triton.config import ModelConfig
 from pipeline.triton.layout import DRAFT_MODEL, TARGET_MODEL, TOKENIZER, VERSION
-from pipeline.triton.text_models import DraftLimits, TextSettings
+from pipeline.triton.text_models import KV_CACHE_STATS, DraftLimits, TextSettings
 from pipeline.triton.token_ids import TokenIds
 
 CONTRACT = "1.2.1"  # version of TensorRT-LLM whose tensors the models have
@@ -62,6 +62,7 @@ class CpuSettings:
             max_queue_delay_us=self.max_queue_delay_us,
             cancellation_check_period_ms=self.cancellation_check_period_ms,
             draft=limits if self.two_engines else None,
+            engine_takes_kv_cache_stats=True,
         )
 
 
@@ -116,7 +117,7 @@ def _engine(name: str, settings: CpuSettings, ids: TokenIds) -> ModelConfig:
         instances=1,  # one engine batches all requests
         decoupled=True,
         dynamic_batching=settings.text.queue,
-        inputs=have.inputs,
+        inputs=(*have.inputs, KV_CACHE_STATS),
         outputs=have.outputs,
         parameters=parameters,
     )

@@ -127,7 +127,7 @@ class Serving:
 
     def _response(self, answers: Sequence[Answer], pieces: list[str], passed: dict[str, Array]) -> Any:
         text = [answer.text for answer in answers] if self._accumulate else pieces
-        return response(text_output=texts([text]), **passed)
+        return response(text_output=texts(text), **passed)
 
     def _answers_of(self, tensors: dict[str, Array], beams: int) -> list[Answer]:
         row, sequence = (int(tensors[name][0, 0]) if name in tensors else 0 for name in _INDEXES)
