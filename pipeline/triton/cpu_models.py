@@ -45,6 +45,7 @@ class CpuSettings:
     max_queue_delay_us: int = 0
     cancellation_check_period_ms: int = 20
     stats_check_period_ms: int = 500
+    decoupled: bool = True  # an answer may come in many responses; else in one
 
     @property
     def two_engines(self) -> bool:
@@ -63,6 +64,7 @@ class CpuSettings:
             cancellation_check_period_ms=self.cancellation_check_period_ms,
             draft=limits if self.two_engines else None,
             engine_takes_kv_cache_stats=True,
+            decoupled=self.decoupled,
         )
 
 
@@ -115,7 +117,7 @@ def _engine(name: str, settings: CpuSettings, ids: TokenIds) -> ModelConfig:
         backend="python",
         max_batch_size=settings.max_concurrency,
         instances=1,  # one engine batches all requests
-        decoupled=True,
+        decoupled=settings.decoupled,
         dynamic_batching=settings.text.queue,
         inputs=(*have.inputs, KV_CACHE_STATS),
         outputs=have.outputs,

@@ -46,6 +46,7 @@ class TextSettings:
     draft: DraftLimits | None = None  # None: there is no model `tensorrt_llm_draft`
     data_types: DataTypes | None = None  # None: upstream's usual ones
     engine_takes_kv_cache_stats: bool = False  # whether the engine's model has the input KV_CACHE_STATS
+    decoupled: bool = True  # an answer may come in many responses; else in one
 
     @property
     def queue(self) -> DynamicBatching:
@@ -127,7 +128,7 @@ def tensorrt_llm_bls(settings: TextSettings, ids: TokenIds) -> ModelConfig:
         backend="python",
         max_batch_size=settings.max_concurrency,
         instances=1,  # each serves any number of requests
-        decoupled=True,
+        decoupled=settings.decoupled,
         inputs=(*have.inputs, KV_CACHE_STATS),
         outputs=have.outputs,
         parameters=parameters | _tokenizer(ids),
