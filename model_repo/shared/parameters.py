@@ -8,8 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 _TRUE, _FALSE = {"true", "yes", "1", "t", "y"}, {"false", "no", "0", "f", "n"}
+
+
+def is_decoupled(config: Mapping[str, Any]) -> bool:
+    """Whether a model may send several responses to a request, by its config; else it must send just one."""
+    return bool(config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
 class Parameters:
@@ -20,7 +26,9 @@ class Parameters:
     """
 
     def __init__(self, args: Mapping[str, str]) -> None:
-        declared = json.loads(args["model_config"]).get("parameters", {})
+        config = json.loads(args["model_config"])
+        declared = config.get("parameters", {})
+        self.decoupled = is_decoupled(config)
         self._folder = Path(args["model_repository"])
         self._model = args["model_name"]
         self._values = {name: entry["string_value"] for name, entry in declared.items()}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# Why a request cannot have several responses.
+NOT_DECOUPLED = "the model is not decoupled, and answers with one response (serving.decoupled in the recipe)"
+
 
 class Refused(ValueError):
     """What was asked for cannot be done; the text is one line that names the tensor and what would be right."""

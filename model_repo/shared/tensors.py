@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -45,9 +46,10 @@ def response(**outputs: Array) -> Any:
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])
 
 
-def texts(rows: list[list[str]]) -> Array:
-    """Rows of texts as a TYPE_STRING tensor."""
-    return np.array([[text.encode("utf-8") for text in row] for row in rows], np.object_)
+def texts(values: Iterable[str]) -> Array:
+    """Texts as a TYPE_STRING tensor of one dimension, with a batch, too: upstream sends them so, and its clients read
+    `output[0]`."""
+    return np.array([text.encode("utf-8") for text in values], np.object_)
 
 
 def failure(error: Exception) -> Any:

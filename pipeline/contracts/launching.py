@@ -36,10 +36,12 @@ class Launching:
     block: tuple[str, ...]  # begins the arguments of one rank
     separator: str  # stands between the blocks of two ranks
     every_rank: tuple[str, ...]
-    explicit: tuple[str, ...]  # only the models that are named are loaded
+    all_models: tuple[str, ...]  # rank 0: those of the repository, fixed at the start
+    one_model: tuple[str, ...]  # ranks above 0: only the models that are named are loaded
     load: str  # names one of them
+    restricted: tuple[str, ...]  # rank 0: administration is refused on both protocols
     listening: tuple[str, ...]  # rank 0
-    silent: tuple[str, ...]  # the others
+    silent: tuple[str, ...]  # ranks above 0
     orchestrator_environment: Mapping[str, str]
     orchestrator_arguments: tuple[str, ...]
     orchestrator_arguments_of_a_gpu: str
@@ -80,6 +82,12 @@ def known_causes() -> tuple[KnownCause, ...]:
 
 
 @cache
+def restricted() -> tuple[str, ...]:
+    """Options of every Triton that listens: nobody may administer it, over HTTP or gRPC; the same for all versions."""
+    return tuple(_data()["arguments"]["restricted"]["value"])
+
+
+@cache
 def launching(version: str) -> Launching:
     """The facts for a version of TensorRT-LLM.
 
@@ -104,8 +112,10 @@ def launching(version: str) -> Launching:
         block=tuple(fact("mpirun", "block")),
         separator=fact("mpirun", "separator"),
         every_rank=tuple(fact("arguments", "every_rank")),
-        explicit=tuple(fact("arguments", "explicit")),
+        all_models=tuple(fact("arguments", "all_models")),
+        one_model=tuple(fact("arguments", "one_model")),
         load=fact("arguments", "load"),
+        restricted=restricted(),
         listening=tuple(fact("arguments", "listening")),
         silent=tuple(fact("arguments", "silent")),
         orchestrator_environment=fact("orchestrator", "environment"),

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from pipeline.contracts.launching import launching
 from pipeline.errors import UserError
-from pipeline.triton.deployment import CONTAINER_ROOT, Deployment
+from pipeline.triton.deployment import CONTAINER_ROOT, REPOSITORY, Deployment
 from pipeline.triton.gpu_launch import LaunchPlan, Place, plan_launch
-from pipeline.triton.launch import ANYWHERE, Ports, Start
+from pipeline.triton.launch import ANYWHERE, Ports, Start, check_models
 
 INSIDE = Ports(http=8000, grpc=8001, metrics=8002)  # in the container
 _STOPPING_S = 15  # between the container's SIGTERM and its SIGKILL, besides the time to drain
@@ -37,7 +37,8 @@ class DockerLauncher:
     noise = ()
 
     def check(self) -> None:
-        """Raises UserError: there is no docker, or the deployment is not one for a container."""
+        """Raises UserError: there is no docker, or the package cannot be served by a container."""
+        check_models(self.package / REPOSITORY, self.deployment.models)
         self.plan(Start(Path(), INSIDE, "check-"))
         if shutil.which(self.docker) is None:
             raise UserError(

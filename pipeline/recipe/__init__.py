@@ -17,12 +17,12 @@ from pipeline.recipe.quantization import AutoQuantization, Calibration, Format, 
 from pipeline.recipe.recipe import Recipe
 from pipeline.recipe.response_cache import ResponseCache
 from pipeline.recipe.runtime import CpuRuntime, PyTorchRuntime, Runtime, TensorRTRuntime
-from pipeline.recipe.serving import KvCache, Scheduler, Slo
+from pipeline.recipe.serving import KvCache, Scheduler, Slo, TransactionPolicy
 from pipeline.recipe.source import Checkpoint, Dataset, HubSource, LocalSource, NamedDataset, Source
 
 __all__ = [
     "AutoQuantization", "Calibration", "Checkpoint", "CpuRuntime", "Dataset", "Draft", "Format", "Gate",
     "HubSource", "KvCache", "Limits", "LocalSource", "NamedDataset", "Provenance", "PyTorchRuntime",
     "Quantization", "Recipe", "ResponseCache", "Runtime", "Scheduler", "Slo", "Source", "TensorRTRuntime",
-    "find_recipe", "headline", "load_recipe", "packaged",
+    "TransactionPolicy", "find_recipe", "headline", "load_recipe", "packaged",
 ]  # fmt: skip

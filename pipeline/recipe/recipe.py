@@ -20,7 +20,7 @@ from pipeline.recipe.rule import Values
 from pipeline.recipe.rules import broken_rules
 from pipeline.recipe.runtime import CpuRuntime, Runtime
 from pipeline.recipe.section import Section, refusal
-from pipeline.recipe.serving import KvCache, Scheduler, Slo
+from pipeline.recipe.serving import KvCache, Scheduler, Slo, TransactionPolicy
 from pipeline.recipe.source import Checkpoint
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
@@ -54,6 +54,9 @@ class Recipe(Section):
     )
     kv_cache: KvCache = Field(default_factory=KvCache, description="The KV cache of the engine.")
     scheduler: Scheduler = Field(default_factory=Scheduler, description="How requests share the engine.")
+    serving: TransactionPolicy = Field(
+        default_factory=TransactionPolicy, description="How requests are answered."
+    )
     slo: Slo = Field(default_factory=Slo, description="Latencies to meet.")
     cache: ResponseCache = Field(default_factory=ResponseCache, description="The response cache.")
 

@@ -1,4 +1,4 @@
-"""How a deployment is run: its KV cache, its scheduler, and the latencies that it is to meet."""
+"""How a deployment is run: its KV cache, its scheduler, how it answers, and the latencies that it is to meet."""
 
 from __future__ import annotations
 
@@ -44,6 +44,16 @@ class Scheduler(Section):
     )
     max_queue_delay_us: int = Field(
         default=0, ge=0, le=10_000_000, description="Wait this long to batch arrivals together."
+    )
+
+
+class TransactionPolicy(Section):
+    """How many responses Triton's models send to one request."""
+
+    decoupled: bool = Field(
+        default=True,
+        description="Stream: many responses to one request. If false, each request has one response, the whole answer, "
+        "as clients that call infer() need it: KServe tools, benchmarks.",
     )
 
 

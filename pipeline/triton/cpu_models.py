@@ -17,7 +17,7 @@ from pipeline.contracts.inflight_batcher import tensors
 from pipeline.triton import text_models
 from pipeline.triton.config import ModelConfig
 from pipeline.triton.layout import DRAFT_MODEL, TARGET_MODEL, TOKENIZER, VERSION
-from pipeline.triton.text_models import DraftLimits, TextSettings
+from pipeline.triton.text_models import KV_CACHE_STATS, DraftLimits, TextSettings
 from pipeline.triton.token_ids import TokenIds
 
 CONTRACT = "1.2.1"  # version of TensorRT-LLM whose tensors the models have
@@ -45,6 +45,7 @@ class CpuSettings:
     max_queue_delay_us: int = 0
     cancellation_check_period_ms: int = 20
     stats_check_period_ms: int = 500
+    decoupled: bool = True  # an answer may come in many responses; else in one
 
     @property
     def two_engines(self) -> bool:
@@ -62,6 +63,8 @@ class CpuSettings:
             max_queue_delay_us=self.max_queue_delay_us,
             cancellation_check_period_ms=self.cancellation_check_period_ms,
             draft=limits if self.two_engines else None,
+            engine_takes_kv_cache_stats=True,
+            decoupled=self.decoupled,
         )
 
 
@@ -114,9 +117,9 @@ def _engine(name: str, settings: CpuSettings, ids: TokenIds) -> ModelConfig:
         backend="python",
         max_batch_size=settings.max_concurrency,
         instances=1,  # one engine batches all requests
-        decoupled=True,
+        decoupled=settings.decoupled,
         dynamic_batching=settings.text.queue,
-        inputs=have.inputs,
+        inputs=(*have.inputs, KV_CACHE_STATS),
         outputs=have.outputs,
         parameters=parameters,
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.contracts.launching import restricted
 from pipeline.triton.installation import Installation
-from pipeline.triton.launch import Start
+from pipeline.triton.launch import Start, check_models
 from pipeline.triton.mirror import mirror
 
 
@@ -21,11 +22,12 @@ class EmbeddedLauncher:
     noise = ("Cuda", "CUDA", "libcuda")  # a server with CUDA says that this machine has none
 
     def check(self) -> None:
-        """Raises UserError: Triton cannot run here; the text says what to install."""
+        """Raises UserError: Triton cannot run here, or the repository holds other models than it should."""
+        check_models(self.repository, self.models)
         Installation.find()
 
     def launch(self, start: Start) -> EmbeddedLaunch:
-        return EmbeddedLaunch(Installation.find(), self.repository, self.models, start)
+        return EmbeddedLaunch(Installation.find(), self.repository, start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,6 @@ class EmbeddedLaunch:
 
     installation: Installation
     repository: Path
-    models: tuple[str, ...]
     start: Start
 
     cleanup = ()
@@ -50,8 +51,8 @@ class EmbeddedLaunch:
         return (
             str(self.installation.binary),
             f"--model-repository={self.mirror}",
-            "--model-control-mode=explicit",
-            *(f"--load-model={model}" for model in self.models),
+            "--model-control-mode=none",
+            *restricted(),
             "--disable-auto-complete-config",
             f"--backend-directory={start.stage / 'backends'}",
             f"--cache-directory={self.installation.caches}",

@@ -4,10 +4,10 @@ Pure: values in, configs out. Names of models, tensors and parameters are upstre
 version that built the engines. Every value that is written is one that the backend reads (`inflight_batcher_parameters.
 check`); what has no value is left out, because the backend would answer an empty one with its default and a warning.
 
-Both engines are decoupled, with a draft, too. Upstream says the opposite, because its own BLS calls them with
-`exec(decoupled=False)`; ours calls them over the server's gRPC stream, which takes any number of responses. It streams
-from the target whenever a request brings no draft tokens, and a streaming request to a model that is not decoupled is
-refused by the backend. A call that does not stream gets its one response from a decoupled model, too.
+Both engines are decoupled or neither, with a draft, too. Upstream wants neither where there is a draft, because its own
+BLS calls them with `exec(decoupled=False)`; ours calls them over the server's gRPC stream, which takes any number of
+responses. It streams from the target if its client streams and a request brings no draft tokens; the backend refuses
+that of a model that is not decoupled, and then our BLS has refused it before.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class EngineSettings:
     max_queue_delay_us: int = 0
     cancellation_check_period_ms: int = 20
     stats_check_period_ms: int = 500
+    decoupled: bool = True  # an answer may come in many responses; else in one
     draft_limits: DraftLimits = field(default_factory=DraftLimits)  # of what tensorrt_llm_bls speculates
 
     @property
@@ -70,6 +71,7 @@ class EngineSettings:
             cancellation_check_period_ms=self.cancellation_check_period_ms,
             draft=None if self.draft is None else self.draft_limits,
             data_types=self.target.data_types,
+            decoupled=self.decoupled,
         )
 
 
@@ -99,7 +101,7 @@ def _engine(name: str, engine: EngineModel, settings: EngineSettings) -> ModelCo
         backend=BACKEND,
         max_batch_size=settings.max_concurrency,
         instances=1,  # one engine batches all requests
-        decoupled=True,
+        decoupled=settings.decoupled,
         dynamic_batching=settings.text.queue,
         inputs=have.inputs,
         outputs=have.outputs,

@@ -160,12 +160,14 @@ def _mpirun(
 
 def _block(facts: Launching, deployment: Deployment, place: Place, rank: int) -> list[str]:
     spec = deployment.launch
-    models = deployment.models if rank == 0 else spec.engine_models
     wrapped = spec.mode == "llmapi" and _needs_mpirun(spec) and facts.llmapi_wrapper is not None
     block = [facts.llmapi_wrapper] if wrapped and facts.llmapi_wrapper else []
     block.append(place.server or facts.server)
-    block += facts.every_rank + facts.explicit
-    block += [facts.load.format(model=model) for model in models]
+    block += facts.every_rank
+    if rank == 0:
+        block += facts.all_models + facts.restricted
+    else:
+        block += [*facts.one_model, *(facts.load.format(model=model) for model in spec.engine_models)]
     if spec.mode == "orchestrator":
         assert deployment.requirements is not None, "there are facts"
         block += facts.orchestrator_arguments

@@ -74,7 +74,7 @@ _NAMES = {
     "prompt": ("text_input",),
     "max_tokens": ("max_tokens", "sampling_param_max_tokens"),
     "stream": ("stream", "streaming"),
-    "exclude_input": ("sampling_param_exclude_input_from_output",),
+    "exclude_input": ("exclude_input_in_output", "sampling_param_exclude_input_from_output"),
 }
 _DATA_TYPES = {"BYTES": np.object_, "INT32": np.int32, "BOOL": np.bool_}
 

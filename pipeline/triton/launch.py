@@ -7,12 +7,13 @@ at and compared before anything runs. `server.TritonServer` does the rest.
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pipeline.errors import ServerError
+from pipeline.errors import Fault, InvalidInput, ServerError
 
 LOOPBACK = "127.0.0.1"
 ANYWHERE = "0.0.0.0"
@@ -134,6 +135,27 @@ class Launcher(Protocol):
 
     def launch(self, start: Start) -> Launch:
         """What is run for one attempt."""
+
+
+def check_models(repository: Path, models: Sequence[str]) -> None:
+    """See that a model repository holds these models, and no other folder: Triton loads whatever lies there.
+
+    Raises:
+        InvalidInput: some are missing, or there are more; all of them.
+    """
+    found = {path.name for path in repository.iterdir() if path.is_dir()} if repository.is_dir() else set()
+    missing = [
+        Fault("is missing", where=str(repository), key=name, fix="build the package again")
+        for name in models
+        if name not in found
+    ]
+    stray = [
+        Fault("is none of the deployment's models, and Triton would load it", where=str(repository), key=name,
+              fix="move it away")
+        for name in sorted(found - set(models))
+    ]  # fmt: skip
+    if missing or stray:
+        raise InvalidInput("the model repository is not the one that was packaged", [*missing, *stray])
 
 
 def _is_free(address: str, port: int) -> bool:

@@ -1,8 +1,8 @@
 """The one model of a `pytorch` repository, from the values that a recipe gives.
 
 Pure: values in, config out. Tensors are those of TensorRT-LLM's `llmapi` model of the version. It has no batch
-dimension, and it is decoupled, so that it can stream: config.pbtxt says so itself, because the launcher turns off the
-completion of configs that upstream's model relies on.
+dimension. Whether it is decoupled, and so can stream, stands in config.pbtxt as well as in model.yaml, because the
+launcher turns off the completion of configs that upstream's model relies on.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class LlmapiSettings:
     max_open_requests: int | None = None  # of one instance, running and waiting; None: no limit
     cancellation_check_period_ms: int = 100
     guided_decoding: bool = False
+    decoupled: bool = True  # an answer may come in many responses; else in one
 
     @property
     def gpus(self) -> tuple[tuple[int, ...], ...]:
@@ -63,7 +64,7 @@ def llmapi_model(settings: LlmapiSettings) -> ModelConfig:
         backend="python",
         max_batch_size=_UNBATCHED,
         instances=settings.instances,
-        decoupled=True,
+        decoupled=settings.decoupled,
         inputs=(*have.inputs, *_GUIDES) if settings.guided_decoding else have.inputs,
         outputs=have.outputs,
         parameters=several if settings.instances > 1 else {},
@@ -75,7 +76,7 @@ def model_yaml(settings: LlmapiSettings, arguments: Mapping[str, Any]) -> dict[s
     own: dict[str, Any] = {
         **llmapi.triton_config(settings.version),
         "max_batch_size": _UNBATCHED,
-        "decoupled": True,
+        "decoupled": settings.decoupled,
         "cancellation_check_period_ms": settings.cancellation_check_period_ms,
     }
     if settings.max_open_requests is not None:

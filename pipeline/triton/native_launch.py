@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.machine.host import mpi_slots
 from pipeline.triton.deployment import CONTAINER_ROOT, REPOSITORY, Deployment
 from pipeline.triton.gpu_launch import LaunchPlan, Place, plan_launch
-from pipeline.triton.launch import Ports, Start
+from pipeline.triton.launch import Ports, Start, check_models
 from pipeline.triton.mirror import mirror
 
 
@@ -26,7 +26,8 @@ class NativeLauncher:
     noise = ()
 
     def check(self) -> None:
-        """Raises InvalidInput: its launch section is impossible."""
+        """Raises InvalidInput: its launch section is impossible, or the repository holds other models than it says."""
+        check_models(self.package / REPOSITORY, self.deployment.models)
         plan_launch(self.deployment, Place(Ports(8000, 8001, 8002), "check-"))
 
     def launch(self, start: Start) -> NativeLaunch:

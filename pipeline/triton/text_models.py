@@ -6,9 +6,9 @@ ensemble maps are those of the version of TensorRT-LLM that is asked for. Paths 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
-from pipeline.contracts.inflight_batcher import DataTypes, ensemble_steps, tensors
+from pipeline.contracts.inflight_batcher import DataTypes, Tensor, ensemble_steps, tensors
 from pipeline.triton.config import DynamicBatching, ModelConfig
 from pipeline.triton.layout import DRAFT_MODEL, TARGET_MODEL, TOKENIZER
 from pipeline.triton.token_ids import TokenIds
@@ -19,6 +19,10 @@ OURS = frozenset(
      "cancellation_check_period_ms", "exclude_input_in_output", "max_draft_tokens", "max_input_tokens",
      "max_output_tokens", "draft_acceptance_threshold", "draft_timeout_ms", "max_open_requests"}
 )  # fmt: skip
+
+
+# Asks for the outputs `kv_cache_*`. Upstream's until 0.18, then part of `return_perf_metrics`; clients still send it.
+KV_CACHE_STATS = Tensor("return_kv_cache_reuse_stats", "TYPE_BOOL", (1,), optional=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class TextSettings:
     cancellation_check_period_ms: int = 20
     draft: DraftLimits | None = None  # None: there is no model `tensorrt_llm_draft`
     data_types: DataTypes | None = None  # None: upstream's usual ones
+    engine_takes_kv_cache_stats: bool = False  # whether the engine's model has the input KV_CACHE_STATS
+    decoupled: bool = True  # an answer may come in many responses; else in one
 
     @property
     def queue(self) -> DynamicBatching:
@@ -86,12 +92,18 @@ def postprocessing(settings: TextSettings) -> ModelConfig:
 def ensemble(settings: TextSettings) -> ModelConfig:
     """The three models in a row, by Triton itself."""
     have = tensors("ensemble", settings.version, settings.data_types)
+    steps, stats = ensemble_steps(settings.version), KV_CACHE_STATS.name
+    if settings.engine_takes_kv_cache_stats:
+        steps = tuple(
+            replace(step, input_map={**step.input_map, stats: stats}) if step.model == TARGET_MODEL else step
+            for step in steps
+        )
     return ModelConfig(
         name="ensemble",
         max_batch_size=settings.max_concurrency,
-        inputs=have.inputs,
+        inputs=(*have.inputs, KV_CACHE_STATS) if settings.engine_takes_kv_cache_stats else have.inputs,
         outputs=have.outputs,
-        steps=ensemble_steps(settings.version),
+        steps=steps,
     )
 
 
@@ -116,8 +128,8 @@ def tensorrt_llm_bls(settings: TextSettings, ids: TokenIds) -> ModelConfig:
         backend="python",
         max_batch_size=settings.max_concurrency,
         instances=1,  # each serves any number of requests
-        decoupled=True,
-        inputs=have.inputs,
+        decoupled=settings.decoupled,
+        inputs=(*have.inputs, KV_CACHE_STATS),
         outputs=have.outputs,
         parameters=parameters | _tokenizer(ids),
     )

@@ -33,12 +33,15 @@ def exchange(*, cumulative: bool = False, max_tokens: int | None = 100) -> Excha
     return Exchange(model, url="host:1", request_id="r1", max_tokens=max_tokens)
 
 
-def message(text: bytes | None = None, *, final: bool = False, **counts: int) -> pb.ModelStreamInferResponse:
+def message(
+    text: bytes | None = None, *, final: bool = False, shape: tuple[int, ...] = (1,), **counts: int
+) -> pb.ModelStreamInferResponse:
+    """A response; `shape` is that of its text: one dimension from TensorRT-LLM's models, two from others."""
     reply = pb.ModelStreamInferResponse()
     response = reply.infer_response
     response.parameters["triton_final_response"].bool_param = final
     if text is not None:
-        response.outputs.add(name="text_output", datatype="BYTES", shape=[1, 1])
+        response.outputs.add(name="text_output", datatype="BYTES", shape=shape)
         response.raw_output_contents.append(wire.encode("BYTES", [text]))
     for name, value in counts.items():
         response.outputs.add(name=name, datatype="INT32", shape=[1, 1])
@@ -56,11 +59,15 @@ def play(run: Exchange, messages: list[pb.ModelStreamInferResponse]) -> list[Chu
     return [chunk for chunk in received if chunk is not None]
 
 
-@given(TEXTS, st.lists(st.integers(min_value=0), max_size=8), st.booleans())
-def test_chunks_join_to_the_text_wherever_it_is_cut(text: str, cuts: list[int], mark_last: bool) -> None:
-    parts = pieces(text.encode(), cuts)
-    messages = [message(part) for part in parts[:-1]]
-    messages += [message(parts[-1], final=True)] if mark_last else [message(parts[-1]), message(final=True)]
+@given(TEXTS, st.lists(st.integers(min_value=0), max_size=8), st.booleans(), st.sampled_from([(1,), (1, 1)]))
+def test_chunks_join_to_the_text_wherever_it_is_cut(
+    text: str, cuts: list[int], mark_last: bool, shape: tuple[int, ...]
+) -> None:
+    messages = [message(part, shape=shape) for part in pieces(text.encode(), cuts)]
+    if mark_last:
+        messages[-1].infer_response.parameters["triton_final_response"].bool_param = True
+    else:
+        messages.append(message(final=True))
     run = exchange()
     chunks = play(run, messages)
     assert "".join(chunk.text for chunk in chunks) == run.text == text

@@ -86,8 +86,9 @@ def test_only_what_depends_on_a_change_is_made_again(folder: Path, built: dict[s
     assert not any(step["made"] for step in build(folder).values())
     newer = build(folder, "runtime.version=1.1.0")
     assert {name for name, step in newer.items() if step["made"]} == {"build.target", "package"}
-    wider = build(folder, "scheduler.max_queue_size=9")
-    assert {name for name, step in wider.items() if step["made"]} == {"package"}
+    for override in ("scheduler.max_queue_size=9", "serving.decoupled=false"):
+        changed = build(folder, override)
+        assert {name for name, step in changed.items() if step["made"]} == {"package"}
     assert not list(Store(folder / "store").root.glob("work/*"))
 
 

@@ -138,6 +138,7 @@ def test_the_package_depends_on_what_is_served_and_on_the_engines_only_by_their_
     settings = package_settings(recipe())
     for override in (
         "limits.max_concurrency=8", "kv_cache.memory_fraction=0.5", "scheduler.policy=max_utilization",
+        "serving.decoupled=false",
         "draft.max_draft_tokens=3", "runtime.tensor_parallel=2", "runtime.gpu=h200-sxm-141g", "name=other",
     ):  # fmt: skip
         assert package_settings(recipe(override)) != settings, override

@@ -96,6 +96,11 @@ def test_host_memory_is_a_ranks_share(engines: Engines) -> None:
     assert engines.settings(recipe(*ALONE)).host_memory_bytes == 0
 
 
+def test_all_models_have_the_transaction_policy_of_the_recipe(engines: Engines) -> None:
+    assert engines.settings(recipe()).decoupled
+    assert not engines.settings(recipe("serving.decoupled=false")).decoupled
+
+
 FP8_KV = {"kv_cache_quantization": "FP8", "use_paged_context_fmha": False}
 
 

@@ -13,7 +13,7 @@ from pipeline.contracts.inflight_batcher_parameters import check, parameters
 from pipeline.triton.config import ModelConfig
 from pipeline.triton.engine_models import EngineModel, EngineSettings, engine_models
 from pipeline.triton.pbtxt import checked, parse
-from pipeline.triton.text_models import OURS
+from pipeline.triton.text_models import KV_CACHE_STATS, OURS
 from pipeline.triton.token_ids import TokenIds
 
 IDS = TokenIds(end=2, pad=0, stop=(5, 7), vocab_size=128256)
@@ -44,6 +44,7 @@ every = st.builds(
     host_memory_bytes=st.sampled_from([0, 2**30, 2**40]),
     max_queue_size=st.integers(0, 1000),
     max_queue_delay_us=st.integers(0, 1000),
+    decoupled=st.booleans(),
 )
 
 
@@ -130,10 +131,11 @@ def test_draft_and_target_agree(chosen: EngineSettings) -> None:
 
 @pytest.mark.parametrize("version", versions())
 @pytest.mark.parametrize("draft", [False, True])
-def test_engines_are_decoupled_because_our_bls_streams_from_them(version: str, draft: bool) -> None:
-    have = models(settings(version, draft=draft))
-    decoupled = {name for name, config in have.items() if config.decoupled}
-    assert decoupled == {*engine_names(settings(version, draft=draft)), "tensorrt_llm_bls"}
+def test_engines_are_decoupled_as_the_bls_that_streams_from_them(version: str, draft: bool) -> None:
+    for wanted in (True, False):
+        chosen = settings(version, draft=draft, decoupled=wanted)
+        decoupled = {name for name, config in models(chosen).items() if config.decoupled}
+        assert decoupled == ({*engine_names(chosen), "tensorrt_llm_bls"} if wanted else set())
 
 
 @pytest.mark.parametrize("version", versions())
@@ -239,4 +241,5 @@ def test_tensors_are_the_contracts(version: str) -> None:
     for name, config in models(chosen).items():
         contract = "tensorrt_llm" if config.backend == "tensorrtllm" else name
         have = tensors(contract, version, chosen.target.data_types)
-        assert (config.inputs, config.outputs) == (have.inputs, have.outputs)
+        besides = (KV_CACHE_STATS,) if name == "tensorrt_llm_bls" else ()
+        assert (config.inputs, config.outputs) == ((*have.inputs, *besides), have.outputs)

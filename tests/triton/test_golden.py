@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,15 @@ def test_the_config_of_each_model(kind: str, config: ModelConfig) -> None:
         path.write_text(text, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == text
     assert parse(text) == config
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_recipe_that_does_not_stream(kind: str) -> None:
+    """Of the models, only whether they are decoupled differs; pre- and postprocessing never are."""
+    speculation = ("runtime.speculation=bls",) if kind == "tiny-cpu-bls" else ()
+    whole = configs("serving.decoupled=false", *speculation)
+    assert whole == tuple(replace(config, decoupled=False) for config in KINDS[kind])
+    assert whole != KINDS[kind]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -127,9 +127,17 @@ def test_what_holds_of_every_plan(size: int, mode: str, root: bool, slots: int |
     assert all("=pipeline-0123-" in prefix for prefix in prefixes)
     for rank, block in enumerate(found):
         loaded = [part.removeprefix("--load-model=") for part in block if part.startswith("--load-model=")]
-        assert loaded == list(deployment.models if rank == 0 else deployment.launch.engine_models)
-        assert sum(part.startswith("--grpc-port=") for part in block) == (rank == 0)
-        assert ("--allow-grpc=false" in block) == (rank > 0)
+        assert loaded == list(deployment.launch.engine_models if rank > 0 else ())
+        assert {part for part in block if "control-mode" in part} == {
+            f"--model-control-mode={'explicit' if rank > 0 else 'none'}"
+        }
+        for protocol, what in (("http", "api"), ("grpc", "protocol")):
+            assert sum(part.startswith(f"--{protocol}-port=") for part in block) == (rank == 0)
+            assert (f"--allow-{protocol}=false" in block) == (rank > 0)
+            closed = [part for part in block if part.startswith(f"--{protocol}-restricted-{what}=")]
+            assert closed == [
+                f"--{protocol}-restricted-{what}=model-repository,shared-memory,trace,logging:disabled:=disabled"
+            ] * (rank == 0)
         assert len(block) == len({part for part in block if "=" not in part} | set(block))
         assert ("trtllm-llmapi-launch" in block) == (mode == "llmapi" and size > 1)
         assert "--disable-auto-complete-config" in block

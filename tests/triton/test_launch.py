@@ -9,28 +9,32 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ServerError, UserError
+from pipeline.deploy.docker import DockerLauncher
+from pipeline.errors import InvalidInput, ServerError, UserError
 from pipeline.triton import installation
-from pipeline.triton.embedded_launch import EmbeddedLaunch
+from pipeline.triton.deployment import LaunchSpec
+from pipeline.triton.embedded_launch import EmbeddedLaunch, EmbeddedLauncher
 from pipeline.triton.installation import Installation
-from pipeline.triton.launch import Ports, Start
+from pipeline.triton.launch import Launcher, Ports, Start
 from pipeline.triton.mirror import mirror
+from pipeline.triton.native_launch import NativeLauncher
+from tests.support.deployments import gpu_deployment
 
 FOUND = Installation(Path("/wheel/pytriton/tritonserver"), Path("/wheel/libs"), "3.11")
 
 
 def launch(repository: str = "/models", stage: str = "/tmp/stage") -> EmbeddedLaunch:
     start = Start(Path(stage), Ports(1, 2, 3), "prefix-", deadline_s=90)
-    return EmbeddedLaunch(FOUND, Path(repository), ("a", "b"), start)
+    return EmbeddedLaunch(FOUND, Path(repository), start)
 
 
 def test_the_command() -> None:
     assert launch().command == (
         "/wheel/pytriton/tritonserver/bin/tritonserver",
         "--model-repository=/tmp/stage/repository",
-        "--model-control-mode=explicit",
-        "--load-model=a",
-        "--load-model=b",
+        "--model-control-mode=none",
+        "--http-restricted-api=model-repository,shared-memory,trace,logging:disabled:=disabled",
+        "--grpc-restricted-protocol=model-repository,shared-memory,trace,logging:disabled:=disabled",
         "--disable-auto-complete-config",
         "--backend-directory=/tmp/stage/backends",
         "--cache-directory=/wheel/pytriton/tritonserver/caches",
@@ -53,7 +57,7 @@ def test_the_repository_is_mirrored_file_by_file(tmp_path: Path) -> None:
     (source / "a" / "1" / "__pycache__").mkdir(parents=True)
     (source / "a" / "1" / "model.py").write_text("x = 1")
     start = Start(tmp_path / "stage", Ports(1, 2, 3), "prefix-")
-    made = EmbeddedLaunch(Installation.find(), source, ("a",), start)
+    made = EmbeddedLaunch(Installation.find(), source, start)
     made.prepare()
     assert (made.mirror / "a" / "1" / "model.py").read_text() == "x = 1"
     assert not (made.mirror / "a" / "1").is_symlink()
@@ -75,6 +79,28 @@ def test_paths_of_the_container_become_those_of_this_machine(tmp_path: Path) -> 
 def test_a_stage_that_a_shell_would_break_is_refused() -> None:
     with pytest.raises(UserError, match="without spaces in its name: set TMPDIR"):
         launch(stage="/tmp/my stage").prepare()
+
+
+@pytest.mark.parametrize("kind", ["embedded", "native", "docker"])
+def test_a_repository_with_other_models_is_refused(tmp_path: Path, kind: str) -> None:
+    """Triton loads whatever lies there, so a folder too many would be served, and one too few not be missed."""
+    deployment = gpu_deployment(LaunchSpec(engine_models=("tensorrt_llm",)))
+    repository = tmp_path / "model_repository"
+    for name in (*deployment.models[1:], "drill", ".ipynb_checkpoints"):
+        (repository / name).mkdir(parents=True)
+    (repository / "README.md").touch()
+    launcher: Launcher = {
+        "embedded": EmbeddedLauncher(repository, deployment.models),
+        "native": NativeLauncher(deployment, tmp_path),
+        "docker": DockerLauncher(deployment, tmp_path, "image", docker="true"),
+    }[kind]
+    with pytest.raises(InvalidInput) as caught:
+        launcher.check()
+    assert [fault.key for fault in caught.value.faults] == ["preprocessing", ".ipynb_checkpoints", "drill"]
+    (repository / "preprocessing").mkdir()
+    (repository / "drill").rmdir()
+    (repository / ".ipynb_checkpoints").rmdir()
+    launcher.check()
 
 
 def test_ports_that_are_taken_are_named() -> None:

@@ -49,6 +49,12 @@ def test_the_config_of_each_version(version: str) -> None:
     assert "decoupled: true" in text
 
 
+def test_whether_it_is_decoupled_stands_in_both_files() -> None:
+    settings = LlmapiSettings("1.2.1", decoupled=False)
+    assert "decoupled" not in checked(llmapi_model(settings))
+    assert model_yaml(settings, ARGUMENTS)["triton_config"]["decoupled"] is False
+
+
 def test_several_instances_share_the_gpus() -> None:
     settings = LlmapiSettings("1.3.0rc14", ranks=2, instances=3)
     config = llmapi_model(settings)

@@ -67,6 +67,7 @@ def test_rank_0_serves_and_rank_1_holds_the_engine_only(
         assert server.warmup(1).total_s > 0
         first, second = rank(folder, 0)["arguments"], rank(folder, 1)["arguments"]
         assert f"--grpc-port={server.ports.grpc}" in first
+        assert "--model-control-mode=none" in first
         assert [part for part in second if part.startswith("--load-model=")] == ["--load-model=tensorrt_llm"]
         assert "--model-control-mode=explicit" in second
         assert not [part for part in second if "port" in part]

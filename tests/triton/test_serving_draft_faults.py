@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import tempfile
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -43,11 +42,6 @@ class Server:
         )
         figures = next(r.outputs for r in reversed(responses) if "total_draft_tokens" in r.outputs)
         return "".join(response.text for response in responses), figures["total_draft_tokens"].item()
-
-    def manage(self, what: str) -> None:
-        """Load or unload the draft model."""
-        url = f"{self._server.http_url}/v2/repository/models/tensorrt_llm_draft/{what}"
-        urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=20).close()
 
     def warnings(self) -> list[str]:
         lines = self._log.read_text(encoding="utf-8").splitlines()
@@ -93,19 +87,6 @@ def draft_process(package: Path) -> int:
     raise AssertionError("the draft model has no process")
 
 
-def test_a_draft_that_is_unloaded_and_comes_back(copy: Path) -> None:
-    with serving(copy) as server:
-        text, proposed = server.ask()
-        assert proposed
-        server.manage("unload")
-        for _ in range(3):
-            assert server.ask() == (text, 0)
-        assert len(server.warnings()) == 1
-        assert "tensorrt_llm_draft" in server.warnings()[0]
-        server.manage("load")
-        assert server.ask() == (text, proposed)
-
-
 def test_a_draft_that_refuses_in_the_middle_of_an_answer(copy: Path) -> None:
     """Its sequences may be shorter than the target's; it is asked again for the next answer."""
     key = '"cpu_max_sequence_tokens", value: { string_value: "'
@@ -120,7 +101,7 @@ def test_a_draft_that_refuses_in_the_middle_of_an_answer(copy: Path) -> None:
 
 
 def test_a_draft_whose_process_is_killed(copy: Path) -> None:
-    """Triton 24.10 does not start it again, until the model is loaded anew."""
+    """Triton 24.10 does not start it again."""
     with serving(copy) as server:
         text, _ = server.ask()
         os.kill(draft_process(copy), signal.SIGKILL)

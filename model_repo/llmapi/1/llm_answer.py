@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from llm_request import Asked
-from shared.tensors import Array, response
+from shared.tensors import response, texts
 
 # Output -> where the LLM API has it in `request_perf_metrics`.
 _COUNTS = {
@@ -34,11 +34,11 @@ def answer(output: Any, asked: Asked, types: Mapping[str, Any]) -> Any:
 
     `types`: numpy type of each output that the model has.
     """
-    made = {"text_output": _texts([one.text for one in output.outputs])}
+    made = {"text_output": texts([one.text for one in output.outputs])}
     if asked.finish_reason:
-        made["finish_reason"] = _texts([str(one.finish_reason) for one in output.outputs])
+        made["finish_reason"] = texts([str(one.finish_reason) for one in output.outputs])
     if asked.stop_reason:
-        made["stop_reason"] = _texts([str(one.stop_reason) for one in output.outputs])
+        made["stop_reason"] = texts([str(one.stop_reason) for one in output.outputs])
     if asked.cumulative_logprob:
         sums = [one.cumulative_logprob for one in output.outputs]
         if None not in sums:  # not counted yet
@@ -58,7 +58,3 @@ def _measured(metrics: Any) -> Iterator[tuple[str, int | float]]:
 
 def _nanoseconds(time: timedelta) -> int:
     return round(time / timedelta(microseconds=1)) * 1000
-
-
-def _texts(texts: list[str]) -> Array:
-    return np.array([text.encode("utf-8") for text in texts], np.object_)

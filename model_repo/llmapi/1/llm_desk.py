@@ -20,7 +20,7 @@ from llm_outbox import Outbox, Stream
 from llm_request import Asked, read_request
 from llm_settings import LlmSettings
 from shared.cancellation import CancellationWatch, WatchedSender
-from shared.refusal import Refused
+from shared.refusal import NOT_DECOUPLED, Refused
 from shared.tensors import failure, read_flag
 from tensorrt_llm import LLM, SamplingParams
 from tensorrt_llm.llmapi import GuidedDecodingParams
@@ -30,11 +30,19 @@ from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
 class Desk:
     """All open requests of one LLM."""
 
-    def __init__(self, arguments: dict[str, Any], settings: LlmSettings, types: Mapping[str, Any]) -> None:
-        """Start the LLM, which takes minutes. `types`: numpy type of each output of the model."""
+    def __init__(
+        self, arguments: dict[str, Any], settings: LlmSettings, types: Mapping[str, Any], *, decoupled: bool
+    ) -> None:
+        """Start the LLM, which takes minutes.
+
+        Args:
+            types: numpy type of each output of the model.
+            decoupled: several responses to a request; else one.
+        """
         self._llm = LLM(**update_llm_args_with_extra_dict({}, arguments))
         self._max_open = settings.max_open_requests
         self._types = types
+        self._decoupled = decoupled
         self._open: dict[str, set[asyncio.Task[Any]]] = defaultdict(set)  # by Triton's request id
         self._loop = asyncio.new_event_loop()
         self._outbox = Outbox()
@@ -50,7 +58,7 @@ class Desk:
             step = (
                 partial(self._stop, id, stream)
                 if read_flag(request, "stop")
-                else partial(self._begin, id, read_request(request), stream)
+                else partial(self._begin, id, self._read(request), stream)
             )
         except Exception as error:
             stream.finish(failure(error))
@@ -68,6 +76,12 @@ class Desk:
         self._llm.shutdown()
         del self._llm
         gc.collect()  # what is left of the LLM would keep this process alive
+
+    def _read(self, request: Any) -> Asked:
+        asked = read_request(request)
+        if asked.streaming and not self._decoupled:
+            raise Refused(f"streaming = true: {NOT_DECOUPLED}")
+        return asked
 
     def _begin(self, id: str, asked: Asked, stream: Stream) -> None:
         running = sum(map(len, self._open.values()))

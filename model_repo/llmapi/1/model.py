@@ -16,6 +16,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 from llm_instance import choose_gpus, gpus_of
 from llm_settings import LlmSettings
+from shared.parameters import is_decoupled
 
 
 class TritonPythonModel:
@@ -41,7 +42,7 @@ class TritonPythonModel:
             arguments["gpus_per_node"] = len(gpus)
         pb_utils.Logger.log_info(f"[trtllm] starting the LLM with {settings.arguments}")
         try:
-            self._desk = Desk(arguments, settings, _types(config))
+            self._desk = Desk(arguments, settings, _types(config), decoupled=is_decoupled(config))
         except Exception as error:
             pb_utils.Logger.log_error(f"[trtllm] Failed to start engine: {error}")
             raise

@@ -35,12 +35,13 @@ class TritonPythonModel:
         except Exception as error:
             return failure(error)
 
-    def _decode(self, request: Any) -> list[list[str]]:
-        """One text for each beam of each row, of the tokens within its length."""
+    def _decode(self, request: Any) -> list[str]:
+        """One text for each beam of each row, of the tokens within its length; the first row's come first."""
         tokens, lengths = read(request, "TOKENS_BATCH"), read(request, "SEQUENCE_LENGTH")
         assert tokens is not None, "config.pbtxt does not declare it optional"
         assert lengths is not None, "config.pbtxt does not declare it optional"
         return [
-            [self._decoder.decode(beam[:length]) for beam, length in zip(beams, row, strict=True)]
+            self._decoder.decode(beam[:length])
             for beams, row in zip(tokens.tolist(), lengths.tolist(), strict=True)
+            for beam, length in zip(beams, row, strict=True)
         ]

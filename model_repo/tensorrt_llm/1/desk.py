@@ -19,8 +19,8 @@ import triton_python_backend_utils as pb_utils
 from intake import Limits, read_requests, read_wishes
 from reply import Reply
 from shared.cancellation import CancellationWatch, WatchedSender
-from shared.refusal import Refused
-from shared.tensors import FINAL, failure, read, read_flag
+from shared.refusal import NOT_DECOUPLED, Refused
+from shared.tensors import FINAL, failure, read, read_flag, response
 
 # Responses a second that all streams share: beyond it, tokens of several steps go out together. Each costs about half
 # a millisecond of a core on its way through Triton, the text model and gRPC. A single stream gets every token at once.
@@ -37,13 +37,17 @@ class Desk:
         limits: Limits,
         *,
         exclude_input_in_output: bool,
+        decoupled: bool,
         max_open: int | None,
         cancellation_period_s: float,
     ) -> None:
-        """`max_open`: requests that may run and wait; None is no limit."""
+        """`decoupled`: several responses to a request; else one. `max_open`: requests that may run and wait; None is no
+        limit.
+        """
         self._engine = runner
         self._limits = limits
         self._exclude_input_in_output = exclude_input_in_output
+        self._decoupled = decoupled
         self._max_open = max_open
         self._numbers = count(1)
         self._open: dict[str, list[Reply]] = defaultdict(list)  # by Triton's request id, which may repeat
@@ -59,7 +63,7 @@ class Desk:
         try:
             if read_flag(request, "stop"):
                 self._stop(request.request_id())
-                sender.send(flags=FINAL)
+                sender.send(response(), flags=FINAL)  # empty, as upstream's
             else:
                 self._start(self._enter(request, sender))
         except Exception as error:
@@ -75,6 +79,10 @@ class Desk:
         tensor = partial(read, request)
         wishes = read_wishes(tensor, exclude_input_in_output=self._exclude_input_in_output)
         requests = read_requests(tensor, self._limits, new_id=lambda: str(next(self._numbers)))
+        if not self._decoupled and wishes.streaming:
+            raise Refused(f"streaming = true: {NOT_DECOUPLED}")
+        if not self._decoupled and len(requests) != 1:
+            raise Refused(f"input_ids: has {len(requests)} prompts, must be one: {NOT_DECOUPLED}")
         reply = Reply(request.request_id(), sender, requests, wishes)
         with self._lock:
             waiting = sum(len(replies) for replies in self._open.values())

@@ -34,6 +34,7 @@ class Wishes:
     prompt: bool  # the prompt in front of the answer (never when streaming)
     log_probs: bool
     performance: bool
+    kv_cache: bool  # of what `performance` has, what concerns the KV cache
     num_input_tokens: bool
     num_output_tokens: bool
 
@@ -47,7 +48,7 @@ READ = frozenset(
         "runtime_top_p_min", "runtime_top_p_decay", "runtime_top_p_reset_ids", "repetition_penalty", "min_tokens",
         "presence_penalty", "frequency_penalty", "seed", "return_log_probs", "return_perf_metrics",
         "return_num_input_tokens", "return_num_output_tokens", "exclude_input_in_output", "stop", "streaming",
-        "guided_decoding_guide_type", "guided_decoding_guide",
+        "guided_decoding_guide_type", "guided_decoding_guide", "return_kv_cache_reuse_stats",
     }
 )  # fmt: skip
 
@@ -65,6 +66,7 @@ def read_wishes(read: Read, *, exclude_input_in_output: bool) -> Wishes:
         prompt=not streaming and not flag("exclude_input_in_output", exclude_input_in_output),
         log_probs=flag("return_log_probs"),
         performance=flag("return_perf_metrics"),
+        kv_cache=flag("return_perf_metrics") or flag("return_kv_cache_reuse_stats"),
         num_input_tokens=flag("return_num_input_tokens"),
         num_output_tokens=flag("return_num_output_tokens"),
     )

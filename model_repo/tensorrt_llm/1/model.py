@@ -36,6 +36,7 @@ class TritonPythonModel:
                 max_draft_tokens=settings.max_draft_tokens,
             ),
             exclude_input_in_output=parameters.flag("exclude_input_in_output", False),
+            decoupled=parameters.decoupled,
             max_open=settings.max_concurrency + queue if queue else None,
             cancellation_period_s=parameters.number("cancellation_check_period_ms", 100) / 1000,
         )

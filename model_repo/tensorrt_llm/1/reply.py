@@ -109,11 +109,14 @@ class Reply:
             counts["num_output_tokens"] = metrics.num_output_tokens
         times: dict[str, int] = {}
         rates: dict[str, float] = {}
-        if self._wishes.performance:
+        if self._wishes.kv_cache:
             counts |= {
                 "kv_cache_alloc_new_blocks": metrics.kv_blocks_new,
                 "kv_cache_reused_blocks": metrics.kv_blocks_reused,
                 "kv_cache_alloc_total_blocks": metrics.kv_blocks_total,
+            }
+        if self._wishes.performance:
+            counts |= {
                 "total_accepted_draft_tokens": metrics.draft_tokens_accepted,
                 "total_draft_tokens": metrics.draft_tokens_total,
             }

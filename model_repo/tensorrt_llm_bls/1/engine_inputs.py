@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+import numpy as np
 from shared.prompts import Prompts
 from shared.tensors import Array, read, read_flag
 
@@ -49,12 +50,15 @@ PERFORMANCE = (
     "arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns",
     "acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens",
 )  # fmt: skip
+# Upstream's until 0.18; engines since then know `return_perf_metrics` only.
+KV_CACHE_STATS = "return_kv_cache_reuse_stats"
 # Outputs that the engine is asked for when the request sets a flag.
 _ASKED_FOR = {
     "return_log_probs": LOG_PROBS,
     "return_context_logits": ("context_logits",),
     "return_generation_logits": ("generation_logits",),
     "return_perf_metrics": PERFORMANCE,
+    KV_CACHE_STATS: PERFORMANCE[:3],
     "return_num_input_tokens": ("num_input_tokens",),
     "return_num_output_tokens": ("num_output_tokens",),
 }
@@ -68,7 +72,8 @@ def engine_inputs(request: Any, prompts: Prompts) -> dict[str, Array]:
 
 def asked_for(request: Any) -> tuple[str, ...]:
     """The outputs that the request wants besides tokens."""
-    return tuple(name for flag, names in _ASKED_FOR.items() if read_flag(request, flag) for name in names)
+    names = (name for flag, names in _ASKED_FOR.items() if read_flag(request, flag) for name in names)
+    return tuple(dict.fromkeys(names))
 
 
 def engine_id(request: Any) -> str:
@@ -100,4 +105,6 @@ def _passed_inputs(request: Any) -> dict[str, Array]:
         array = read(request, ours)
         if array is not None:
             inputs[theirs] = array.reshape(-1, 1) if ours in _SCALARS else array
+    if read_flag(request, KV_CACHE_STATS):
+        inputs["return_perf_metrics"] = np.ones_like(inputs["request_output_len"], np.bool_)
     return inputs

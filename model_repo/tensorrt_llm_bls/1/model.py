@@ -5,7 +5,9 @@ pieces are exactly the text of all tokens, and a client that leaves frees the en
 TensorRT-LLM's model of the same name (versions 0.19 to 1.2); it runs in front of the C++ backend and of the cpu
 engine alike. It tokenizes by itself, which saves a call of `preprocessing`.
 
-Each request has a thread of its own, because reading the engine's responses and sending our own both block.
+Each request has a thread of its own, because reading the engine's responses and sending our own both block. Where the
+model is not decoupled, these threads send its one response, too: `execute` has returned long before, so that requests
+run side by side (Triton 24.10; upstream's `llmapi` model does the same).
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ class TritonPythonModel:
             speculation=_speculation(parameters, args),
             accumulate_tokens=parameters.flag("accumulate_tokens", False),
             exclude_input_in_output=parameters.flag("exclude_input_in_output", False),
+            decoupled=parameters.decoupled,
         )
         self._watch = CancellationWatch(parameters.number("cancellation_check_period_ms", 100) / 1000)
         most = parameters.number("max_open_requests") if parameters.has("max_open_requests") else None
@@ -79,9 +82,14 @@ class TritonPythonModel:
                 self._watch.watch(sender, on_cancel=serving.stop)
                 try:
                     for response in serving.responses():
-                        sender.send(response)
+                        if self._setup.decoupled:
+                            sender.send(response)
+                        else:
+                            last = response  # there is one, and it goes out with the final flag
                 finally:
                     serving.stop()  # does nothing unless something went wrong
+            if last is None and not self._setup.decoupled:
+                raise RuntimeError("the engine ended the answer without a response")
         except Exception as error:
             last = failure(error)
         sender.send(last, flags=FINAL)

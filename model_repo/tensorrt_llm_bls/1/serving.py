@@ -19,7 +19,7 @@ from engine_inputs import LOG_PROBS
 from engine_model import EngineModel
 from shared.detokenizer import TextDecoder
 from shared.prompts import PromptEncoder
-from shared.refusal import Refused
+from shared.refusal import NOT_DECOUPLED, Refused
 from shared.tensors import Array, read, read_flag, read_texts, response, texts
 from speculation import Speculation
 
@@ -40,6 +40,7 @@ class Setup:
     speculation: Speculation | None  # None: there is no draft model beside the engine
     accumulate_tokens: bool
     exclude_input_in_output: bool  # unless a request says otherwise
+    decoupled: bool  # several responses to a request; else one
 
 
 class Serving:
@@ -53,6 +54,8 @@ class Serving:
         """
         _refuse(request, has_draft=setup.speculation is not None)
         rows = read_texts(request, "text_input") or []
+        if not setup.decoupled:
+            _refuse_several_responses(request, len(rows))
         stop_words = read_texts(request, "stop_words")
         self._prompts = setup.encoder.encode(
             [row[0] for row in rows],
@@ -127,7 +130,7 @@ class Serving:
 
     def _response(self, answers: Sequence[Answer], pieces: list[str], passed: dict[str, Array]) -> Any:
         text = [answer.text for answer in answers] if self._accumulate else pieces
-        return response(text_output=texts([text]), **passed)
+        return response(text_output=texts(text), **passed)
 
     def _answers_of(self, tensors: dict[str, Array], beams: int) -> list[Answer]:
         row, sequence = (int(tensors[name][0, 0]) if name in tensors else 0 for name in _INDEXES)
@@ -148,6 +151,16 @@ class Serving:
         needed = {"batch_index": len(self._prompts.input_ids) > 1, "sequence_index": sequence > 0}
         values = {"batch_index": row, "sequence_index": sequence}
         return {name: np.array([[values[name]]], np.int32) for name in _INDEXES if needed[name]}
+
+
+def _refuse_several_responses(request: Any, rows: int) -> None:
+    if read_flag(request, "stream"):
+        raise Refused(f"stream = true: {NOT_DECOUPLED}")
+    if rows != 1:
+        raise Refused(f"text_input: has {rows} prompts, must be one: {NOT_DECOUPLED}")
+    sequences = read(request, "num_return_sequences")
+    if sequences is not None and (sequences > 1).any():
+        raise Refused(f"num_return_sequences = {sequences.flat[0]}: {NOT_DECOUPLED}")
 
 
 def _refuse(request: Any, *, has_draft: bool) -> None:

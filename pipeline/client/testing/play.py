@@ -124,6 +124,7 @@ class _Script:
         self, response: pb.ModelInferResponse, name: str, datatype: str, values: Sequence[bytes | int | float]
     ) -> None:
         if name in self._wanted and name in self._outputs and (values or name != "output_ids"):
-            shape = [1, len(values)] if self._batched else [len(values)]
+            batched = self._batched and name != "text_output"  # texts have one dimension, with a batch, too
+            shape = [1, len(values)] if batched else [len(values)]
             response.outputs.add(name=name, datatype=datatype, shape=shape)
             response.raw_output_contents.append(wire.encode(datatype, values))

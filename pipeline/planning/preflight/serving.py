@@ -44,6 +44,18 @@ def _chunks(subject: Subject) -> Iterator[Said]:
             )
 
 
+def _whole_answers(subject: Subject) -> Iterator[Said]:
+    slo = subject.recipe.slo
+    asked = {"slo.ttft_p95_ms": slo.ttft_p95_ms, "slo.itl_p95_ms": slo.itl_p95_ms}
+    keys = [key for key, value in asked.items() if value is not None]
+    if keys and not subject.recipe.serving.decoupled:
+        yield Said(
+            ("serving.decoupled", *keys),
+            f"makes each answer one response: {' and '.join(keys)} cannot be seen by a client",
+            f"remove {' and '.join(keys)}, or set serving.decoupled to true",
+        )
+
+
 def _not_paged(flags: Mapping[str, Any]) -> str:
     wanted = {"use_paged_context_fmha": "enable", "kv_cache_type": "paged"}
     return " and ".join(f"{name} {flags[name]}" for name, value in wanted.items() if flags[name] != value)
@@ -82,6 +94,7 @@ CHECKS: Mapping[str, Check] = {
     "rt.kv_reuse": _reuse,
     "rt.chunked": _chunks,
     "rt.batch_cap": _concurrency,
+    "slo.whole_answers": _whole_answers,
     "rt.max_batch_llmapi": _unbatched,
     "llmapi.unknown_keys": _arguments,
 }

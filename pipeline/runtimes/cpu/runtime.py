@@ -103,4 +103,5 @@ def serving_settings(recipe: Recipe) -> CpuSettings:
         guided_decoding=recipe.guided_decoding is not False,
         max_queue_size=recipe.scheduler.max_queue_size,
         max_queue_delay_us=recipe.scheduler.max_queue_delay_us,
+        decoupled=recipe.serving.decoupled,
     )

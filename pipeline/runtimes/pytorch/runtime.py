@@ -116,6 +116,7 @@ def serving_settings(recipe: Recipe) -> LlmapiSettings:
         instances=settings.instances,
         max_open_requests=recipe.limits.max_concurrency + queue if queue else None,
         guided_decoding=bool(recipe.guided_decoding),
+        decoupled=recipe.serving.decoupled,
     )
 
 

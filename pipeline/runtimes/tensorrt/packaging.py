@@ -35,6 +35,7 @@ def package_settings(recipe: Recipe) -> Mapping[str, Json]:
         "kv_cache": recipe.kv_cache.model_dump(mode="json"),
         "scheduler": recipe.scheduler.model_dump(mode="json"),
         "guided_decoding": bool(recipe.guided_decoding),
+        "serving": recipe.serving.model_dump(mode="json"),
         "requirements": requirements(recipe).model_dump(mode="json"),
         "gpu_memory_mib": gpu(_runtime(recipe).gpu).driver_mib,
         "sources": content_digest(resources.folder("model_repo")),

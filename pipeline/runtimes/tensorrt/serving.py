@@ -50,6 +50,7 @@ def engine_settings(
         guided_decoding=bool(recipe.guided_decoding),
         max_queue_size=scheduler.max_queue_size,
         max_queue_delay_us=scheduler.max_queue_delay_us,
+        decoupled=recipe.serving.decoupled,
         draft_limits=DraftLimits(
             max_draft_tokens=recipe.draft.max_draft_tokens if recipe.draft else None,
             max_input_tokens=recipe.limits.max_input_tokens,

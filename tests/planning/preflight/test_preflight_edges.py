@@ -17,7 +17,7 @@ from tests.support.preflight.case import AWQ, FP8, Case
 ROOT = Path(__file__).parents[3]
 CASES = [*recipes.CASES, *written.CASES, *machines.CASES]
 
-DECOUPLED = "triton/test_engine_models.py::test_engines_are_decoupled_because_our_bls_streams_from_them"
+DECOUPLED = "triton/test_engine_models.py::test_engines_are_decoupled_as_the_bls_that_streams_from_them"
 # Rules that are held where something is written -> the tests that hold what is right, and refuse what is wrong.
 PROOFS = {
     "ckpt.mapping": (

@@ -38,6 +38,10 @@ CASES = [
     Case("cache.unchecked", "warning", TINY, (UNCHECKED,)),
     Case("cache.unchecked", "warning", FP8, (UNCHECKED,)),
     Case("cache.unchecked", None, TINY),
+    Case("slo.whole_answers", None, FP8),
+    Case("slo.whole_answers", "warning", FP8, ("serving.decoupled=false", "slo.itl_p95_ms=null")),
+    Case("slo.whole_answers", "warning", TINY, ("serving.decoupled=false", "slo.itl_p95_ms=9")),
+    Case("slo.whole_answers", None, TINY, ("serving.decoupled=false", "slo={}")),
     Case("memory.fits", None, AWQ, ("limits.max_input_tokens=93344",)),  # and 1024: all 2949 blocks
     Case("memory.fits", "error", AWQ, ("limits.max_input_tokens=93345",)),
     Case("memory.fits", "error", LLAMA_70B, (f"{TP}=1", "runtime.gpu=l40s-48g")),

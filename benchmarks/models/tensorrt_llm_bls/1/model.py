@@ -24,7 +24,7 @@ class TritonPythonModel:
     """See Triton's Python backend for when each method is called."""
 
     def initialize(self, _args: Mapping[str, str]) -> None:
-        words = [[[f"token{n} ".encode()]] for n in range(TOKENS)]
+        words = [[f"token{n} ".encode()] for n in range(TOKENS)]
         self._words = [np.array(word, dtype=np.object_) for word in words]
         self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()  # response senders; None: stop
         self._engine = threading.Thread(target=self._run)
