@@ -46,6 +46,9 @@ def _lines(outlook: Outlook, store: Store, until: str, look: Look) -> Iterator[s
         yield outlook.performance.title
         yield ""
         yield from outlook.performance.lines(look.width)
+    elif "performance" in outlook.unknown:
+        yield ""
+        yield f"speed is not known: {outlook.unknown['performance']}"
     if outlook.findings:
         yield ""
         yield "preflight"

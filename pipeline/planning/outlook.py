@@ -46,7 +46,8 @@ class Outlook:
     alternatives: tuple[Alternative, ...] = ()  # where it does not fit, or not at its concurrency
     performance: Section | None = None
     seen: Mapping[str, str] = field(default_factory=dict)  # role -> where its sizes are from, and its weights
-    unknown: Mapping[str, str] = field(default_factory=dict)  # "plan", "memory" -> why it is not known
+    # "plan", "memory", "performance" -> why it is not known
+    unknown: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def refused(self) -> bool:

@@ -58,7 +58,7 @@ def look_ahead(
         plan=plan,
         memory=memory,
         alternatives=_alternatives(recipe, memory) if memory is not None else (),
-        performance=_performance(recipe, memory, asked or Asked()) if memory is not None else None,
+        performance=_performance(recipe, memory, asked or Asked(), unknown) if memory is not None else None,
         seen={role: _described(one) for role, one in models.items()},
         unknown=unknown,
     )
@@ -133,16 +133,22 @@ def _memory(
     return None
 
 
-def _performance(recipe: Recipe, memory: MemoryPlan, asked: Asked) -> Forecast | None:
-    return forecast_recipe(
-        recipe,
-        memory.demand,
-        acceptance=asked.acceptance,
-        prompt_tokens=asked.prompt_tokens,
-        output_tokens=asked.output_tokens,
-        sequences=memory.sequences,
-        gpu_hour=asked.prices.get(memory.demand.device),
-    )
+def _performance(
+    recipe: Recipe, memory: MemoryPlan, asked: Asked, unknown: dict[str, str]
+) -> Forecast | None:
+    try:
+        return forecast_recipe(
+            recipe,
+            memory.demand,
+            acceptance=asked.acceptance,
+            prompt_tokens=asked.prompt_tokens,
+            output_tokens=asked.output_tokens,
+            sequences=memory.sequences,
+            gpu_hour=asked.prices.get(memory.demand.device),
+        )
+    except UserError as error:  # the GPU's peak rates are not among the data
+        unknown["performance"] = str(error)
+        return None
 
 
 def _alternatives(recipe: Recipe, memory: MemoryPlan) -> tuple[Alternative, ...]:

@@ -114,7 +114,7 @@ class OutlookDocument:
     alternatives: list[AlternativeRow]
     performance: dict[str, Any] | None
     findings: list[Finding]
-    unknown: dict[str, str]  # "plan" | "memory" -> why it is null
+    unknown: dict[str, str]  # "plan" | "memory" | "performance" -> why it is null
 
     def as_json(self) -> dict[str, Any]:
         """For `json.dumps`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 from pipeline.cli import plan_accuracy
 from pipeline.cli.plan import command
 from pipeline.cli.plan_bars import Look, bar, legend
+from pipeline.contracts import gpu_rates, gpus
 from pipeline.errors import InvalidInput, UserError
 from pipeline.machine.host import Memory
 from pipeline.planning.memory import Demand, ModelNeed, plan_memory
@@ -142,6 +144,30 @@ def test_findings_of_preflight_refuse_and_are_shown_beside_the_memory() -> None:
     assert "[sm.fp8]" in result.stdout
     assert "KV cache holds" in result.stdout
     assert "steps are not known" in result.stdout
+
+
+@pytest.mark.parametrize("sm", [75, 87, 110, 121, 130])
+def test_a_gpu_of_a_generation_that_nobody_measured(sm: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU is added by adding data: its speed is computed from its peak rates, or said to be unknown without them."""
+    known, rates = gpus._data(), gpu_rates._all()
+    new = {
+        "name": "x1-80g",
+        "chip": "X1",
+        "architecture": "X",
+        "sm": sm,
+        "memory_gib": 80,
+        "driver_mib": 81559,
+    }
+    monkeypatch.setattr(gpus, "_data", lambda: {**known, "gpus": [*known["gpus"], new]})
+    recipe = ("phi-4-fp8", "--gpu", "x1-80g", "--set", "quantization={format: none}")
+    found = json.loads(run(*recipe, "--json").stdout)
+    assert found["memory"] is not None
+    assert "peak rates are not known" in found["unknown"]["performance"]
+    assert "speed is not known: GPU x1-80g" in run(*recipe).stdout
+    monkeypatch.setattr(
+        gpu_rates, "_all", lambda: rates | {"x1-80g": replace(rates["h100-sxm-80g"], gpu="x1-80g")}
+    )
+    assert json.loads(run(*recipe, "--json").stdout)["performance"]["itl_ms"]["value"] > 0
 
 
 def test_a_gpu_that_is_not_known() -> None:
