@@ -109,6 +109,11 @@ def linear_bytes(
     )
 
 
+def counted_classes() -> tuple[str, ...]:
+    """Classes of models whose weights are counted matrix by matrix: "LlamaForCausalLM", …"""
+    return tuple(_data()["weights"]["classes"])
+
+
 def dtypes() -> tuple[str, ...]:
     """Types of numbers that models are published in."""
     return tuple(_data()["weights"]["bytes"])

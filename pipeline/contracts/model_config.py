@@ -37,7 +37,7 @@ def dimensions(config: Mapping[str, Any]) -> dict[str, Any]:
     experts = _experts(config)
     inner = config.get("moe_intermediate_size") if experts else None
     return {
-        "architecture": _architecture(config),
+        "architecture": class_of(config),
         "hidden": hidden,
         "layers": int(config["num_hidden_layers"]),
         "heads": heads,
@@ -53,7 +53,7 @@ def dimensions(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def details(config: Mapping[str, Any]) -> dict[str, Any]:
     """Biases, norms and what else changes the number of weights or the size of the KV cache."""
-    name, experts = _architecture(config), _experts(config)
+    name, experts = class_of(config), _experts(config)
     bias = bool(config.get("attention_bias", False))
     gemma = name.startswith("Gemma")
     return {
@@ -75,8 +75,10 @@ def details(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
-    return str((config.get("architectures") or [""])[0])
+def class_of(config: object) -> str:
+    """The class that a config.json names, the first if there are several: "LlamaForCausalLM"; "": none."""
+    names = config.get("architectures") if isinstance(config, Mapping) else None
+    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def _experts(config: Mapping[str, Any]) -> int:
@@ -106,7 +108,7 @@ def _windows(config: Mapping[str, Any]) -> tuple[int, ...]:
     window, layers, name = (
         config.get("sliding_window"),
         int(config["num_hidden_layers"]),
-        _architecture(config),
+        class_of(config),
     )
     qwen = name.startswith("Qwen")
     if not window or name.startswith("Llama") or (qwen and not config.get("use_sliding_window", False)):

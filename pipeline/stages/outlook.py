@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pipeline.errors import InvalidInput, SourceError, UserError
 from pipeline.machine.host import read_memory
@@ -10,7 +11,7 @@ from pipeline.machine.hub import read_hub
 from pipeline.planning.machine_facts import MachineFacts
 from pipeline.planning.memory import Alternative, MemoryPlan, alternatives, demand_of, plan_memory
 from pipeline.planning.memory.tensors import parameters
-from pipeline.planning.model_facts import ModelFacts
+from pipeline.planning.model_facts import known_models
 from pipeline.planning.outlook import Outlook
 from pipeline.planning.performance import Asked, Forecast, forecast_recipe
 from pipeline.planning.plan import Plan
@@ -48,7 +49,11 @@ def look_ahead(
     offline = offline or is_offline()
     models = _sightings(recipe, store, offline, progress, unknown)
     emitted = emission(recipe)
-    facts = {role: ModelFacts(one.sizes, weight_bytes=_bytes(one)) for role, one in models.items()}
+    facts = known_models(recipe)
+    for role, one in models.items():
+        facts[role] = replace(
+            facts[role], sizes=one.sizes, architecture=one.architecture, weight_bytes=_bytes(one)
+        )
     found = allow(findings(recipe, facts, _hub(recipe, store, offline), emitted), allowed)
     memory = _memory(recipe, models, emitted, unknown)
     plan, found = _plan(recipe, store, offline, allowed, found, unknown)
@@ -115,7 +120,11 @@ def _memory(
     recipe: Recipe, models: Mapping[str, Sighting], emitted: Emission, unknown: dict[str, str]
 ) -> MemoryPlan | None:
     ram = read_memory().total_bytes if isinstance(recipe.runtime, CpuRuntime) else None
-    sizes = {role: one.sizes for role, one in models.items()}
+    sizes = {role: one.sizes for role, one in models.items() if one.sizes is not None}
+    unread = [f"the {role} is a {one.architecture}" for role, one in models.items() if one.sizes is None]
+    if unread:
+        unknown["memory"] = f"{', '.join(unread)}, whose sizes cannot be read"
+        return None
     try:
         demand = demand_of(
             recipe,
@@ -168,7 +177,7 @@ def _passes(provenance: Provenance, overrides: tuple[str, ...]) -> bool:
 
 
 def _unexplained(model: Sighting) -> int:
-    if model.totals is None or model.sizes.stored != "none":
+    if model.totals is None or model.sizes is None or model.sizes.stored != "none":
         return 0
     return max(0, model.totals.weights - sum(parameters(model.sizes).values()))
 
@@ -178,8 +187,11 @@ def _bytes(model: Sighting) -> int | None:
 
 
 def _described(model: Sighting) -> str:
-    count = sum(parameters(model.sizes).values())
+    if model.sizes is None and model.totals is None:
+        return f"a {model.architecture}, whose sizes cannot be read"
     if model.totals is None:
+        assert model.sizes is not None, "just looked at"
+        count = sum(parameters(model.sizes).values())
         return f"{count:,} weights, counted from sizes that are {model.seen}"
     types = ", ".join(model.totals.dtypes)
     return f"{model.totals.weights:,} weights of {types}, by the headers in {model.seen}"
