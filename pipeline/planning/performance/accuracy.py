@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.planning.performance.published import Figure, Kind, Use, computed, figures
+from pipeline.planning.performance.published import Figure, Kind, Use, computed, figures, fills_steps
 
 KINDS: tuple[Kind, ...] = ("full-load", "fixed-batch", "first-token")
 COVERAGE = 0.8  # share of held-out figures that an interval covers
@@ -36,7 +36,7 @@ def compared(use: Use, given: Mapping[str, Any] | None = None) -> tuple[Compared
 
 
 def error_summary(use: Use, given: Mapping[str, Any] | None = None) -> dict[str, dict[str, float]]:
-    """Kind (and `throughput`, both kinds of it together) -> how far off.
+    """Kind -> how far off; `throughput` is both kinds of it, `full-steps` those of full load whose steps prompts fill.
 
     Count; median and 90th percentile of the relative error; and the two ends of 80 percent of the ratios: `low` and
     `high` are measured over computed, what a computed figure is to be multiplied by.
@@ -46,6 +46,7 @@ def error_summary(use: Use, given: Mapping[str, Any] | None = None) -> dict[str,
         kind: [one for one in everything if one.figure.kind == kind] for kind in KINDS
     }
     found["throughput"] = [one for one in everything if one.figure.kind != "first-token"]
+    found["full-steps"] = [one for one in everything if fills_steps(one.figure)]
     return {name: summary(ones) for name, ones in found.items()}
 
 

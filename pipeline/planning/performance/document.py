@@ -55,7 +55,7 @@ class OptionRow:
     unverified_rates: bool  # peak rates of the GPU without a source at hand
     reasons: list[str]
     load: LoadRow | None  # the largest within the SLO
-    ended_by: Literal["memory", "ttft", "itl"] | None
+    ended_by: Literal["memory", "steps", "ttft", "itl"] | None
     gpu_seconds_per_million_output: Estimate | None
     cost: CostRow | None
 

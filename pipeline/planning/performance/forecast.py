@@ -46,14 +46,14 @@ class Forecast:
     gpus: int
     work: Workload
     sequences: int  # that memory holds from beginning to end
-    concurrency: int  # ... and the limits let in
+    concurrency: int  # ... and the limits let in, and steps keep up with
     wanted: int  # that the limits let in
     slo: Slo
     ttft_ms: Estimate  # of one request on an idle engine
     itl_ms: Estimate  # of one request
     curve: tuple[Load, ...]  # by requests at a time, to `concurrency`
     within_slo: Load | None  # the largest load that meets the SLO; None: not even one request does
-    ended_by: Ended  # what ends it; "memory" is the limits, too
+    ended_by: Ended  # what ends it; "memory" is the limits, too; "steps": prompts of new requests fill them
     acceptance: float | None  # that the figures are with; None: without a draft's gain
     gains: tuple[Gain, ...]  # of the draft; () without one
     gpu_hour: float | None = None  # price of one GPU
@@ -174,7 +174,7 @@ def forecast(
         gpus=demand.ranks,
         work=work,
         sequences=held,
-        concurrency=most,
+        concurrency=min(most, service.most_decoding(work)),
         wanted=demand.concurrency,
         slo=slo,
         ttft_ms=estimate.first_token(curve[0].ttft_ms),
@@ -183,7 +183,7 @@ def forecast(
         within_slo=best,
         ended_by=ended,
         acceptance=acceptance if service.speculation else None,
-        gains=_gains(engines, draft_tokens, most, work),
+        gains=_gains(engines, draft_tokens, min(most, service.most_decoding(work)), work),
         gpu_hour=gpu_hour,
     )
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _ENDS = {
     "memory": "memory or the limits hold no more",
+    "steps": "prompts of new requests leave no more room in a step",
     "ttft": "with more, first tokens are late",
     "itl": "with more, tokens are too slow",
 }

@@ -10,7 +10,7 @@ from pipeline.planning.performance.estimate import Estimate
 from pipeline.planning.performance.words import basis, number
 
 _WIDTH = 110  # of running text
-_ENDS = {"memory": "memory, limits", "ttft": "first token", "itl": "between tokens"}
+_ENDS = {"memory": "memory, limits", "steps": "full steps", "ttft": "first token", "itl": "between tokens"}
 
 
 def comparison_lines(found: Comparison, *, rows: int) -> Iterator[str]:
