@@ -35,7 +35,7 @@ def _lines(outlook: Outlook, store: Store, until: str, look: Look) -> Iterator[s
         yield f"steps are not known: {outlook.unknown['plan']}"
     yield ""
     if outlook.memory is not None:
-        yield from memory_lines(outlook.memory, look)
+        yield from memory_lines(outlook.memory, look, outlook.doubts)
     else:
         yield f"memory is not known: {outlook.unknown['memory']}"
     if outlook.alternatives:

@@ -67,6 +67,9 @@ def details(config: Mapping[str, Any]) -> dict[str, Any]:
         "windows": _windows(config),
         "shared_intermediate": _shared(config) if experts else 0,
         "shared_gate": bool(experts and config.get("shared_expert_intermediate_size")),
+        "expert_bias": name.startswith("GptOss"),
+        "sinks": name.startswith("GptOss"),
+        "score_bias": name.startswith("DeepseekV3"),
         "dense_layers": int(config.get("first_k_dense_replace") or 0) if experts else 0,
         "dense_intermediate": int(config["intermediate_size"]) if experts else 0,
         "draft_vocab": int(config.get("draft_vocab_size") or 0),
@@ -132,14 +135,17 @@ _PUBLISHED: Mapping[str, str] = {
 
 
 def _stored(config: Mapping[str, Any]) -> str:
-    """The format of a checkpoint that is published quantized; "none" where it is not, or we do not know the way."""
+    """The format of a checkpoint that is published quantized, or the method's own name; "none" where it is not."""
     settings = config.get("quantization_config") or {}
     method = str(settings.get("quant_method") or "")
     if method == "fp8":
         return "fp8_block" if settings.get("weight_block_size") else "fp8"
-    if method == "awq":
+    if method == "awq" and settings.get("bits", 4) == 4:
         return "int4_awq"
-    return _PUBLISHED.get(str(settings.get("quant_algo")), "none") if method == "modelopt" else "none"
+    if method == "modelopt":
+        algorithm = str(settings.get("quant_algo") or "none")
+        return _PUBLISHED.get(algorithm, algorithm)
+    return method or ("none" if not settings else "quantization_config without quant_method")
 
 
 _NAMES: Mapping[str, str] = {

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from pipeline.contracts import engine_memory
 from pipeline.errors import InvalidInput, SourceError, UserError
 from pipeline.machine.host import read_memory
 from pipeline.machine.hub import read_hub
 from pipeline.planning.machine_facts import MachineFacts
-from pipeline.planning.memory import Alternative, MemoryPlan, alternatives, demand_of, plan_memory
+from pipeline.planning.memory import Alternative, MemoryPlan, ModelNeed, alternatives, demand_of, plan_memory
 from pipeline.planning.memory.tensors import parameters
+from pipeline.planning.memory.weights import weight_bytes
 from pipeline.planning.model_facts import known_models
 from pipeline.planning.outlook import Outlook
 from pipeline.planning.performance import Asked, Forecast, forecast_recipe
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import TARGET, Plan
 from pipeline.planning.preflight import Emission, Finding, allow, findings
 from pipeline.progress import Progress
 from pipeline.recipe import CpuRuntime, HubSource, Recipe, load_recipe
@@ -23,9 +25,10 @@ from pipeline.stages.fetch.resolving import is_offline
 from pipeline.stages.judging import emission
 from pipeline.stages.sighting import Sighting, in_store, see_models
 from pipeline.stages.survey import prepare
-from pipeline.store import Store
+from pipeline.store import Store, human_bytes
 
 _HUB_S = 3.0  # for an answer about access; a hub that is slower is taken to give it
+_MOST = 1.03  # of what the files of a checkpoint hold, that may be counted
 
 
 def look_ahead(
@@ -65,6 +68,7 @@ def look_ahead(
         alternatives=_alternatives(recipe, memory) if memory is not None else (),
         performance=_performance(recipe, memory, asked or Asked(), unknown) if memory is not None else None,
         seen={role: _described(one) for role, one in models.items()},
+        doubts=_doubts(recipe, models) if memory is not None else (),
         unknown=unknown,
     )
 
@@ -125,6 +129,12 @@ def _memory(
     if unread:
         unknown["memory"] = f"{', '.join(unread)}, whose sizes cannot be read"
         return None
+    fewer = [
+        _miscounted(role, one) for role, one in models.items() if _counted_share(recipe, role, one) > _MOST
+    ]
+    if fewer:
+        unknown["memory"] = "; ".join(fewer)
+        return None
     try:
         demand = demand_of(
             recipe,
@@ -140,6 +150,39 @@ def _memory(
         return None
     unknown.setdefault("memory", "offline, and the sizes of a model are not among those that we know")
     return None
+
+
+def _doubts(recipe: Recipe, models: Mapping[str, Sighting]) -> tuple[str, ...]:
+    """Checkpoints that hold much more than is counted, such as layers that predict more tokens."""
+    more = [(role, one) for role, one in models.items() if _counted_share(recipe, role, one) < 2 - _MOST]
+    return tuple(_miscounted(role, one) for role, one in more)
+
+
+def _counted_share(recipe: Recipe, role: str, model: Sighting) -> float:
+    """What is counted of a checkpoint that is served as it is, over what its files hold; 1 where nobody can tell.
+
+    Of one that is not quantized, numbers are compared, since they may be published wider than they are served, and what
+    is there besides is counted (`_unexplained`).
+    """
+    sizes, totals = model.sizes, model.totals
+    served = (
+        recipe.quantization.format if role == TARGET or recipe.draft is None else recipe.draft.quantization
+    )
+    if sizes is None or totals is None or served != "none" or sizes.stored not in engine_memory.formats():
+        return 1.0
+    if sizes.stored == "none":
+        return max(1.0, sum(parameters(sizes).values()) / totals.weights)
+    return weight_bytes(ModelNeed(role, sizes, format=sizes.stored)) / totals.bytes
+
+
+def _miscounted(role: str, model: Sighting) -> str:
+    assert model.sizes is not None, "the caller looked"
+    assert model.totals is not None, "the caller looked"
+    counted = weight_bytes(ModelNeed(role, model.sizes, format=model.sizes.stored)) / 2**30
+    return (
+        f"the files of the {role} hold {model.totals.bytes / 2**30:.1f} GiB, of which {counted:.1f} GiB would be "
+        "explained by config.json: the checkpoint is not understood"
+    )
 
 
 def _performance(
@@ -194,4 +237,5 @@ def _described(model: Sighting) -> str:
         count = sum(parameters(model.sizes).values())
         return f"{count:,} weights, counted from sizes that are {model.seen}"
     types = ", ".join(model.totals.dtypes)
-    return f"{model.totals.weights:,} weights of {types}, by the headers in {model.seen}"
+    size = human_bytes(model.totals.bytes)
+    return f"{model.totals.weights:,} weights of {types}, {size}, by the headers in {model.seen}"
