@@ -65,7 +65,6 @@ def facts_in(folder: Path) -> ModelFacts:
     """
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        has_template = template_source(folder) is not None
     except (OSError, ValueError):
         return ModelFacts()
     if not isinstance(config, dict):
@@ -75,8 +74,16 @@ def facts_in(folder: Path) -> ModelFacts:
         architecture=class_of(config),
         config_faults=_faults(config),
         has_tokenizer=(folder / "tokenizer.json").is_file(),
-        has_template=has_template,
+        has_template=_has_template(folder),
     )
+
+
+def _has_template(folder: Path) -> bool | None:
+    """None: a file that may hold it cannot be read."""
+    try:
+        return template_source(folder) is not None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _faults(config: Mapping[str, Any]) -> tuple[Fault, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pipeline.contracts import engine_memory
 from pipeline.errors import InvalidInput, SourceError, UserError
 from pipeline.machine.host import read_memory
 from pipeline.machine.hub import read_hub
@@ -16,7 +15,7 @@ from pipeline.planning.memory.weights import weight_bytes
 from pipeline.planning.model_facts import known_models
 from pipeline.planning.outlook import Outlook
 from pipeline.planning.performance import Asked, Forecast, forecast_recipe
-from pipeline.planning.plan import TARGET, Plan
+from pipeline.planning.plan import DRAFT, Plan
 from pipeline.planning.preflight import Emission, Finding, allow, findings
 from pipeline.progress import Progress
 from pipeline.recipe import CpuRuntime, HubSource, Recipe, load_recipe
@@ -129,12 +128,6 @@ def _memory(
     if unread:
         unknown["memory"] = f"{', '.join(unread)}, whose sizes cannot be read"
         return None
-    fewer = [
-        _miscounted(role, one) for role, one in models.items() if _counted_share(recipe, role, one) > _MOST
-    ]
-    if fewer:
-        unknown["memory"] = "; ".join(fewer)
-        return None
     try:
         demand = demand_of(
             recipe,
@@ -144,7 +137,11 @@ def _memory(
             {role: _unexplained(one) for role, one in models.items()},
         )
         if demand is not None:
-            return plan_memory(demand)
+            fewer = [role for role, one in models.items() if _counted_share(recipe, role, one) > _MOST]
+            if not fewer:
+                return plan_memory(demand)
+            unknown["memory"] = "; ".join(_miscounted(role, models[role]) for role in fewer)
+            return None
     except UserError as error:  # a GPU that is not known, which preflight explains, or a data type
         unknown["memory"] = str(error)
         return None
@@ -165,10 +162,12 @@ def _counted_share(recipe: Recipe, role: str, model: Sighting) -> float:
     is there besides is counted (`_unexplained`).
     """
     sizes, totals = model.sizes, model.totals
-    served = (
-        recipe.quantization.format if role == TARGET or recipe.draft is None else recipe.draft.quantization
+    chosen = (
+        recipe.draft.quantization
+        if role == DRAFT and recipe.draft is not None
+        else recipe.quantization.format
     )
-    if sizes is None or totals is None or served != "none" or sizes.stored not in engine_memory.formats():
+    if sizes is None or totals is None or not totals.bytes or chosen != "none":
         return 1.0
     if sizes.stored == "none":
         return max(1.0, sum(parameters(sizes).values()) / totals.weights)

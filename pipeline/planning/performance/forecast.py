@@ -62,10 +62,9 @@ class Forecast:
     ended_by: Ended  # what ends it; "memory" is the limits, too; "steps": prompts of new requests fill them
     acceptance: float | None  # that the figures are with; None: without a draft's gain
     gains: tuple[Gain, ...]  # of the draft; () without one
-    unchecked: tuple[
-        str, ...
-    ] = ()  # what of it no published figure of throughput is of; (): they speak for it
-    unchecked_first: tuple[str, ...] = ()  # ... of a first token on an idle engine
+    # What of it no published figure of throughput, or of a first token on an idle engine, is of; (): they speak for it.
+    unchecked: tuple[str, ...] = ()
+    unchecked_first: tuple[str, ...] = ()
     gpu_hour: float | None = None  # price of one GPU
 
     @property

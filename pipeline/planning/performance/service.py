@@ -3,8 +3,8 @@
 As many requests are always in flight as are asked about; when one ends, the next begins. A prompt waits for those
 before it, as in a queue with random arrivals and even service (M/D/1): mean wait = r s / (2 (1 - r)), for a share r of
 the time that prompts take and s seconds each. The 95th percentile of the wait is taken as ln 20 times its mean, as of
-an exponential tail; nobody waits longer than all others together take. These are approximations: the error that is
-stated is that of throughput and of an idle engine's first token, since no figures under load are published.
+an exponential tail; nobody waits longer than all others together take. These are approximations: an error is stated of
+throughput and of an idle engine's first token alone.
 """
 
 from __future__ import annotations
