@@ -26,7 +26,7 @@ from pipeline.planning.performance.published import (
 
 KINDS: tuple[Kind, ...] = ("full-load", "fixed-batch", "first-token")
 COVERAGE = 0.8  # share of held-out figures that an interval covers
-_MOST_STAGES = 4  # figures of more pipeline stages are missed by half, in both directions
+_MOST_STAGES = 4  # figures of more pipeline stages are missed by up to half, in both directions
 
 
 @dataclass(frozen=True, slots=True)
