@@ -205,6 +205,7 @@ def _faults(config: Mapping[str, Any]) -> Iterator[Fault]:
     names = config.get("architectures") or []
     if len(names) != 1 or names[0] not in FAMILIES:
         yield Fault("is not known", key="architectures", value=names, fix=f"one of {', '.join(FAMILIES)}")
+        return  # another class has other keys
     for key in _NEEDED:
         if not isinstance(config.get(key), int) or config[key] <= 0:
             yield Fault("must be a positive number", key=key, value=config.get(key))

@@ -33,12 +33,8 @@ class ChatTemplate:
     @classmethod
     def read(cls, directory: Path, now: Callable[[], datetime] = datetime.now) -> ChatTemplate:
         """From chat_template.jinja, or tokenizer_config.json where older checkpoints keep it."""
-        settings = _json(directory / "tokenizer_config.json")
-        beside = directory / "chat_template.jinja"
-        source = beside.read_text(encoding="utf-8") if beside.exists() else settings.get("chat_template")
-        if isinstance(source, list):  # several named ones
-            source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
-        if not isinstance(source, str):
+        source = template_source(directory)
+        if source is None:
             raise SourceError(
                 f"{directory} has no chat template, which samples of messages need: "
                 "give a data set of plain text, or add chat_template.jinja to the checkpoint"
@@ -60,6 +56,17 @@ class ChatTemplate:
         except jinja2.exceptions.TemplateError as error:
             raise TemplateRefusal(f"the chat template refuses the messages: {error}") from error
         return text
+
+
+def template_source(directory: Path) -> str | None:
+    """The text of a checkpoint's chat template; None if it has none."""
+    beside = directory / "chat_template.jinja"
+    if beside.is_file():
+        return beside.read_text(encoding="utf-8")
+    source = _json(directory / "tokenizer_config.json").get("chat_template")
+    if isinstance(source, list):  # several named ones
+        source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
+    return source if isinstance(source, str) else None
 
 
 def special_tokens(directory: Path) -> dict[str, str]:

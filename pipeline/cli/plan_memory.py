@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.cli.plan_bars import Look, bar, legend
 from pipeline.planning.memory import Alternative, Line, MemoryPlan, RankMemory
+from pipeline.planning.performance.words import wrapped
 
 _GIB = 2**30
 _NAMES = {"kv_cache": "KV cache", "runtime": "", "graphs": ""}
 
 
-def memory_lines(memory: MemoryPlan, look: Look) -> Iterator[str]:
-    """All of it; ranks that hold the same are shown once."""
+def memory_lines(memory: MemoryPlan, look: Look, doubts: Sequence[str] = ()) -> Iterator[str]:
+    """All of it; ranks that hold the same are shown once. `doubts`: about the models, beside those of the figures."""
     demand, kinds = memory.demand, distinct(memory.ranks)
     share = f", {demand.fraction:.0%} of what is left for KV caches" if demand.is_gpu else ""
     unit, name = _unit(memory)
@@ -27,6 +28,8 @@ def memory_lines(memory: MemoryPlan, look: Look) -> Iterator[str]:
     yield f"  {'':<10}{legend(memory.ranks, look)}"
     yield ""
     yield from _capacity(memory)
+    for warning in (*doubts, *memory.warnings):
+        yield from wrapped(f"warning: {warning}", look.width)
 
 
 def alternative_lines(found: Sequence[Alternative]) -> Iterator[str]:

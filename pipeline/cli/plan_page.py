@@ -35,7 +35,7 @@ def _lines(outlook: Outlook, store: Store, until: str, look: Look) -> Iterator[s
         yield f"steps are not known: {outlook.unknown['plan']}"
     yield ""
     if outlook.memory is not None:
-        yield from memory_lines(outlook.memory, look)
+        yield from memory_lines(outlook.memory, look, outlook.doubts)
     else:
         yield f"memory is not known: {outlook.unknown['memory']}"
     if outlook.alternatives:
@@ -46,6 +46,9 @@ def _lines(outlook: Outlook, store: Store, until: str, look: Look) -> Iterator[s
         yield outlook.performance.title
         yield ""
         yield from outlook.performance.lines(look.width)
+    elif "performance" in outlook.unknown:
+        yield ""
+        yield f"speed is not known: {outlook.unknown['performance']}"
     if outlook.findings:
         yield ""
         yield "preflight"

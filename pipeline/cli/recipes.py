@@ -98,8 +98,8 @@ def copy(recipe: str, destination: str, force: bool) -> None:
 def validate(recipes: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> None:
     """Check recipes, all packaged ones if none is named, and print every fault. Exit code 2 if there is any.
 
-    Judged are the file itself, and whether the release, the GPU, the formats and the split of the model exist together,
-    as far as that is known without downloading anything.
+    Judged are the file itself, the local folders that it names, and whether the release, the GPU, the formats and the
+    split of the model exist together, as far as that is known without downloading anything.
 
     \b
     pipeline recipes validate my.yaml other.yaml

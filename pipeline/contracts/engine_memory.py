@@ -109,6 +109,27 @@ def linear_bytes(
     )
 
 
+def formats() -> tuple[str, ...]:
+    """Formats whose bytes are known: "none" (as published), those of recipes, and published ones."""
+    return ("none", "auto", *_data()["weights"]["formats"])
+
+
+def is_experts_only(form: str) -> bool:
+    """Whether a format leaves all matrices but those of experts as they are."""
+    return form in _data()["weights"]["experts_only"]
+
+
+def mxfp4_multiples() -> Mapping[str, int]:
+    """What kernels round the `hidden` size and the `inner` size of experts up to."""
+    found: Mapping[str, int] = _data()["weights"]["mxfp4_multiples"]
+    return found
+
+
+def counted_classes() -> tuple[str, ...]:
+    """Classes of models whose weights are counted matrix by matrix: "LlamaForCausalLM", …"""
+    return tuple(_data()["weights"]["classes"])
+
+
 def dtypes() -> tuple[str, ...]:
     """Types of numbers that models are published in."""
     return tuple(_data()["weights"]["bytes"])

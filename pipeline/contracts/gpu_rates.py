@@ -17,6 +17,7 @@ from typing import Any, Literal
 import yaml
 
 from pipeline.contracts.gpus import gpu
+from pipeline.errors import UserError
 
 Arithmetic = Literal["bf16", "fp8", "int8", "fp4"]
 
@@ -48,8 +49,17 @@ class Rates:
 
 
 def rates(name: str) -> Rates:
-    """Of a GPU by its name in recipes. UserError if there is no such GPU."""
+    """Of a GPU by its name in recipes.
+
+    Raises:
+        UserError: there is no such GPU, or its peak rates are not among the data.
+    """
     known = gpu(name).name
+    if known not in _all():
+        raise UserError(
+            f"GPU {known}: its peak rates are not known, so its speed cannot be computed; "
+            "add it to contracts/data/gpu_rates.yaml"
+        )
     return _all()[known]
 
 

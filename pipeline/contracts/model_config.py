@@ -37,7 +37,7 @@ def dimensions(config: Mapping[str, Any]) -> dict[str, Any]:
     experts = _experts(config)
     inner = config.get("moe_intermediate_size") if experts else None
     return {
-        "architecture": _architecture(config),
+        "architecture": class_of(config),
         "hidden": hidden,
         "layers": int(config["num_hidden_layers"]),
         "heads": heads,
@@ -53,7 +53,7 @@ def dimensions(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def details(config: Mapping[str, Any]) -> dict[str, Any]:
     """Biases, norms and what else changes the number of weights or the size of the KV cache."""
-    name, experts = _architecture(config), _experts(config)
+    name, experts = class_of(config), _experts(config)
     bias = bool(config.get("attention_bias", False))
     gemma = name.startswith("Gemma")
     return {
@@ -67,6 +67,9 @@ def details(config: Mapping[str, Any]) -> dict[str, Any]:
         "windows": _windows(config),
         "shared_intermediate": _shared(config) if experts else 0,
         "shared_gate": bool(experts and config.get("shared_expert_intermediate_size")),
+        "expert_bias": name.startswith("GptOss"),
+        "sinks": name.startswith("GptOss"),
+        "score_bias": name.startswith("DeepseekV3"),
         "dense_layers": int(config.get("first_k_dense_replace") or 0) if experts else 0,
         "dense_intermediate": int(config["intermediate_size"]) if experts else 0,
         "draft_vocab": int(config.get("draft_vocab_size") or 0),
@@ -75,8 +78,10 @@ def details(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
-    return str((config.get("architectures") or [""])[0])
+def class_of(config: object) -> str:
+    """The class that a config.json names, the first if there are several: "LlamaForCausalLM"; "": none."""
+    names = config.get("architectures") if isinstance(config, Mapping) else None
+    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def _experts(config: Mapping[str, Any]) -> int:
@@ -106,7 +111,7 @@ def _windows(config: Mapping[str, Any]) -> tuple[int, ...]:
     window, layers, name = (
         config.get("sliding_window"),
         int(config["num_hidden_layers"]),
-        _architecture(config),
+        class_of(config),
     )
     qwen = name.startswith("Qwen")
     if not window or name.startswith("Llama") or (qwen and not config.get("use_sliding_window", False)):
@@ -130,14 +135,17 @@ _PUBLISHED: Mapping[str, str] = {
 
 
 def _stored(config: Mapping[str, Any]) -> str:
-    """The format of a checkpoint that is published quantized; "none" where it is not, or we do not know the way."""
+    """The format of a checkpoint that is published quantized, or the method's own name; "none" where it is not."""
     settings = config.get("quantization_config") or {}
     method = str(settings.get("quant_method") or "")
     if method == "fp8":
         return "fp8_block" if settings.get("weight_block_size") else "fp8"
-    if method == "awq":
+    if method == "awq" and settings.get("bits", 4) == 4:
         return "int4_awq"
-    return _PUBLISHED.get(str(settings.get("quant_algo")), "none") if method == "modelopt" else "none"
+    if method == "modelopt":
+        algorithm = str(settings.get("quant_algo") or "none")
+        return _PUBLISHED.get(algorithm, algorithm)
+    return method or ("none" if not settings else "quantization_config without quant_method")
 
 
 _NAMES: Mapping[str, str] = {

@@ -50,11 +50,15 @@ class ModelSizes:
     windows: tuple[int, ...] = ()  # tokens that each layer sees, 0 for all; (): every layer sees all
     shared_intermediate: int = 0  # of the experts that every token passes, together
     shared_gate: bool = False  # ... and which weigh in by a gate
+    expert_bias: bool = False  # on the router and on each expert
+    sinks: bool = False  # a learned logit for each attention head
+    score_bias: bool = False  # a number for each expert, by which the router chooses
     dense_layers: int = 0  # of those with experts, the first ones that have none
     dense_intermediate: int = 0
     draft_vocab: int = 0  # of an Eagle-3 head, which proposes from so many tokens
     dtype: str = "bfloat16"  # of what is not quantized
-    stored: str = "none"  # format of the published weights, in the recipe's words, or fp8_block
+    # Format of the published weights: a recipe's word, fp8_block, mxfp4, or config.json's own word for another one.
+    stored: str = "none"
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSizes | None:
@@ -70,7 +74,8 @@ def known_model(repo: str) -> ModelSizes | None:
     entry = _data().get(repo)
     if entry is None:
         return None
-    return ModelSizes(**{name: value for name, value in entry.items() if name != "source"})
+    named = {name: value for name, value in entry.items() if name != "source"}
+    return ModelSizes(**{**named, "windows": tuple(named.get("windows", ()))})
 
 
 def config_faults(config: object) -> tuple[Fault, ...]:

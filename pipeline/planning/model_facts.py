@@ -1,4 +1,4 @@
-"""What is known of the models of a recipe before, or after, they are here. Reads a local config.json, nothing else."""
+"""What is known of the models of a recipe before, or after, they are here. Reads small files of local checkpoints."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from pipeline.checkpoint.architecture import FAMILIES, Architecture
+from pipeline.checkpoint.chat import template_source
+from pipeline.contracts.model_config import class_of
 from pipeline.contracts.models import ModelSizes, known_model
+from pipeline.errors import Fault, InvalidInput
 from pipeline.planning.plan import DRAFT, TARGET
 from pipeline.planning.tokenizer_facts import TokenizerFacts
 from pipeline.recipe import Checkpoint, HubSource, Recipe
@@ -21,20 +26,32 @@ class ModelFacts:
     tokenizer: TokenizerFacts | None = None
     weight_bytes: int | None = None  # of the published weights, all files together
     access: int | None = None  # HTTP status with which the hub answers for its files; None: nobody asked
+    architecture: str | None = None  # the class that config.json names: "LlamaForCausalLM"; "": it names none
+    problem: str = ""  # why its folder is not a checkpoint
+    config_faults: tuple[Fault, ...] = ()  # of config.json, if its class is one of ours
+    has_tokenizer: bool | None = None  # tokenizer.json
+    has_template: bool | None = None  # a chat template
+
+
+def checkpoints_of(recipe: Recipe) -> dict[str, Checkpoint]:
+    """Role -> what the recipe says of the checkpoint."""
+    found: dict[str, Checkpoint] = {TARGET: recipe.model}
+    return found if recipe.draft is None else found | {DRAFT: recipe.draft}
 
 
 def known_models(recipe: Recipe) -> dict[str, ModelFacts]:
-    """Role -> what can be known offline: sizes from the contracts, or from a local config.json."""
-    return {role: ModelFacts(sizes) for role, sizes in known_sizes(recipe).items()}
+    """Role -> what can be known offline: sizes from the contracts, or from the files of a local checkpoint."""
+    return {
+        role: ModelFacts(known_model(checkpoint.source.repo))
+        if isinstance(checkpoint.source, HubSource)
+        else facts_in(checkpoint.source.path)
+        for role, checkpoint in checkpoints_of(recipe).items()
+    }
 
 
 def known_sizes(recipe: Recipe) -> dict[str, ModelSizes]:
     """Role -> sizes, of the models whose sizes can be had offline: from the contracts, or a local config.json."""
-    checkpoints: dict[str, Checkpoint] = {TARGET: recipe.model}
-    if recipe.draft is not None:
-        checkpoints[DRAFT] = recipe.draft
-    found = {role: _sizes(checkpoint) for role, checkpoint in checkpoints.items()}
-    return {role: sizes for role, sizes in found.items() if sizes is not None}
+    return {role: facts.sizes for role, facts in known_models(recipe).items() if facts.sizes is not None}
 
 
 def with_sizes(sizes: Mapping[str, ModelSizes]) -> dict[str, ModelFacts]:
@@ -42,16 +59,39 @@ def with_sizes(sizes: Mapping[str, ModelSizes]) -> dict[str, ModelFacts]:
     return {role: ModelFacts(one) for role, one in sizes.items()}
 
 
-def _sizes(checkpoint: Checkpoint) -> ModelSizes | None:
-    if isinstance(checkpoint.source, HubSource):
-        return known_model(checkpoint.source.repo)
-    return sizes_in(checkpoint.source.path)
-
-
-def sizes_in(folder: Path) -> ModelSizes | None:
-    """What the config.json of a checkpoint says; None if it cannot be read, which fetching it explains."""
+def facts_in(folder: Path) -> ModelFacts:
+    """What the files of a checkpoint say, weights aside; nothing if config.json cannot be read, which fetching
+    explains.
+    """
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
+        return ModelFacts()
+    if not isinstance(config, dict):
+        return ModelFacts()
+    return ModelFacts(
+        sizes=ModelSizes.from_config(config),
+        architecture=class_of(config),
+        config_faults=_faults(config),
+        has_tokenizer=(folder / "tokenizer.json").is_file(),
+        has_template=_has_template(folder),
+    )
+
+
+def _has_template(folder: Path) -> bool | None:
+    """None: a file that may hold it cannot be read."""
+    try:
+        return template_source(folder) is not None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return ModelSizes.from_config(config) if isinstance(config, dict) else None
+
+
+def _faults(config: Mapping[str, Any]) -> tuple[Fault, ...]:
+    """Why a model of a class that we read cannot be built."""
+    if class_of(config) not in FAMILIES:
+        return ()
+    try:
+        Architecture.from_config(config)
+    except InvalidInput as error:
+        return error.faults
+    return ()

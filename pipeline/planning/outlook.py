@@ -28,6 +28,10 @@ class Section(Protocol):
     def meets_slo(self) -> bool | None:
         """None: the recipe has no SLO, or nobody can tell."""
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of it was compared with nothing, as sentences."""
+
     def lines(self, width: int) -> Iterator[str]:
         """For people, in so many columns."""
 
@@ -46,7 +50,16 @@ class Outlook:
     alternatives: tuple[Alternative, ...] = ()  # where it does not fit, or not at its concurrency
     performance: Section | None = None
     seen: Mapping[str, str] = field(default_factory=dict)  # role -> where its sizes are from, and its weights
-    unknown: Mapping[str, str] = field(default_factory=dict)  # "plan", "memory" -> why it is not known
+    doubts: tuple[str, ...] = ()  # about what is counted of the models
+    # "plan", "memory", "performance" -> why it is not known
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of the figures was compared with nothing, as sentences: memory first, then speed."""
+        memory = self.memory.warnings if self.memory is not None else ()
+        performance = self.performance.warnings if self.performance is not None else ()
+        return (*self.doubts, *memory, *performance)
 
     @property
     def refused(self) -> bool:
@@ -67,11 +80,16 @@ class Outlook:
         words = [_memory_words(self.memory)]
         if self.meets_slo is not None:
             missed = "does not meet the SLO with so many requests of such lengths"
-            words.append("meets the SLO" if self.meets_slo else missed)
+            words.append(f"meets the SLO{self._if_formula_holds}" if self.meets_slo else missed)
         errors = sum(finding.stops for finding in self.findings)
         if errors:
             words.append(f"refused by {errors} rule{'s' if errors > 1 else ''} of preflight")
         return "; ".join(words)
+
+    @property
+    def _if_formula_holds(self) -> str:
+        late = self.recipe.slo.ttft_p95_ms is not None and self.recipe.limits.max_concurrency > 1
+        return ", if the formula for first tokens under load holds" if late else ""
 
 
 def _memory_words(memory: MemoryPlan | None) -> str:

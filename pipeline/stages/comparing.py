@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.errors import UserError
-from pipeline.planning.model_facts import ModelFacts
+from pipeline.planning.model_facts import ModelFacts, checkpoints_of
 from pipeline.planning.performance.asked import Asked
 from pipeline.planning.performance.compare import Comparison, compare
 from pipeline.planning.preflight import findings
@@ -22,12 +22,12 @@ def compare_recipe(recipe: Recipe, store: Store, asked: Asked, *, offline: bool 
     if isinstance(recipe.runtime, CpuRuntime):
         raise UserError("--compare is for recipes with runtime.kind tensorrt or pytorch; this one is for cpu")
     models = see_models(recipe, store, offline=offline)
-    missing = [role for role in ("target", "draft") if role not in models]
-    if "target" in missing or (recipe.draft is not None and missing):
-        raise UserError(
-            f"the sizes of the {missing[0]} are not among those that we know; leave out --offline"
-        )
-    sizes = {role: model.sizes for role, model in models.items()}
+    sizes = {role: model.sizes for role, model in models.items() if model.sizes is not None}
+    for role in checkpoints_of(recipe):
+        if role not in models:
+            raise UserError(f"the sizes of the {role} are not among those that we know; leave out --offline")
+        if role not in sizes:
+            raise UserError(f"the {role} is a {models[role].architecture}, whose sizes cannot be read")
     facts = {role: ModelFacts(one) for role, one in sizes.items()}
 
     def judge(changed: Recipe) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from pipeline.machine.disks import read_disk
 from pipeline.machine.hub import read_hub
 from pipeline.machine.inventory import take
 from pipeline.planning.machine_facts import DiskFacts, MachineFacts
-from pipeline.planning.model_facts import ModelFacts, known_models, sizes_in
+from pipeline.planning.model_facts import ModelFacts, facts_in, known_models
 from pipeline.planning.plan import DRAFT, TARGET, Plan
 from pipeline.planning.preflight import Emission, Finding, allow, findings, machine_findings, refuse
 from pipeline.planning.preflight.needs import needs_of, to_build
@@ -90,9 +90,10 @@ def _models(plan: Plan, store: Store, asked: Mapping[str, ResolvedSource]) -> di
     for role in roles:
         folder = _folder(plan, store, role)
         if folder is None:
-            known[role] = replace(known.get(role) or ModelFacts(), access=_access(asked.get(role)))
+            known[role] = replace(known[role], access=_access(asked.get(role)))
             continue
-        facts = known.get(role) or ModelFacts(sizes_in(folder))
+        seen = facts_in(folder)
+        facts = replace(seen, sizes=known[role].sizes or seen.sizes)
         # Only a draft's and its target's are compared, and to load one takes a while.
         known[role] = replace(facts, tokenizer=_tokenizer(folder)) if DRAFT in roles else facts
     return known

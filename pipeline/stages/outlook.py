@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pipeline.errors import InvalidInput, SourceError, UserError
 from pipeline.machine.host import read_memory
 from pipeline.machine.hub import read_hub
 from pipeline.planning.machine_facts import MachineFacts
-from pipeline.planning.memory import Alternative, MemoryPlan, alternatives, demand_of, plan_memory
+from pipeline.planning.memory import Alternative, MemoryPlan, ModelNeed, alternatives, demand_of, plan_memory
 from pipeline.planning.memory.tensors import parameters
-from pipeline.planning.model_facts import ModelFacts
+from pipeline.planning.memory.weights import weight_bytes
+from pipeline.planning.model_facts import known_models
 from pipeline.planning.outlook import Outlook
 from pipeline.planning.performance import Asked, Forecast, forecast_recipe
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import DRAFT, Plan
 from pipeline.planning.preflight import Emission, Finding, allow, findings
 from pipeline.progress import Progress
 from pipeline.recipe import CpuRuntime, HubSource, Recipe, load_recipe
@@ -22,9 +24,10 @@ from pipeline.stages.fetch.resolving import is_offline
 from pipeline.stages.judging import emission
 from pipeline.stages.sighting import Sighting, in_store, see_models
 from pipeline.stages.survey import prepare
-from pipeline.store import Store
+from pipeline.store import Store, human_bytes
 
 _HUB_S = 3.0  # for an answer about access; a hub that is slower is taken to give it
+_MOST = 1.03  # of what the files of a checkpoint hold, that may be counted
 
 
 def look_ahead(
@@ -48,7 +51,11 @@ def look_ahead(
     offline = offline or is_offline()
     models = _sightings(recipe, store, offline, progress, unknown)
     emitted = emission(recipe)
-    facts = {role: ModelFacts(one.sizes, weight_bytes=_bytes(one)) for role, one in models.items()}
+    facts = known_models(recipe)
+    for role, one in models.items():
+        facts[role] = replace(
+            facts[role], sizes=one.sizes, architecture=one.architecture, weight_bytes=_bytes(one)
+        )
     found = allow(findings(recipe, facts, _hub(recipe, store, offline), emitted), allowed)
     memory = _memory(recipe, models, emitted, unknown)
     plan, found = _plan(recipe, store, offline, allowed, found, unknown)
@@ -58,8 +65,9 @@ def look_ahead(
         plan=plan,
         memory=memory,
         alternatives=_alternatives(recipe, memory) if memory is not None else (),
-        performance=_performance(recipe, memory, asked or Asked()) if memory is not None else None,
+        performance=_performance(recipe, memory, asked or Asked(), unknown) if memory is not None else None,
         seen={role: _described(one) for role, one in models.items()},
+        doubts=_doubts(recipe, models) if memory is not None else (),
         unknown=unknown,
     )
 
@@ -115,7 +123,11 @@ def _memory(
     recipe: Recipe, models: Mapping[str, Sighting], emitted: Emission, unknown: dict[str, str]
 ) -> MemoryPlan | None:
     ram = read_memory().total_bytes if isinstance(recipe.runtime, CpuRuntime) else None
-    sizes = {role: one.sizes for role, one in models.items()}
+    sizes = {role: one.sizes for role, one in models.items() if one.sizes is not None}
+    unread = [f"the {role} is a {one.architecture}" for role, one in models.items() if one.sizes is None]
+    if unread:
+        unknown["memory"] = f"{', '.join(unread)}, whose sizes cannot be read"
+        return None
     try:
         demand = demand_of(
             recipe,
@@ -125,7 +137,11 @@ def _memory(
             {role: _unexplained(one) for role, one in models.items()},
         )
         if demand is not None:
-            return plan_memory(demand)
+            fewer = [role for role, one in models.items() if _counted_share(recipe, role, one) > _MOST]
+            if not fewer:
+                return plan_memory(demand)
+            unknown["memory"] = "; ".join(_miscounted(role, models[role]) for role in fewer)
+            return None
     except UserError as error:  # a GPU that is not known, which preflight explains, or a data type
         unknown["memory"] = str(error)
         return None
@@ -133,16 +149,57 @@ def _memory(
     return None
 
 
-def _performance(recipe: Recipe, memory: MemoryPlan, asked: Asked) -> Forecast | None:
-    return forecast_recipe(
-        recipe,
-        memory.demand,
-        acceptance=asked.acceptance,
-        prompt_tokens=asked.prompt_tokens,
-        output_tokens=asked.output_tokens,
-        sequences=memory.sequences,
-        gpu_hour=asked.prices.get(memory.demand.device),
+def _doubts(recipe: Recipe, models: Mapping[str, Sighting]) -> tuple[str, ...]:
+    """Checkpoints that hold much more than is counted, such as layers that predict more tokens."""
+    more = [(role, one) for role, one in models.items() if _counted_share(recipe, role, one) < 2 - _MOST]
+    return tuple(_miscounted(role, one) for role, one in more)
+
+
+def _counted_share(recipe: Recipe, role: str, model: Sighting) -> float:
+    """What is counted of a checkpoint that is served as it is, over what its files hold; 1 where nobody can tell.
+
+    Of one that is not quantized, numbers are compared, since they may be published wider than they are served, and what
+    is there besides is counted (`_unexplained`).
+    """
+    sizes, totals = model.sizes, model.totals
+    chosen = (
+        recipe.draft.quantization
+        if role == DRAFT and recipe.draft is not None
+        else recipe.quantization.format
     )
+    if sizes is None or totals is None or not totals.bytes or chosen != "none":
+        return 1.0
+    if sizes.stored == "none":
+        return max(1.0, sum(parameters(sizes).values()) / totals.weights)
+    return weight_bytes(ModelNeed(role, sizes, format=sizes.stored)) / totals.bytes
+
+
+def _miscounted(role: str, model: Sighting) -> str:
+    assert model.sizes is not None, "the caller looked"
+    assert model.totals is not None, "the caller looked"
+    counted = weight_bytes(ModelNeed(role, model.sizes, format=model.sizes.stored)) / 2**30
+    return (
+        f"the files of the {role} hold {model.totals.bytes / 2**30:.1f} GiB, of which {counted:.1f} GiB would be "
+        "explained by config.json: the checkpoint is not understood"
+    )
+
+
+def _performance(
+    recipe: Recipe, memory: MemoryPlan, asked: Asked, unknown: dict[str, str]
+) -> Forecast | None:
+    try:
+        return forecast_recipe(
+            recipe,
+            memory.demand,
+            acceptance=asked.acceptance,
+            prompt_tokens=asked.prompt_tokens,
+            output_tokens=asked.output_tokens,
+            sequences=memory.sequences,
+            gpu_hour=asked.prices.get(memory.demand.device),
+        )
+    except UserError as error:  # the GPU's peak rates are not among the data
+        unknown["performance"] = str(error)
+        return None
 
 
 def _alternatives(recipe: Recipe, memory: MemoryPlan) -> tuple[Alternative, ...]:
@@ -162,7 +219,7 @@ def _passes(provenance: Provenance, overrides: tuple[str, ...]) -> bool:
 
 
 def _unexplained(model: Sighting) -> int:
-    if model.totals is None or model.sizes.stored != "none":
+    if model.totals is None or model.sizes is None or model.sizes.stored != "none":
         return 0
     return max(0, model.totals.weights - sum(parameters(model.sizes).values()))
 
@@ -172,8 +229,12 @@ def _bytes(model: Sighting) -> int | None:
 
 
 def _described(model: Sighting) -> str:
-    count = sum(parameters(model.sizes).values())
+    if model.sizes is None and model.totals is None:
+        return f"a {model.architecture}, whose sizes cannot be read"
     if model.totals is None:
+        assert model.sizes is not None, "just looked at"
+        count = sum(parameters(model.sizes).values())
         return f"{count:,} weights, counted from sizes that are {model.seen}"
     types = ", ".join(model.totals.dtypes)
-    return f"{model.totals.weights:,} weights of {types}, by the headers in {model.seen}"
+    size = human_bytes(model.totals.bytes)
+    return f"{model.totals.weights:,} weights of {types}, {size}, by the headers in {model.seen}"

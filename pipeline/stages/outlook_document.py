@@ -19,7 +19,7 @@ from pipeline.planning.preflight import Finding
 from pipeline.stages.builder import demanded
 from pipeline.store import Store
 
-SCHEMA = 1
+SCHEMA = 2  # 2: ends of an estimate may be null
 Fit = Literal["fits", "fits in part", "does not fit"]
 State = Literal["in store", "to make", "not needed"]
 
@@ -114,7 +114,8 @@ class OutlookDocument:
     alternatives: list[AlternativeRow]
     performance: dict[str, Any] | None
     findings: list[Finding]
-    unknown: dict[str, str]  # "plan" | "memory" -> why it is null
+    warnings: list[str]  # what of the figures was compared with nothing
+    unknown: dict[str, str]  # "plan" | "memory" | "performance" -> why it is null
 
     def as_json(self) -> dict[str, Any]:
         """For `json.dumps`."""
@@ -139,6 +140,7 @@ def document_of(outlook: Outlook, store: Store, until: str) -> OutlookDocument:
         alternatives=[_alternative(one) for one in outlook.alternatives],
         performance=dict(performance.as_json()) if performance is not None else None,
         findings=list(outlook.findings),
+        warnings=list(outlook.warnings),
         unknown=dict(outlook.unknown),
     )
 

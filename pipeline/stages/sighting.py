@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.checkpoint.header import WeightTotals, read_totals
+from pipeline.contracts import engine_memory
+from pipeline.contracts.model_config import class_of
 from pipeline.contracts.models import ModelSizes, config_faults, known_model
 from pipeline.errors import CheckpointError, Fault, InvalidInput, SourceError
 from pipeline.extras import missing
@@ -28,8 +30,9 @@ _CONFIG_BYTES = 1 << 20
 class Sighting:
     """One model."""
 
-    sizes: ModelSizes
+    sizes: ModelSizes | None  # None: its class is not one whose config.json we can read for sizes
     seen: str  # where: "known", a folder, or "hub"
+    architecture: str  # the class that its config.json names: "LlamaForCausalLM"; "": none
     totals: WeightTotals | None = None  # by the headers; None: they were not read
 
 
@@ -65,7 +68,7 @@ def _see(checkpoint: Checkpoint, store: Store, offline: bool, progress: Progress
         return _in_folder(source.path)
     known = known_model(source.repo)
     if known is not None:
-        return Sighting(known, "known")
+        return Sighting(known, "known", known.architecture)
     fetched = in_store(source, checkpoint.revision, store)
     if fetched is not None:
         return _in_folder(fetched)
@@ -86,7 +89,8 @@ def _in_folder(folder: Path) -> Sighting:
             return stream.read(size)
 
     names = _weights(path.name for path in folder.iterdir())
-    return Sighting(_sizes(content, str(file)), str(folder), _totals(names, start_of, str(folder)))
+    sizes, architecture = _read(content, str(file))
+    return Sighting(sizes, str(folder), architecture, _totals(names, start_of, str(folder)))
 
 
 def in_store(source: HubSource, revision: str | None, store: Store) -> Path | None:
@@ -107,13 +111,13 @@ def _on_hub(source: HubSource, revision: str | None, progress: Progress) -> Sigh
     hub = Hub.from_environment()
     commit = hub.commit_of(source.repo, revision, progress.say)
     config = hub.start_of(source.repo, commit, _CONFIG, _CONFIG_BYTES, progress.say)
-    sizes = _sizes(config, f"{source}/{_CONFIG}")
+    sizes, architecture = _read(config, f"{source}/{_CONFIG}")
     names = hub.files(source.repo, commit, progress.say)
 
     def start_of(name: str, size: int) -> bytes:
         return hub.start_of(source.repo, commit, name, size, progress.say)
 
-    return Sighting(sizes, "hub", _totals(_weights(names), start_of, str(source)))
+    return Sighting(sizes, "hub", architecture, _totals(_weights(names), start_of, str(source)))
 
 
 def _weights(names: Iterable[str]) -> list[str]:
@@ -129,14 +133,15 @@ def _totals(names: list[str], start_of: Callable[[str, int], bytes], where: str)
         raise SourceError(f"{where}: {error}") from error
 
 
-def _sizes(content: bytes, where: str) -> ModelSizes:
+def _read(content: bytes, where: str) -> tuple[ModelSizes | None, str]:
+    """Sizes and class by a config.json."""
     try:
         config = json.loads(content)
     except ValueError as error:
         raise InvalidInput(where, [Fault(f"is not JSON: {error}", where=where)]) from error
-    faults = config_faults(config)
+    faults, architecture = config_faults(config), class_of(config)
+    if faults and architecture and architecture not in engine_memory.counted_classes():
+        return None, architecture  # another class has other keys
     if faults:
         raise InvalidInput(where, [Fault(f.problem, where=where, key=f.key, value=f.value) for f in faults])
-    sizes = ModelSizes.from_config(config)
-    assert sizes is not None, "it has no faults"
-    return sizes
+    return ModelSizes.from_config(config), architecture

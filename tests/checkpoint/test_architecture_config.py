@@ -69,7 +69,6 @@ def test_old_spelling_of_the_rope_type() -> None:
 def test_everything_that_cannot_be_built_is_named_at_once() -> None:
     config = {
         **CONFIG,
-        "architectures": ["GemmaForCausalLM"],
         "vocab_size": 0,
         "hidden_act": "gelu",
         "num_local_experts": 8,
@@ -79,10 +78,16 @@ def test_everything_that_cannot_be_built_is_named_at_once() -> None:
     with pytest.raises(InvalidInput) as caught:
         Architecture.from_config(config)
     keys = [fault.key for fault in caught.value.faults]
-    assert keys == [
-        "architectures", "vocab_size", "hidden_act", "num_local_experts", "partial_rotary_factor", "rope_type",
-    ]  # fmt: skip
-    assert "LlamaForCausalLM" in str(caught.value)
+    assert keys == ["vocab_size", "hidden_act", "num_local_experts", "partial_rotary_factor", "rope_type"]
+
+
+def test_of_another_class_nothing_else_is_said() -> None:
+    """Its config has other keys, and that ours are not among them is no news."""
+    with pytest.raises(InvalidInput) as caught:
+        Architecture.from_config({"architectures": ["GPT2LMHeadModel"], "n_embd": 768})
+    (fault,) = caught.value.faults
+    assert fault.key == "architectures"
+    assert "LlamaForCausalLM" in fault.fix
 
 
 def test_scaling_without_its_parameters() -> None:

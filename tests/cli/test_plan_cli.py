@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 from pipeline.cli import plan_accuracy
 from pipeline.cli.plan import command
 from pipeline.cli.plan_bars import Look, bar, legend
+from pipeline.contracts import gpu_rates, gpus
 from pipeline.errors import InvalidInput, UserError
 from pipeline.machine.host import Memory
 from pipeline.planning.memory import Demand, ModelNeed, plan_memory
@@ -59,7 +61,7 @@ def test_pages_are_as_they_were(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", list(packaged()))
 def test_packaged_recipes_are_planned_without_a_network(name: str) -> None:
     whole = as_json(name)
-    assert whole["schema"] == 1
+    assert whole["schema"] == 2
     assert whole["verdict"]["memory"] == "fits"
     assert not whole["verdict"]["refused"]
     for rank in whole["memory"]["ranks"]:
@@ -142,6 +144,132 @@ def test_findings_of_preflight_refuse_and_are_shown_beside_the_memory() -> None:
     assert "[sm.fp8]" in result.stdout
     assert "KV cache holds" in result.stdout
     assert "steps are not known" in result.stdout
+
+
+@pytest.mark.parametrize("sm", [75, 87, 110, 121, 130])
+def test_a_gpu_of_a_generation_that_nobody_measured(sm: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU is added by adding data: its speed is computed from its peak rates, or said to be unknown without them."""
+    known, rates = gpus._data(), gpu_rates._all()
+    new = {
+        "name": "x1-80g",
+        "chip": "X1",
+        "architecture": "X",
+        "sm": sm,
+        "memory_gib": 80,
+        "driver_mib": 81559,
+    }
+    monkeypatch.setattr(gpus, "_data", lambda: {**known, "gpus": [*known["gpus"], new]})
+    recipe = ("phi-4-fp8", "--gpu", "x1-80g", "--set", "quantization={format: none}")
+    found = json.loads(run(*recipe, "--json").stdout)
+    assert found["memory"] is not None
+    assert "peak rates are not known" in found["unknown"]["performance"]
+    assert "speed is not known: GPU x1-80g" in run(*recipe).stdout
+    monkeypatch.setattr(
+        gpu_rates, "_all", lambda: rates | {"x1-80g": replace(rates["h100-sxm-80g"], gpu="x1-80g")}
+    )
+    assert json.loads(run(*recipe, "--json").stdout)["performance"]["itl_ms"]["value"] > 0
+
+
+GPT_OSS = (
+    "llama-3.3-70b-nvfp4", "--gpu", "h200-sxm-141g", "--set", "model={source: 'hf:openai/gpt-oss-120b'}",
+    "--set", "quantization={}", "--set", "runtime.tensor_parallel=1",
+)  # fmt: skip
+
+
+def test_experts_in_mxfp4_are_understood() -> None:
+    """gpt-oss-120b is served on one H200, and how fast that is nothing here was compared with."""
+    whole = as_json(*GPT_OSS)
+    (rank,) = whole["memory"]["ranks"]
+    assert sum(line["bytes"] for line in rank["lines"] if line["group"] == "weights") == 65_248_815_744
+    assert whole["verdict"]["memory"] == "fits"
+    assert whole["performance"]["tokens_per_s"]["low"] is None
+    assert whole["performance"]["ttft_ms"]["high"] is None
+    for said in (
+        "weights in mxfp4",
+        "experts in MXFP4",
+        "buffers of models with experts",
+        "queueing formula",
+    ):
+        assert any(said in warning for warning in whole["warnings"]), said
+    page = run(*GPT_OSS).stdout
+    assert "held aside" not in page
+    assert page.count("warning: ") == len(whole["warnings"])
+
+
+LATENT = {
+    "architectures": ["DeepseekV3ForCausalLM"], "num_key_value_heads": 32, "kv_lora_rank": 512, "q_lora_rank": 768,
+    "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+}  # fmt: skip
+MODEL = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 131072,
+}  # fmt: skip
+
+
+def of_config(folder: Path, weights: bytes = b"", **config: Any) -> tuple[str, ...]:
+    """A recipe of a model that only its config.json, and perhaps its files, tell of; on a GPU that is too small."""
+    (folder / "model").mkdir()
+    (folder / "model/config.json").write_text(json.dumps(MODEL | config))
+    if weights:
+        (folder / "model/model.safetensors").write_bytes(weights)
+    source = f"model={{source: 'local:{folder / 'model'}'}}"
+    changes = (source, "quantization={}", "runtime.tensor_parallel=1", "runtime.gpu=rtx-4090-24g")
+    return ("llama-3.3-70b-nvfp4", *(word for change in changes for word in ("--set", change)))
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (
+            {"architectures": ["FalconForCausalLM"]},
+            "FalconForCausalLM, whose weights and KV cache are not understood",
+        ),
+        ({"architectures": []}, "a model of no named class"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "published in compressed-tensors"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "published in gptq, whose bytes"),
+        (
+            {"quantization_config": {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}},
+            "in MIXED_PRECISION",
+        ),
+        ({"quantization_config": {"quant_method": "awq", "bits": 8}}, "published in awq"),
+    ],
+)
+def test_what_is_not_understood_is_not_judged(config: dict[str, Any], named: str, tmp_path: Path) -> None:
+    """Figures of a guess would refuse it: it would not fit."""
+    recipe = of_config(tmp_path, **config)
+    whole = json.loads(run(*recipe, "--json").stdout)
+    assert whole["memory"] is whole["verdict"]["memory"] is whole["performance"] is None
+    assert whole["alternatives"] == []
+    assert named in whole["unknown"]["memory"]
+    assert "memory.fits" not in {finding["rule"] for finding in whole["findings"]}
+    page = run(*recipe).stdout
+    assert page.splitlines()[1].startswith("whether it fits is not known")
+    assert f"memory is not known: the {'weights' if 'quant' in str(config) else 'target'}" in page
+    compared = run(*recipe, "--compare", "--gpus", "h100-sxm")
+    if "quant" in str(config):  # other formats are counted from the sizes
+        assert " none" not in compared.stdout.partition("do not serve")[0]
+    else:
+        assert isinstance(compared.exception, UserError)
+        assert named in str(compared.exception)
+
+
+def test_latent_attention_is_counted_and_said_to_be_unchecked(tmp_path: Path) -> None:
+    whole = json.loads(run(*of_config(tmp_path, **LATENT), "--json").stdout)
+    assert whole["memory"]["token_bytes"] == {"target": 32 * (512 + 64) * 2}
+    assert any("multi-head latent attention is counted from its sizes" in said for said in whole["warnings"])
+
+
+@pytest.mark.parametrize(("gib", "judged"), [(3.0, False), (3.85, True), (8.0, True)])
+def test_counted_bytes_are_held_against_the_files(gib: float, judged: bool, tmp_path: Path) -> None:
+    """A published format is the size that its files have: less than is counted is not understood, more is said."""
+    size = int(gib * GIB)
+    header = json.dumps({"all": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    awq = {"quantization_config": {"quant_method": "awq"}}
+    recipe = of_config(tmp_path, len(header).to_bytes(8, "little") + header, **awq, vocab_size=32000)
+    whole = json.loads(run(*recipe, "--json").stdout)
+    told = [*whole["warnings"], whole["unknown"].get("memory", "")]
+    assert (whole["memory"] is not None) == judged
+    assert any("the checkpoint is not understood" in said for said in told) == (gib != 3.85)
 
 
 def test_a_gpu_that_is_not_known() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,8 +13,13 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from pipeline.checkpoint import Architecture
+from pipeline.cli.build import command as build
 from pipeline.cli.main import main
+from pipeline.cli.plan import command as plan
+from pipeline.errors import InvalidInput
 from pipeline.recipe import load_recipe, packaged
 from pipeline.recipe.schema import SCHEMA_FILE, schema_text
 
@@ -146,10 +152,113 @@ def test_validate_json(run: Run, bad: Path) -> None:
 
 def test_validate_with_overrides(run: Run, bad: Path) -> None:
     limits = "limits={max_input_tokens: 8, max_output_tokens: 8, max_concurrency: 1}"
-    assert run("validate", str(bad), "--set", limits).code == 0
+    assert run("validate", str(bad), "--set", limits, "--set", "model.source=hf:org/model").code == 0
     done = run("validate", "tiny-cpu", "--set", "limits.max_concurrency=0")
     assert done.code == 2
     assert "--set: limits.max_concurrency = 0: must be 1 to 8192" in done.err
+
+
+GPT2 = {"architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 128}
+RUNTIMES = {
+    "cpu": ("{kind: cpu}", "run with runtime.kind cpu (one of LlamaForCausalLM, "),
+    "tensorrt": ("{kind: tensorrt, version: 1.2.1, gpu: l4-24g}", "converted (one of LlamaForCausalLM, "),
+    "pytorch": ("{kind: pytorch, version: 1.2.1, gpu: l4-24g}", "GptOssForCausalLM, "),
+}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A copy of the tiny checkpoint, to take files from."""
+    return Path(
+        shutil.copytree(packaged()["tiny-cpu"].parent / "checkpoints/support-target", tmp_path / "model")
+    )
+
+
+def recipe_of(checkpoint: Path, runtime: str = "{kind: cpu}") -> Path:
+    file = checkpoint.parent / "own.yaml"
+    file.write_text(
+        f"name: own\nmodel: {{source: 'local:{checkpoint}'}}\nruntime: {runtime}\n"
+        "limits: {max_input_tokens: 64, max_output_tokens: 16, max_concurrency: 2}\n"
+    )
+    return file
+
+
+@pytest.mark.parametrize("kind", RUNTIMES)
+def test_validate_names_an_architecture_that_is_not_supported_and_nothing_that_follows(
+    kind: str, run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, with what is supported; and a build says the same before it makes anything."""
+    runtime, supported = RUNTIMES[kind]
+    (checkpoint / "config.json").write_text(json.dumps(GPT2))
+    file = recipe_of(checkpoint, runtime)
+    done = run("validate", str(file))
+    assert done.code == 2
+    header, fault = done.err.splitlines()
+    assert header == f"{file}: 1 fault"
+    assert f"{file}:2: model.source = local:" in fault
+    assert "is a GPT2LMHeadModel, which " in fault
+    assert supported in fault
+    monkeypatch.setenv("PIPELINE_STORE", str(tmp_path / "store"))
+    built = CliRunner().invoke(build, [str(file)])
+    assert str(built.exception).splitlines()[1:] == [fault]
+    assert not list((tmp_path / "store").rglob("manifest.json"))
+    planned = CliRunner().invoke(plan, [str(file), "--offline"])
+    assert planned.exit_code == 2
+    assert planned.output.count("GPT2LMHeadModel, which ") == 1
+    assert "the target is a GPT2LMHeadModel, whose sizes cannot be read" in planned.output
+    with pytest.raises(InvalidInput, match=r"1 fault\n.*GPT2LMHeadModel"):
+        Architecture.read(checkpoint)
+
+
+def test_validate_looks_at_local_folders(run: Run, checkpoint: Path) -> None:
+    """What a build would only find when it comes to it: no folder, no weights, no tokenizer, values that we refuse."""
+    config = checkpoint / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_act": "gelu", "vocab_size": None}))
+    for name in ("tokenizer.json", "model.safetensors"):
+        (checkpoint / name).unlink()
+    done = run(
+        "validate",
+        str(recipe_of(checkpoint)),
+        "--set",
+        "draft={source: 'local:/nowhere', max_draft_tokens: 2}",
+    )
+    assert done.code == 2
+    assert done.err.splitlines()[0].endswith(": 5 faults")
+    for said in (
+        "has no weights: neither model.safetensors nor model.safetensors.index.json [source.files]",
+        "has no tokenizer.json (",
+        "config.json: vocab_size: must be a positive number [source.config]",
+        "config.json: hidden_act = gelu: is not supported (silu) [source.config]",
+        "draft.source = local:/nowhere: there is no such folder [source.files]",
+    ):
+        assert said in done.err
+
+
+@pytest.mark.parametrize("samples", ["support", "conversations.jsonl", "texts.jsonl"])
+def test_validate_asks_for_a_chat_template_where_samples_are_conversations(
+    samples: str, run: Run, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Without one a model is served for completions, which is worth a warning."""
+    (tmp_path / "conversations.jsonl").write_text('\n{"messages": [{"role": "user", "content": "Hi"}]}\n')
+    (tmp_path / "texts.jsonl").write_text('{"text": "Hi"}\n')
+    (checkpoint / "chat_template.jinja").unlink()
+    file = recipe_of(checkpoint)
+    plain = run("validate", str(file))
+    assert plain.code == 0
+    assert "warning: model.source = local:" in plain.out
+    assert "has no chat template: it is served for completions of text" in plain.out
+    dataset = f"local:{samples}" if samples.endswith("l") else samples
+    quantized = f"quantization={{format: fp8, calibration: {{dataset: '{dataset}'}}}}"
+    done = run("validate", str(file), "--set", quantized)
+    assert done.code == (0 if samples == "texts.jsonl" else 2)
+    assert ("[source.template]" in done.err) == (samples != "texts.jsonl")
+
+
+def test_validate_looks_for_the_samples(run: Run, checkpoint: Path) -> None:
+    quantized = "quantization={format: fp8, calibration: {dataset: 'local:nowhere.jsonl'}}"
+    done = run("validate", str(recipe_of(checkpoint)), "--set", quantized)
+    assert done.code == 2
+    assert "there is no such file [source.dataset]" in done.err
 
 
 def test_schema(run: Run) -> None:

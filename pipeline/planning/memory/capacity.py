@@ -12,13 +12,15 @@ published measurements.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.planning.memory import kv
-from pipeline.planning.memory.demand import Demand
+from pipeline.planning.memory.demand import Demand, ModelNeed
 from pipeline.planning.memory.line import Line
 from pipeline.planning.memory.rank import Loaded, cache_lines, load
+from pipeline.planning.memory.weights import mxfp4_padding
 
 Verdict = Literal["fits", "fits in part", "does not fit"]
 
@@ -82,9 +84,33 @@ class MemoryPlan:
         return max(self.ranks, key=lambda rank: rank.used - rank.group("kv_cache"))
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of these figures is counted, and was compared with no measurement."""
+        return tuple(warning for need in self.demand.models for warning in _warnings(need))
+
+    @property
     def token_bytes(self) -> dict[str, int]:
         """Role -> bytes of a token's keys and values on a rank of the first stage."""
         return {need.role: kv.token_bytes(need) for need in self.demand.models}
+
+
+def _warnings(need: ModelNeed) -> Iterator[str]:
+    if need.sizes.latent is not None:
+        yield (
+            f"{need.role}: the KV cache of multi-head latent attention is counted from its sizes; no measurement was "
+            "at hand to compare it with"
+        )
+    if need.sizes.experts:
+        yield (
+            f"{need.role}: buffers of models with experts are estimated; no measurement was at hand to compare them "
+            "with"
+        )
+    padding = mxfp4_padding(need)
+    if padding:
+        yield (
+            f"{need.role}: kernels may round the sizes of experts in MXFP4 up, which takes up to "
+            f"{padding / 2**30:.1f} GiB more on a GPU"
+        )
 
 
 def plan_memory(demand: Demand) -> MemoryPlan:

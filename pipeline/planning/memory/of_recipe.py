@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pipeline.contracts import engine_memory
@@ -43,12 +43,16 @@ def demand_of(
         ram_bytes: of this machine, for `cpu`; None is returned where it is needed and not known.
 
     Raises:
-        UserError: the GPU is not known, or the data type of a model is none that we know.
+        UserError: the GPU is not known, or the weights of a model cannot be counted: then nothing is said of them.
     """
     roles = (TARGET,) if recipe.draft is None else (TARGET, DRAFT)
     if any(role not in sizes for role in roles):
         return None
-    _refuse_unknown_types(sizes)
+    obstacles = [
+        text for role in roles for text in _obstacles(role, sizes[role], _format(recipe, role, sizes[role]))
+    ]
+    if obstacles:
+        raise UserError("; ".join(obstacles))
     limits = steps or {}
     needs = tuple(
         replace(
@@ -74,22 +78,42 @@ def demand_of(
     )
 
 
-def _refuse_unknown_types(sizes: Mapping[str, ModelSizes]) -> None:
-    known = engine_memory.dtypes()
-    wrong = [f"{role}: {one.dtype}" for role, one in sizes.items() if one.dtype not in known]
-    if wrong:
-        raise UserError(f"dtype of config.json is not known: {', '.join(wrong)}; known: {', '.join(known)}")
+def _obstacles(role: str, sizes: ModelSizes, form: str) -> Iterator[str]:
+    """What of a model is not understood, so that any figure would be a guess."""
+    classes, dtypes, forms = engine_memory.counted_classes(), engine_memory.dtypes(), engine_memory.formats()
+    if sizes.architecture not in classes:
+        yield (
+            f"the {role} is a {sizes.architecture or 'model of no named class'}, whose weights and KV cache are not "
+            f"understood; understood are {', '.join(classes)}"
+        )
+    if form not in forms:
+        yield (
+            f"the weights of the {role} are published in {form}, whose bytes are not understood; understood are "
+            f"{', '.join(one for one in forms if one not in ('none', 'auto'))}"
+        )
+    if sizes.dtype not in dtypes:
+        yield f"dtype of config.json is not known: {role}: {sizes.dtype}; known: {', '.join(dtypes)}"
+
+
+def _chosen(recipe: Recipe, role: str) -> str:
+    """The recipe's word for the format of a model."""
+    return recipe.quantization.format if role == TARGET or recipe.draft is None else recipe.draft.quantization
+
+
+def _format(recipe: Recipe, role: str, sizes: ModelSizes) -> str:
+    """The format that a model is served in."""
+    chosen = _chosen(recipe, role)
+    return sizes.stored if chosen == "none" else chosen
 
 
 def _need(recipe: Recipe, role: str, sizes: ModelSizes, limits: StepLimits) -> ModelNeed:
     quantization = recipe.quantization
-    chosen = quantization.format if role == TARGET or recipe.draft is None else recipe.draft.quantization
     return ModelNeed(
         role=role,
         sizes=sizes,
         split=parallelism(recipe, role),
-        format=sizes.stored if chosen == "none" else chosen,
-        kv_cache=_kv_cache(recipe, chosen, sizes),
+        format=_format(recipe, role, sizes),
+        kv_cache=_kv_cache(recipe, _chosen(recipe, role), sizes),
         step_tokens=limits.step_tokens,
         block_tokens=limits.block_tokens,
         awq_block=quantization.awq_block_size,

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from pipeline.contracts import engine_memory
 from pipeline.contracts.models import ModelSizes
 from pipeline.planning.parallelism import Parallelism
 
@@ -40,6 +41,16 @@ class Tensor:
     def parameters(self) -> int:
         return self.rows * self.columns * self.copies
 
+    @property
+    def is_expert(self) -> bool:
+        """Whether it is one of the experts', of which a token passes a few."""
+        return self.kind == "experts" and self.copies > 1
+
+    def format(self, chosen: str) -> str:
+        """The format that it is in where the model's is `chosen`."""
+        keeps = not self.quantizable or (engine_memory.is_experts_only(chosen) and not self.is_expert)
+        return "none" if keeps else chosen
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -57,7 +68,7 @@ class Part:
 def part(tensor: Tensor, sizes: ModelSizes, split: Parallelism, vocabulary_multiple: int = 1) -> Part:
     """The largest that any rank holds of a tensor."""
     ways = split.tensor
-    if tensor.kind == "experts" and tensor.copies > 1:
+    if tensor.is_expert:
         held = math.ceil(tensor.copies / split.expert)
         inner = math.ceil(ways / split.expert)
         rows = math.ceil(tensor.rows / inner) if tensor.split == "rows" else tensor.rows
@@ -144,6 +155,8 @@ def _attention(sizes: ModelSizes) -> Iterator[Tensor]:
             yield Tensor("attention", pairs, 1, "pairs")
     if sizes.output_bias:
         yield Tensor("attention", sizes.hidden, 1)
+    if sizes.sinks:
+        yield Tensor("attention", sizes.heads, 1, "rows")
 
 
 def _latent_attention(sizes: ModelSizes) -> Iterator[Tensor]:
@@ -181,5 +194,9 @@ def _experts(sizes: ModelSizes) -> Iterator[Tensor]:
         yield from _feed_forward(sizes, sizes.shared_intermediate, "experts")
     if sizes.shared_gate:
         yield Tensor("experts", 1, hidden)
-    if sizes.latent is not None:
-        yield Tensor("experts", sizes.experts, 1)  # e_score_correction_bias
+    if sizes.expert_bias:
+        yield Tensor("experts", sizes.experts, 1)
+        yield Tensor("experts", 2 * inner, 1, "rows", copies=sizes.experts)
+        yield Tensor("experts", hidden, 1, copies=sizes.experts)
+    if sizes.score_bias:
+        yield Tensor("experts", sizes.experts, 1)

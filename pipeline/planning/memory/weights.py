@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pipeline.contracts import engine_memory
 from pipeline.planning.memory.demand import ModelNeed
@@ -33,6 +35,22 @@ def weight_bytes(need: ModelNeed, stage: int = 0) -> int:
     return sum(line.bytes for line in weight_lines(need, stage))
 
 
+def mxfp4_padding(need: ModelNeed, stage: int = 0) -> int:
+    """Bytes that experts in MXFP4 may take besides, where kernels round their sizes up; 0 for other formats."""
+    if need.format != "mxfp4":
+        return 0
+    multiples = engine_memory.mxfp4_multiples()
+    hidden, inner = (
+        math.ceil(size / multiples[name]) * multiples[name]
+        for name, size in (("hidden", need.sizes.hidden), ("inner", need.sizes.intermediate))
+    )
+    padded = replace(need, sizes=replace(need.sizes, hidden=hidden, intermediate=inner))
+    experts = [
+        sum(_bytes(tensor, one) for tensor in _held(one, stage) if tensor.is_expert) for one in (padded, need)
+    ]
+    return experts[0] - experts[1]
+
+
 def stage_layers(need: ModelNeed, stage: int) -> range:
     """The layers of a stage: as even as can be, the first stages hold one more.
 
@@ -60,7 +78,7 @@ def _held(need: ModelNeed, stage: int) -> Iterator[Tensor]:
 
 
 def _bytes(tensor: Tensor, need: ModelNeed) -> int:
-    form = need.format if tensor.quantizable else "none"
+    form = tensor.format(need.format)
     is_awq = need.format in ("int4_awq", "w4a8_awq")
     held = part(tensor, need.sizes, need.split, engine_memory.awq_vocabulary_multiple() if is_awq else 1)
     each = engine_memory.linear_bytes(
@@ -71,7 +89,8 @@ def _bytes(tensor: Tensor, need: ModelNeed) -> int:
 
 def _formula(need: ModelNeed, kind: str) -> str:
     spread = f", over {need.split.tensor} GPUs" if need.split.tensor > 1 else ""
-    if kind in ("attention", "mlp", "experts") and need.format != "none":
+    only_experts = engine_memory.is_experts_only(need.format)
+    if need.format != "none" and kind in (("experts",) if only_experts else ("attention", "mlp", "experts")):
         return f"rows * columns of each layer in {need.format}, with its scales{spread}"
     spread = "" if kind == "norms" else spread
     return f"rows * columns in {need.sizes.dtype}{spread}"

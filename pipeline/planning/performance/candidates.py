@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from pipeline.contracts import engine_memory
 from pipeline.contracts.gpus import gpu, support
 from pipeline.contracts.models import ModelSizes
 from pipeline.contracts.rules import rule
@@ -18,14 +19,15 @@ def candidates(
 ) -> Iterator[Recipe]:
     """Recipes that differ from the given one in those four things, and in what follows from them.
 
-    Left out are formats that a GPU or the release is known not to run, and splits that its heads cannot be shared by.
+    Left out are formats that a GPU or the release is known not to run, weights that are published in a format that is
+    not understood, and splits that its heads cannot be shared by.
     `drafts`: with the recipe's draft, too.
     """
     assert not isinstance(recipe.runtime, CpuRuntime), "the caller looked"
     for device in devices:
         for form in _formats(recipe):
             kv_cache = _kv_cache(recipe.runtime, device, form)
-            if kv_cache is None:
+            if kv_cache is None or (form == "none" and target.stored not in engine_memory.formats()):
                 continue
             for ways in WAYS:
                 if target.heads % ways:

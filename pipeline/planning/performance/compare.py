@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pipeline.contracts.gpu_rates import rates
 from pipeline.contracts.models import ModelSizes
 from pipeline.planning.memory import Demand, StepLimits, demand_of, plan_memory
+from pipeline.planning.performance.accuracy import fewest_requests
 from pipeline.planning.performance.candidates import candidates
 from pipeline.planning.performance.cost import Cost, cost
 from pipeline.planning.performance.engine import Workload
-from pipeline.planning.performance.forecast import Forecast, forecast_recipe
+from pipeline.planning.performance.forecast import UNDER_LOAD, Forecast, forecast_recipe
 from pipeline.planning.performance.front import front
 from pipeline.planning.performance.service import Load
 from pipeline.planning.plan import TARGET
@@ -64,6 +65,11 @@ class Option:
         return self.forecast.within_slo if self.forecast is not None and not self.reasons else None
 
     @property
+    def unchecked(self) -> tuple[str, ...]:
+        """What of it no published figure of throughput is of; (): they speak for it."""
+        return self.forecast.unchecked if self.forecast is not None else ()
+
+    @property
     def gpu_seconds(self) -> float:
         """For a million output tokens, at that load."""
         assert self.best is not None, "options that serve have one"
@@ -78,6 +84,11 @@ class Place:
     load: Load
     spent: float  # for a million output tokens: money, or seconds of a GPU
 
+    @property
+    def checked(self) -> bool:
+        """Whether published figures speak for it."""
+        return not self.option.unchecked and self.load.batch >= fewest_requests()
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -89,6 +100,19 @@ class Comparison:
     refused: tuple[Option, ...]  # the others, with reasons
     places: tuple[Place, ...]  # all loads within the SLO, of all that serve
     front: tuple[Place, ...]  # the quickest first
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of those that serve was compared with nothing, as sentences."""
+        doubts = dict.fromkeys(doubt for option in self.serving for doubt in option.unchecked)
+        counted = [
+            f"{doubt} ({sum(doubt in option.unchecked for option in self.serving)})" for doubt in doubts
+        ]
+        named = (
+            f"no bracket where no published figure is of the like: {', '.join(counted)}" if counted else ""
+        )
+        crowded = any(option.best is not None and option.best.batch > 1 for option in self.serving)
+        return tuple(filter(None, (named, UNDER_LOAD if crowded else "")))
 
 
 def compare(

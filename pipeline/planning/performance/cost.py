@@ -22,10 +22,10 @@ class Cost:
     input_part: float  # of a million input tokens, if prompts are charged for the time that they take
     output_part: float  # of a million output tokens, then
 
-    def as_json(self) -> dict[str, Json]:
-        """With the interval of what is computed from throughput."""
+    def as_json(self, *, checked: bool) -> dict[str, Json]:
+        """With the interval of what is computed from throughput, if published figures speak for it."""
         return {
-            "per_million_output": interval(self.per_million_output).as_json(),
+            "per_million_output": interval(self.per_million_output, checked=checked).as_json(),
             "input_part": round(self.input_part, 4),
             "output_part": round(self.output_part, 4),
         }

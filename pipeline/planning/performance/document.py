@@ -16,7 +16,7 @@ from pipeline.planning.performance.compare import Comparison, Option, Place
 from pipeline.planning.performance.estimate import Estimate, short
 from pipeline.planning.performance.service import Load
 
-SCHEMA = 1
+SCHEMA = 2  # 2: ends of an estimate may be null, and first tokens under load have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class LoadRow:
     """Requests at a time, and what they see."""
 
     requests: int
-    ttft_p95_ms: Estimate
+    ttft_p95_ms: float  # a queueing formula: nobody knows how far off
     itl_ms: Estimate
     itl_p95_ms: float
     tokens_per_s: Estimate  # output, of all GPUs
@@ -54,8 +54,9 @@ class OptionRow:
     sequences: int  # of the recipe's longest that memory holds
     unverified_rates: bool  # peak rates of the GPU without a source at hand
     reasons: list[str]
+    unchecked: list[str]  # what of it no published figure is of, so that its estimates have no ends
     load: LoadRow | None  # the largest within the SLO
-    ended_by: Literal["memory", "ttft", "itl"] | None
+    ended_by: Literal["memory", "steps", "ttft", "itl"] | None
     gpu_seconds_per_million_output: Estimate | None
     cost: CostRow | None
 
@@ -91,6 +92,7 @@ class ComparisonDocument:
     serving: list[OptionRow]  # the best first
     refused: list[OptionRow]
     front: list[PlaceRow]
+    warnings: list[str]
 
 
 def comparison_text(found: Comparison) -> str:
@@ -117,11 +119,12 @@ def comparison_document(found: Comparison) -> ComparisonDocument:
         serving=[_option(option) for option in found.serving],
         refused=[_option(option) for option in found.refused],
         front=[_place(place) for place in found.front],
+        warnings=list(found.warnings),
     )
 
 
 def _option(option: Option) -> OptionRow:
-    load, cost, seen = option.best, option.cost, option.forecast
+    load, cost, seen, checked = option.best, option.cost, option.forecast, not option.unchecked
     serves = load is not None
     return OptionRow(
         label=option.label,
@@ -134,11 +137,14 @@ def _option(option: Option) -> OptionRow:
         sequences=option.sequences,
         unverified_rates=option.unverified,
         reasons=list(option.reasons),
-        load=_load(load) if load is not None else None,
+        unchecked=list(option.unchecked),
+        load=_load(load, checked=checked) if load is not None else None,
         ended_by=seen.ended_by if serves and seen is not None else None,
-        gpu_seconds_per_million_output=estimate.interval(option.gpu_seconds).shortened() if serves else None,
+        gpu_seconds_per_million_output=estimate.interval(option.gpu_seconds, checked=checked).shortened()
+        if serves
+        else None,
         cost=CostRow(
-            estimate.interval(cost.per_million_output).shortened(),
+            estimate.interval(cost.per_million_output, checked=checked).shortened(),
             short(cost.input_part),
             short(cost.output_part),
         )
@@ -147,16 +153,17 @@ def _option(option: Option) -> OptionRow:
     )
 
 
-def _load(load: Load) -> LoadRow:
+def _load(load: Load, *, checked: bool) -> LoadRow:
     return LoadRow(
         requests=load.batch,
-        ttft_p95_ms=estimate.first_token(load.ttft_ms).shortened(),
-        itl_ms=estimate.interval(load.itl_ms).shortened(),
+        ttft_p95_ms=short(load.ttft_ms),
+        itl_ms=estimate.interval(load.itl_ms, checked=checked).shortened(),
         itl_p95_ms=short(load.itl_p95_ms),
-        tokens_per_s=estimate.rate(load.tokens_per_s).shortened(),
+        tokens_per_s=estimate.rate(load.tokens_per_s, checked=checked).shortened(),
         user_tokens_per_s=short(load.user_tokens_per_s),
     )
 
 
 def _place(place: Place) -> PlaceRow:
-    return PlaceRow(place.option.label, _load(place.load), estimate.interval(place.spent).shortened())
+    spent = estimate.interval(place.spent, checked=place.checked).shortened()
+    return PlaceRow(place.option.label, _load(place.load, checked=place.checked), spent)

@@ -6,6 +6,7 @@ and to nothing else; the file that they are read from says when, on how many fig
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +19,12 @@ from pipeline.contracts.gpus import gpu
 from pipeline.contracts.releases import Track
 
 Family = Literal["ampere", "ada", "hopper", "blackwell", "rtx-blackwell"]
-_FAMILIES: Mapping[int, Family] = {8: "ampere", 9: "hopper", 10: "blackwell", 12: "rtx-blackwell"}
+# The first compute capability (times 10) of each generation, oldest first.
+_FAMILIES: Mapping[int, Family] = {
+    80: "ampere", 89: "ada", 90: "hopper", 100: "blackwell", 120: "rtx-blackwell",
+}  # fmt: skip
+# Major versions of compute capabilities whose GPUs have been measured.
+_MEASURED = (8, 9, 10, 12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +46,17 @@ class Efficiency:
 
 
 def family(name: str) -> Family:
-    """The generation whose constants hold for a GPU."""
-    sm = gpu(name).sm
-    return "ada" if sm == 89 else _FAMILIES[sm // 10]
+    """The generation whose constants hold for a GPU: its own, else the newest that is older, else the oldest.
+
+    Raises:
+        UserError: the GPU is not known.
+    """
+    return list(_FAMILIES.values())[max(0, bisect_right(list(_FAMILIES), gpu(name).sm) - 1)]
+
+
+def is_measured(name: str) -> bool:
+    """Whether constants were fitted to GPUs of the same generation, and not only to its neighbours."""
+    return gpu(name).sm // 10 in _MEASURED
 
 
 def efficiency(name: str, track: Track, given: Mapping[str, Any] | None = None) -> Efficiency:

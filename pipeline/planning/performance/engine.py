@@ -110,6 +110,20 @@ class Engine:
         attention = alone + within * max(1.0, piece / work.prompt_tokens)
         return seconds.total - seconds.attention + attention, arriving / piece
 
+    def most_decoding(self, work: Workload, tokens_each: float = 1, progress: float = 1) -> int:
+        """The most sequences that generate at a time for long.
+
+        As many prompts begin as answers end, so a step in which each sequence generates does, on average,
+        `prompt_tokens / output_tokens` tokens of prompts for each of them; all of that has to fit into `step_tokens`.
+        What memory holds beyond so many sequences waits.
+
+        Args:
+            tokens_each: that a sequence takes up in a step: more than one where drafts are verified.
+            progress: tokens of the answer that a step brings a sequence.
+        """
+        each = tokens_each + progress * work.prompt_tokens / work.output_tokens
+        return max(1, int(self.step_tokens / each))
+
     def token_interval(self, sequences: float, work: Workload) -> float:
         """Mean time between tokens of each of so many sequences, prompts of new ones included."""
         return self.decode(sequences, work.mean_context) + self.prompt_share(sequences, work)
@@ -127,7 +141,7 @@ class Engine:
 
     def run(self, requests: int, most: int, work: Workload) -> float:
         """So many requests that all wait at the start, at most `most` at a time."""
-        together = min(requests, most)
+        together = min(requests, most, self.most_decoding(work))
         waves, rest = divmod(requests, together)
         seconds = waves * work.output_tokens * self.token_interval(together, work)
         return seconds + (work.output_tokens * self.token_interval(rest, work) if rest else 0.0)

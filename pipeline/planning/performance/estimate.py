@@ -1,8 +1,11 @@
-"""A figure with how sure it is: the interval that covers 80 percent of the published figures held aside."""
+"""A figure with how sure it is: the interval that covers 80 percent of the published figures held aside.
+
+Only what such figures are of has an interval (`accuracy.unchecked`); of the rest nobody knows how far off it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,38 +17,47 @@ Quantity = Literal["throughput", "first-token"]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Computed, and the ends within which four of five measurements would lie."""
+    """Computed, and the ends within which four of five measurements would lie; None: nobody knows them."""
 
     value: float
-    low: float
-    high: float
+    low: float | None = None
+    high: float | None = None
 
     def scaled(self, factor: float) -> Estimate:
-        return Estimate(self.value * factor, self.low * factor, self.high * factor)
+        """All of it times a factor."""
+        return self._with(lambda value: value * factor)
 
     def shortened(self) -> Estimate:
-        return Estimate(short(self.value), short(self.low), short(self.high))
+        """With four digits."""
+        return self._with(short)
 
     def as_json(self) -> dict[str, Json]:
-        return {"value": short(self.value), "low": short(self.low), "high": short(self.high)}
+        """Plain values, short."""
+        one = self.shortened()
+        return {"value": one.value, "low": one.low, "high": one.high}
+
+    def _with(self, change: Callable[[float], float]) -> Estimate:
+        if self.low is None or self.high is None:
+            return Estimate(change(self.value))
+        return Estimate(change(self.value), change(self.low), change(self.high))
 
 
-def rate(value: float) -> Estimate:
-    """Of something that grows with throughput."""
+def rate(value: float, *, checked: bool) -> Estimate:
+    """Of something that grows with throughput; `checked`: whether published figures are of the like."""
     low, high = _ends("throughput")
-    return Estimate(value, value * low, value * high)
+    return Estimate(value, value * low, value * high) if checked else Estimate(value)
 
 
-def interval(value: float) -> Estimate:
+def interval(value: float, *, checked: bool) -> Estimate:
     """Of a time between tokens, or a cost: what shrinks as throughput grows."""
     low, high = _ends("throughput")
-    return Estimate(value, value / high, value / low)
+    return Estimate(value, value / high, value / low) if checked else Estimate(value)
 
 
-def first_token(value: float) -> Estimate:
-    """Of a time to the first token."""
+def first_token(value: float, *, checked: bool) -> Estimate:
+    """Of a time to the first token on an idle engine."""
     low, high = _ends("first-token")
-    return Estimate(value, value * low, value * high)
+    return Estimate(value, value * low, value * high) if checked else Estimate(value)
 
 
 def _ends(quantity: Quantity) -> tuple[float, float]:

@@ -3,7 +3,8 @@
     forecast(demand, track, work, slo)     of a demand on memory, as `planning.memory` makes it
     forecast_recipe(recipe, demand)        at the recipe's own lengths
 
-Figures are of a roofline (`step`) with constants fitted to published figures; `Estimate` says how far to trust them.
+Figures are of a roofline (`step`) with constants fitted to published figures; `Estimate` says how far to trust them,
+and `Forecast.warnings` of what nobody can say.
 Not modelled: time outside the engine (network, tokenizer, Triton), reuse of prefixes, and speculation without a draft
 model (n-gram, MTP).
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pipeline.contracts.releases import Track
 from pipeline.planning.memory import Demand, plan_memory
 from pipeline.planning.performance import estimate
+from pipeline.planning.performance.accuracy import unchecked
 from pipeline.planning.performance.cost import Cost, cost
 from pipeline.planning.performance.engine import Engine, Workload
 from pipeline.planning.performance.estimate import Estimate
@@ -26,6 +28,10 @@ from pipeline.recipe import CpuRuntime, Recipe, Slo
 from pipeline.store import Json
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)  # at which gains are listed
+UNDER_LOAD = (
+    "first tokens under load (p95), and what of the SLO depends on them, come from a queueing formula; measured ones "
+    "often lie far from it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +52,31 @@ class Forecast:
     gpus: int
     work: Workload
     sequences: int  # that memory holds from beginning to end
-    concurrency: int  # ... and the limits let in
+    concurrency: int  # ... and the limits let in, and steps keep up with
     wanted: int  # that the limits let in
     slo: Slo
     ttft_ms: Estimate  # of one request on an idle engine
     itl_ms: Estimate  # of one request
     curve: tuple[Load, ...]  # by requests at a time, to `concurrency`
     within_slo: Load | None  # the largest load that meets the SLO; None: not even one request does
-    ended_by: Ended  # what ends it; "memory" is the limits, too
+    ended_by: Ended  # what ends it; "memory" is the limits, too; "steps": prompts of new requests fill them
     acceptance: float | None  # that the figures are with; None: without a draft's gain
     gains: tuple[Gain, ...]  # of the draft; () without one
+    # What of it no published figure of throughput, or of a first token on an idle engine, is of; (): they speak for it.
+    unchecked: tuple[str, ...] = ()
+    unchecked_first: tuple[str, ...] = ()
     gpu_hour: float | None = None  # price of one GPU
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of it was compared with nothing, as sentences."""
+        draft = " and what a draft gains are" if self.gains else " is"
+        return (
+            *_of_nothing("throughput, and with it time between tokens and cost,", self.unchecked),
+            *_of_nothing("the first token, alone,", self.unchecked_first),
+            f"the time between tokens of one request alone{draft} compared with no published figure",
+            *((UNDER_LOAD,) if self.concurrency > 1 else ()),
+        )
 
     @property
     def title(self) -> str:
@@ -90,7 +110,8 @@ class Forecast:
     @property
     def tokens_per_s(self) -> Estimate | None:
         """Output, of the whole deployment, at the largest load within the SLO."""
-        return estimate.rate(self.within_slo.tokens_per_s) if self.within_slo else None
+        load = self.within_slo
+        return estimate.rate(load.tokens_per_s, checked=not self.unchecked) if load else None
 
     @property
     def tokens_per_s_per_gpu(self) -> Estimate | None:
@@ -115,7 +136,8 @@ class Forecast:
             "within_slo": load_json(self.within_slo) if self.within_slo else None,
             "ended_by": self.ended_by,
             "tokens_per_s": self.tokens_per_s.as_json() if self.tokens_per_s else None,
-            "cost": self.cost.as_json() if self.cost else None,
+            "cost": self.cost.as_json(checked=not self.unchecked) if self.cost else None,
+            "warnings": list(self.warnings),
             "acceptance": self.acceptance,
             "gains": [
                 {
@@ -169,23 +191,34 @@ def forecast(
     most = min(held, demand.concurrency)
     best, ended = service.most_within(work, most, slo.ttft_p95_ms, slo.itl_p95_ms)
     curve = tuple(service.curve(work, most))
+    target, alone = demand.models[0], curve[0]
+    with_draft = service.speculation is not None
+    batch = (best or curve[-1]).batch
+    first = unchecked("first-token", target, demand.device, track)
     return Forecast(
         gpu=demand.device,
         gpus=demand.ranks,
         work=work,
         sequences=held,
-        concurrency=most,
+        concurrency=min(most, service.most_decoding(work)),
         wanted=demand.concurrency,
         slo=slo,
-        ttft_ms=estimate.first_token(curve[0].ttft_ms),
-        itl_ms=estimate.interval(curve[0].itl_ms),
+        ttft_ms=estimate.first_token(alone.ttft_ms, checked=not first),
+        itl_ms=estimate.interval(alone.itl_ms, checked=False),  # no published figure is of one request
         curve=curve,
         within_slo=best,
         ended_by=ended,
         acceptance=acceptance if service.speculation else None,
-        gains=_gains(engines, draft_tokens, most, work),
+        gains=_gains(engines, draft_tokens, min(most, service.most_decoding(work)), work),
+        unchecked=unchecked("throughput", target, demand.device, track, batch=batch, drafts=with_draft),
+        unchecked_first=first,
         gpu_hour=gpu_hour,
     )
+
+
+def _of_nothing(what: str, doubts: tuple[str, ...]) -> Iterator[str]:
+    if doubts:
+        yield f"how far {what} is off is not known: no published figure is of {', '.join(doubts)}"
 
 
 def forecast_recipe(

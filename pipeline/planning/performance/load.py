@@ -15,8 +15,8 @@ from pipeline.planning.memory.demand import ModelNeed
 from pipeline.planning.memory.tensors import Tensor, layer, output, part
 from pipeline.planning.memory.weights import stage_layers
 
-# What a format's products are computed in. INT4 weights alone are widened to 16 bits first; `auto` mixes formats, and
-# is taken for FP8, which all of its mixes contain.
+# What a format's products are computed in. INT4 and MXFP4 weights alone are widened to 16 bits first; `auto` mixes
+# formats, and is taken for FP8, which all of its mixes contain.
 _ARITHMETIC: dict[str, Arithmetic] = {
     "none": "bf16",
     "int4_awq": "bf16",
@@ -26,6 +26,7 @@ _ARITHMETIC: dict[str, Arithmetic] = {
     "auto": "fp8",
     "int8_sq": "int8",
     "nvfp4": "fp4",
+    "mxfp4": "bf16",
 }
 _ACTIVATION_BYTES = 2
 
@@ -63,8 +64,8 @@ def model_load(need: ModelNeed, rates: Rates) -> ModelLoad:
     sizes, split = need.sizes, need.split
     held = stage_layers(need, 0)
     matrices = [tensor for index in held for tensor in layer(sizes, index) if tensor.columns > 1]
-    dense = [tensor for tensor in matrices if not _is_expert(tensor)]
-    experts = [tensor for tensor in matrices if _is_expert(tensor)]
+    dense = [tensor for tensor in matrices if not tensor.is_expert]
+    experts = [tensor for tensor in matrices if tensor.is_expert]
     share = sizes.experts_per_token / sizes.experts if sizes.experts else 0.0
     heads = _output(need)
     return ModelLoad(
@@ -75,9 +76,9 @@ def model_load(need: ModelNeed, rates: Rates) -> ModelLoad:
         expert_bytes=sum(_bytes(tensor, need) for tensor in experts),
         experts=sizes.experts,
         experts_per_token=sizes.experts_per_token,
-        quantized_ops=sum(_ops(tensor, need) for tensor in dense if tensor.quantizable)
+        quantized_ops=sum(_ops(tensor, need) for tensor in dense if tensor.format(need.format) != "none")
         + share * sum(_ops(tensor, need) for tensor in experts),
-        plain_ops=sum(_ops(tensor, need) for tensor in dense if not tensor.quantizable),
+        plain_ops=sum(_ops(tensor, need) for tensor in dense if tensor.format(need.format) == "none"),
         output_ops=sum(_ops(tensor, need) for tensor in heads),
         arithmetic=_arithmetic(need.format, rates),
         kv_bytes=kv.token_bytes(need),
@@ -93,10 +94,6 @@ def _arithmetic(form: str, rates: Rates) -> Arithmetic:
     return wanted if wanted in rates.tflops else "bf16"
 
 
-def _is_expert(tensor: Tensor) -> bool:
-    return tensor.kind == "experts" and tensor.copies > 1
-
-
 def _output(need: ModelNeed) -> tuple[Tensor, ...]:
     """The output projection, which a tied model has too: it is its embedding."""
     found = tuple(tensor for tensor in output(need.sizes) if tensor.kind == "lm_head")
@@ -105,7 +102,7 @@ def _output(need: ModelNeed) -> tuple[Tensor, ...]:
 
 def _bytes(tensor: Tensor, need: ModelNeed) -> float:
     held = part(tensor, need.sizes, need.split)
-    form = need.format if tensor.quantizable else "none"
+    form = tensor.format(need.format)
     each = engine_memory.linear_bytes(
         held.rows, held.columns, form, awq_block=need.awq_block, dtype=need.sizes.dtype, bits=need.bits
     )
@@ -118,5 +115,5 @@ def _ops(tensor: Tensor, need: ModelNeed) -> float:
 
 def _activations(tensor: Tensor, need: ModelNeed, share: float) -> float:
     held = part(tensor, need.sizes, need.split)
-    used = held.copies * share if _is_expert(tensor) else held.copies
+    used = held.copies * share if tensor.is_expert else held.copies
     return _ACTIVATION_BYTES * (held.rows + held.columns) * used

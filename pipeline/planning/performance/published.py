@@ -65,11 +65,7 @@ def figures(use: Use | None = None) -> tuple[Figure, ...]:
 
 def computed(figure: Figure, given: Mapping[str, Any] | None = None) -> float:
     """What the model says, in the unit of the figure; `given` replaces the fitted constants."""
-    peaks = rates(figure.gpu)
-    engine = Engine(
-        _load(figure), peaks, efficiency(figure.gpu, figure.track, given), figure.need.step_tokens
-    )
-    work = Workload(figure.prompt_tokens, figure.output_tokens)
+    engine, work = _engine(figure, given), Workload(figure.prompt_tokens, figure.output_tokens)
     if figure.kind == "first-token":
         return 1000 * engine.first_token(figure.prompt_tokens)
     if figure.kind == "fixed-batch":
@@ -78,9 +74,22 @@ def computed(figure: Figure, given: Mapping[str, Any] | None = None) -> float:
     return requests * figure.output_tokens / engine.run(requests, most_together(figure), work)
 
 
+def fills_steps(figure: Figure) -> bool:
+    """Whether prompts fill the steps of a full load before the KV cache is full."""
+    if figure.kind != "full-load":
+        return False
+    work = Workload(figure.prompt_tokens, figure.output_tokens)
+    return _engine(figure, None).most_decoding(work) < min(most_together(figure), _requests(figure))
+
+
+def _engine(figure: Figure, given: Mapping[str, Any] | None) -> Engine:
+    constants = efficiency(figure.gpu, figure.track, given)
+    return Engine(_load(figure), rates(figure.gpu), constants, figure.need.step_tokens)
+
+
 @cache
 def most_together(figure: Figure) -> int:
-    """Requests that run at a time under full load."""
+    """Requests that the KV cache holds under full load."""
     device = gpu(figure.gpu)
     length = figure.prompt_tokens + figure.output_tokens
     demand = Demand(device.name, device.driver_mib * 2**20, (figure.need,), length, concurrency=1)

@@ -3,8 +3,8 @@
 As many requests are always in flight as are asked about; when one ends, the next begins. A prompt waits for those
 before it, as in a queue with random arrivals and even service (M/D/1): mean wait = r s / (2 (1 - r)), for a share r of
 the time that prompts take and s seconds each. The 95th percentile of the wait is taken as ln 20 times its mean, as of
-an exponential tail; nobody waits longer than all others together take. These are approximations: the error that is
-stated is that of throughput and of an idle engine's first token, since no figures under load are published.
+an exponential tail; nobody waits longer than all others together take. These are approximations: an error is stated of
+throughput and of an idle engine's first token alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal
 from pipeline.planning.performance.engine import Engine, Workload
 from pipeline.planning.performance.speculation import Speculation
 
-Ended = Literal["memory", "ttft", "itl"]
+Ended = Literal["memory", "steps", "ttft", "itl"]
 _TAIL = math.log(20)  # 95th percentile over mean, exponential
 _SELDOM = 0.05  # a step that is more seldom than this does not show in the 95th percentile
 
@@ -66,13 +66,24 @@ class Service:
             prompt_share=answering.prompt_share(batch, work) / interval,
         )
 
+    def most_decoding(self, work: Workload) -> int:
+        """The most requests at a time that its steps keep up with, see `Engine.most_decoding`."""
+        if self.speculation is None:
+            return self.target.most_decoding(work)
+        return self.target.most_decoding(work, self.speculation.proposed + 1, self.speculation.progress)
+
     def most_within(
         self, work: Workload, most: int, ttft_ms: float | None, itl_ms: float | None
     ) -> tuple[Load | None, Ended]:
-        """The largest load within both limits, and what ends it: "memory", "ttft", or "itl". None: not even one."""
+        """The largest load of at most so many within both limits, and what ends it. None: not even one.
+
+        It ends with a limit ("ttft", "itl"), with the steps that prompts fill ("steps"), or with what is asked for
+        ("memory": `most`, which is what memory holds and the limits let in).
+        """
         best: Load | None = None
-        ended: Ended = "memory"
-        low, high = 1, most
+        sustained = self.most_decoding(work)
+        ended: Ended = "steps" if sustained < most else "memory"
+        low, high = 1, min(most, sustained)
         while low <= high:
             middle = (low + high) // 2
             load = self.at(middle, work)
@@ -84,7 +95,8 @@ class Service:
         return best, ended
 
     def curve(self, work: Workload, most: int) -> Iterator[Load]:
-        """At powers of two, and at the most."""
+        """At powers of two, and at the most that its steps keep up with."""
+        most = min(most, self.most_decoding(work))
         sizes = [2**power for power in range(max(most, 1).bit_length()) if 2**power < most]
         for batch in (*sizes, most):
             yield self.at(batch, work)

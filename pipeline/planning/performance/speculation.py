@@ -35,6 +35,11 @@ class Speculation:
     proposed: int  # tokens a round
     acceptance: float  # of each, 0 to 1
 
+    @property
+    def progress(self) -> float:
+        """Tokens that a round yields, on average."""
+        return accepted(self.acceptance, self.proposed)
+
     def round(self, sequences: float, context: float) -> float:
         """Seconds of a round."""
         proposing = self.proposed * self.draft.decode(sequences, context)
@@ -42,7 +47,7 @@ class Speculation:
 
     def decode(self, sequences: float, context: float) -> float:
         """Seconds for each token, on average."""
-        return self.round(sequences, context) / accepted(self.acceptance, self.proposed)
+        return self.round(sequences, context) / self.progress
 
     def token_interval(self, sequences: float, work: Workload) -> float:
         """Mean time between tokens with prompts of new sequences, which both models read."""

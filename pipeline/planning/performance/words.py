@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _ENDS = {
     "memory": "memory or the limits hold no more",
+    "steps": "prompts of new requests leave no more room in a step",
     "ttft": "with more, first tokens are late",
     "itl": "with more, tokens are too slow",
 }
@@ -30,8 +31,10 @@ def number(value: float) -> str:
 
 
 def figure(estimate: Estimate, unit: str = "") -> str:
-    """`4.82 ms (4.06 to 6.06)`."""
+    """`4.82 ms (4.06 to 6.06)`; without ends where nobody knows them."""
     whole = f"{number(estimate.value)} {unit}".rstrip()
+    if estimate.low is None or estimate.high is None:
+        return whole
     return f"{whole} ({number(estimate.low)} to {number(estimate.high)})"
 
 
@@ -47,7 +50,7 @@ def forecast_lines(forecast: Forecast, width: int) -> Iterator[str]:
         yield f"  most {within:<20} {load.batch} requests at a time of {forecast.wanted}; {ends}"
         yield f"  output tokens a second    {figure(whole)}; {number(each.value)} a GPU"
         if forecast.cost is not None:
-            money = figure(interval(forecast.cost.per_million_output))
+            money = figure(interval(forecast.cost.per_million_output, checked=not forecast.unchecked))
             parts = f"{number(forecast.cost.input_part)} and {number(forecast.cost.output_part)}"
             yield f"  a million output tokens   {money}; or input and output apart, {parts}"
     else:
@@ -57,19 +60,31 @@ def forecast_lines(forecast: Forecast, width: int) -> Iterator[str]:
     yield from (_row(load, forecast) for load in forecast.curve)
     yield from _gain_lines(forecast)
     yield ""
-    yield from basis(width)
+    yield from basis(width, throughput=not forecast.unchecked, first_token=not forecast.unchecked_first)
+    for warning in forecast.warnings:
+        yield from wrapped(f"warning: {warning}", width)
 
 
-def basis(width: int) -> Iterator[str]:
-    """How sure it is."""
+def basis(width: int, *, throughput: bool, first_token: bool) -> Iterator[str]:
+    """How sure it is, of the quantities that published figures speak for."""
     held = fitted()["errors"]["held-out"]
-    rates, firsts = held["throughput"], held["first-token"]
-    text = (
-        f"a roofline, fitted to published figures; of those held aside, {rates['count']} of throughput are met to"
-        f" {rates['median']:.0%} (median), {firsts['count']} of first tokens to {firsts['median']:.0%}; brackets hold"
-        " four of five (pipeline plan --accuracy). Waiting for others is a queueing formula. Not in it: network,"
-        " tokenizer, prefixes that are reused."
-    )
+    met = [
+        f"{held[kind]['count']} {what} to {held[kind]['median']:.0%}"
+        for kind, what, applies in (
+            ("throughput", "of throughput", throughput),
+            ("first-token", "of first tokens on an idle engine", first_token),
+        )
+        if applies
+    ]
+    text = "a roofline, fitted to published figures"
+    if met:
+        text += f"; of those held aside it meets {' and '.join(met)} (median); brackets hold four of five"
+        text += " (pipeline plan --accuracy)"
+    yield from wrapped(f"{text}. Not in it: network, tokenizer, prefixes that are reused.", width)
+
+
+def wrapped(text: str, width: int) -> Iterator[str]:
+    """A paragraph, indented."""
     yield from textwrap.wrap(text, max(width, 40), initial_indent="  ", subsequent_indent="  ")
 
 

@@ -33,6 +33,7 @@ def speed_lines() -> Iterator[str]:
                 f"  {kind:<12} {one['count']:>7} {one['median']:>7.1%} {one['p90']:>8.1%}"
                 f"   {one['low']:.2f} to {one['high']:.2f}   {title}"
             )
+    yield "  full-steps: full loads where prompts fill the steps before requests fill the memory"
     yield ""
     yield from sorted({f"{one.figure.source}: {source(one.figure)}" for one in held})
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from pipeline.planning.performance import estimate
 from pipeline.planning.performance.compare import Comparison, Option, Place
 from pipeline.planning.performance.estimate import Estimate
-from pipeline.planning.performance.words import basis, number
+from pipeline.planning.performance.words import basis, number, wrapped
 
 _WIDTH = 110  # of running text
-_ENDS = {"memory": "memory, limits", "ttft": "first token", "itl": "between tokens"}
+_ENDS = {"memory": "memory, limits", "steps": "full steps", "ttft": "first token", "itl": "between tokens"}
 
 
 def comparison_lines(found: Comparison, *, rows: int) -> Iterator[str]:
@@ -32,9 +32,17 @@ def comparison_lines(found: Comparison, *, rows: int) -> Iterator[str]:
     yield from _table(found, rows)
     yield from _refused(found.refused)
     yield ""
-    yield from basis(_WIDTH)
+    yield from notes(found, _WIDTH)
     if any(option.unverified for option in found.serving):
         yield "  ?: peak rates of this GPU without a source at hand (contracts/data/gpu_rates.yaml)"
+
+
+def notes(found: Comparison, width: int) -> Iterator[str]:
+    """How sure it is, and of what nobody knows that."""
+    bracketed = any(not option.unchecked for option in found.serving)
+    yield from basis(width, throughput=bracketed, first_token=False)
+    for warning in found.warnings:
+        yield from wrapped(f"warning: {warning}", width)
 
 
 def place_label(place: Place) -> str:
@@ -51,8 +59,8 @@ def measure_label(found: Comparison) -> str:
 def spent(option: Option, found: Comparison) -> Estimate:
     """For a million output tokens, at the largest load."""
     if found.question.priced and option.cost is not None:
-        return estimate.interval(option.cost.per_million_output)
-    return estimate.interval(option.gpu_seconds)
+        return estimate.interval(option.cost.per_million_output, checked=not option.unchecked)
+    return estimate.interval(option.gpu_seconds, checked=not option.unchecked)
 
 
 def _measure(found: Comparison) -> str:
@@ -88,8 +96,14 @@ def _row(index: int, option: Option, found: Comparison, *, on_front: bool) -> st
         f"{index + 1:>3}{'*' if on_front else ' '} {label:<38}{load.batch:>8}  {_ENDS[option.forecast.ended_by]:<15}"
         f"{number(load.ttft_ms):>6} ms{number(load.itl_ms):>5} ms{number(load.tokens_per_s):>10}"
         f"{number(load.tokens_per_s / option.gpus):>8}"
-        f"{number(taken.value):>8} ({number(taken.low)}-{number(taken.high)})"
+        f"{number(taken.value):>8}{_ends(taken)}"
     )
+
+
+def _ends(taken: Estimate) -> str:
+    if taken.low is None or taken.high is None:
+        return ""
+    return f" ({number(taken.low)}-{number(taken.high)})"
 
 
 def _refused(options: Sequence[Option]) -> Iterator[str]:

@@ -18,12 +18,21 @@ from pipeline.store import Json
 
 
 @dataclass(frozen=True, slots=True)
+class DatasetFacts:
+    """What the model would be calibrated on."""
+
+    problem: str = ""  # why it cannot be read
+    conversations: bool = False  # whether its rows are messages, which a chat template makes text of
+
+
+@dataclass(frozen=True, slots=True)
 class Emission:
     """Settings as the runtime works them out."""
 
     build: Mapping[str, Mapping[str, Json]]  # role -> of its engine; without those that were refused
     package: Mapping[str, Json] = field(default_factory=dict)
     refusals: tuple[Fault, ...] = ()  # what kept the runtime from working them out
+    dataset: DatasetFacts | None = None  # None: nothing is calibrated
 
     @property
     def engines(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:

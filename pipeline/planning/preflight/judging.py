@@ -21,6 +21,7 @@ from pipeline.recipe.locating import located, shown
 from pipeline.recipe.rule import Problem, Values
 
 _ECHO = "runtime.refuses"
+_CLASS = ("model.class", "model.served")
 _ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
@@ -64,7 +65,17 @@ def refuse(recipe: Recipe, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
     return found
 
 
-def _of_recipe(looked_at: Subject) -> Iterator[Finding]:
+def _of_recipe(looked_at: Subject) -> list[Finding]:
+    """Of a model whose class nothing here can run, only that is said: its sizes are then nobody's."""
+    found = list(_checked(looked_at))
+    classes = [one for one in found if one.rule in _CLASS]
+    if not classes:
+        return found
+    rest = _checked(looked_at.without_sizes({one.keys[0] for one in classes}))
+    return [*classes, *(one for one in rest if one.rule not in _CLASS)]
+
+
+def _checked(looked_at: Subject) -> Iterator[Finding]:
     values, runtime = Values(looked_at.recipe.model_dump(mode="json")), looked_at.gpu_runtime
     version = runtime.version if runtime is not None and not looked_at.release_problem else None
     for one in rules():

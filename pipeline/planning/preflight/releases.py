@@ -51,19 +51,33 @@ def _model_since(subject: Subject) -> Iterator[Said]:
 
 
 def _class(subject: Subject) -> Iterator[Said]:
-    """Engines and CPU models are made from tensors that we read; `pytorch` reads an unquantized checkpoint itself."""
+    """Engines and CPU models are made from tensors that we read."""
     facts = rule("model.class").facts
-    for model, sizes in subject.sized:
-        if subject.kind == "pytorch" and model.format == "none":
-            continue
-        doing = {"tensorrt": "converted", "cpu": "cpu"}.get(subject.kind, "calibrated")
-        known: list[str] = facts[doing]
-        if sizes.architecture not in known:
+    doing = {"tensorrt": "converted", "cpu": "cpu"}.get(subject.kind, "calibrated")
+    known: list[str] = facts[doing]
+    for model in subject.models:
+        if model.architecture is not None and model.architecture not in known and subject.is_read(model):
             how = "run with runtime.kind cpu" if doing == "cpu" else doing
             yield Said(
-                (model.source_key, "runtime.kind"),
-                f"is a {sizes.architecture or 'model of no named class'}, which cannot be {how}",
+                (model.source_key, KIND),
+                f"is a {model.architecture or 'model of no named class'}, which cannot be {how}",
                 f"one of {', '.join(known)}",
+            )
+
+
+def _served(subject: Subject) -> Iterator[Said]:
+    """What the PyTorch backend reads itself must be a class that it has."""
+    known: list[str] = rule("model.served").facts["classes"]
+    for model in subject.models:
+        if model.is_head or model.architecture is None or subject.is_read(model):
+            continue
+        if model.architecture not in known:
+            yield Said(
+                (model.source_key, KIND),
+                f"is a {model.architecture or 'model of no named class'}, which is not among the models that the "
+                "PyTorch backend of TensorRT-LLM serves",
+                f"one of {', '.join(name for name in known if name.endswith('ForCausalLM'))}; or a model of text and "
+                "images that is listed",
             )
 
 
@@ -130,6 +144,7 @@ CHECKS: Mapping[str, Check] = {
     "gpu.known": _gpu,
     "gpu.since": formats.on_gpu("gpu.since"),
     "model.class": _class,
+    "model.served": _served,
     "runtime.refuses": _refused,
     "model.since": _model_since,
     "llmapi.instances": _instances,

@@ -1,4 +1,4 @@
-"""Rules about where checkpoints come from: what the hub answers.
+"""Rules about where checkpoints and samples come from: what the hub answers, and what a local folder holds.
 
 Each function is one rule of contracts/data/rules, under its id in CHECKS.
 """
@@ -12,6 +12,7 @@ from pipeline.planning.preflight.subject import Model, Subject
 from pipeline.recipe import HubSource
 
 _REFUSED, _MISSING = (401, 403), (404,)
+DATASET = "quantization.calibration.dataset"
 
 
 def _gated(subject: Subject) -> Iterator[Said]:
@@ -35,6 +36,57 @@ def _missing(subject: Subject) -> Iterator[Said]:
         )
 
 
+def _files(subject: Subject) -> Iterator[Said]:
+    for model in subject.models:
+        if model.facts.problem:
+            yield Said((model.source_key,), model.facts.problem)
+
+
+def _config(subject: Subject) -> Iterator[Said]:
+    for model in subject.models:
+        for fault in model.facts.config_faults if subject.is_read(model) else ():
+            said = f"{fault.key} = {fault.value}" if fault.value is not None else fault.key
+            yield Said((model.source_key,), f"config.json: {said}: {fault.problem}", fault.fix)
+
+
+def _tokenizer(subject: Subject) -> Iterator[Said]:
+    for model in subject.models:
+        used = model is subject.target or (model.format != "none" and not model.is_head)
+        if used and model.facts.has_tokenizer is False:
+            yield Said(
+                (model.source_key,),
+                "has no tokenizer.json",
+                "where there is only tokenizer.model, load it with AutoTokenizer of transformers and call "
+                "save_pretrained, which writes it",
+            )
+
+
+def _template(subject: Subject) -> Iterator[Said]:
+    """Without one a model completes texts, which is all that a base model does."""
+    model, dataset = subject.target, subject.emitted.dataset if subject.emitted is not None else None
+    if model.facts.has_template is not False:
+        return
+    if dataset is not None and dataset.conversations:
+        yield Said(
+            (model.source_key, DATASET),
+            f"has no chat template, which the conversations of {DATASET} need",
+            "give a data set of plain text, or add chat_template.jinja to the checkpoint",
+        )
+    else:
+        yield Said(
+            (model.source_key,),
+            "has no chat template: it is served for completions of text, and refuses chats",
+            "if it is a model for chats, add chat_template.jinja to the checkpoint",
+            severity="warning",
+        )
+
+
+def _dataset(subject: Subject) -> Iterator[Said]:
+    dataset = subject.emitted.dataset if subject.emitted is not None else None
+    if dataset is not None and dataset.problem:
+        yield Said((DATASET,), dataset.problem)
+
+
 def _answers(subject: Subject, wanted: tuple[int, ...]) -> Iterator[tuple[Model, str, int]]:
     """Models of the hub, by their repository and what it answers for them."""
     recipe, asked = subject.recipe, subject.machine.hub if subject.machine is not None else {}
@@ -46,4 +98,12 @@ def _answers(subject: Subject, wanted: tuple[int, ...]) -> Iterator[tuple[Model,
             yield model, checkpoint.source.repo, status
 
 
-CHECKS: Mapping[str, Check] = {"source.gated": _gated, "source.missing": _missing}
+CHECKS: Mapping[str, Check] = {
+    "source.gated": _gated,
+    "source.missing": _missing,
+    "source.files": _files,
+    "source.config": _config,
+    "source.tokenizer": _tokenizer,
+    "source.template": _template,
+    "source.dataset": _dataset,
+}

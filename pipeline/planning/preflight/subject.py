@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.contracts import gpus
@@ -36,6 +36,11 @@ class Model:
     def sizes(self) -> ModelSizes | None:
         """None: not known before the checkpoint is here."""
         return self.facts.sizes
+
+    @property
+    def architecture(self) -> str | None:
+        """The class that its config.json names ("": none). None: not known before the checkpoint is here."""
+        return self.sizes.architecture if self.sizes is not None else self.facts.architecture
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,20 @@ class Subject:
         except UserError as error:
             return str(error)
         return ""
+
+    def without_sizes(self, source_keys: Container[str]) -> Subject:
+        """The same, but nothing is known of the sizes of the models at some keys."""
+        models = (
+            replace(model, facts=replace(model.facts, sizes=None, config_faults=()))
+            if model.source_key in source_keys
+            else model
+            for model in self.models
+        )
+        return replace(self, models=tuple(models))
+
+    def is_read(self, model: Model) -> bool:
+        """Whether its tensors are read here: `pytorch` reads an unquantized checkpoint itself."""
+        return self.kind != "pytorch" or model.format != "none"
 
     def layer_formats(self, model: Model) -> tuple[str, ...]:
         """The formats that layers of a model may have; several only where the format is auto."""

@@ -22,18 +22,8 @@ def resolve_local(
 ) -> LocalCheckpoint:
     """Choose the files of a folder and hash them. SourceError if it is not a checkpoint."""
     label = f"local:{path}"
-    if not path.is_dir():
-        raise SourceError(
-            f"{label}: {'is a file, not a folder' if path.exists() else 'there is no such folder'}"
-        )
     try:
-        names = {entry.name for entry in path.iterdir() if entry.is_file()}
-        selection = select(names, allow_pickle=allow_pickle, label=label)
-        weights: tuple[str, ...] = (selection.weights,)
-        if selection.is_index:
-            index = (path / selection.weights).read_bytes()
-            weights += shards(index, names, pickled=selection.pickled, label=label)
-        taken = sorted({*selection.companions, *weights})
+        taken = chosen_files(path, allow_pickle=allow_pickle)
         total = sum((path / name).stat().st_size for name in taken)
         with progress.task(f"read {path.name}", total, "B") as task:
             digests = {name: hashes.sha256(path / name, task.advance) for name in taken}
@@ -42,6 +32,27 @@ def resolve_local(
     hashes.save()
     sizes = {name: (path / name).stat().st_size for name in taken}
     return LocalCheckpoint(path, {name: FileEntry(bytes=sizes[name], sha256=digests[name]) for name in taken})
+
+
+def chosen_files(path: Path, *, allow_pickle: bool) -> list[str]:
+    """The names of the files of a folder that a build takes, sorted.
+
+    Raises:
+        SourceError: the folder is not there, or is not a checkpoint.
+        OSError: it cannot be read.
+    """
+    label = f"local:{path}"
+    if not path.is_dir():
+        raise SourceError(
+            f"{label}: {'is a file, not a folder' if path.exists() else 'there is no such folder'}"
+        )
+    names = {entry.name for entry in path.iterdir() if entry.is_file()}
+    selection = select(names, allow_pickle=allow_pickle, label=label)
+    weights: tuple[str, ...] = (selection.weights,)
+    if selection.is_index:
+        index = (path / selection.weights).read_bytes()
+        weights += shards(index, names, pickled=selection.pickled, label=label)
+    return sorted({*selection.companions, *weights})
 
 
 def copy_local(source: LocalCheckpoint, into: Path, progress: Progress) -> None:

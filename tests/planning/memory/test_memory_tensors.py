@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,11 +14,12 @@ from hypothesis import strategies as st
 
 from pipeline import resources
 from pipeline.checkpoint.tensors import TensorFiles
+from pipeline.contracts import engine_memory
 from pipeline.contracts.model_config import LatentAttention
 from pipeline.contracts.models import ModelSizes, known_model
 from pipeline.planning.memory.demand import ModelNeed
 from pipeline.planning.memory.tensors import parameters
-from pipeline.planning.memory.weights import stage_layers, weight_bytes, weight_lines
+from pipeline.planning.memory.weights import mxfp4_padding, stage_layers, weight_bytes, weight_lines
 from pipeline.planning.parallelism import Parallelism
 
 # As the hub says it of each repository ("safetensors": {"total": …}).
@@ -30,7 +32,11 @@ PUBLISHED = {
     "mistralai/Mistral-Small-24B-Instruct-2501": 23_572_403_200,
     "mistralai/Mixtral-8x7B-Instruct-v0.1": 46_702_792_704,
     "microsoft/phi-4": 14_659_507_200,
+    "openai/gpt-oss-120b": 116_829_156_672,
+    "openai/gpt-oss-20b": 20_914_757_184,
 }
+# Tensors of the published files, in bytes (`total_size` of their index).
+FILES = {"openai/gpt-oss-120b": 65_248_815_744, "openai/gpt-oss-20b": 13_761_264_768}
 FORMATS = ("fp8", "fp8_block", "int8_sq", "int4_awq", "w4a8_awq", "nvfp4")
 
 models = st.builds(
@@ -88,6 +94,68 @@ def _kind(name: str) -> str:
         "mlp": "mlp",
     }
     return next(kind for word, kind in words.items() if word in name)
+
+
+@pytest.mark.parametrize("repo", FILES)
+def test_experts_in_four_bits_are_as_large_as_their_files(repo: str) -> None:
+    """MXFP4: blocks of 32 with a scale of eight bits, of experts alone; attention, router and biases are bfloat16."""
+    sizes = known(repo)
+    assert weight_bytes(ModelNeed("target", sizes, format=sizes.stored)) == FILES[repo]
+    assert 0.05 < mxfp4_padding(ModelNeed("target", sizes, format="mxfp4")) / FILES[repo] < 0.1
+    assert mxfp4_padding(ModelNeed("target", sizes, format="fp8")) == 0
+
+
+# As the hub says it of each repository, and what their config.json says.
+OTHERS: dict[str, tuple[int, dict[str, Any]]] = {
+    "Qwen/Qwen3-30B-A3B": (30_532_122_624, {
+        "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 48,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144,
+        "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 151936,
+    }),
+    "google/gemma-2-9b": (9_241_705_984, {
+        "architectures": ["Gemma2ForCausalLM"], "hidden_size": 3584, "num_hidden_layers": 42, "head_dim": 256,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 256000,
+    }),
+    "google/gemma-3-1b-it": (999_885_952, {
+        "architectures": ["Gemma3ForCausalLM"], "hidden_size": 1152, "num_hidden_layers": 26, "head_dim": 256,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 6912, "vocab_size": 262144,
+    }),
+    "deepseek-ai/DeepSeek-V2-Lite": (15_706_484_224, {
+        "architectures": ["DeepseekV2ForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 27,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "intermediate_size": 10944, "vocab_size": 102400,
+        "moe_intermediate_size": 1408, "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6,
+        "first_k_dense_replace": 1, "kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128, "v_head_dim": 128,
+    }),
+    "moonshotai/Kimi-K2-Instruct": (1_026_408_232_448, {
+        "architectures": ["DeepseekV3ForCausalLM"], "hidden_size": 7168, "num_hidden_layers": 61,
+        "num_attention_heads": 64, "num_key_value_heads": 64, "intermediate_size": 18432, "vocab_size": 163840,
+        "moe_intermediate_size": 2048, "n_routed_experts": 384, "n_shared_experts": 1, "num_experts_per_tok": 8,
+        "first_k_dense_replace": 1, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128, "v_head_dim": 128,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("repo", OTHERS)
+def test_other_classes_that_are_counted_add_up_to_what_is_published(repo: str) -> None:
+    count, config = OTHERS[repo]
+    sizes = ModelSizes.from_config(config | {"max_position_embeddings": 4096})
+    assert sizes is not None
+    assert sum(parameters(sizes).values()) == count
+    if (
+        sizes.stored == "fp8_block"
+    ):  # of 1029.17 thousand million bytes of tensors; scales are 32 bits there, 16 elsewhere
+        need = ModelNeed("target", sizes, format=sizes.stored)
+        assert weight_bytes(need) == pytest.approx(1_029_173_256_720, rel=2e-4)
+
+
+def test_every_class_that_is_counted_was_compared() -> None:
+    compared = {known(repo).architecture for repo in PUBLISHED}
+    compared |= {config["architectures"][0] for _, config in OTHERS.values()}
+    heads = {"LlamaForCausalLMEagle3"}  # of which no count is published
+    assert set(engine_memory.counted_classes()) == compared | heads
 
 
 def test_latent_attention_and_experts_as_deepseek_v3_has_them() -> None:

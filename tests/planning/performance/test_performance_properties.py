@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.contracts.gpu_rates import all_rates, rates
@@ -143,6 +143,27 @@ def test_a_looser_slo_lets_in_no_fewer(first: int, second: int) -> None:
         assert ended == "itl"
         assert service.at(many.batch + 1, work).itl_p95_ms > loose
         assert many.itl_p95_ms <= loose
+
+
+@settings(deadline=None)
+@given(st.integers(1, 32_768), st.integers(1, 4096), st.integers(1, 8), st.floats(0, 1))
+def test_a_forecast_has_no_more_requests_than_its_steps_keep_up_with(
+    prompt: int, output: int, proposed: int, acceptance: float
+) -> None:
+    """Tokens that sequences and the prompts of their successors put into a step, against those that it takes."""
+    one, work = engine(), Workload(prompt, output)
+    drafted = Service(one, Speculation(one, engine(SMALL), proposed, acceptance))
+    for service, each, progress in (
+        (Service(one), 1, 1.0), (drafted, proposed + 1, accepted(acceptance, proposed)),
+    ):  # fmt: skip
+        most = service.most_decoding(work)
+        assert most >= 1
+        assert (most + 1) * (each + progress * prompt / output) > one.step_tokens * (1 - 1e-9)
+        assert most == 1 or most * (each + progress * prompt / output) <= one.step_tokens * (1 + 1e-9)
+        load, ended = service.most_within(work, 10**6, None, None)
+        assert load is not None
+        assert (load.batch, ended) == (most, "steps")
+        assert max(at.batch for at in service.curve(work, 10**6)) == most
 
 
 @pytest.mark.parametrize("one", all_rates(), ids=lambda one: str(one.gpu))

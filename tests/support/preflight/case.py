@@ -10,6 +10,7 @@ from pipeline.contracts.rules import Severity
 from pipeline.planning.machine_facts import MachineFacts
 from pipeline.planning.model_facts import ModelFacts, known_models
 from pipeline.planning.preflight import Emission, Finding, findings
+from pipeline.planning.preflight.emission import DatasetFacts
 from pipeline.recipe import load_recipe
 from pipeline.stages.judging import emission
 
@@ -65,6 +66,16 @@ def sized(role: str = "target", **changes: Any) -> Models:
 def known(role: str = "target", **changes: Any) -> Models:
     """Other facts of one model."""
     return lambda facts: facts | {role: replace(facts[role], **changes)}
+
+
+def unread(architecture: str, role: str = "target") -> Models:
+    """A model of which only the class is known."""
+    return known(role, sizes=None, architecture=architecture)
+
+
+def samples(**facts: Any) -> Emitted:
+    """Other calibration samples."""
+    return lambda written: replace(written, dataset=DatasetFacts(**facts))
 
 
 def flags(role: str = "target", **changes: str) -> Emitted:

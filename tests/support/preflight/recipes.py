@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipeline.errors import Fault
 from pipeline.planning.machine_facts import MachineFacts
 from tests.support.preflight.case import (
     AWQ,
@@ -24,13 +25,16 @@ from tests.support.preflight.case import (
     TP,
     Case,
     known,
+    samples,
     sized,
+    unread,
 )  # fmt: skip
 from tests.support.preflight.tokenizers import ONE_DIFFERS, tokenizers
 
 UNCHECKED = "cache={enabled: true, semantic: {checks: []}}"
 FEW = ("quantization.calibration.allow_sample_count=true",)
 TO_NONE = ("quantization={}",)
+GELU = (Fault("is not supported", key="hidden_act", value="gelu", fix="silu"),)
 
 CASES = [
     Case("cache.unchecked", None, TINY, ("cache={enabled: true, semantic: {}}",)),
@@ -180,6 +184,12 @@ CASES = [
     Case("model.class", None, NVFP4, ("quantization={}",), models=sized(architecture="GemmaForCausalLM")),
     Case("model.class", None, TINY, models=sized(architecture="Phi3ForCausalLM")),
     Case("model.class", "error", TINY, models=sized(architecture="MixtralForCausalLM")),
+    Case("model.class", "error", TINY, models=unread("GPT2LMHeadModel")),
+    Case("model.class", "error", TINY, models=unread("")),
+    Case("model.class", None, NVFP4, ("quantization={}",), models=unread("GPT2LMHeadModel")),
+    Case("model.served", "error", NVFP4, ("quantization={}",), models=unread("GPT2LMHeadModel")),
+    Case("model.served", None, NVFP4, ("quantization={}",), models=unread("GptOssForCausalLM")),
+    Case("model.served", None, NVFP4, models=unread("GPT2LMHeadModel")),  # it is calibrated
     Case("pp.layers", None, AWQ, (f"{PP}=16",), models=sized(layers=16)),
     Case("pp.layers", "error", AWQ, (f"{PP}=16",), models=sized(layers=15)),
     Case("vocab.pad_awq", "note", AWQ, models=sized(vocab=128257)),
@@ -193,6 +203,22 @@ CASES = [
     Case("quantization.groups", None, QWEN72, models=sized(intermediate=29568 + 32)),
     Case("quantization.groups", None, NVFP4, models=sized(intermediate=16 * 1001)),
     Case("quantization.groups", "error", NVFP4, models=sized(intermediate=16 * 1001 + 8)),
+    Case("source.files", None, TINY),
+    Case("source.files", "error", TINY, models=known("draft", problem="there is no such folder")),
+    Case("source.config", None, TINY),
+    Case("source.config", "error", TINY, models=known(config_faults=GELU)),
+    Case("source.config", None, NVFP4, ("quantization={}",), models=known(config_faults=GELU)),
+    Case("source.tokenizer", None, TINY),
+    Case("source.tokenizer", "error", TINY, models=known(has_tokenizer=False)),
+    Case("source.tokenizer", None, TINY, models=known("draft", has_tokenizer=False)),
+    Case("source.tokenizer", "error", TINY, ("draft.quantization=fp8",), models=known("draft", has_tokenizer=False)),
+    Case("source.template", None, TINY),
+    Case("source.template", "error", TINY, models=known(has_template=False)),
+    Case("source.template", "warning", TINY, models=known(has_template=False), emitted=samples(conversations=False)),
+    Case("source.template", "warning", TINY, ("quantization={}",), models=known(has_template=False)),
+    Case("source.template", None, TINY, models=known("draft", has_template=False)),
+    Case("source.dataset", None, TINY),
+    Case("source.dataset", "error", TINY, emitted=samples(problem="there is no such file")),
     Case("source.gated", None, FP8, models=known(access=200)),
     Case("source.gated", "error", FP8, models=known(access=401)),
     Case("source.gated", "error", FP8, models=known("draft", access=403)),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from html import escape
 
 from pipeline.planning.performance.compare import Comparison, Place
 from pipeline.planning.performance.plots.axes import Axis
-from pipeline.planning.performance.words import basis, number
-from pipeline.planning.performance.words_compare import measure_label, place_label
+from pipeline.planning.performance.words import number
+from pipeline.planning.performance.words_compare import measure_label, notes, place_label
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _EDGE = 960, 540, 80, 60, 20
 _STYLE = """
@@ -39,7 +40,8 @@ def _lines(found: Comparison) -> Iterator[str]:
         yield from _table(found)
     else:
         yield "<p>Nothing serves a single request within the SLO.</p>"
-    yield f"<p>{escape(' '.join(line.strip() for line in basis(200)))}</p>\n</body>\n</html>"
+    yield from (f"<p>{escape(line.strip())}</p>" for line in notes(found, sys.maxsize))
+    yield "</body>\n</html>"
 
 
 def _drawing(found: Comparison) -> Iterator[str]:
