@@ -19,10 +19,10 @@ FLOORS = (
     {"runtimes", "triton", "machine", "client", "cache"},
     {"planning"},
     {"recipe", "contracts", "store", "checkpoint"},
-    {"errors", "progress", "resources"},
+    {"errors", "progress", "resources", "private_files"},
 )
 # What applications install must not pull in the build side.
-LIGHT = {"client", "cache"}
+LIGHT = {"client", "cache", "private_files"}
 
 
 def floor_of(folder: str) -> int:

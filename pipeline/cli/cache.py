@@ -20,7 +20,7 @@ from pipeline.cache.key import tenant_id
 from pipeline.cache.redaction import Redaction
 from pipeline.cache.setup import CacheSettings
 from pipeline.cli.cache_tune import tune
-from pipeline.cli.options import set_option, store_option
+from pipeline.cli.options import opened, output_option, set_option, store_option
 from pipeline.errors import UserError
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -238,14 +238,15 @@ def purge(
 
 @command.command()
 @of_cache
-@click.option(
-    "--output", type=click.File("w", encoding="utf-8"), default="-", help="By default standard output."
-)
-def export(target: Target, output: Any) -> None:
-    """Write every question with its answer, a JSON object a line."""
-    with target.opened() as backend:
+@output_option
+def export(target: Target, output: str) -> None:
+    """Write every question with its answer, a JSON object a line.
+
+    Whose answer it is stands there as a digest, `tenant`: what `pipeline cache purge --tenant NAME` finds it by.
+    """
+    with target.opened() as backend, opened(output) as file:
         for kept in backend.items():
-            output.write(json.dumps(_row(kept), ensure_ascii=False) + "\n")
+            file.write(json.dumps(_row(kept), ensure_ascii=False) + "\n")
 
 
 def _row(kept: Kept) -> dict[str, Any]:
@@ -254,6 +255,7 @@ def _row(kept: Kept) -> dict[str, Any]:
         "key": kept.key.hex(),
         "scope": kept.scope.hex(),
         "engine": kept.engine.hex(),
+        "tenant": kept.tenant.hex(),
         "question": kept.turn,
         "answer": entry.text,
         "created": _time(entry.created),

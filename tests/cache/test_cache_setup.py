@@ -184,3 +184,21 @@ def test_an_application_with_client_and_cache_loads_nothing_heavy(tmp_path: Path
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfesecret", b"secret!", "secrét".encode(), b"c2VjcmV0"])
+def test_a_file_that_holds_no_key_is_told_without_what_it_holds(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "key").write_bytes(content)
+    with pytest.raises(CacheSetupError, match="the key of the response cache") as caught:
+        open_cache(CacheSettings(tmp_path / "cache.db", secret=Secret(file=tmp_path / "key", required=True)))
+    assert not any(part in str(caught.value) for part in ("secr", "c2Vj", "0xff", "xe9"))
+
+
+def test_a_key_that_every_account_may_read_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "key").write_text(Sealed.new_secret())
+    for mode, warned in ((0o600, False), (0o604, True)):
+        (tmp_path / "key").chmod(mode)
+        assert Secret(file=tmp_path / "key").read()
+        assert ("every account of this machine may read the key" in caplog.text) is warned
