@@ -59,8 +59,13 @@ class Target:
         return open_backend(self.text, name=self.name, codec=codec_of())
 
     def redaction(self) -> Redaction:
-        """What it may not keep: what the recipe says, all known kinds at an address."""
-        return Redaction() if _ADDRESS.search(self.text) else self._settings().redaction()
+        """What it may not keep: what the recipe says, all known kinds at an address. Raises UserError."""
+        try:
+            return Redaction() if _ADDRESS.search(self.text) else self._settings().redaction()
+        except ImportError as error:
+            raise UserError(f"redaction needs {error.name}: pip install 'pipeline[cache]'") from error
+        except ValueError as error:
+            raise UserError(f"redaction: {error}") from error
 
     def _of_recipe(self) -> Backend:
         settings = self._settings()

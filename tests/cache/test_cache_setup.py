@@ -94,7 +94,8 @@ def test_the_settings_of_a_recipe(tmp_path: Path) -> None:
     given = recipe(
         "cache.ttl_s=50", "cache.dynamic={ttl_s: 5, when: [price]}", "cache.max_entries=7", "cache.max_mib=3",
         "cache.cache_sampled=true", "cache.replay_pace=0.5",
-        "cache.redaction={kinds: [card], patterns: [{name: customer, pattern: 'C-\\d{8}'}]}",
+        "cache.redaction={kinds: [card, phone], phone_regions: [GB],"
+        " patterns: [{name: customer, pattern: 'C-\\d{8}'}]}",
     )  # fmt: skip
     settings = cache_settings(given, Store(tmp_path))
     assert (settings.capacity.entries, settings.capacity.bytes) == (7, 3 * 2**20)
@@ -102,6 +103,8 @@ def test_the_settings_of_a_recipe(tmp_path: Path) -> None:
     assert (settings.keep_sampled, settings.pace, settings.name) == (True, 0.5, "tiny-cpu")
     assert settings.redaction().objection("", "C-12345678") == "customer"
     assert settings.redaction().objection("", "ada@example.org") is None
+    assert settings.redaction().objection("", "020 7946 0958") == "phone"
+    assert settings.redaction().objection("", "(555) 010-9999") is None
     assert response_cache(recipe("cache.enabled=false"), Store(tmp_path)) is None
 
 
