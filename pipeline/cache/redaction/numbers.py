@@ -15,7 +15,7 @@ import yaml
 _ZEROS = (0x660, 0x6F0, 0x966, 0x9E6, 0xE50, 0xFF10)  # Arabic, Persian, Devanagari, Bengali, Thai, full width
 _PLAIN = str.maketrans(
     dict.fromkeys("\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000", " ")
-    | dict.fromkeys("‐‑‒–—―−﹣－", "-")
+    | dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe63\uff0d", "-")
     | dict.fromkeys("\xad\u200b\u200c\u200d\u2060\ufeff")
     | {"\uff0b": "+", "\u2024": ".", "\uff0e": "."}
     | {chr(zero + digit): str(digit) for zero in _ZEROS for digit in range(10)}
