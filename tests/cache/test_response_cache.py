@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from pipeline.cache.backend import BackendDown
+from pipeline.cache.backend import BackendDown, Vector
 from pipeline.cache.client import CachingClient
 from pipeline.cache.entry import Entry, Piece
 from pipeline.cache.key import Origin, Question, ask
@@ -135,6 +136,27 @@ def test_an_answer_that_cannot_be_decoded_is_asked_for_again(backend: SqliteBack
         backend.put(ask(client.origin, "Hi", {"max_tokens": 8, "temperature": 0}), short)
         assert client.generate("Hi", max_tokens=8, temperature=0).text == "a"
     assert (cache.counters["failed_lookup"], cache.counters["stored"]) == (1, 1)
+
+
+def test_an_embedding_that_is_none_spoils_nothing(
+    backend: SqliteBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that is not a number would hide its neighbours in an index; one of a very long text takes long to judge."""
+
+    class Odd(Letters):
+        def __call__(self, text: str, /) -> Vector | None:
+            assert len(text) < 10_000
+            vector = super().__call__(text)
+            return None if vector is None else vector * (np.nan if "zero" in text else 1)
+
+    cache = ResponseCache(backend, semantic=SemanticLayer(backend, Odd(b"one"), Fine(), 0.5))
+    for text in ("is it zero", "is it one", "is it " * 10_000):
+        assert keep(cache, asked(text), text[:10])
+        assert text_of(cache.lookup(asked(text))) == text[:10]
+    assert backend.fill().with_vectors == 1
+    assert text_of(cache.lookup(asked("Is it one?"))) == "is it one"
+    assert cache.counters["failed_embedding"] == 1
+    assert "ValueError: the embedding holds what is not a number" in caplog.text
 
 
 def test_a_stored_question_that_cannot_be_compared_hides_no_other(backend: SqliteBackend) -> None:
