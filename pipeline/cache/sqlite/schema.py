@@ -61,7 +61,7 @@ def connect(path: Path, *, power_safe: bool) -> sqlite3.Connection:
         path.parent.mkdir(parents=True, exist_ok=True)
         make_private(path, own=True)
         for beside in ("-wal", "-shm"):  # of a process that ran before the file was private, or still runs
-            tighten(Path(f"{path}{beside}"))
+            tighten(Path(f"{path.resolve()}{beside}"))
         connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         _write_ahead(connection)
         connection.execute(f"PRAGMA synchronous = {'FULL' if power_safe else 'NORMAL'}")
