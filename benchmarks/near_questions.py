@@ -2,10 +2,16 @@
 
     python benchmarks/near_questions.py ENCODER [--pairs FILE]...
 
-ENCODER is a folder as `pipeline.cache.semantic.preparing.prepare` makes it of all-MiniLM-L6-v2. The pairs are, unless
-given, those of scripts/questions/aside, by which nothing was trained or chosen: as they occur in a log, and as hard as
-their authors could make them. Times are medians of one comparison: of
-a new question with one that was compared before, and with one that was not (which the encoder has to read again).
+ENCODER is a folder as `pipeline.cache.semantic.preparing.prepare` makes it of all-MiniLM-L6-v2. Each FILE is a set of
+pairs, a JSON object a line: {"a": "…", "b": "…", "same": 1, "category": "…"}, where same is 0 for a trap: two questions
+that one answer does not serve. Categories with enough pairs are judged by themselves, too. What people wrote, such as
+Quora Question Pairs, says most about questions that people ask. Without a FILE, the pairs are those of
+scripts/questions/aside, which language models wrote: as they occur in a log, and as hard as their authors could make
+them.
+
+Beside the scorer stands the cosine of the embeddings alone, at the threshold that serves as many traps as the scorer
+does. Times are medians of one comparison: of a new question with one that was compared before, and with one that was
+not (which the encoder has to read again).
 """
 
 from __future__ import annotations
@@ -13,6 +19,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.cache.semantic.embedder import Embedder
@@ -25,6 +33,7 @@ from pipeline.cache.tuning.pairs import Pair, read_pairs
 ASIDE = Path(__file__).resolve().parent.parent / "scripts/questions/aside"
 MIN_SIMILARITY = 0.45  # the default of a recipe
 _TIMED = 300  # pairs
+_ENOUGH = 100  # pairs of each label, for a category to be judged by itself
 
 
 def main() -> None:
@@ -37,7 +46,7 @@ def main() -> None:
     embedder = Embedder(chosen.encoder)
     as_in_a_log = sorted(ASIDE.glob("log_*.jsonl"))
     hard = sorted({*ASIDE.glob("*.jsonl")} - {*as_in_a_log})
-    for files in [chosen.pairs] if chosen.pairs else [as_in_a_log, hard]:
+    for files in [[file] for file in chosen.pairs] if chosen.pairs else [as_in_a_log, hard]:
         _judge_all(chosen.encoder, embedder, files)
 
 
@@ -45,11 +54,22 @@ def _judge_all(encoder: Path, embedder: Embedder, files: list[Path]) -> None:
     pairs = [pair for file in files for pair in read_pairs(file.read_text(encoding="utf-8").splitlines())]
     nears = [_cosine(embedder, pair) for pair in pairs]
     print(f"{len(pairs):,} pairs of {', '.join(map(str, files))}; similarity at least {MIN_SIMILARITY}")
-    for name, verifier in (
-        ("checks alone", default_verifier()),
-        ("with the scorer", verifier_for(embedder, scorer=True)),
-    ):
-        _judge(name, verifier, pairs, nears)
+    served = {
+        name: [
+            near >= MIN_SIMILARITY and verifier.objection(pair.a, pair.b, near) is None
+            for pair, near in zip(pairs, nears, strict=True)
+        ]
+        for name, verifier in (
+            ("checks alone", default_verifier()),
+            ("with the scorer", verifier_for(embedder, scorer=True)),
+        )
+    }
+    judge(range(len(pairs)), pairs, nears, served)
+    for category in _large(pairs):
+        rows = [at for at, pair in enumerate(pairs) if pair.category == category]
+        if len(rows) < len(pairs):
+            print(f" {category}")
+            judge(rows, pairs, nears, served)
     another = Embedder(encoder)  # that has not seen the questions yet
     for name, verifier in (
         ("checks alone", default_verifier()),
@@ -58,18 +78,32 @@ def _judge_all(encoder: Path, embedder: Embedder, files: list[Path]) -> None:
         _time(name, another, verifier, pairs, nears)
 
 
-def _judge(name: str, verifier: Verifier, pairs: list[Pair], nears: list[float]) -> None:
-    served = [
-        near >= MIN_SIMILARITY and verifier.objection(pair.a, pair.b, near) is None
-        for pair, near in zip(pairs, nears, strict=True)
-    ]
-    for same, what in ((True, "true pairs served"), (False, "traps served")):
-        rows = [yes for yes, pair in zip(served, pairs, strict=True) if pair.same is same]
-        share = Share(sum(rows), len(rows))
-        print(
-            f"  {name:<18}{what:<20}{share.count:>5} of {share.of:<6}{share.value:>7.1%}"
-            f"   95 % interval {share.low(0.95):.1%} to {share.high(0.95):.1%}"
-        )
+def _large(pairs: list[Pair]) -> list[str]:
+    """Categories with enough pairs of each label, in their order."""
+    counts = Counter((pair.category, pair.same) for pair in pairs)
+    found = dict.fromkeys(pair.category for pair in pairs)
+    return [category for category in found if min(counts[category, True], counts[category, False]) >= _ENOUGH]
+
+
+def judge(
+    rows: Sequence[int], pairs: list[Pair], nears: list[float], served: Mapping[str, list[bool]]
+) -> None:
+    """Print what each verifier serves of some pairs, and what the cosine serves with as many traps as the last."""
+    for name, yes in served.items():
+        for same, what in ((True, "true pairs served"), (False, "traps served")):
+            _print(name, what, [yes[at] for at in rows if pairs[at].same is same])
+    traps = sum(yes[at] for at in rows if not pairs[at].same)
+    others = sorted((nears[at] for at in rows if not pairs[at].same), reverse=True)
+    above = others[traps] if traps < len(others) else -1.0  # the nearest trap that is not served
+    _print("cosine alone", f"above {above:.3f}", [nears[at] > above for at in rows if pairs[at].same])
+
+
+def _print(name: str, what: str, served: list[bool]) -> None:
+    share = Share(sum(served), len(served))
+    print(
+        f"  {name:<18}{what:<20}{share.count:>5} of {share.of:<6}{share.value:>7.1%}"
+        f"   95 % interval {share.low(0.95):.1%} to {share.high(0.95):.1%}"
+    )
 
 
 def _time(name: str, embedder: Embedder, verifier: Verifier, pairs: list[Pair], nears: list[float]) -> None:

@@ -19,7 +19,7 @@ from pipeline.cache.async_flights import AsyncFlight, AsyncFlights
 from pipeline.cache.key import Origin, Question
 from pipeline.cache.passage import AsyncPassage
 from pipeline.cache.replay import Replay
-from pipeline.cache.response_cache import Hit, ResponseCache
+from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.stream import Asked, CachedStreamBase, Request, keep
 from pipeline.client import Answer, AsyncClient, AsyncStream, Chunk
 from pipeline.client.base import Prompt
@@ -82,17 +82,15 @@ class AsyncCachedStream(CachedStreamBase[Replay | AsyncPassage | AsyncStream]):
         return await anext(self._chunks)
 
     async def _find(self) -> Replay | AsyncPassage | AsyncStream:
-        client, cache, ttl_s = self._client, self._client.cache, self._asked.ttl_s
-        if self._asked.cache:
-            question = self._asked.question(client.origin, client.client.defaults)
-            if (hit := await self._lookup(question)) is not None:
-                return Replay(hit, self.request_id, client.pace)
+        client, cache = self._client, self._client.cache
+        question = self._question(cache, client.origin, client.client.defaults)
+        if question is not None:
+            if (replay := await self._replay(question)) is not None:
+                return replay
             if cache.may_answer(question):
                 flight, first = client.flights.join(
                     question.key,
-                    lambda: AsyncFlight(
-                        self._ask(), lambda flight: asyncio.to_thread(keep, cache, question, flight, ttl_s)
-                    ),
+                    lambda: AsyncFlight(self._ask(), lambda flight: self._keep(question, flight)),
                 )
                 self._exit.push_async_callback(client.flights.leave, question.key, flight)
                 return AsyncPassage(flight, self.request_id, first=first)
@@ -103,8 +101,16 @@ class AsyncCachedStream(CachedStreamBase[Replay | AsyncPassage | AsyncStream]):
             self._asked.prompt, request_id=self.request_id, tools=self._asked.tools, **self._asked.sent
         )
 
-    async def _lookup(self, question: Question) -> Hit | None:
+    async def _replay(self, question: Question) -> Replay | None:
         cache = self._client.cache
-        if cache.may_wait(question):
-            return await asyncio.to_thread(cache.lookup, question)
-        return cache.lookup(question)
+        with cache.contained("lookup"):
+            waits = cache.may_wait(question)
+            hit = await asyncio.to_thread(cache.lookup, question) if waits else cache.lookup(question)
+            if hit is not None:
+                return Replay(hit, self.request_id, self._client.pace)
+        return None
+
+    async def _keep(self, question: Question, flight: AsyncFlight) -> None:
+        cache = self._client.cache
+        with cache.contained("store"):
+            await asyncio.to_thread(keep, cache, question, flight, self._asked.ttl_s)

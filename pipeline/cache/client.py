@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Self, Unpack
 
 from pipeline.cache.flights import Flight, Flights
-from pipeline.cache.key import Origin
+from pipeline.cache.key import Origin, Question
 from pipeline.cache.passage import Passage
 from pipeline.cache.replay import Replay
 from pipeline.cache.response_cache import ResponseCache
@@ -81,10 +81,10 @@ class CachedStream(CachedStreamBase[Replay | Passage | Stream]):
 
     def _find(self) -> Replay | Passage | Stream:
         client, cache, ttl_s = self._client, self._client.cache, self._asked.ttl_s
-        if self._asked.cache:
-            question = self._asked.question(client.origin, client.client.defaults)
-            if (hit := cache.lookup(question)) is not None:
-                return Replay(hit, self.request_id, client.pace)
+        question = self._question(cache, client.origin, client.client.defaults)
+        if question is not None:
+            if (replay := self._replay(question)) is not None:
+                return replay
             if cache.may_answer(question):
                 flight, first = client.flights.join(
                     question.key,
@@ -93,6 +93,13 @@ class CachedStream(CachedStreamBase[Replay | Passage | Stream]):
                 self._exit.callback(client.flights.leave, question.key, flight)
                 return Passage(flight, self.request_id, first=first)
         return self._exit.enter_context(self._ask())
+
+    def _replay(self, question: Question) -> Replay | None:
+        cache = self._client.cache
+        with cache.contained("lookup"):
+            if (hit := cache.lookup(question)) is not None:
+                return Replay(hit, self.request_id, self._client.pace)
+        return None
 
     def _ask(self) -> Stream:
         return self._client.client.stream(

@@ -57,8 +57,9 @@ class Question:
 
     @cached_property
     def key(self) -> bytes:
-        """The exact identity, 16 bytes."""
-        return blake2b(self.scope + self.turn.encode(), digest_size=DIGEST_BYTES).digest()
+        """The exact identity, 16 bytes, of any text: whether it can be sent is for the client to say."""
+        turn = self.turn.encode("utf-8", "surrogatepass")
+        return blake2b(self.scope + turn, digest_size=DIGEST_BYTES).digest()
 
 
 def ask(
@@ -157,4 +158,4 @@ def _number(value: Any) -> Any:
 
 
 def _canonical(value: Any) -> bytes:
-    return _ENCODER.encode(value).encode()
+    return _ENCODER.encode(value).encode("utf-8", "surrogatepass")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from pipeline.cache.entry import Entry, Piece
-from pipeline.client import Cached, Chunk
+from pipeline.cache.entry import Piece
+from pipeline.client import Cached, Chunk, FinishReason
 
 
 def pieces_of(chunks: Sequence[Chunk], began: float, times: Sequence[float]) -> tuple[Piece, ...]:
@@ -18,9 +18,10 @@ def pieces_of(chunks: Sequence[Chunk], began: float, times: Sequence[float]) -> 
     )
 
 
-def chunks_of(entry: Entry, cached: Cached) -> Iterator[tuple[float, Chunk]]:
+def chunks_of(
+    pieces: Sequence[Piece], finish_reason: FinishReason, cached: Cached
+) -> Iterator[tuple[float, Chunk]]:
     """The same chunks again, each with the time (s) that it had come after the one before it."""
-    pieces = entry.pieces()
     for index, piece in enumerate(pieces):
-        reason = entry.finish_reason if index == len(pieces) - 1 else None
+        reason = finish_reason if index == len(pieces) - 1 else None
         yield piece.delay_s, Chunk(piece.text, index, reason, piece.token_ids, piece.log_probs, cached)

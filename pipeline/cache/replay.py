@@ -16,10 +16,12 @@ class Replay:
     """The chunks of a hit, and how far their telling is."""
 
     def __init__(self, hit: Hit, request_id: str, pace: float) -> None:
+        """Decodes the whole answer, and raises what an entry raises that cannot be decoded; nothing does later."""
+        self._pieces = hit.entry.pieces()
         self.text = ""
         self.finish_reason: FinishReason | None = None
         self._hit, self._request_id, self._pace = hit, request_id, pace
-        self._chunks = chunks_of(hit.entry, hit.cached)
+        self._chunks = chunks_of(self._pieces, hit.entry.finish_reason, hit.cached)
         self._began = time.perf_counter()
         self._due = self._began
         self._times: list[float] = []
@@ -79,9 +81,9 @@ class Replay:
 
     def answer(self) -> Answer:
         """The whole answer."""
-        entry, pieces = self._hit.entry, self._hit.entry.pieces()
-        tokens = [piece.token_ids for piece in pieces if piece.token_ids is not None]
-        log_probs = [piece.log_probs for piece in pieces if piece.log_probs is not None]
+        entry = self._hit.entry
+        tokens = [piece.token_ids for piece in self._pieces if piece.token_ids is not None]
+        log_probs = [piece.log_probs for piece in self._pieces if piece.log_probs is not None]
         return Answer(
             text=entry.text,
             finish_reason=entry.finish_reason,

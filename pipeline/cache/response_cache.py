@@ -1,6 +1,8 @@
 """Exact lookup, then lookup by meaning; and what may be kept.
 
-It never fails a request: where a backend is down, it misses.
+It never fails a request. Where a backend is down, it misses. Whatever else fails inside the cache (an embedder, a
+check, a stored answer that cannot be decoded, an error in our own code) is a miss too: it is counted as
+`failed_<step>`, and the first failure of each kind is logged with its traceback.
 """
 
 from __future__ import annotations
@@ -9,9 +11,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from types import TracebackType
+from typing import Literal, Protocol
 
-from pipeline.cache.backend import Backend, BackendDown, Vector
+from pipeline.cache.backend import Backend, BackendDown, Candidate, Vector
 from pipeline.cache.counters import Counters
 from pipeline.cache.entry import Entry, Piece
 from pipeline.cache.key import Question
@@ -21,6 +24,8 @@ from pipeline.client.chunk import FinishReason
 from pipeline.client.stats import Cached
 
 _log = logging.getLogger(__name__)
+# What the cache was doing when something failed; `failed_<step>` is its counter.
+Step = Literal["question", "lookup", "embedding", "comparison", "store", "close"]
 _LOOK_AGAIN_S = 0.1  # how long an entry that another process removed may still be served from memory
 
 
@@ -32,22 +37,17 @@ class Hit:
     cached: Cached
 
 
-@dataclass(frozen=True, slots=True)
-class Near:
-    """The entry that a semantic layer found and verified."""
-
-    key: bytes
-    similarity: float
-
-
 class Semantic(Protocol):
-    """Finds answers to questions that mean the same."""
+    """Finds answers to questions that mean the same. What it raises costs a hit, never a request."""
 
     def embed(self, question: Question) -> Vector | None:
         """None where the question has no meaning that can be compared, or is longer than can be read."""
 
-    def find(self, question: Question, vector: Vector) -> Near | None:
-        """The nearest entry that is near enough and passes all checks. May raise BackendDown."""
+    def near(self, question: Question, vector: Vector) -> Sequence[Candidate]:
+        """The entries whose questions are near enough, the nearest first. May raise BackendDown."""
+
+    def serves(self, question: Question, candidate: Candidate) -> bool:
+        """Whether the candidate passes all checks, so that its answer serves this question too."""
 
 
 class Keeper(Protocol):
@@ -77,6 +77,7 @@ class ResponseCache:
     _checked_at: float = -1.0
     _removals: int = -1
     _down: str = ""  # what the backend said when it was last asked, "" if it answered
+    _logged: set[tuple[object, ...]] = field(default_factory=set)  # kinds of failures
 
     def may_answer(self, question: Question) -> bool:
         """Whether such a request is looked up and kept: its answer is the same each time, or that was waived."""
@@ -98,6 +99,10 @@ class ResponseCache:
         except BackendDown as error:
             hit = None
             self._is_down(error)
+        except Exception as error:
+            hit = None
+            self.recent.clear()
+            self.failed("lookup", error)
         self.counters.add(f"hit_{hit.cached.kind}" if hit else "miss")
         return hit
 
@@ -116,6 +121,53 @@ class ResponseCache:
         Args:
             ttl_s: how long it may be served; by default what `lifetime` says of its question.
         """
+        with self.contained("store"):
+            return self._store(
+                question,
+                pieces,
+                finish_reason=finish_reason,
+                input_tokens=input_tokens,
+                output_tokens=output_tokens,
+                ttl_s=ttl_s,
+            )
+        return False
+
+    def close(self) -> None:
+        """Give up the backend."""
+        with self.contained("close"):
+            self.backend.close()
+
+    def contained(self, step: Step) -> _Contained:
+        """A context out of which no Exception comes: see `failed`. What follows it runs after a failure only."""
+        return _Contained(self, step)
+
+    def failed(self, step: Step, error: Exception) -> None:
+        """Count a failure of the cache; log it if it is the first of its type at its line of code."""
+        self.counters.add(f"failed_{step}")
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        place = trace and (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        if (kind := (step, type(error), place)) not in self._logged:
+            self._logged.add(kind)
+            _log.error(
+                "the response cache failed (%s), and the request goes on without it;"
+                " more failures like this one are counted as failed_%s and not logged",
+                step,
+                step,
+                exc_info=error,
+            )
+
+    def _store(
+        self,
+        question: Question,
+        pieces: Sequence[Piece],
+        *,
+        finish_reason: FinishReason,
+        input_tokens: int | None,
+        output_tokens: int | None,
+        ttl_s: float | None,
+    ) -> bool:
         refusal = self._refusal(question, pieces, finish_reason)
         if refusal:
             self.counters.add(f"not_kept_{refusal}")
@@ -139,10 +191,6 @@ class ResponseCache:
         self.counters.add("stored")
         return True
 
-    def close(self) -> None:
-        """Give up the backend."""
-        self.backend.close()
-
     def _exact(self, key: bytes, now: float) -> Hit | None:
         self._follow(now)
         entry = self.recent.get(key, now)
@@ -156,7 +204,8 @@ class ResponseCache:
         vector = self._vector(question)
         if vector is None or self.semantic is None:
             return None
-        near = self.semantic.find(question, vector)
+        candidates = self.semantic.near(question, vector)
+        near = next((candidate for candidate in candidates if self._serves(question, candidate)), None)
         entry = None if near is None else self.backend.get(near.key, now)
         if near is None or entry is None:
             return None
@@ -166,8 +215,18 @@ class ResponseCache:
             return None
         return Hit(entry, Cached("semantic", near.similarity))
 
+    def _serves(self, question: Question, candidate: Candidate) -> bool:
+        """False if the two cannot be compared: that must not hide the candidates after it."""
+        with self.contained("comparison"):
+            return self.semantic is not None and self.semantic.serves(question, candidate)
+        return False
+
     def _vector(self, question: Question) -> Vector | None:
-        return self.semantic.embed(question) if self.semantic is not None and question.comparable else None
+        """None also if there should be one and it cannot be made: exact lookup goes on without it."""
+        if self.semantic is not None and question.comparable:
+            with self.contained("embedding"):
+                return self.semantic.embed(question)
+        return None
 
     def _follow(self, now: float) -> None:
         """Forget what other processes removed."""
@@ -202,6 +261,26 @@ class ResponseCache:
         if self._down:
             _log.warning("the response cache is used again")
             self._down = ""
+
+
+class _Contained:
+    """See `ResponseCache.contained`."""
+
+    __slots__ = ("_cache", "_step")
+
+    def __init__(self, cache: ResponseCache, step: Step) -> None:
+        self._cache, self._step = cache, step
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if isinstance(error, Exception):
+            self._cache.failed(self._step, error)
+            return True
+        return False
 
 
 _EXACT = Cached("exact")

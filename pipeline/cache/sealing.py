@@ -7,7 +7,6 @@ them. In the clear stay the digests by which entries are found, sizes and times.
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import secrets
 import struct
@@ -16,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from pipeline.private_files import warn_if_readable
 
 KEY = "PIPELINE_CACHE_KEY"  # environment variable: 32 bytes in base64; what is kept is then sealed
 _NONCE = 12  # bytes
@@ -58,8 +59,8 @@ class Sealed:
 
         try:
             raw = base64.b64decode(secret, validate=True)
-        except binascii.Error as error:
-            raise ValueError(f"the key of the response cache is not base64: {error}") from None
+        except ValueError:
+            raise ValueError("the key of the response cache is not base64") from None
         if len(raw) != 32:
             raise ValueError(
                 f"the key of the response cache has {len(raw)} bytes: it must have 32, in base64"
@@ -110,7 +111,12 @@ def codec_of(environ: Mapping[str, str] = os.environ, secret: Secret | None = No
 
 
 def _content(file: Path) -> str:
+    path = file.expanduser()
     try:
-        return file.expanduser().read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"the key of the response cache cannot be read: {error}") from None
+        found = path.read_text(encoding="ascii").strip()
+    except UnicodeDecodeError:
+        raise ValueError(f"the key of the response cache: {path} is not a text in base64") from None
+    except OSError as error:
+        raise ValueError(f"the key of the response cache: {path}: {error.strerror}") from None
+    warn_if_readable(path, "every account of this machine may read the key of the response cache", by=0o004)
+    return found

@@ -3,7 +3,8 @@
     cache = open_cache(CacheSettings("answers.db", lifetime=Lifetime(static_s=3600)))
     client = CachingClient(Client(url), cache, Origin("my-deployment"))
 
-Semantic lookup needs the distributions onnxruntime and tokenizers, sealing needs cryptography.
+Semantic lookup needs the distributions onnxruntime and tokenizers, sealing cryptography, and redaction phonenumbers and
+python-stdnum.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TypeVar
 from pipeline.cache.backend import Backend, BackendDown, Capacity
 from pipeline.cache.backends import open_backend
 from pipeline.cache.lifetime import Lifetime
-from pipeline.cache.redaction import Redaction
+from pipeline.cache.redaction import PHONE_REGIONS, Redaction
 from pipeline.cache.response_cache import ResponseCache, Semantic
 from pipeline.cache.sealing import Secret, codec_of
 from pipeline.cache.semantic.layer import SemanticLayer, Verifier
@@ -55,12 +56,14 @@ class CacheSettings:
     redact_patterns: Mapping[str, str] = field(
         default_factory=dict
     )  # more of them: name -> regular expression
+    phone_regions: Sequence[str] | None = None  # whose national telephone numbers are known; None: by default
     secret: Secret = field(default_factory=Secret)
     semantic: SemanticSettings | None = None
 
     def redaction(self) -> Redaction:
-        """What keeps an answer from being stored. ValueError if a kind is not known, or a pattern is none."""
-        return Redaction(self.redact, self.redact_patterns)
+        """What keeps an answer from being stored. Raises ValueError and ImportError as `Redaction` does."""
+        regions = PHONE_REGIONS if self.phone_regions is None else self.phone_regions
+        return Redaction(self.redact, self.redact_patterns, regions)
 
     def backend(self) -> Backend:
         """Where answers are kept.

@@ -106,6 +106,13 @@ class CachedStreamBase(Generic[_Source]):
         """Stop the answer; on the server too, unless others wait for it."""
         self._source.cancel()
 
+    def _question(self, cache: ResponseCache, origin: Origin, defaults: Mapping[str, Any]) -> Question | None:
+        """As the cache sees the request; None if the cache is to have no part in it, or cannot."""
+        if self._asked.cache:
+            with cache.contained("question"):
+                return self._asked.question(origin, defaults)
+        return None
+
     @property
     def _source(self) -> _Source:
         if self._entered is None:
@@ -116,13 +123,14 @@ class CachedStreamBase(Generic[_Source]):
 def keep(
     cache: ResponseCache, question: Question, flight: Flight | AsyncFlight, ttl_s: float | None = None
 ) -> None:
-    """Store the answer of a flight that has landed."""
-    stats = flight.stream.stats
-    cache.store(
-        question,
-        pieces_of(flight.chunks, flight.began, flight.times),
-        finish_reason=flight.stream.finish_reason or "unknown",
-        input_tokens=stats.input_tokens,
-        output_tokens=stats.output_tokens,
-        ttl_s=ttl_s,
-    )
+    """Store the answer of a flight that has landed. Raises nothing: its passengers have their answer."""
+    with cache.contained("store"):
+        stats = flight.stream.stats
+        cache.store(
+            question,
+            pieces_of(flight.chunks, flight.began, flight.times),
+            finish_reason=flight.stream.finish_reason or "unknown",
+            input_tokens=stats.input_tokens,
+            output_tokens=stats.output_tokens,
+            ttl_s=ttl_s,
+        )

@@ -93,7 +93,7 @@ class Vault:
             return None
 
     def vector(self, vector: bytes, key: bytes, dimensions: int) -> Vector | None:
-        """The embedding, or None if it cannot be read or has other dimensions."""
+        """The embedding, or None if it cannot be read, has other dimensions, or holds what is not a number."""
         try:
             packed = self._codec.open(vector, key)
         except Unreadable as error:
@@ -101,7 +101,9 @@ class Vault:
             return None
         if len(packed) != 2 * dimensions:
             return None
-        return np.frombuffer(packed, "<f2").astype(np.float32)
+        found = np.frombuffer(packed, "<f2").astype(np.float32)
+        # one that is not finite would spoil the clusters of all others
+        return found if np.isfinite(found).all() else None
 
     def _count(self, key: bytes, error: Exception) -> None:
         if not self.unreadable:

@@ -20,8 +20,9 @@ from pipeline.cache.key import tenant_id
 from pipeline.cache.redaction import Redaction
 from pipeline.cache.setup import CacheSettings
 from pipeline.cli.cache_tune import tune
-from pipeline.cli.options import set_option, store_option
+from pipeline.cli.options import opened, output_option, set_option, store_option
 from pipeline.errors import UserError
+from pipeline.extras import missing
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
@@ -59,8 +60,13 @@ class Target:
         return open_backend(self.text, name=self.name, codec=codec_of())
 
     def redaction(self) -> Redaction:
-        """What it may not keep: what the recipe says, all known kinds at an address."""
-        return Redaction() if _ADDRESS.search(self.text) else self._settings().redaction()
+        """What it may not keep: what the recipe says, all known kinds at an address. Raises UserError."""
+        try:
+            return Redaction() if _ADDRESS.search(self.text) else self._settings().redaction()
+        except ImportError as error:
+            raise missing("redaction", error, "cache") from error
+        except ValueError as error:
+            raise UserError(f"redaction: {error}") from error
 
     def _of_recipe(self) -> Backend:
         settings = self._settings()
@@ -238,14 +244,15 @@ def purge(
 
 @command.command()
 @of_cache
-@click.option(
-    "--output", type=click.File("w", encoding="utf-8"), default="-", help="By default standard output."
-)
-def export(target: Target, output: Any) -> None:
-    """Write every question with its answer, a JSON object a line."""
-    with target.opened() as backend:
+@output_option
+def export(target: Target, output: str) -> None:
+    """Write every question with its answer, a JSON object a line.
+
+    Whose answer it is stands there as a digest, `tenant`: what `pipeline cache purge --tenant NAME` finds it by.
+    """
+    with target.opened() as backend, opened(output) as file:
         for kept in backend.items():
-            output.write(json.dumps(_row(kept), ensure_ascii=False) + "\n")
+            file.write(json.dumps(_row(kept), ensure_ascii=False) + "\n")
 
 
 def _row(kept: Kept) -> dict[str, Any]:
@@ -254,6 +261,7 @@ def _row(kept: Kept) -> dict[str, Any]:
         "key": kept.key.hex(),
         "scope": kept.scope.hex(),
         "engine": kept.engine.hex(),
+        "tenant": kept.tenant.hex(),
         "question": kept.turn,
         "answer": entry.text,
         "created": _time(entry.created),

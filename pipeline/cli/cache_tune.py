@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import click
 
-from pipeline.cli.options import set_option, store_option
+from pipeline.cli.options import opened, set_option, store_option
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.extras import missing
 
@@ -138,10 +138,8 @@ def _survey(
             {"a": near.a, "b": near.b, "similarity": round(near.similarity, 4), "same": None}
             for near in found.merged()
         ]
-        try:
-            output.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), "utf-8")
-        except OSError as error:
-            raise UserError(f"--output {output}: cannot be written: {error.strerror}") from error
+        with opened(str(output)) as file:
+            file.writelines(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
         report.say(f"{len(rows)} pairs are in {output}: put 1 or 0 in place of null, then give it as --pairs")
 
 

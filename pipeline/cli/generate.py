@@ -16,7 +16,7 @@ import click
 
 from pipeline.cli.asking import asking_options, find
 from pipeline.cli.connection import Connection, as_pipeline_error, connected
-from pipeline.cli.options import set_option, store_option
+from pipeline.cli.options import opened, output_option, set_option, store_option
 from pipeline.cli.prompts import Prompt, read_prompts
 from pipeline.errors import PipelineError
 
@@ -37,9 +37,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="A prompt a line; - is standard input.",
 )
-@click.option(
-    "--output", type=click.File("w", encoding="utf-8"), default="-", help="By default standard output."
-)
+@output_option
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object an answer, a line each.")
 @click.option(
     "--concurrency", type=click.IntRange(1, 1024), default=8, show_default=True, help="Answers at a time."
@@ -51,7 +49,7 @@ def command(
     store: Path | None,
     raw: bool,
     source: TextIO | None,
-    output: TextIO,
+    output: str,
     as_json: bool,
     concurrency: int,
     no_stats: bool,
@@ -71,10 +69,10 @@ def command(
     with connected(destination, options, raw=raw) as connection:
         tally = _Tally(len(prompts), show=not no_stats)
         answers = _answers(connection, prompts, options["system"], concurrency, raw=raw)
-        with closing(answers):
+        with opened(output) as file, closing(answers):
             for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
                 tally.add(answer)
-                _write(output, number, prompt, answer, as_json=as_json, alone=len(prompts) == 1)
+                _write(file, number, prompt, answer, as_json=as_json, alone=len(prompts) == 1)
         tally.end()
     if tally.failure is not None:
         raise tally.failure

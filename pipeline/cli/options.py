@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import click
+
+from pipeline.errors import UserError
+from pipeline.private_files import make_private
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -19,6 +24,31 @@ store_option = click.option(
     "--store", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
     help="Where artifacts lie; by default $PIPELINE_STORE, or ~/.cache/pipeline/store.",
 )  # fmt: skip
+
+
+output_option = click.option(
+    "--output", type=click.Path(dir_okay=False, allow_dash=True), metavar="FILE", default="-",
+    help="By default standard output. A new file can be read by its owner alone (mode 0600).",
+)  # fmt: skip
+
+
+@contextmanager
+def opened(output: str) -> Iterator[TextIO]:
+    """The file of `output_option`, empty, to write questions or answers to.
+
+    Raises:
+        UserError: it cannot be opened.
+    """
+    if output == "-":
+        yield sys.stdout
+        return
+    with ExitStack() as stack:
+        try:
+            make_private(Path(output), own=False)
+            file = stack.enter_context(Path(output).open("w", encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"--output {output}: cannot be written: {error.strerror}") from error
+        yield file
 
 
 def _devices(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...]:

@@ -74,6 +74,7 @@ def cache_settings(recipe: Recipe, store: Store, semantic: SemanticSettings | No
         pace=settings.replay_pace,
         redact=settings.redaction.kinds,
         redact_patterns={own.name: own.pattern for own in settings.redaction.patterns},
+        phone_regions=settings.redaction.phone_regions,
         secret=_secret(recipe),
         semantic=semantic,
     )

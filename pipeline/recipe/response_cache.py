@@ -53,7 +53,16 @@ def _pattern(text: str) -> str:
 
 
 Pattern = Annotated[str, Field(min_length=1), AfterValidator(_pattern)]
-Kind = Literal["e-mail", "card", "key", "phone"]
+Kind = Literal["key", "e-mail", "card", "iban", "national_id", "phone"]  # see pipeline.cache.redaction
+
+
+def _region(text: str) -> str:
+    if not re.fullmatch("[A-Z]{2}", text):
+        raise refusal("is not the code of a country", "write two capital letters of ISO 3166, such as GB")
+    return text
+
+
+Region = Annotated[str, AfterValidator(_region), Field(json_schema_extra={"pattern": "^[A-Z]{2}$"})]
 CheckName = Literal[
     "numbers",
     "codes",
@@ -131,7 +140,17 @@ class Redaction(Section):
     """What keeps an answer from being stored: nothing is blacked out."""
 
     kinds: tuple[Kind, ...] = Field(
-        default=("e-mail", "card", "key", "phone"), description="Known kinds of such things.", strict=False
+        default=("key", "e-mail", "card", "iban", "national_id", "phone"),
+        description="Known kinds of such things: keys, tokens and passwords in the forms in which they are issued; "
+        "addresses; payment cards; bank accounts; numbers that states give to persons; telephone numbers.",
+        strict=False,
+    )
+    phone_regions: tuple[Region, ...] | None = Field(
+        default=None,
+        description="ISO 3166 codes of the countries whose telephone numbers are known in national form; those that "
+        "begin with + always are. By default twenty countries, see pipeline.cache.redaction; [] for none.",
+        examples=[["GB", "IE"]],
+        strict=False,
     )
     patterns: tuple[OwnPattern, ...] = Field(default=(), description="More of them.", strict=False)
 

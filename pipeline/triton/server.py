@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Self
 
 from pipeline.errors import ServerError
+from pipeline.private_files import make_private
 from pipeline.triton import guard, log
 from pipeline.triton.deployment import REPOSITORY, Deployment
 from pipeline.triton.embedded_launch import EmbeddedLauncher
@@ -60,7 +61,8 @@ class TritonServer:
         start_deadline_s: float | None = None,
         stop_deadline_s: float = 10.0,
     ) -> None:
-        """`ports`: None takes free ones. `log_file`: None makes one in the temporary folder, kept after a failure.
+        """`ports`: None takes free ones. `log_file`: None makes one in the temporary folder, kept after a failure;
+        a new one can be read by its owner alone.
         `start_deadline_s`: None is what the deployment's size asks for.
         """
         self.deployment = deployment
@@ -253,6 +255,7 @@ class TritonServer:
         )
         launch.prepare()
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        make_private(self.log_file, own=self._own_log)
         below = [sys.executable, "-I", guard.__file__, json.dumps(asdict(self._duty))]
         with self.log_file.open("wb") as output:
             self._guard = subprocess.Popen(

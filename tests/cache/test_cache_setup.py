@@ -94,7 +94,8 @@ def test_the_settings_of_a_recipe(tmp_path: Path) -> None:
     given = recipe(
         "cache.ttl_s=50", "cache.dynamic={ttl_s: 5, when: [price]}", "cache.max_entries=7", "cache.max_mib=3",
         "cache.cache_sampled=true", "cache.replay_pace=0.5",
-        "cache.redaction={kinds: [card], patterns: [{name: customer, pattern: 'C-\\d{8}'}]}",
+        "cache.redaction={kinds: [card, phone], phone_regions: [GB],"
+        " patterns: [{name: customer, pattern: 'C-\\d{8}'}]}",
     )  # fmt: skip
     settings = cache_settings(given, Store(tmp_path))
     assert (settings.capacity.entries, settings.capacity.bytes) == (7, 3 * 2**20)
@@ -102,6 +103,8 @@ def test_the_settings_of_a_recipe(tmp_path: Path) -> None:
     assert (settings.keep_sampled, settings.pace, settings.name) == (True, 0.5, "tiny-cpu")
     assert settings.redaction().objection("", "C-12345678") == "customer"
     assert settings.redaction().objection("", "ada@example.org") is None
+    assert settings.redaction().objection("", "020 7946 0958") == "phone"
+    assert settings.redaction().objection("", "(555) 010-9999") is None
     assert response_cache(recipe("cache.enabled=false"), Store(tmp_path)) is None
 
 
@@ -184,3 +187,21 @@ def test_an_application_with_client_and_cache_loads_nothing_heavy(tmp_path: Path
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfesecret", b"secret!", "secrét".encode(), b"c2VjcmV0"])
+def test_a_file_that_holds_no_key_is_told_without_what_it_holds(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "key").write_bytes(content)
+    with pytest.raises(CacheSetupError, match="the key of the response cache") as caught:
+        open_cache(CacheSettings(tmp_path / "cache.db", secret=Secret(file=tmp_path / "key", required=True)))
+    assert not any(part in str(caught.value) for part in ("secr", "c2Vj", "0xff", "xe9"))
+
+
+def test_a_key_that_every_account_may_read_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "key").write_text(Sealed.new_secret())
+    for mode, warned in ((0o600, False), (0o604, True)):
+        (tmp_path / "key").chmod(mode)
+        assert Secret(file=tmp_path / "key").read()
+        assert ("every account of this machine may read the key" in caplog.text) is warned

@@ -21,7 +21,7 @@ from pipeline.cache.semantic.layer import SemanticLayer
 from pipeline.cache.sqlite import SqliteBackend
 from pipeline.client import Cached, Client, Refused
 from pipeline.client.testing import FakeServer, Reply
-from tests.support.cache_asking import unit
+from tests.support.cache_asking import Fine, Letters, broken
 
 GREEDY = {"temperature": 0}
 
@@ -95,6 +95,84 @@ def test_a_request_goes_on_without_its_backend(backend: SqliteBackend) -> None:
 
 
 @pytest.mark.parametrize(
+    ("part", "method", "failures"),
+    [
+        ("backend", "removals", {"lookup": 4}),
+        ("backend", "get", {"lookup": 4}),
+        ("backend", "near", {"lookup": 3}),
+        ("backend", "put", {"store": 4}),
+        ("backend", "close", {"close": 1}),
+        ("embedder", "__call__", {"embedding": 6}),
+        ("verifier", "prepare", {"embedding": 6}),
+        ("verifier", "objection", {"comparison": 3}),
+        ("keeper", "objection", {"store": 4}),
+        ("lifetime", "of", {"store": 4}),
+    ],
+)
+def test_whatever_fails_in_it_is_a_miss_that_is_told_once(
+    backend: SqliteBackend, caplog: pytest.LogCaptureFixture, part: str, method: str, failures: dict[str, int]
+) -> None:
+    asks = ["where is my parcel", "Where is my parcel?", "where is my parcel", "my parcel is where"]
+    with FakeServer(Reply(["a"])) as server:
+        cache = broken(backend, part, method)
+        with CachingClient(Client(server.url), cache, Origin("package")) as client:
+            answers = [client.generate(text, max_tokens=8, temperature=0).text for text in asks]
+    assert answers == ["a"] * 4
+    counts = cache.counters.as_dict()
+    assert {name: count for name, count in counts.items() if name.startswith("failed_")} == {
+        f"failed_{step}": count for step, count in failures.items()
+    }
+    assert sum(counts.get(name, 0) for name in ("miss", "hit_exact", "hit_semantic")) == 4
+    told = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert [record.exc_info is not None for record in told] == [True] * len(failures)
+
+
+def test_an_answer_that_cannot_be_decoded_is_asked_for_again(backend: SqliteBackend) -> None:
+    cache = ResponseCache(backend)
+    whole = Entry.of([Piece("b")], finish_reason="stop", created=cache.clock(), expires=cache.clock() + 100)
+    short = Entry(whole.raw[:-2], whole.created, whole.expires, "stop")
+    with FakeServer(Reply(["a"])) as server, Client(server.url) as plain:
+        client = CachingClient(plain, cache, Origin("package"))
+        backend.put(ask(client.origin, "Hi", {"max_tokens": 8, "temperature": 0}), short)
+        assert client.generate("Hi", max_tokens=8, temperature=0).text == "a"
+    assert (cache.counters["failed_lookup"], cache.counters["stored"]) == (1, 1)
+
+
+def test_an_embedding_that_is_none_spoils_nothing(
+    backend: SqliteBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that is not a number would hide its neighbours in an index; one of a very long text takes long to judge."""
+
+    class Odd(Letters):
+        def __call__(self, text: str, /) -> Vector | None:
+            assert len(text) < 10_000
+            vector = super().__call__(text)
+            return None if vector is None else vector * (np.nan if "zero" in text else 1)
+
+    cache = ResponseCache(backend, semantic=SemanticLayer(backend, Odd(b"one"), Fine(), 0.5))
+    for text in ("is it zero", "is it one", "is it " * 10_000):
+        assert keep(cache, asked(text), text[:10])
+        assert text_of(cache.lookup(asked(text))) == text[:10]
+    assert backend.fill().with_vectors == 1
+    assert text_of(cache.lookup(asked("Is it one?"))) == "is it one"
+    assert cache.counters["failed_embedding"] == 1
+    assert "ValueError: the embedding holds what is not a number" in caplog.text
+
+
+def test_a_stored_question_that_cannot_be_compared_hides_no_other(backend: SqliteBackend) -> None:
+    class Fussy(Fine):
+        def objection(self, asked: str, kept: str, similarity: float) -> str | None:
+            return super().objection(asked, kept, similarity) if "-rf" not in kept else kept.split()[99]
+
+    layer = SemanticLayer(backend, Letters(b"one"), Fussy(), 0.5)
+    cache = ResponseCache(backend, semantic=layer)
+    keep(cache, asked("how is rm -rf undone"), "never")
+    keep(cache, asked("how is an rm undone"), "so")
+    hit = cache.lookup(asked("How is rm undone?"))
+    assert (text_of(hit), cache.counters["failed_comparison"]) == ("so", 1)
+
+
+@pytest.mark.parametrize(
     ("sampling", "keep_sampled", "kept"),
     [
         ({"temperature": 0}, False, True),
@@ -150,29 +228,6 @@ def test_a_request_may_say_how_long(backend: SqliteBackend, clock: Clock) -> Non
         assert client.generate("Hi", max_tokens=8, temperature=0).stats.cached == Cached("exact")
         clock.now += 2
         assert client.generate("Hi", max_tokens=8, temperature=0).stats.cached is None
-
-
-class Letters:
-    """Near are texts with the same words."""
-
-    def __init__(self, digest: bytes) -> None:
-        self.digest = digest
-
-    def __call__(self, text: str, /) -> Vector | None:
-        if len(text) > 40:
-            return None
-        counts = np.zeros(64)
-        for word in text.lower().strip("?.").split():
-            counts[sum(map(ord, word)) % 64] += 1
-        return unit(counts)
-
-
-class Fine:
-    def prepare(self, text: str) -> None:
-        pass
-
-    def objection(self, asked: str, kept: str, similarity: float) -> str | None:  # noqa: ARG002
-        return "no" if "not" in kept else None
 
 
 def semantic(backend: SqliteBackend, clock: Clock, digest: bytes = b"one") -> ResponseCache:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,7 @@ def test_a_log_gives_pairs_to_label_and_no_labels(encoder: Path, tmp_path: Path)
     assert result.exit_code == 0, result.output
     rows = [json.loads(line) for line in into.read_text(encoding="utf-8").splitlines()]
     assert rows
+    assert stat.S_IMODE(into.stat().st_mode) == 0o600
     assert all(row["same"] is None and 0.5 <= row["similarity"] <= 1.0001 for row in rows)
     assert [row["similarity"] for row in rows] == sorted((row["similarity"] for row in rows), reverse=True)
     assert not any("not" in row["b"] for row in rows)

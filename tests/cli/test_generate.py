@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import stat
 import subprocess
 from pathlib import Path
 
@@ -23,13 +24,21 @@ def test_answers_in_the_order_of_the_questions(tmp_path: Path) -> None:
     source.write_text("\n".join(lines), encoding="utf-8")
     with FakeServer([Reply(["one"], first_delay_s=0.2), Reply(["two"]), Reply(["three"])]) as server:
         serve(server, tmp_path)
-        done = run(
-            "generate", "tiny-cpu", "--input", str(source), "--json", "--concurrency", "1", store=tmp_path
-        )
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+        asked = [
+            "--input",
+            str(source),
+            "--json",
+            "--concurrency",
+            "1",
+            "--output",
+            str(tmp_path / "answers"),
+        ]
+        done = run("generate", "tiny-cpu", *asked, store=tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "answers").read_text().splitlines()]
     assert [(row["index"], row.get("id"), row["text"]) for row in rows] == [
         (0, None, "one"), (1, "b", "two"), (2, 3, "three"),
     ]  # fmt: skip
+    assert stat.S_IMODE((tmp_path / "answers").stat().st_mode) == 0o600
     assert server.requests[1].tensors["max_tokens"] == [3]
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("3/3 in ")

@@ -33,13 +33,94 @@ def test_keys_in_the_clear_and_hashed(tmp_path: Path) -> None:
         assert refused.value.status == 401
 
 
-def test_a_file_with_faults_lists_them_all(tmp_path: Path) -> None:
+SECRET = "sk-SECRET-9f"
+FAULTY = f"""tenants:
+  a: {{keys: []}}
+  b: {{keys: [{SECRET}], limits: {{concurrency: 0, {SECRET}: 1}}}}
+  c:
+    keys:
+    - ""
+    - "  "
+    - {SECRET}
+    - sha256:{sha256(SECRET.encode()).hexdigest().upper()}
+    - sha256:{SECRET}
+    - sha256:{sha256(b"").hexdigest()}
+    - " {SECRET}2"
+    - 17
+  "": {{keys: [{SECRET}3]}}
+  a: {{keys: [{SECRET}4]}}
+{SECRET}: 1
+"""
+
+
+def test_a_file_with_faults_lists_them_all_and_no_key(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput) as refused:
-        load(tmp_path, "tenants:\n  a: {keys: []}\n  b: {keys: [x], limits: {concurrency: 0, other: 1}}\n")
-    text = str(refused.value)
-    assert all(
-        key in text for key in ("tenants.a.keys", "tenants.b.limits.concurrency", "tenants.b.limits.other")
-    )
+        load(tmp_path, FAULTY)
+    path, (head, *faults) = tmp_path / "keys.yaml", str(refused.value).splitlines()
+    assert head == f"{path}: 13 faults"
+    assert [fault.strip().removeprefix(f"{path}:").partition(" (")[0] for fault in faults] == [
+        "3: tenants.b.limits.concurrency: Input should be greater than or equal to 1",
+        "3: tenants.b.limits: has a name that is not known",
+        "6: tenants.c.keys.0: is empty",
+        "7: tenants.c.keys.1: is empty",
+        "8: tenants.c.keys.2: is the same key as tenants.b.keys.0 on line 3",
+        "9: tenants.c.keys.3: is the same key as tenants.b.keys.0 on line 3",
+        "10: tenants.c.keys.4: begins with sha256: and is no SHA-256",
+        "11: tenants.c.keys.5: is empty",
+        "12: tenants.c.keys.6: cannot be sent in a header",
+        "13: tenants.c.keys.7: is not text",
+        "14: tenants: a tenant without a name",
+        "15: tenants: has the same name on lines 2 and 15",
+        "16: has a name that is not known",
+    ]
+    assert "SECRET" not in str(refused.value)
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f"tenants:\n  a: {{keys: [{SECRET}: x, @{SECRET}]", ":2: is not YAML"),
+        (f"tenants:\n  a: {{keys: [*{SECRET}]}}", ":2: is not YAML"),
+        (f"tenants:\n  a: {{keys: !{SECRET} x}}", ":2: is not YAML"),
+        (f'tenants:\n  a: {{keys: ["\\{SECRET}"]}}', ":2: is not YAML"),
+        (f"tenants:\n\ta: {SECRET}", ":2: is not YAML"),
+        (f"--- 1\n--- {SECRET}", "is not YAML"),
+        (f"{SECRET}", ":1: is not a mapping of names"),
+        (f"tenants: {{a: {SECRET}}}", ":1: tenants.a: is not a mapping of names"),
+        (f"tenants: {{a: {{keys: {SECRET}}}}}", ":1: tenants.a.keys: is not a list"),
+        (f"tenants: {{a: {{keys: [{SECRET}], limits: {{requests_per_minute: {SECRET}}}}}}}", "valid integer"),
+        (f"\x7fELF\x00{SECRET}", "is not a text in UTF-8"),
+        ("", ":1: is not a mapping of names"),
+    ],
+)
+def test_what_is_no_file_of_keys_is_refused_in_a_line_without_a_key(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        load(tmp_path, text)
+    assert told in str(refused.value)
+    assert "SECRET" not in str(refused.value)
+    assert len(refused.value.faults) == 1
+
+
+def test_a_binary_file_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_bytes(bytes(range(256)))
+    with pytest.raises(InvalidInput, match=r"keys: 1 fault\n.*is not a text in UTF-8"):
+        Tenants.load(tmp_path / "keys")
+
+
+def test_keys_that_every_account_may_read_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(tmp_path, "tenants: {a: {keys: [k]}}")
+    (tmp_path / "keys.yaml").chmod(0o640)
+    caplog.clear()
+    Tenants.load(tmp_path / "keys.yaml")
+    assert not caplog.text
+    (tmp_path / "keys.yaml").chmod(0o644)
+    Tenants.load(tmp_path / "keys.yaml")
+    assert "every account of this machine may read the API keys (mode 0644): run chmod 600" in caplog.text
 
 
 def test_requests_a_minute_fill_up_again() -> None:

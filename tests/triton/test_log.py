@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 from pipeline.triton import log
+from pipeline.triton.server import TritonServer
 
 TEXT = r"""I1121 03:32:29.1 8968 server.cc:241] "starting"
 E1121 03:32:30.466668 8968 model_lifecycle.cc:654] "failed to load 'a' version 1: Internal: bad\n\nAt:\n  model.py(7)"
@@ -17,6 +19,11 @@ E1121 03:32:31.466668 8968 cuda_memory_manager.cc:107] "CUDA memory pool"
 mpirun noticed that process rank 1 with PID 7 on node a exited on signal 9 (Killed).
 error: creating server: Internal - failed to load all models
 """
+
+
+def test_a_log_can_be_read_by_its_owner_alone(server: TritonServer) -> None:
+    """It may hold questions and answers."""
+    assert stat.S_IMODE(server.log_file.stat().st_mode) == 0o600
 
 
 def test_errors_are_said_once_whoever_says_them(tmp_path: Path) -> None:

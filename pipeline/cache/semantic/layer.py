@@ -9,11 +9,12 @@ from typing import Protocol
 
 import numpy as np
 
-from pipeline.cache.backend import Backend, Vector
+from pipeline.cache.backend import Backend, Candidate, Vector
 from pipeline.cache.key import Question
-from pipeline.cache.response_cache import Near
 
 _CANDIDATES = 4  # that are looked at; the nearest one that passes is taken
+# Of a question that is compared: 256 tokens seldom have as many, and to read more takes long.
+_MAX_CHARS = 8192
 
 
 class Verifier(Protocol):
@@ -49,17 +50,21 @@ class SemanticLayer:
     min_similarity: float  # cosine
 
     def embed(self, question: Question) -> Vector | None:
-        vector = self.embedder(question.turn) if question.comparable else None
+        if not question.comparable or len(question.turn) > _MAX_CHARS:
+            return None
+        vector = self.embedder(question.turn)
         if vector is None:
             return None
+        if not np.isfinite(vector).all():
+            raise ValueError("the embedding holds what is not a number")
         self.verifier.prepare(question.turn)
         return vector * _signs(self.embedder.digest, len(vector))
 
-    def find(self, question: Question, vector: Vector) -> Near | None:
-        for candidate in self.backend.near(question.scope, vector, _CANDIDATES, self.min_similarity):
-            if self.verifier.objection(question.turn, candidate.turn, candidate.similarity) is None:
-                return Near(candidate.key, candidate.similarity)
-        return None
+    def near(self, question: Question, vector: Vector) -> Sequence[Candidate]:
+        return self.backend.near(question.scope, vector, _CANDIDATES, self.min_similarity)
+
+    def serves(self, question: Question, candidate: Candidate) -> bool:
+        return self.verifier.objection(question.turn, candidate.turn, candidate.similarity) is None
 
 
 @lru_cache

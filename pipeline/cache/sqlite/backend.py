@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipeline.cache.backend import ANY, EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
@@ -55,10 +55,8 @@ class SqliteBackend(PackedBackend):
     def near(
         self, scope: bytes, vector: Vector, count: int, min_similarity: float = ANY
     ) -> Sequence[Candidate]:
-        try:
+        with self._reading():
             return self._follower.near(scope, vector, count, min_similarity, self._turns)
-        except sqlite3.Error as error:
-            raise BackendDown(f"{self.path}: {error}") from error
 
     def remove(self, keys: Iterable[bytes]) -> int:
         with self._transaction() as writer:
@@ -72,15 +70,16 @@ class SqliteBackend(PackedBackend):
     def items(self) -> Iterator[Kept]:
         below = None
         while True:
-            rows = (
-                self._reader()
-                .execute(
-                    "SELECT id, key, scope, engine, tenant, turn, answer, used, vector IS NOT NULL FROM entries"
-                    " WHERE ?1 IS NULL OR id < ?1 ORDER BY id DESC LIMIT 256",
-                    (below,),
+            with self._reading():
+                rows = (
+                    self._reader()
+                    .execute(
+                        "SELECT id, key, scope, engine, tenant, turn, answer, used, vector IS NOT NULL"
+                        " FROM entries WHERE ?1 IS NULL OR id < ?1 ORDER BY id DESC LIMIT 256",
+                        (below,),
+                    )
+                    .fetchall()
                 )
-                .fetchall()
-            )
             if not rows:
                 return
             for _, key, scope, engine, tenant, turn, answer, used, has_vector in rows:
@@ -90,15 +89,14 @@ class SqliteBackend(PackedBackend):
             below = rows[-1][0]
 
     def removals(self) -> int:
-        try:
+        with self._reading():
             return int(self._reader().execute("SELECT removals FROM totals").fetchone()[0])
-        except sqlite3.Error as error:
-            raise BackendDown(f"{self.path}: {error}") from error
 
     def fill(self) -> Fill:
-        reader = self._reader()
-        entries, size, vectors = reader.execute("SELECT entries, bytes, vectors FROM totals").fetchone()
-        oldest = reader.execute("SELECT min(created) FROM entries").fetchone()[0]
+        with self._reading():
+            reader = self._reader()
+            entries, size, vectors = reader.execute("SELECT entries, bytes, vectors FROM totals").fetchone()
+            oldest = reader.execute("SELECT min(created) FROM entries").fetchone()[0]
         return Fill(entries, size, vectors, oldest)
 
     def describe(self) -> Mapping[str, str]:
@@ -112,16 +110,15 @@ class SqliteBackend(PackedBackend):
     def close(self) -> None:
         if self._closed:
             return
-        self._flush()
+        with suppress(BackendDown):  # what was used last is not worth more than leaving
+            self._flush()
         self._closed = True
         for connection in self._opened:
             connection.close()
 
     def _answer(self, key: bytes) -> bytes | None:
-        try:
+        with self._reading():
             row = self._reader().execute(_GET, (key,)).fetchone()
-        except sqlite3.Error as error:
-            raise BackendDown(f"{self.path}: {error}") from error
         return None if row is None else row[0]
 
     def _store(self, packed: Packed, vector: Vector | None) -> None:
@@ -167,6 +164,13 @@ class SqliteBackend(PackedBackend):
         connection = connect(self.path, power_safe=self._power_safe)
         self._opened.append(connection)
         return connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise BackendDown(f"{self.path}: {error}") from error
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

@@ -1,4 +1,8 @@
-"""Tables of the embedded cache, and how one file is opened by many processes."""
+"""Tables of the embedded cache, and how one file is opened by many processes.
+
+The file holds questions and answers, so that only its owner may read it (0600); SQLite gives the files beside it, -wal
+and -shm, the same mode.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import time
 from pathlib import Path
 
 from pipeline.cache.backend import BackendDown
+from pipeline.private_files import make_private, tighten
 
 VERSION = 2  # PRAGMA user_version; another one is refused, never guessed at
 _BUSY_S = 5.0
@@ -54,6 +59,9 @@ def connect(path: Path, *, power_safe: bool) -> sqlite3.Connection:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path, own=True)
+        for beside in ("-wal", "-shm"):  # of a process that ran before the file was private, or still runs
+            tighten(Path(f"{path.resolve()}{beside}"))
         connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         _write_ahead(connection)
         connection.execute(f"PRAGMA synchronous = {'FULL' if power_safe else 'NORMAL'}")

@@ -200,7 +200,7 @@ def _powered(given: Sequence[Token], start: int, digits: str, taken: int) -> tup
 
 def _clock(value: str, following: str) -> tuple[Number, int]:
     hours, _, minutes = value.partition(":")
-    if not hours.isdigit() or not (minutes or "0").isdigit():
+    if not hours.isdecimal() or not (minutes or "0").isdecimal():
         return Number(value, ""), 1
     hour = int(hours)
     marked = following in ("am", "pm", "a.m", "p.m")

@@ -225,13 +225,13 @@ def _chooses(given: Sequence[Token]) -> bool:
 
 
 def _named(written: Sequence[Token], known: Lexicon) -> tuple[frozenset[str], frozenset[str]]:
-    """Names by their stems, and codes as they are."""
+    """Names by their stems; codes, and options such as -rf, as they are."""
     words = [token for token in written if token.raw[:1].isalpha()]
     small = known.fillers | known.roles | known.attaching | known.joining
     titled = len(words) > 3 and all(
         token.raw[0].isupper() or (len(token.raw) <= 3 and token.text in small) for token in words
     )
-    names, codes = set(), set()
+    names, codes = set(), {token.text for token in written if token.raw.startswith("-")}
     for token in words:
         if _CODE.match(token.raw):
             codes.add(token.text)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pipeline.cache.semantic.verification.lexicon import Lexicon
 
 _TOKEN = re.compile(
-    r"""https?://[^\s"'<>]+ | www\.[^\s"'<>]+ | [\w.+-]+@[\w-]+\.[\w.]*\w
+    r"""https?://[^\s"'<>]+ | www\.[^\s"'<>]+ | (?<![\w.+-])[\w.+-]+@[\w-]+\.[\w.]*\w
     | \d{1,3}(?:,\d{3})+(?:\.\d+)? | \d+(?:[.:/\-]\d+)+ | \d+
-    | --?[a-z][\w-]+ (?<=\s-[\w-]{2}) | [^\W\d_]\w*(?:['\-.]\w+)*(?:\+\+|\#)? | _\w+
+    | (?<!\S)--?[a-zA-Z][\w-]* | [^\W\d_]\w*(?:['\-.]\w+)*(?:\+\+|\#)? | _\w+
     | [$€£¥₹%°]""",
     re.VERBOSE,
 )
@@ -84,7 +84,7 @@ def quoted(text: str) -> frozenset[str]:
 
 
 def tokens(text: str) -> list[Token]:
-    """Words in their order, contractions written out."""
+    """Words in their order, contractions written out; none of them is empty."""
     found: list[Token] = []
     end = 0
     for match in _TOKEN.finditer(text):
@@ -93,7 +93,8 @@ def tokens(text: str) -> list[Token]:
             raw[0].isupper() and _SENTENCE_END.search(text, max(end - 1, 0), match.start()) is not None
         )
         end = match.end()
-        found += _expanded(raw, opens)
+        # "n't" by itself has nothing before its ending
+        found += [token for token in _expanded(raw, opens) if token.text]
     return found
 
 
@@ -128,7 +129,8 @@ def _expanded(raw: str, opens: bool) -> list[Token]:
             return [Token(text.removesuffix(ending), raw.split("'")[0], opens), Token(word, word)]
     if text.endswith("'s") and text[:-2] in _IS:
         return [Token(text[:-2], raw[:-2], opens), Token("is", "is")]
-    if "-" in text and text.replace("-", "").isalpha() and text not in _HYPHENATED:
+    whole = text in _HYPHENATED or text.startswith("-")  # -rf and --force are options of a command
+    if "-" in text and text.replace("-", "").isalpha() and not whole:
         parts = raw.split("-")
         return [Token(part.lower(), part, opens and not index) for index, part in enumerate(parts)]
     return [Token(text, raw, opens)]

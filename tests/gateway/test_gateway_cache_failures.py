@@ -1,0 +1,61 @@
+"""What fails inside the response cache costs its hits, and no request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pipeline.cache.response_cache import ResponseCache
+from pipeline.cache.semantic.layer import SemanticLayer
+from pipeline.cache.semantic.verification import default_verifier
+from pipeline.cache.sqlite import SqliteBackend
+from pipeline.client.testing import Reply
+from tests.gateway.conftest import Running, Start
+from tests.support.cache_asking import Letters, broken
+
+
+def ask(running: Running, question: str, *, stream: bool = False) -> str:
+    """The text of an answer, however it comes; every request must be answered."""
+    chats = running.client().chat.completions
+    messages = [{"role": "user", "content": question}]
+    if stream:
+        chunks = chats.create(model="tiny", messages=messages, temperature=0, stream=True)
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    return str(chats.create(model="tiny", messages=messages, temperature=0).choices[0].message.content)
+
+
+@pytest.mark.parametrize(
+    ("part", "method", "counter"),
+    [
+        ("backend", "remote", "failed_lookup"),
+        ("backend", "get", "failed_lookup"),
+        ("backend", "near", "failed_lookup"),
+        ("backend", "put", "failed_store"),
+        ("embedder", "__call__", "failed_embedding"),
+        ("verifier", "objection", "failed_comparison"),
+        ("keeper", "objection", "failed_store"),
+        ("lifetime", "of", "failed_store"),
+    ],
+)
+def test_requests_are_answered_whatever_part_of_the_cache_raises(
+    start: Start, tmp_path: Path, part: str, method: str, counter: str
+) -> None:
+    running = start(Reply(["a", "b"]))
+    running.served.cache = broken(SqliteBackend(tmp_path / "cache.db"), part, method)
+    questions = ["where is my parcel", "Where is my parcel?", "my parcel is where"]
+    assert [ask(running, text, stream=stream) for stream in (False, True) for text in questions] == ["ab"] * 6
+    page = httpx.get(f"{running.url}/metrics").text
+    line = next(line for line in page.splitlines() if f'event="{counter}"' in line)
+    assert int(line.split()[-1]) >= 1
+
+
+def test_options_of_a_command_are_asked_about(start: Start, tmp_path: Path) -> None:
+    """The very question that once failed, and its neighbour."""
+    running, backend = start(Reply(["no"])), SqliteBackend(tmp_path / "cache.db")
+    layer = SemanticLayer(backend, Letters(b"one"), default_verifier(), 0.5)
+    cache = running.served.cache = ResponseCache(backend, semantic=layer)
+    undo = ["How do I undo rm -rf in linux?", "How do I undo rm in linux?", "How to undo rm -rf in Linux?"]
+    assert [ask(running, question) for question in undo] == ["no"] * 3
+    assert cache.counters.as_dict() == {"hit_semantic": 1, "miss": 2, "stored": 2}
