@@ -135,6 +135,21 @@ class Layout:
         }
 
 
+def needed_keys(family: str) -> dict[str, str]:
+    """Keys of config.json that upstream reads without a default, each with the class that reads it.
+
+    >>> needed_keys("qwen3")["seq_length"]
+    'QWenConfig'
+    """
+    classes = facts()["config"]["classes"]
+    return {
+        key: one["name"]
+        for one in classes
+        if one["families"] == "all" or family in one["families"]
+        for key in one["needs"]
+    }
+
+
 @cache
 def facts() -> Mapping[str, Any]:
     """The data."""

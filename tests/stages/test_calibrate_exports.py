@@ -106,7 +106,10 @@ def test_the_tensorrt_llm_configuration_is_repaired(
     else:
         assert scaling is None
     assert written["architecture"] == CLASSES[architecture]
-    assert written.get("qwen_type") == (architecture if architecture.startswith("qwen") else None)
+    qwen = architecture.startswith("qwen")
+    assert (written.get("qwen_type"), written.get("seq_length")) == (
+        (architecture, 8192) if qwen else (None,) * 2
+    )
     assert written["attn_bias"] is (architecture == "qwen2")
     assert written["qk_layernorm"] is (architecture == "qwen3")
     assert written["norm_epsilon"] == 1e-5
