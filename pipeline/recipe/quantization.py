@@ -78,7 +78,9 @@ class Quantization(Section):
     kv_cache: KvCacheFormat = Field(
         default="auto", description="Format of the KV cache; auto is that of the activations."
     )
-    awq_block_size: Literal[64, 128] = Field(default=128, description="Weights that share one AWQ scale.")
+    awq_block_size: Literal[64, 128] = Field(
+        default=128, description="Weights that share one AWQ scale; for w4a8_awq on a GPU, 128."
+    )
     auto: AutoQuantization | None = Field(default=None, description="The budget, for format auto.")
     calibration: Calibration | None = Field(default=None, description="Needed by every format but none.")
     gate: Gate | None = Field(

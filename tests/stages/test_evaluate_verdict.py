@@ -82,6 +82,9 @@ def test_what_is_advised_fits_what_was_done() -> None:
         "samples: 512 (more of them, now 128)",
     ):
         assert part in text
+    w4a8 = "\n".join(judge(dataclasses.replace(METRICS, format="w4a8_awq"), tight).advice)
+    assert "awq_block_size" not in w4a8
+    assert "format: int4_awq" in w4a8
     fp8 = dataclasses.replace(METRICS, format="fp8", group_size=None, kv_cache=None, calibration_samples=512)
     text = "\n".join(judge(fp8, tight).advice)
     assert "kv_cache" not in text

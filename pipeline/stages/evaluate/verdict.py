@@ -127,7 +127,7 @@ _ENOUGH_SAMPLES = 512
 def _advice(metrics: Metrics, checks: tuple[Check, ...]) -> Iterator[str]:
     if metrics.kv_cache is not None:
         yield "quantization.kv_cache: auto (keys and values stay 16-bit)"
-    if metrics.format.endswith("_awq") and metrics.group_size == 128:
+    if metrics.format == "int4_awq" and metrics.group_size == 128:  # w4a8_awq has groups of 128 only
         yield "quantization.awq_block_size: 64 (twice as many scales)"
     if metrics.format in _GENTLER:
         yield f"quantization.format: {_GENTLER[metrics.format]}"

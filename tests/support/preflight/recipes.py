@@ -22,6 +22,7 @@ from tests.support.preflight.case import (
     TO_AWQ,
     TO_PYTORCH,
     TP,
+    W4A8,
     Case,
     known,
     sized,
@@ -30,6 +31,7 @@ from tests.support.preflight.tokenizers import ONE_DIFFERS, tokenizers
 
 UNCHECKED = "cache={enabled: true, semantic: {checks: []}}"
 FEW = ("quantization.calibration.allow_sample_count=true",)
+BLOCKS_64 = ("quantization.awq_block_size=64",)
 TO_NONE = ("quantization={}",)
 
 CASES = [
@@ -189,6 +191,12 @@ CASES = [
     Case("quantization.groups", None, QWEN72, models=sized(intermediate=29568 + 32)),
     Case("quantization.groups", None, NVFP4, models=sized(intermediate=16 * 1001)),
     Case("quantization.groups", "error", NVFP4, models=sized(intermediate=16 * 1001 + 8)),
+    Case("quantization.w4a8_group", None, AWQ, W4A8),
+    Case("quantization.w4a8_group", None, AWQ, BLOCKS_64),
+    Case("quantization.w4a8_group", None, TINY, (*W4A8, *BLOCKS_64)),  # cpu has no such kernels
+    Case("quantization.w4a8_group", "error", AWQ, (*W4A8, *BLOCKS_64)),
+    Case("quantization.w4a8_group", "error", AWQ, (*W4A8, *BLOCKS_64, *TO_PYTORCH)),
+    Case("quantization.w4a8_group", "error", FP8, ("draft.quantization=w4a8_awq", *BLOCKS_64)),
     Case("source.gated", None, FP8, models=known(access=200)),
     Case("source.gated", "error", FP8, models=known(access=401)),
     Case("source.gated", "error", FP8, models=known("draft", access=403)),
