@@ -16,7 +16,7 @@ from pipeline.recipe.source import Dataset
 Format = Literal["none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4", "auto"]
 DraftFormat = Literal["none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4"]
 LayerFormat = Literal["fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4"]
-KvCacheFormat = Literal["auto", "fp8", "int8"]
+KvCacheFormat = Literal["auto", "fp8"]
 
 MIN_SAMPLES, MAX_SAMPLES = 128, 512
 

@@ -64,7 +64,6 @@ def test_nvfp4_needs_a_gpu() -> None:
 
 def test_what_is_not_supported() -> None:
     assert "not supported yet" in problems("auto")[0]
-    assert "kv_cache = int8" in problems("fp8", kv_cache="int8")[0]
     assert "format none calibrates nothing" in problems("none", kv_cache="fp8")[0]
 
 

@@ -64,8 +64,6 @@ def _format_faults(architecture: Architecture, quantization: Quantization, has_c
             value="nvfp4",
             fix="calibrate on a GPU, or use fp8 or int4_awq",
         )
-    if quantization.kv_cache == "int8":
-        yield Fault("is not supported yet", key="quantization.kv_cache", value="int8", fix="auto or fp8")
     if quantization.format == "none" and quantization.kv_cache == "fp8":
         yield Fault(
             "is calibrated together with the weights, and format none calibrates nothing",

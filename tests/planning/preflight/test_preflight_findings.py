@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -16,9 +17,23 @@ from pipeline.errors import InvalidInput
 from pipeline.planning.model_facts import known_sizes, with_sizes
 from pipeline.planning.preflight import allow, findings, refuse
 from pipeline.recipe import Recipe, load_recipe, packaged
+from pipeline.recipe.quantization import KvCacheFormat
 from pipeline.stages.convert import FORMATS
 from pipeline.stages.judging import emission
-from tests.support.preflight.case import AWQ, FP8, NVFP4, PHI, PLAIN, QWEN72, TO_AWQ, TP, W4A8, Case, sized
+from tests.support.preflight.case import (
+    AWQ,
+    FP8,
+    NVFP4,
+    PHI,
+    PLAIN,
+    QWEN72,
+    TINY,
+    TO_AWQ,
+    TP,
+    W4A8,
+    Case,
+    sized,
+)
 
 
 def stop(recipe: Recipe) -> None:
@@ -79,6 +94,13 @@ def test_w4a8_in_blocks_of_64_is_refused_with_what_is_right() -> None:
         "quantization.awq_block_size = 64: must be 128 for w4a8_awq: TensorRT-LLM has no kernels for other groups "
         "(set quantization.awq_block_size to 128, or quantization.format to int4_awq)"
     )
+
+
+@pytest.mark.parametrize("kv_cache", get_args(KvCacheFormat))
+def test_every_kv_cache_that_recipes_offer_can_be_built(kv_cache: str) -> None:
+    for kind in ("tensorrt", "pytorch", "cpu"):
+        recipe, more = (TINY, ()) if kind == "cpu" else (FP8, (f"runtime.kind={kind}",))
+        stop(load_recipe(recipe, (f"quantization.kv_cache={kv_cache}", *more)))
 
 
 def test_a_mixture_of_formats_is_judged_by_each() -> None:

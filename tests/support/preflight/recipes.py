@@ -68,9 +68,6 @@ CASES = [
     Case("kvq.weight_combo", None, AWQ, ("quantization.kv_cache=fp8", *TO_PYTORCH)),
     Case("kvq.weight_combo", None, FP8),  # the draft is not quantized, so its cache is not either
     Case("kvq.weight_combo", "error", FP8, ("draft.quantization=int4_awq",)),
-    Case("kvq.int8", "error", FP8, ("quantization.kv_cache=int8",)),
-    Case("kvq.int8", "warning", FP8, ("quantization.kv_cache=int8", "draft=null", *NO_CONTEXT)),
-    Case("kvq.int8", None, FP8),
     Case("rt.spec_sm", None, FP8),
     Case("rt.spec_sm", "warning", FP8, TO_AWQ),
     Case("rt.spec_sm", None, FP8, (*TO_AWQ, "draft=null")),
@@ -137,7 +134,6 @@ CASES = [
     Case("calibrate.formats", "error", PHI, ("quantization.format=int8_sq",)),
     Case("calibrate.formats", "error", PHI, TO_AWQ),
     Case("calibrate.formats", None, FP8, ("quantization.format=int8_sq",)),
-    Case("calibrate.formats", "error", FP8, ("quantization.kv_cache=int8",)),
     Case("calibrate.formats", "error", FP8, ("quantization.format=auto", "quantization.auto={effective_bits: 6}")),
     Case("moe.ep", None, MIXTRAL, (f"{TP}=8", f"{EP}=8")),
     Case("moe.ep", "error", MIXTRAL, (f"{TP}=16", f"{EP}=16")),
@@ -160,7 +156,6 @@ CASES = [
     Case("sm.awq_blackwell", None, AWQ, ("runtime.gpu=h200-sxm-141g",)),
     Case("sm.awq_blackwell", None, AWQ, ("runtime.gpu=rtx-5090-32g",)),  # 12.0
     Case("sm.awq_blackwell", "error", FP8, ("runtime.gpu=b200-sxm-180g", "quantization.format=int8_sq", *PLAIN)),
-    Case("sm.awq_blackwell", "error", FP8, ("runtime.gpu=b200-sxm-180g", "quantization.kv_cache=int8")),
     Case("sm.bf16", None, AWQ, (*TO_NONE, "runtime.gpu=a100-sxm-40g")),  # 8.0; older ones are in the test below
     Case("sm.fp8_kv_ampere", None, AWQ, ("quantization.kv_cache=fp8", "runtime.gpu=l4-24g")),
     Case("sm.fp8_kv_ampere", "warning", AWQ, ("quantization.kv_cache=fp8", "runtime.gpu=a10-24g")),
