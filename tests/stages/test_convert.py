@@ -23,7 +23,7 @@ from pipeline.progress import Silent
 from pipeline.stages.calibrate import tensorrt_llm
 from pipeline.stages.calibrate.model import load
 from pipeline.stages.calibrate.third_party import Notes, quietly
-from pipeline.stages.convert import MODEL_TYPES, convert
+from pipeline.stages.convert import MODEL_TYPES, RankCheckpoint, convert
 from pipeline.stages.convert import writing as writing_module
 from tests.support.models import make_checkpoint
 
@@ -139,6 +139,15 @@ def make_other(
     return tensors
 
 
+def assert_put_together(folder: Path, sizes: Parallelism, source: Arrays) -> None:
+    """All ranks together are the source, tensor by tensor."""
+    joined = RankCheckpoint(folder / sizes.folder, Architecture.read(folder / "source"))
+    assert set(joined.tensors) == set(source)
+    for name, value in source.items():
+        np.testing.assert_array_equal(joined.tensors[name], value, err_msg=name)
+        assert joined.tensors.headers[name].shape == value.shape
+
+
 @pytest.mark.parametrize("sizes", [Parallelism(1), Parallelism(2), Parallelism(4)])
 def test_phi_3_has_up_before_gate(tmp_path: Path, sizes: Parallelism) -> None:
     source = make_other(tmp_path / "source", "Phi3ForCausalLM", vocab=72)
@@ -152,6 +161,7 @@ def test_phi_3_has_up_before_gate(tmp_path: Path, sizes: Parallelism) -> None:
     rows = [rank["transformer.layers.1.attention.qkv.weight"] for rank in ranks]
     queries = 32 // sizes.tensor
     np.testing.assert_array_equal(np.concatenate([part[:queries] for part in rows]), fused[:32])
+    assert_put_together(tmp_path, sizes, source)
     keys = 8 if sizes.tensor > 1 else 16
     np.testing.assert_array_equal(rows[0][queries : queries + keys], fused[32 : 32 + keys])
     np.testing.assert_array_equal(rows[-1][-keys:], fused[-keys:])
@@ -178,6 +188,7 @@ def test_mixtrals_experts_lie_where_the_mapping_says(tmp_path: Path, sizes: Para
     assert config["moe"] == {"num_experts": 4, "top_k": 2, "normalization_mode": 1}
     assert config["hidden_act"] == "swiglu"
     assert config["mapping"]["moe_tp_size"] * config["mapping"]["moe_ep_size"] == sizes.tensor
+    assert_put_together(tmp_path, sizes, source)
     moe = "model.layers.0.block_sparse_moe."
     each, width = 4 // sizes.expert, 32 // (sizes.tensor // sizes.expert)
     for number, rank in enumerate(ranks[: sizes.tensor]):
@@ -231,6 +242,7 @@ def test_joined_ranks_are_the_source(
     np.testing.assert_array_equal(
         np.concatenate([part[:queries] for part in qkv]), source[f"{layer}self_attn.q_proj.weight"]
     )
+    assert_put_together(folder, sizes, source)
     keys = [part[queries : queries + pairs] for part in qkv][:: max(1, tensor // kv_heads)]
     np.testing.assert_array_equal(np.concatenate(keys), source[f"{layer}self_attn.k_proj.weight"])
 

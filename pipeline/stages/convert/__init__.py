@@ -13,10 +13,11 @@ from pipeline.errors import UserError
 from pipeline.planning.parallelism import Parallelism
 from pipeline.progress import Progress
 from pipeline.stages.convert.config import MODEL_TYPES, describe
+from pipeline.stages.convert.joining import RankCheckpoint
 from pipeline.stages.convert.splitting import FORMATS, split, split_faults
 from pipeline.store import Json
 
-__all__ = ["FORMATS", "MODEL_TYPES", "convert", "describe", "split", "split_faults"]
+__all__ = ["FORMATS", "MODEL_TYPES", "RankCheckpoint", "convert", "describe", "split", "split_faults"]
 
 
 def convert(checkpoint: Path, sizes: Parallelism, *, into: Path, progress: Progress) -> Mapping[str, Json]:
