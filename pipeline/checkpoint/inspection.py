@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.checkpoint.architecture import Architecture, LinearShape
 from pipeline.checkpoint.quantization import GROUPED, Format, Quantization
-from pipeline.checkpoint.tensors import Array, TensorFiles, TensorHeader
+from pipeline.checkpoint.tensors import Array, TensorKind, Tensors
 
 PARTS = ("weight", "bias", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
 FLOATS = ("BF16", "F16", "F32")
@@ -20,7 +20,7 @@ def tensor_names(layer: str) -> dict[str, str]:
     return {part: f"{layer}.{part}" for part in PARTS}
 
 
-def faults_of(architecture: Architecture, quantization: Quantization, tensors: TensorFiles) -> list[str]:
+def faults_of(architecture: Architecture, quantization: Quantization, tensors: Tensors) -> list[str]:
     """All faults, in the order of the layers."""
     headers = tensors.headers
     faults: list[str] = []
@@ -49,7 +49,7 @@ def faults_of(architecture: Architecture, quantization: Quantization, tensors: T
 
 
 def layer_faults(
-    layer: LinearShape, stored: str, form: Format, group_size: int | None, headers: Mapping[str, TensorHeader]
+    layer: LinearShape, stored: str, form: Format, group_size: int | None, headers: Mapping[str, TensorKind]
 ) -> list[str]:
     """Faults of the headers of one linear layer."""
     names = tensor_names(stored)
@@ -102,9 +102,7 @@ def _layout(layer: LinearShape, form: Format, group_size: int | None) -> Iterato
         yield "input_scale", (("F32",), _SCALAR, True)
 
 
-def _mismatch(
-    header: TensorHeader, dtypes: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]
-) -> list[str]:
+def _mismatch(header: TensorKind, dtypes: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> list[str]:
     faults = []
     if header.dtype not in dtypes:
         faults.append(f"{header.name} is {header.dtype}, not {' or '.join(dtypes)}")
@@ -113,11 +111,11 @@ def _mismatch(
     return faults
 
 
-def _plain_faults(name: str, shape: tuple[int, ...], headers: Mapping[str, TensorHeader]) -> list[str]:
+def _plain_faults(name: str, shape: tuple[int, ...], headers: Mapping[str, TensorKind]) -> list[str]:
     return _mismatch(headers[name], FLOATS, (shape,)) if name in headers else [f"{name} is missing"]
 
 
-def _scalar_faults(name: str, headers: Mapping[str, TensorHeader]) -> list[str]:
+def _scalar_faults(name: str, headers: Mapping[str, TensorKind]) -> list[str]:
     return _mismatch(headers[name], ("F32",), _SCALAR) if name in headers else [f"{name} is missing"]
 
 
@@ -127,7 +125,7 @@ def _kv_names(layer: int) -> tuple[str, str]:
 
 
 def _fusion_faults(
-    architecture: Architecture, quantization: Quantization, headers: Mapping[str, TensorHeader]
+    architecture: Architecture, quantization: Quantization, headers: Mapping[str, TensorKind]
 ) -> Iterator[str]:
     """Layers that read the same input are scaled alike: all of them hold a pre_quant_scale, or none."""
     if quantization.format is Format.NONE:

@@ -67,12 +67,13 @@ class Quantization:
                 f"{directory} is quantized by {inside.get('quant_method')!r}; only ModelOpt's layout is read"
             )
         _check_agreement(directory, inside, outside)
-        return cls._from(directory, {**(inside or {}), **(outside or {})}, whole.get("producer"))
+        return cls.of(directory, {**(inside or {}), **(outside or {})}, whole.get("producer"))
 
     @classmethod
-    def _from(
-        cls, directory: Path, settings: Mapping[str, Any], producer: Mapping[str, str] | None
+    def of(
+        cls, directory: Path, settings: Mapping[str, Any], producer: Mapping[str, str] | None = None
     ) -> Quantization:
+        """From `quant_algo` and the keys beside it; raises CheckpointError if they are not known."""
         algorithm = settings.get("quant_algo")
         if algorithm is not None and algorithm not in ALGORITHMS:
             known = ", ".join(ALGORITHMS)

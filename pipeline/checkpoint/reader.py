@@ -14,12 +14,17 @@ from pipeline.checkpoint.architecture import Architecture, LinearShape
 from pipeline.checkpoint.inspection import faults_of, layer_faults, tensor_names
 from pipeline.checkpoint.layers import LinearLayer
 from pipeline.checkpoint.quantization import Format, Quantization
-from pipeline.checkpoint.tensors import Array, TensorFiles
+from pipeline.checkpoint.tensors import Array, TensorFiles, Tensors
 from pipeline.errors import CheckpointError
 
 
 class Checkpoint:
     """The files of one model, quantized or not."""
+
+    directory: Path
+    architecture: Architecture
+    quantization: Quantization
+    tensors: Tensors
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -50,12 +50,44 @@ class TensorHeader:
     end: int
 
 
-class TensorFiles(Mapping[str, Array]):
-    """Name -> array (read-only, mapped) over all files of a folder that match `pattern`."""
+class TensorKind(Protocol):
+    """What a tensor is."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str:
+        """As the format spells it: "BF16", "F8_E4M3", …"""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+class Tensors(Mapping[str, Array]):
+    """Name -> array; what each is is known before it is read."""
+
+    headers: Mapping[str, TensorKind]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.headers)
+
+    def __len__(self) -> int:
+        return len(self.headers)
+
+    @property
+    def elements(self) -> int:
+        """Numbers in all tensors together, as they are stored."""
+        return sum(math.prod(header.shape) for header in self.headers.values())
+
+
+class TensorFiles(Tensors):
+    """The tensors (read-only, mapped) of all files of a folder that match `pattern`."""
+
+    headers: dict[str, TensorHeader]
 
     def __init__(self, directory: Path, pattern: str = "*.safetensors") -> None:
         self.directory = directory
-        self.headers: dict[str, TensorHeader] = {}
+        self.headers = {}
         files = sorted(directory.glob(pattern))
         if not files:
             raise CheckpointError(f"{directory} holds no {pattern} file")
@@ -76,17 +108,6 @@ class TensorFiles(Mapping[str, Array]):
             header.file, np.uint8, mode="r", offset=header.begin, shape=(header.end - header.begin,)
         )
         return raw.view(DTYPES[header.dtype]).reshape(header.shape)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.headers)
-
-    def __len__(self) -> int:
-        return len(self.headers)
-
-    @property
-    def elements(self) -> int:
-        """Numbers in all tensors together, as they are stored."""
-        return sum(math.prod(header.shape) for header in self.headers.values())
 
     def _check_index(self) -> None:
         index = self.directory / "model.safetensors.index.json"

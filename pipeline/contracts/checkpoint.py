@@ -46,9 +46,8 @@ class Layout:
 
     @property
     def vocab(self) -> int:
-        """Rows of the embedding that config.json tells: some formats pad it."""
-        multiple: int = _format(self.format).get("vocab_multiple", 1)
-        return math.ceil(self.architecture.vocab / multiple) * multiple
+        """`vocab_size` of config.json."""
+        return padded_vocab(self.architecture.vocab, self.format)
 
     @property
     def algorithm(self) -> str | None:
@@ -133,6 +132,31 @@ class Layout:
             "expert_inner": expert_inner,
             "expert_inner_twice": 2 * expert_inner,
         }
+
+
+def padded_vocab(vocab: int, form: Format) -> int:
+    """Rows of embedding and head of a model with `vocab` tokens, before they are divided: some formats pad them.
+
+    >>> padded_vocab(501, Format.INT4_AWQ)
+    512
+    """
+    multiple: int = _format(form).get("vocab_multiple", 1)
+    return math.ceil(vocab / multiple) * multiple
+
+
+def needed_keys(family: str) -> dict[str, str]:
+    """Keys of config.json that upstream reads without a default, each with the class that reads it.
+
+    >>> needed_keys("qwen3")["seq_length"]
+    'QWenConfig'
+    """
+    classes = facts()["config"]["classes"]
+    return {
+        key: one["name"]
+        for one in classes
+        if one["families"] == "all" or family in one["families"]
+        for key in one["needs"]
+    }
 
 
 @cache

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.checkpoint import TensorFiles
 from pipeline.checkpoint.tensors import TensorHeader
-from pipeline.contracts.checkpoint import Expected, Layout, facts
+from pipeline.contracts.checkpoint import Expected, Layout, facts, needed_keys
 from pipeline.errors import CheckpointError
 
 _AT_ONCE = 2**23  # numbers
@@ -66,16 +66,15 @@ def _key_faults(config: Mapping[str, Any], family: str) -> Iterator[str]:
             yield f"config.json: {key} must not be there: {reason}"
     for key in sorted(config.keys() - known.keys() - contract["never"].keys()):
         yield f"config.json: {key} is not a key of TensorRT-LLM"
-    for key, entry in known.items():
-        if family not in entry.get("families", (family,)):
-            continue
+    for key, reader in needed_keys(family).items():
         if key not in config:
-            if entry.get("required"):
-                yield f"config.json: {key} is missing"
-        elif not _is(config[key], entry["type"]):
-            yield f"config.json: {key} is {config[key]!r}, which is no {entry['type']}"
-        elif "values" in entry and config[key] not in entry["values"]:
-            yield f"config.json: {key} is {config[key]!r}, not {' or '.join(entry['values'])}"
+            yield f"config.json: {key} is missing, and {reader} has no default for it"
+    for key in sorted(config.keys() & known.keys()):
+        kind, values = known[key]["type"], known[key].get("values")
+        if not _is(config[key], kind):
+            yield f"config.json: {key} is {config[key]!r}, which is no {kind}"
+        elif values is not None and config[key] not in values:
+            yield f"config.json: {key} is {config[key]!r}, not {' or '.join(values)}"
     yield from _section_faults("mapping", config.get("mapping"), contract["mapping_keys"])
     fields = {entry["key"]: entry["type"] for entry in facts()["quantization"]["fields"]}
     quantization = config.get("quantization") or {}

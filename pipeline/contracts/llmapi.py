@@ -61,6 +61,12 @@ def guides_with_speculation(version: str) -> bool:
     return _is_so("guided_decoding_with_speculation", version)
 
 
+def fp8_cache_scale() -> float:
+    """The scale of an FP8 KV cache in the PyTorch backend, which reads none from the checkpoint."""
+    value: float = _data()["facts"]["fp8_cache_scale"]["value"]
+    return value
+
+
 def _is_so(fact: str, version: str) -> bool:
     refuse_unknown(version, versions())
     return any(holding([_data()["facts"][fact]], version, versions()))

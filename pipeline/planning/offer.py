@@ -52,8 +52,7 @@ def ask(version: str, runtime: Track, on: str | None, form: str = "none", kv_cac
         except UserError as error:
             reasons.append(Reason("error", str(error), rule("gpu.known").sources))
     kept: list[str] = rule("kvq.weight_combo").facts["kept_with"]
-    if runtime == "tensorrt" and (kv_cache == "int8" or (kv_cache == "fp8" and form not in kept)):
-        name = "kvq.int8" if kv_cache == "int8" else "kvq.weight_combo"
-        text = f"a KV cache of {kv_cache} with weights of {form} leaves no reuse, no chunked context and no draft"
-        reasons.append(Reason("warning", text, rule(name).sources))
+    if runtime == "tensorrt" and kv_cache == "fp8" and form not in kept:
+        text = f"a KV cache of fp8 with weights of {form} leaves no reuse, no chunked context and no draft"
+        reasons.append(Reason("warning", text, rule("kvq.weight_combo").sources))
     return Answer(version, runtime, image, tuple(reasons))

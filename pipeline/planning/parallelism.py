@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from pipeline.recipe import Recipe
 
+RANKS = "trtllm-"  # how the folders of TensorRT-LLM checkpoints begin
+
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
@@ -27,7 +29,7 @@ class Parallelism:
         >>> Parallelism(tensor=4, pipeline=2).folder
         'trtllm-tp4-pp2'
         """
-        parts = [f"trtllm-tp{self.tensor}"]
+        parts = [f"{RANKS}tp{self.tensor}"]
         parts += [f"pp{self.pipeline}"] if self.pipeline > 1 else []
         parts += [f"ep{self.expert}"] if self.expert > 1 else []
         return "-".join(parts)

@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
+from pipeline.contracts import llmapi
 from pipeline.planning.parallelism import Parallelism, parallelism
 from pipeline.recipe import Gate, Recipe
 from pipeline.store import ArtifactKey, Json
 
 # Raised whenever a stage would make different files from the same inputs; it is part of every key.
-REVISIONS = {"fetch": 1, "dataset": 1, "calibrate": 1, "convert": 1, "evaluate": 1, "build": 1, "package": 1}
+REVISIONS = {"fetch": 1, "dataset": 1, "calibrate": 2, "convert": 2, "evaluate": 2, "build": 1, "package": 1}
 
 TARGET, DRAFT = "target", "draft"
 
@@ -89,6 +90,29 @@ def rank_exports(recipe: Recipe, role: str) -> tuple[Parallelism, ...]:
     return tuple(
         own if kind == "tensorrt" and size == own.tensor else Parallelism(tensor=size) for size in sizes
     )
+
+
+UNIFIED = "hf"  # folder of the Hugging Face export within a calibration
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One of the checkpoints that a calibration exports, which the gate judges."""
+
+    folder: str  # within the calibration: "hf", "trtllm-tp2"
+    kv_scale: float | None = None  # of an FP8 cache, if the runtime computes with its own; None: the files'
+
+
+def judged_exports(recipe: Recipe) -> tuple[Judged, ...]:
+    """All exports of the calibrated target, the one that the recipe's runtime loads first."""
+    ranks = [Judged(size.folder) for size in rank_exports(recipe, TARGET)]
+    kind = recipe.runtime.kind
+    own = kind == "pytorch" and recipe.quantization.kv_cache == "fp8"
+    unified = Judged(UNIFIED, llmapi.fp8_cache_scale() if own else None)
+    if kind != "tensorrt":
+        return (unified, *ranks)
+    loaded = parallelism(recipe, TARGET).folder
+    return (*sorted(ranks, key=lambda one: one.folder != loaded), unified)
 
 
 class _Planner:
@@ -177,7 +201,8 @@ class _Planner:
 
     def _evaluate(self) -> Step:
         inputs = {"checkpoint": f"fetch.{TARGET}", "calibrated": f"calibrate.{TARGET}", "dataset": "dataset"}
-        return self._step("evaluate", {}, inputs)
+        judged: list[Json] = [asdict(one) for one in judged_exports(self._recipe)]
+        return self._step("evaluate", {"judged": judged}, inputs)
 
     def _is_split(self, role: str) -> bool:
         return self._recipe.runtime.kind == "tensorrt" and role not in self._formats()

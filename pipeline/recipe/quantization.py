@@ -16,7 +16,7 @@ from pipeline.recipe.source import Dataset
 Format = Literal["none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4", "auto"]
 DraftFormat = Literal["none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4"]
 LayerFormat = Literal["fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4"]
-KvCacheFormat = Literal["auto", "fp8", "int8"]
+KvCacheFormat = Literal["auto", "fp8"]
 
 MIN_SAMPLES, MAX_SAMPLES = 128, 512
 
@@ -78,7 +78,9 @@ class Quantization(Section):
     kv_cache: KvCacheFormat = Field(
         default="auto", description="Format of the KV cache; auto is that of the activations."
     )
-    awq_block_size: Literal[64, 128] = Field(default=128, description="Weights that share one AWQ scale.")
+    awq_block_size: Literal[64, 128] = Field(
+        default=128, description="Weights that share one AWQ scale; for w4a8_awq on a GPU, 128."
+    )
     auto: AutoQuantization | None = Field(default=None, description="The budget, for format auto.")
     calibration: Calibration | None = Field(default=None, description="Needed by every format but none.")
     gate: Gate | None = Field(

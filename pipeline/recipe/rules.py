@@ -109,14 +109,9 @@ def _nvfp4_needs_gpu(values: Values) -> Iterator[Problem]:
 
 
 def _kv_cache_format(values: Values) -> Iterator[Problem]:
-    key, kind = "quantization.kv_cache", values["runtime.kind"]
-    if values[key] == "int8" and kind != "tensorrt":
-        yield Problem(
-            (key, "runtime.kind"),
-            f"needs runtime.kind tensorrt, but it is {kind}",
-            f"set {key} to auto or fp8",
-        )
-    elif values[key] not in (None, "auto") and values["quantization.format"] == "none" and kind != "pytorch":
+    key = "quantization.kv_cache"
+    unscaled = values["quantization.format"] == "none" and values["runtime.kind"] != "pytorch"
+    if values[key] not in (None, "auto") and unscaled:
         yield Problem(
             (key, "quantization.format"),
             "needs scales from calibration, but quantization.format is none",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import UserError
 from pipeline.planning.plan import Plan, Step
@@ -140,16 +140,19 @@ _PURPOSES = {
     "dataset": "{samples} calibration samples and the held-out text, frozen to files",
     "calibrate": "{format} scales with ModelOpt, and the two exports",
     "convert": "TensorRT-LLM checkpoint, tensor parallel {tensor}, pipeline parallel {pipeline}",
-    "evaluate": "exported checkpoint against the original on held-out text",
+    "evaluate": "{judged} against the original on held-out text",
     "build": "engine for the {runtime} runtime",
     "package": "Triton model repository",
 }
 
 
 def _purpose(step: Step) -> str:
+    settings = step.key.settings
+    judged: Any = settings.get("judged", [])
     values = {
-        **step.key.settings,
-        "source": step.key.settings.get("source", ""),
-        "runtime": step.key.settings.get("runtime", ""),
+        **settings,
+        "source": settings.get("source", ""),
+        "runtime": settings.get("runtime", ""),
+        "judged": " and ".join(one["folder"] for one in judged),
     }
     return _PURPOSES[step.stage].format_map(values)

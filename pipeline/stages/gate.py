@@ -1,7 +1,8 @@
 """The gate: the figures of `evaluate` held against the budgets of the recipe.
 
-The figures are an artifact and do not depend on the budgets, so a changed budget is judged in no time. Each judgement
-leaves a report (JSON and HTML) under `reports/` in the store, whether it passed or not.
+Judged are the files that the recipe's runtime loads, and those that were exported besides; all must be within the
+budgets. The figures are an artifact and do not depend on the budgets, so a changed budget is judged in no time. Each
+judgement leaves a report (JSON and HTML) under `reports/` in the store, whether it passed or not.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pipeline.store import Artifact, Store
 
 
 def hold_to_gate(recipe: Recipe, evaluation: Artifact, store: Store, progress: Progress) -> None:
-    """Say the figures and keep the report.
+    """Say the figures of each export, those of the files that the runtime loads first, and keep the report.
 
     Raises:
         GateFailed: a budget is exceeded; the message has the figures, what to try, and where the report is.
@@ -27,7 +28,10 @@ def hold_to_gate(recipe: Recipe, evaluation: Artifact, store: Store, progress: P
     write_report(metrics, verdict, report)
     if not verdict.passed:
         raise GateFailed(f"recipe {recipe.name}: {verdict}\nreport: {report / 'report.html'}")
-    progress.say(f"    gate: {verdict.summary}; report: {report / 'report.html'}")
+    loaded = f", which {recipe.runtime.kind} loads"
+    for files, figures in verdict.summary.items():
+        progress.say(f"    gate: {files}{loaded if files == metrics[0].files else ''}: {figures}")
+    progress.say(f"    report: {report / 'report.html'}")
 
 
 def report_folder(store: Store, recipe: Recipe, evaluation: Artifact) -> Path:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.planning.parallelism import parallelism
-from pipeline.planning.plan import DRAFT, rank_exports
+from pipeline.planning.plan import DRAFT, UNIFIED, judged_exports, rank_exports
 from pipeline.planning.preflight import Finding, kept
 from pipeline.progress import Progress
 from pipeline.recipe import Gate, Quantization, Recipe
@@ -89,11 +89,11 @@ def _convert(work: Work) -> Facts:
 
 
 def _evaluate(work: Work) -> Facts:
-    from pipeline.stages.evaluate import evaluate
+    from pipeline.stages.evaluate import Export, evaluate
 
     return evaluate(
         work.inputs["checkpoint"],
-        work.inputs["calibrated"] / "hf",
+        [Export(work.inputs["calibrated"] / one.folder, one.kv_scale) for one in judged_exports(work.recipe)],
         work.inputs["dataset"] / "heldout.jsonl",
         into=work.into,
         progress=work.progress,
@@ -102,7 +102,7 @@ def _evaluate(work: Work) -> Facts:
 
 def _build(work: Work) -> Facts:
     checkpoint = work.inputs["checkpoint"]
-    calibrated = checkpoint / "hf"
+    calibrated = checkpoint / UNIFIED
     order = Order(
         recipe=work.recipe,
         role=work.role,

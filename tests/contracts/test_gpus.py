@@ -35,9 +35,6 @@ ERROR, WARNING = ["error"], ["warning"]
         ("gb300-288g", "fp8", "auto", "pytorch", WARNING),
         ("a10-24g", "none", "fp8", "tensorrt", WARNING),
         ("l4-24g", "none", "fp8", "tensorrt", []),
-        ("h100-sxm-80g", "fp8", "int8", "pytorch", ERROR),
-        ("b200-sxm-180g", "fp8", "int8", "tensorrt", ERROR),
-        ("b200-sxm-180g", "int4_awq", "int8", "tensorrt", [*ERROR, *ERROR]),
     ],
 )
 def test_support(

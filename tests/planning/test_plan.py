@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from pipeline.planning.parallelism import parallelism
-from pipeline.planning.plan import Plan, Surroundings, make_plan, rank_exports
+from pipeline.planning.plan import Plan, Surroundings, judged_exports, make_plan, rank_exports
 from pipeline.recipe import Recipe, load_recipe
 
 AROUND = Surroundings(
@@ -67,6 +68,40 @@ def test_pipeline_stages_and_groups_of_experts_are_exported_where_the_engine_has
     assert settings["export_pipeline_parallel"] == [1, 2]
     assert settings["export_expert_parallel"] == [1, 4]
     assert rank_exports(spread, "target")[1] == parallelism(spread, "target")
+
+
+GPU = "runtime={kind: %s, version: 1.2.1, gpu: h100-sxm-80g, tensor_parallel: 4}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "judged"),
+    [
+        ((), ["hf", "trtllm-tp1"]),
+        ((GPU % "tensorrt",), ["trtllm-tp4", "hf"]),
+        (
+            (GPU % "tensorrt", "quantization.export_tensor_parallel=[2, 4]"),
+            ["trtllm-tp4", "trtllm-tp2", "hf"],
+        ),
+        ((GPU % "pytorch",), ["hf"]),
+        ((GPU % "pytorch", "quantization.export_tensor_parallel=[2]"), ["hf", "trtllm-tp2"]),
+    ],
+)
+def test_all_exports_are_judged_and_first_what_the_runtime_loads(
+    overrides: tuple[str, ...], judged: list[str]
+) -> None:
+    recipe = tiny(*overrides)
+    assert [one.folder for one in judged_exports(recipe)] == judged
+    settings: Any = make_plan(recipe, AROUND)["evaluate"].key.settings
+    assert [one["folder"] for one in settings["judged"]] == judged
+
+
+def test_a_cache_is_judged_with_the_scale_that_the_runtime_computes_with() -> None:
+    """TensorRT-LLM's PyTorch backend reads no scales of an FP8 cache; engines and others do."""
+    fp8 = "quantization.kv_cache=fp8"
+    assert judged_exports(tiny(GPU % "pytorch", fp8))[0].kv_scale == 1.0
+    assert judged_exports(tiny(GPU % "pytorch"))[0].kv_scale is None
+    for others in ((GPU % "tensorrt", fp8), (fp8,)):
+        assert {one.kv_scale for one in judged_exports(tiny(*others))} == {None}
 
 
 def test_unquantized_has_no_calibration_and_no_gate() -> None:

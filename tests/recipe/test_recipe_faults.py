@@ -70,6 +70,8 @@ CASES = {
         "r.yaml:10: quantization.format: is empty (one of none, fp8, int4_awq, w4a8_awq, int8_sq, nvfp4, auto)"),
     "number choice": (None, "quantization: {awq_block_size: 32}\n",
         "r.yaml:10: quantization.awq_block_size = 32: is not known (one of 64, 128)"),
+    "cache format": (None, "quantization: {kv_cache: int8}\n",
+        "r.yaml:10: quantization.kv_cache = int8: is not known (one of auto, fp8)"),
     "draft format": (None, "draft: {source: local:d, max_draft_tokens: 2, quantization: FP8}\n",
         "r.yaml:10: draft.quantization = FP8: is not known (did you mean fp8? one of none, fp8, int4_awq, w4a8_awq, "
         "int8_sq, nvfp4)"),

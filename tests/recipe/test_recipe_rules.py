@@ -62,12 +62,6 @@ BROKEN = {
     "nvfp4 by auto on cpu": (
         {"quantization": FP8 | {"format": "auto", "auto": {"effective_bits": 6, "formats": ["fp8", "nvfp4"]}}},
         ["quantization.auto.formats: needs a GPU", "runtime.kind is cpu"]),
-    "int8 cache on cpu": (
-        {"quantization": FP8 | {"kv_cache": "int8"}},
-        ["quantization.kv_cache = int8", "runtime.kind tensorrt, but it is cpu", "auto or fp8"]),
-    "int8 cache on pytorch": (
-        {"quantization": FP8 | {"kv_cache": "int8"}, "runtime": TORCH},
-        ["quantization.kv_cache = int8", "runtime.kind tensorrt, but it is pytorch", "auto or fp8"]),
     "fp8 cache without calibration": (
         {"quantization": {"kv_cache": "fp8"}, "runtime": TRT},
         ["quantization.kv_cache = fp8: needs scales", "quantization.format is none", "quantization.kv_cache to auto"]),
@@ -140,7 +134,6 @@ SOUND = {
     "auto with AWQ blocks": {
         "quantization": FP8 | {"format": "auto", "awq_block_size": 64, "auto": {"effective_bits": 6}}},
     "nvfp4 on a GPU": {"quantization": FP8 | {"format": "nvfp4"}, "runtime": TORCH},
-    "int8 cache on tensorrt": {"quantization": FP8 | {"kv_cache": "int8"}, "runtime": TRT},
     "fp8 cache of an unquantized model on pytorch": {"quantization": {"kv_cache": "fp8"}, "runtime": TORCH},
     "draft just shorter than answers": {"draft": DRAFT | {"max_draft_tokens": 63}},
     "batch of one step": {

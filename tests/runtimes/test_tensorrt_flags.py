@@ -106,7 +106,6 @@ def test_the_builder_keeps_what_it_is_asked_for(made: Recipe) -> None:
             "FP8 Paged Context FMHA is disabled because FP8 context FMHA is disabled",
         ),
         ("int8_sq", "fp8", "h100-sxm-80g", "FP8 Paged Context FMHA is disabled"),
-        ("fp8", "int8", "h100-sxm-80g", "doesn't work with int8 kv cache"),
         ("fp8", "fp8", "a100-sxm-80g", "FP8 Paged Context FMHA is disabled"),
         ("int4_awq", "auto", "b200-sxm-180g", "INT8/INT4 quantization is not supported on SM>=100"),
         ("int8_sq", "auto", "b200-sxm-180g", "SmoothQuant is not supported on SM>=100"),

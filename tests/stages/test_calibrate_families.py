@@ -19,7 +19,7 @@ from pipeline.stages.calibrate.batches import make_batches, read_samples
 from pipeline.stages.calibrate.measurement import measure
 from pipeline.stages.calibrate.model import load
 from pipeline.stages.calibrate.third_party import Notes, quietly
-from pipeline.stages.evaluate import Metrics, evaluate, read_metrics
+from pipeline.stages.evaluate import Export, evaluate, read_metrics
 from tests.support.calibrated import Calibrations, facts, quantization
 
 SPREAD = [Parallelism(1), Parallelism(2), Parallelism(2, 2), Parallelism(4, expert=2)]
@@ -42,13 +42,18 @@ def reference(source: Path) -> Any:
 @pytest.mark.parametrize("family", ["mixtral", "phi3"])
 def test_fp8_stays_near_the_original(calibrations: Calibrations, tmp_path: Path, family: str) -> None:
     folder = exported(calibrations, family)
+    exports = [Export(path) for path in sorted(folder.iterdir()) if path.is_dir()]
     evaluate(
-        calibrations.source(family), folder / "hf", calibrations.dataset() / "heldout.jsonl", into=tmp_path,
+        calibrations.source(family), exports, calibrations.dataset() / "heldout.jsonl", into=tmp_path,
         progress=Silent(), device="cpu",
     )  # fmt: skip
-    metrics: Metrics = read_metrics(tmp_path)
-    assert metrics.format == "fp8"
-    assert 0 < metrics.mean_kl.value < 0.1  # random routers are easily turned
+    unified, *ranks = read_metrics(tmp_path)
+    assert (unified.files, unified.format) == ("hf", "fp8")
+    assert 0 < unified.mean_kl.value < 0.1  # random routers are easily turned
+    assert len(ranks) == (4 if family == "mixtral" else 2)
+    # Weights are the same, and so are the ranks however they are divided; the cache has the scale of engines.
+    assert len({one.mean_kl for one in ranks}) == 1
+    assert ranks[0].mean_kl.value == pytest.approx(unified.mean_kl.value, rel=0.5)
     assert facts(folder)["warnings"] == []
 
 

@@ -50,7 +50,7 @@ def test_weights_are_unpacked_as_modelopt_rounds_them(pair: Pair) -> None:
         got = layer.dequantize()
         moved = np.abs(got - wanted) > 1e-5 * np.abs(wanted).max()
         # W4A8 and INT8 divide in another order: a tie may fall to the other side. So may one in FP8.
-        most = {Format.W4A8_AWQ: 0.003, Format.INT8_SQ: 0.003, Format.FP8: 1e-4}.get(layer.format, 1e-9)
+        most = {Format.W4A8_AWQ: 0.003, Format.INT8_SQ: 0.003, Format.FP8: 2e-4}.get(layer.format, 1e-9)
         assert moved.mean() < most, shape.name
         smooth = getattr(theirs.input_quantizer, "_pre_quant_scale", None)
         assert (smooth is None) == (layer.pre_quant_scale is None), shape.name

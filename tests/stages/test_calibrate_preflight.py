@@ -64,7 +64,6 @@ def test_nvfp4_needs_a_gpu() -> None:
 
 def test_what_is_not_supported() -> None:
     assert "not supported yet" in problems("auto")[0]
-    assert "kv_cache = int8" in problems("fp8", kv_cache="int8")[0]
     assert "format none calibrates nothing" in problems("none", kv_cache="fp8")[0]
 
 
@@ -75,6 +74,9 @@ def test_groups_that_do_not_divide_the_model() -> None:
     assert "does not divide hidden_size = 4160 (64)" in found[0]
     assert "intermediate_size = 14368 (fp8 or int8_sq" in found[1]
     check(odd, quantization("fp8"), sizes(1), has_cuda=False)
+    assert "(fp8 or int8_sq" in problems("w4a8_awq", model=odd, block=128)[0], (
+        "64 is advised for int4_awq alone"
+    )
 
 
 def test_ranks_that_do_not_divide_the_model_are_all_named() -> None:

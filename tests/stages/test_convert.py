@@ -14,27 +14,22 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from pipeline.checkpoint import Architecture, TensorFiles
+from pipeline.checkpoint.architecture import FAMILIES
+from pipeline.contracts.checkpoint import Layout, needed_keys
+from pipeline.contracts.checkpoint_files import faults_of
 from pipeline.errors import InvalidInput, StageError, UserError
 from pipeline.planning.parallelism import Parallelism
 from pipeline.progress import Silent
 from pipeline.stages.calibrate import tensorrt_llm
-from pipeline.stages.calibrate.model import DECODER_TYPES, load
+from pipeline.stages.calibrate.model import load
 from pipeline.stages.calibrate.third_party import Notes, quietly
-from pipeline.stages.convert import convert
+from pipeline.stages.convert import MODEL_TYPES, RankCheckpoint, convert
 from pipeline.stages.convert import writing as writing_module
 from tests.support.models import make_checkpoint
 
 Arrays = dict[str, np.ndarray[Any, Any]]
-# Keys of config.json whose value is the maker's business, or says the same in another way.
-_OWN = {
-    "producer",
-    "logits_dtype",
-    "tie_word_embeddings",
-    "decoder",
-    "rmsnorm",
-    "lm_head_bias",
-    "max_position_embeddings",
-}
+# Keys of config.json that are the maker's business, or a trap of ModelOpt's (the last rank's number).
+_OWN = {"producer", "logits_dtype", "rank", "decoder", "rmsnorm", "lm_head_bias"}
 
 
 def ranks_of(folder: Path) -> list[TensorFiles]:
@@ -67,7 +62,7 @@ def test_it_is_modelopts_export(
         model = load(source, architecture, "cpu")
         export_tensorrt_llm_checkpoint(
             model,
-            DECODER_TYPES[architecture.family],
+            MODEL_TYPES[architecture.family],
             tensorrt_llm.stored_dtype(architecture),
             export_dir=tmp_path / "theirs",
             inference_tensor_parallel=sizes.tensor,
@@ -81,12 +76,34 @@ def test_it_is_modelopts_export(
             assert one[name].dtype == other[name].dtype, name
             np.testing.assert_array_equal(one[name].view(np.uint8), other[name].view(np.uint8), err_msg=name)
     written = json.loads((tmp_path / "ours" / sizes.folder / "config.json").read_text())
-    exported = tensorrt_llm.repair(
-        json.loads((tmp_path / "theirs" / "config.json").read_text()), architecture
-    )
+    exported = json.loads((tmp_path / "theirs" / "config.json").read_text())
     assert {key: written.get(key) for key in exported.keys() - _OWN} == {
         key: value for key, value in exported.items() if key not in _OWN
     }
+
+
+@pytest.mark.parametrize("class_name", FAMILIES)
+def test_what_upstream_reads_without_a_default_is_written_and_asked_for(
+    tmp_path: Path, class_name: str
+) -> None:
+    """QWenConfig has no `seq_length` of its own, for one: trtllm-build would end with an AttributeError."""
+    source = tmp_path / "source"
+    make_other(source, class_name, experts=4 if class_name == "MixtralForCausalLM" else 0)
+    convert(source, Parallelism(), into=tmp_path, progress=Silent())
+    model = Architecture.read(source)
+    ranks = tmp_path / "trtllm-tp1"
+    file = ranks / "config.json"
+    written, layout = json.loads(file.read_text()), Layout(model, "BF16")
+    needed = needed_keys(model.family)
+    assert "hidden_size" in needed
+    if "qwen" in model.family:
+        assert (written["qwen_type"], written["seq_length"]) == (model.family, 8192)
+        assert {"qwen_type", "seq_length"} <= needed.keys()
+    for key, reader in needed.items():
+        file.write_text(json.dumps({name: value for name, value in written.items() if name != key}))
+        assert f"config.json: {key} is missing, and {reader} has no default for it" in faults_of(
+            ranks, layout
+        )
 
 
 def make_other(
@@ -113,12 +130,22 @@ def make_other(
     random = np.random.default_rng(0)
     shapes: dict[str, tuple[int, ...]] = {model.embedding: (vocab, 32), "lm_head.weight": (vocab, 32)}
     shapes |= {f"{layer.name}.weight": (layer.rows, layer.columns) for layer in model.linears()}
+    shapes |= {f"{layer.name}.bias": (layer.rows,) for layer in model.linears() if layer.bias}
     shapes |= {name: (size,) for name, size in model.norms()}
     tensors = {
         name: random.standard_normal(shape).astype(ml_dtypes.bfloat16) for name, shape in shapes.items()
     }
     save_file(tensors, folder / "model.safetensors")
     return tensors
+
+
+def assert_put_together(folder: Path, sizes: Parallelism, source: Arrays) -> None:
+    """All ranks together are the source, tensor by tensor."""
+    joined = RankCheckpoint(folder / sizes.folder, Architecture.read(folder / "source"))
+    assert set(joined.tensors) == set(source)
+    for name, value in source.items():
+        np.testing.assert_array_equal(joined.tensors[name], value, err_msg=name)
+        assert joined.tensors.headers[name].shape == value.shape
 
 
 @pytest.mark.parametrize("sizes", [Parallelism(1), Parallelism(2), Parallelism(4)])
@@ -134,6 +161,7 @@ def test_phi_3_has_up_before_gate(tmp_path: Path, sizes: Parallelism) -> None:
     rows = [rank["transformer.layers.1.attention.qkv.weight"] for rank in ranks]
     queries = 32 // sizes.tensor
     np.testing.assert_array_equal(np.concatenate([part[:queries] for part in rows]), fused[:32])
+    assert_put_together(tmp_path, sizes, source)
     keys = 8 if sizes.tensor > 1 else 16
     np.testing.assert_array_equal(rows[0][queries : queries + keys], fused[32 : 32 + keys])
     np.testing.assert_array_equal(rows[-1][-keys:], fused[-keys:])
@@ -160,6 +188,7 @@ def test_mixtrals_experts_lie_where_the_mapping_says(tmp_path: Path, sizes: Para
     assert config["moe"] == {"num_experts": 4, "top_k": 2, "normalization_mode": 1}
     assert config["hidden_act"] == "swiglu"
     assert config["mapping"]["moe_tp_size"] * config["mapping"]["moe_ep_size"] == sizes.tensor
+    assert_put_together(tmp_path, sizes, source)
     moe = "model.layers.0.block_sparse_moe."
     each, width = 4 // sizes.expert, 32 // (sizes.tensor // sizes.expert)
     for number, rank in enumerate(ranks[: sizes.tensor]):
@@ -213,6 +242,7 @@ def test_joined_ranks_are_the_source(
     np.testing.assert_array_equal(
         np.concatenate([part[:queries] for part in qkv]), source[f"{layer}self_attn.q_proj.weight"]
     )
+    assert_put_together(folder, sizes, source)
     keys = [part[queries : queries + pairs] for part in qkv][:: max(1, tensor // kv_heads)]
     np.testing.assert_array_equal(np.concatenate(keys), source[f"{layer}self_attn.k_proj.weight"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,12 @@ from safetensors.numpy import save_file
 from pipeline.checkpoint import TensorFiles
 from pipeline.errors import CheckpointError, StageError
 from pipeline.progress import Silent
-from pipeline.recipe import Gate
-from pipeline.stages.evaluate import Metrics, evaluate, judge, read_metrics
+from pipeline.recipe import Gate, load_recipe
+from pipeline.runtimes.base import AUTO
+from pipeline.stages.evaluate import Export, Metrics, evaluate, judge, read_metrics
+from pipeline.stages.gate import hold_to_gate
+from pipeline.stages.makers import MAKERS, Work
+from pipeline.store import ArtifactKey, Json, Store
 from tests.support.calibrated import TRAINED, Calibrations
 
 Tensors = dict[str, np.ndarray]
@@ -25,24 +29,37 @@ GATE = Gate(max_perplexity_increase=0.02, min_top1_agreement=0.97, max_kl=0.01)
 
 def evaluated(calibrations: Calibrations, exported: Path, into: Path) -> Metrics:
     """Of an export of the trained target of the recipes."""
+    (metrics,) = compared(calibrations, [Export(exported)], into)
+    return metrics
+
+
+def compared(calibrations: Calibrations, exports: Sequence[Export], into: Path) -> tuple[Metrics, ...]:
+    """Of several of its exports."""
     into.mkdir(parents=True, exist_ok=True)
     heldout = calibrations.trained_dataset() / "heldout.jsonl"
-    evaluate(TRAINED, exported, heldout, into=into, progress=Silent(), device="cpu")
+    evaluate(TRAINED, exports, heldout, into=into, progress=Silent(), device="cpu")
     return read_metrics(into)
 
 
 @pytest.mark.parametrize("form", ["fp8", "int8_sq", "int4_awq", "w4a8_awq"])
-def test_every_format_stays_near_the_original(calibrations: Calibrations, tmp_path: Path, form: str) -> None:
-    metrics = evaluated(calibrations, calibrations.trained(form) / "hf", tmp_path)
+def test_every_format_stays_near_the_original_in_both_exports(
+    calibrations: Calibrations, tmp_path: Path, form: str
+) -> None:
     lines = (calibrations.trained_dataset() / "heldout.jsonl").read_text().splitlines()
     samples = [json.loads(line)["tokens"] for line in lines]
-    assert metrics.positions == sum(len(sample) - 1 for sample in samples)
-    assert metrics.format == form
-    assert metrics.calibration_samples == 24
-    assert 0 < metrics.mean_kl.value < 0.2
-    assert metrics.mean_kl.value < metrics.p99_kl <= metrics.max_kl
-    assert metrics.worst[0].kl == metrics.max_kl
-    assert judge(metrics, GATE).passed, judge(metrics, GATE)
+    folder = calibrations.trained(form)
+    both = compared(calibrations, [Export(folder / "hf"), Export(folder / "trtllm-tp2")], tmp_path)
+    for metrics in both:
+        assert metrics.positions == sum(len(sample) - 1 for sample in samples)
+        assert metrics.format == form
+        assert metrics.calibration_samples == 24
+        assert 0 < metrics.mean_kl.value < 0.2
+        assert metrics.mean_kl.value < metrics.p99_kl <= metrics.max_kl
+        assert metrics.worst[0].kl == metrics.max_kl
+    assert judge(both, GATE).passed, judge(both, GATE)
+    # Of AWQ, gate and up have one smoothing in the one, and each its own in the other.
+    unified, ranks = (metrics.mean_kl.value for metrics in both)
+    assert ranks == pytest.approx(unified, rel=0.5 if "awq" in form else 1e-6)
 
 
 def test_format_none_is_the_original(calibrations: Calibrations, tmp_path: Path) -> None:
@@ -51,7 +68,7 @@ def test_format_none_is_the_original(calibrations: Calibrations, tmp_path: Path)
     assert metrics.mean_kl.value < 1e-9
     assert metrics.perplexity_increase.value == 0
     assert metrics.worst == ()
-    assert judge(metrics, Gate(max_perplexity_increase=0, min_top1_agreement=1)).passed
+    assert judge([metrics], Gate(max_perplexity_increase=0, min_top1_agreement=1)).passed
 
 
 def test_the_same_files_give_the_same_bytes(calibrations: Calibrations, tmp_path: Path) -> None:
@@ -68,11 +85,95 @@ def test_smoother_formats_are_nearer(calibrations: Calibrations, tmp_path: Path)
     assert kl["fp8"] < kl["cache"] < kl["int4"]
 
 
+class Spoken(Silent):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "loaded", "besides"),
+    [
+        ("{kind: tensorrt, version: 1.2.1, gpu: h100-sxm-80g, tensor_parallel: 2}", "trtllm-tp2", ["hf"]),
+        ("{kind: pytorch, version: 1.2.1, gpu: h100-sxm-80g}", "hf", []),
+    ],
+)
+def test_the_stage_judges_and_names_the_files_that_the_runtime_loads(
+    calibrations: Calibrations, tmp_path: Path, runtime: str, loaded: str, besides: list[str]
+) -> None:
+    recipe = load_recipe("tiny-cpu", (f"runtime={runtime}",))
+    store, progress = Store(tmp_path), Spoken()
+    folders = {
+        "checkpoint": TRAINED,
+        "calibrated": calibrations.trained("fp8"),
+        "dataset": calibrations.trained_dataset(),
+    }
+
+    def make(into: Path) -> Mapping[str, Json]:
+        work = Work(
+            recipe,
+            "",
+            {},
+            folders,
+            into,
+            caches=store.caches,
+            reports=store.reports,
+            executor=AUTO,
+            progress=Silent(),
+        )
+        return MAKERS["evaluate"](work)
+
+    evaluation = store.obtain(ArtifactKey("evaluate"), make, recipe=recipe.name, progress=Silent())
+    assert [one.files for one in read_metrics(evaluation.path)] == [loaded, *besides]
+    assert list(evaluation.manifest.facts["exports"]) == [loaded, *besides]  # type: ignore[arg-type]
+    hold_to_gate(recipe, evaluation, store, progress)
+    first, *others = progress.lines
+    assert first.startswith(f"    gate: {loaded}, which {recipe.runtime.kind} loads: perplexity ")
+    assert [line.split(": ")[1] for line in others if "gate" in line] == besides
+    page = Path(progress.lines[-1].removeprefix("    report: ")).read_text(encoding="utf-8")
+    assert " and ".join([loaded, *besides]) in page
+
+
+def test_ranks_with_a_wrong_scale_fail_although_the_other_export_is_right(
+    calibrations: Calibrations, tmp_path: Path
+) -> None:
+    """They were not looked at, and engines are built from them."""
+    ranks = tmp_path / "trtllm-tp2"
+    shutil.copytree(calibrations.trained("w4a8_awq") / "trtllm-tp2", ranks)
+    for file in ranks.glob("*.safetensors"):
+        tensors = {name: np.array(value) for name, value in TensorFiles(ranks, file.name).items()}
+        tensors["transformer.layers.1.mlp.proj.weights_scaling_factor_2"] *= np.float32(0.05)
+        save_file(tensors, file)
+    exports = [Export(ranks), Export(calibrations.trained("w4a8_awq") / "hf")]
+    verdict = judge(compared(calibrations, exports, tmp_path), GATE)
+    assert {check.files for check in verdict.checks if not check.passed} == {"trtllm-tp2"}
+    assert "OVER    trtllm-tp2" in str(verdict)
+
+
+def test_the_scale_of_a_runtime_s_own_cache_takes_the_place_of_the_files(
+    calibrations: Calibrations, damaged: Callable[..., Path], tmp_path: Path
+) -> None:
+    def ones(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith(("k_scale", "v_scale"))]:
+            tensors[name] = np.ones_like(tensors[name])
+
+    stored, as_ones = calibrations.trained("fp8", "fp8") / "hf", damaged("fp8", ones, "fp8")
+    exports = [Export(stored, kv_scale=1.0), Export(as_ones), Export(stored)]
+    own, changed, files = compared(calibrations, exports, tmp_path)
+    assert (own.kv_scale, files.kv_scale) == (1.0, None)
+    assert own.mean_kl == changed.mean_kl
+    assert own.mean_kl != files.mean_kl
+
+
 @pytest.fixture
 def damaged(calibrations: Calibrations, tmp_path: Path) -> Callable[..., Path]:
-    def make(form: str, damage: Callable[[Tensors], object]) -> Path:
+    def make(form: str, damage: Callable[[Tensors], object], kv_cache: str = "auto") -> Path:
         folder = tmp_path / "damaged"
-        shutil.copytree(calibrations.trained(form) / "hf", folder)
+        shutil.copytree(calibrations.trained(form, kv_cache) / "hf", folder)
         tensors = {name: np.array(value) for name, value in TensorFiles(folder).items()}
         damage(tensors)
         save_file(tensors, folder / "model.safetensors")
@@ -132,7 +233,7 @@ def test_scales_and_weights_that_do_not_belong_together_fail_the_gate(
     damage: Callable[[Tensors], object],
 ) -> None:
     metrics = evaluated(calibrations, damaged(form, damage), tmp_path / "into")
-    verdict = judge(metrics, GATE)
+    verdict = judge([metrics], GATE)
     assert not verdict.passed
     assert verdict.advice
 
@@ -170,5 +271,10 @@ def test_held_out_text_that_does_not_fit(calibrations: Calibrations, tmp_path: P
         source = calibrations.source()
         with pytest.raises(StageError, match=r"heldout\.jsonl"):
             evaluate(
-                source, source, tmp_path / "heldout.jsonl", into=tmp_path, progress=Silent(), device="cpu"
+                source,
+                [Export(source)],
+                tmp_path / "heldout.jsonl",
+                into=tmp_path,
+                progress=Silent(),
+                device="cpu",
             )

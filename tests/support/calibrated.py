@@ -58,10 +58,12 @@ class Calibrations:
         return self._made[key]
 
     def trained(self, form: str, kv_cache: str = "auto") -> Path:
-        """The target of the recipes, calibrated on a few samples; `trained_dataset` holds them."""
+        """The target of the recipes, calibrated on a few samples (`trained_dataset`): hf/ and trtllm-tp2/."""
         key = ("trained", form, kv_cache)
         if key not in self._made:
-            self._made[key] = self._calibrate(TRAINED, self.trained_dataset(), form, kv_cache, ())
+            self._made[key] = self._calibrate(
+                TRAINED, self.trained_dataset(), form, kv_cache, (Parallelism(2),)
+            )
         return self._made[key]
 
     def trained_dataset(self) -> Path:

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pipeline.checkpoint import Architecture, Checkpoint, Format
 from pipeline.progress import Silent
-from pipeline.stages.calibrate import experts, unified
+from pipeline.stages.calibrate import fusion, unified
 from pipeline.stages.calibrate.batches import make_batches, read_samples
 from pipeline.stages.calibrate.measurement import measure
 from pipeline.stages.calibrate.model import load
@@ -47,10 +49,9 @@ def make_pair(calibrations: Calibrations, into: Path, architecture: str, form: F
             batches=make_batches(samples, 500),
             progress=Silent(),
         )
-        if architecture == "mixtral":
-            experts.share_scales(model)
+        fusion.align(model, form, torch.float32)
         fused = copy.deepcopy(model)
         requantize_resmooth_fused_llm_layers(fused)
-        unified.export(model, source, into)
+        unified.export(model, form, source, into)
     assert notes.warnings == []
     return Pair(fused, Checkpoint(into), source)

@@ -37,11 +37,6 @@ def _kv_cache_keeps_context(subject: Subject) -> Iterator[Said]:
         )
 
 
-def _int8_kv_cache(subject: Subject) -> Iterator[Said]:
-    if any(model.kv_cache == "int8" for model in subject.models):
-        yield _context_off(subject, (KV_CACHE,), "always", f"set {KV_CACHE} to auto or fp8", unsure=False)
-
-
 def _context_off(subject: Subject, keys: tuple[str, ...], when: str, fix: str, *, unsure: bool) -> Said:
     recipe = subject.recipe
     wanted = {
@@ -73,11 +68,6 @@ def _formats(subject: Subject) -> Iterator[Said]:
                 f" for {model.sizes.architecture}" if model.sizes and model.format in facts["formats"] else ""
             )
             yield Said((model.format_key,), f"cannot be calibrated{of} yet", f"one of {', '.join(known)}")
-    cache = subject.recipe.quantization.kv_cache
-    if cache not in facts["kv_caches"]:
-        yield Said(
-            ("quantization.kv_cache",), "cannot be calibrated yet", f"one of {', '.join(facts['kv_caches'])}"
-        )
 
 
 def _known_formats(facts: Mapping[str, Any], model: Model) -> list[str]:
@@ -165,7 +155,6 @@ CHECKS: Mapping[str, Check] = {
     "sm.fp8_ctx_fmha": _fp8_context,
     "kvq.engine_llmapi": _engine_in_llm_api,
     "kvq.weight_combo": _kv_cache_keeps_context,
-    "kvq.int8": _int8_kv_cache,
     "calib.awq_sizes": _awq_samples,
     "calibrate.formats": _formats,
 }

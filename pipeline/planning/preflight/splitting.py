@@ -83,12 +83,37 @@ def _groups(subject: Subject) -> Iterator[Said]:
         group = block if _has_awq(subject, model) else of_format.get(model.format, 1)
         uneven = [columns for columns in _columns(sizes) if columns % group]
         if uneven:
-            smaller = group == 128 and not any(columns % 64 for columns in uneven)
+            smaller = (
+                group == 128 and not any(columns % 64 for columns in uneven) and _has_blocks_of_64(subject)
+            )
             yield Said(
                 (BLOCK if group == block else model.format_key, model.source_key),
                 f"groups of {group} weights do not divide {' and '.join(map(str, uneven))} columns of {_name(model)}",
                 "64" if smaller else "choose a format without groups, such as fp8",
             )
+
+
+def _w4a8_groups(subject: Subject) -> Iterator[Said]:
+    """One finding for both models, which share the size of blocks."""
+    only: int = rule("quantization.w4a8_group").facts["group"]
+    wrong = [model for model in subject.models if "w4a8_awq" in subject.layer_formats(model)]
+    if not wrong or subject.recipe.quantization.awq_block_size == only:
+        return
+    keys = ["quantization.auto.formats" if model.format == "auto" else model.format_key for model in wrong]
+    sizes = [model.sizes for model in wrong if model.sizes is not None]
+    divides = not any(columns % only for one in sizes for columns in _columns(one))
+    instead = f"{' and '.join(keys)} to int4_awq"
+    yield Said(
+        (BLOCK, *(model.format_key for model in wrong)),
+        f"must be {only} for w4a8_awq: TensorRT-LLM has no kernels for other groups",
+        f"set {BLOCK} to {only}, or {instead}" if divides else f"set {instead}",
+    )
+
+
+def _has_blocks_of_64(subject: Subject) -> bool:
+    """Whether they may be advised; both models have blocks of one size."""
+    w4a8 = any("w4a8_awq" in subject.layer_formats(model) for model in subject.models)
+    return subject.gpu_runtime is None or not w4a8
 
 
 def _columns(sizes: ModelSizes) -> tuple[int, ...]:
@@ -102,13 +127,13 @@ def _awq_blocks(subject: Subject) -> Iterator[Said]:
         whole = any(columns % block for columns in _columns(sizes))  # then no split is to blame
         if not _has_awq(subject, model) or whole or fitting.blocks_split(sizes, model.split, block):
             continue
-        other = 64 if block == 128 and fitting.blocks_split(sizes, model.split, 64) else None
+        halved = block == 128 and fitting.blocks_split(sizes, model.split, 64) and _has_blocks_of_64(subject)
         attention, inner = sizes.heads * sizes.head_dim, fitting.inner_per_rank(sizes, model.split)[0]
         yield Said(
             (model.tensor_key, BLOCK, model.format_key),
             f"leaves a rank of {_name(model)} {attention / model.split.tensor:g} inputs of o_proj and {inner} of "
             f"down_proj, which {BLOCK} {block} must divide",
-            (f"set {BLOCK} to {other}, or " if other else "") + _fitting(subject, model, sizes),
+            (f"set {BLOCK} to 64, or " if halved else "") + _fitting(subject, model, sizes),
         )
 
 
@@ -226,6 +251,7 @@ CHECKS: Mapping[str, Check] = {
     "tp.kv_heads_copied": _kv_heads_copied,
     "tp.hidden_and_ffn": _width,
     "quantization.groups": _groups,
+    "quantization.w4a8_group": _w4a8_groups,
     "tp.awq_block": _awq_blocks,
     "vocab.pad_tp": _padded_vocabulary,
     "vocab.pad_awq": _padded_for_awq,

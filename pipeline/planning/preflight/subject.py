@@ -27,7 +27,7 @@ class Model:
     format_key: str  # "quantization.format"
     tensor_key: str  # "runtime.tensor_parallel"
     format: str
-    kv_cache: str  # auto | fp8 | int8
+    kv_cache: str  # auto | fp8
     split: Parallelism
     facts: ModelFacts
     is_head: bool  # an Eagle-3 head, which is part of the target's engine

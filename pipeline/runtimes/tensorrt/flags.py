@@ -36,7 +36,7 @@ ALGORITHMS: dict[str, str | None] = {  # recipe's format -> quant_algo of the ch
     "nvfp4": "NVFP4",
     "auto": "MIXED_PRECISION",
 }
-_KV_CACHES: dict[str, str | None] = {"auto": None, "fp8": "FP8", "int8": "INT8"}
+_KV_CACHES: dict[str, str | None] = {"auto": None, "fp8": "FP8"}
 
 
 @dataclass(frozen=True, slots=True)

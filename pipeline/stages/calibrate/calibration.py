@@ -156,7 +156,12 @@ class _Calibration:
 
     def export(self, model: Any, sizes: Sequence[Parallelism]) -> dict[str, Json]:
         """Both kinds of checkpoint, read again and judged."""
+        from pipeline.stages.calibrate import fusion, tensorrt_llm
+
         exports: dict[str, Json] = {}
+        if self._form is not Format.NONE:
+            with quietly("aligning what engines make one layer", self._notes):
+                fusion.align(model, self._form, tensorrt_llm.stored_dtype(self._architecture))
         divided = bool(self._architecture.experts) or self._architecture.fused
         if not divided:
             exports |= {size.folder: self._export_ranks(model, size) for size in sizes}
@@ -168,16 +173,14 @@ class _Calibration:
 
     def _export_whole(self, model: Any) -> Json:
         """The Hugging Face checkpoint. It is the last thing that is done with the model."""
-        from pipeline.stages.calibrate import experts, unified
+        from pipeline.stages.calibrate import unified
 
         directory = self._into / "hf"
         if self._form is Format.NONE:
             unified.link(self._source, directory)
         else:
             with quietly("the Hugging Face export", self._notes):
-                if self._architecture.experts:
-                    experts.share_scales(model)
-                unified.export(model, self._source, directory)
+                unified.export(model, self._form, self._source, directory)
         unified.judge(directory, self._form, self.group_size, self._quantization.kv_cache)
         return _size(directory)
 

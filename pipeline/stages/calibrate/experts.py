@@ -87,20 +87,6 @@ def all_experts(model: Any) -> Iterator[None]:
             block.everywhere = False
 
 
-def share_scales(model: Any) -> None:
-    """One scale for what TensorRT-LLM makes one layer: q, k and v; w1 and w3 of each expert. FP8 only.
-
-    ModelOpt's Hugging Face export leaves that to whoever loads the files, who rounds the weights a second time.
-    """
-    from modelopt.torch.export.quant_utils import preprocess_linear_fusion
-
-    for layer in model.model.layers:
-        attention = layer.self_attn
-        preprocess_linear_fusion([attention.q_proj, attention.k_proj, attention.v_proj])
-        for expert in layer.block_sparse_moe.experts:
-            preprocess_linear_fusion([expert.w1, expert.w3])
-
-
 def _linear(weight: Tensor) -> nn.Linear:
     with torch.device("meta"):
         layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,7 @@ from pipeline.checkpoint import Architecture, TensorFiles
 from pipeline.errors import StageError, UserError
 from pipeline.machine.host import read_memory
 from pipeline.stages.calibrate import attention, experts
-
-# What ModelOpt's TensorRT-LLM export calls the families.
-DECODER_TYPES: Mapping[str, str] = {
-    "llama": "llama",
-    "mistral": "llama",
-    "mixtral": "llama",
-    "qwen2": "qwen",
-    "qwen3": "qwen",
-    "phi3": "phi3",
-}
+from pipeline.stages.convert import MODEL_TYPES
 
 
 def check_known(directory: Path, architecture: Architecture) -> None:
@@ -41,7 +31,7 @@ def check_known(directory: Path, architecture: Architecture) -> None:
             experts.separate(model)
     kind = get_model_type(model)
     compatible, _, _ = check_model_compatibility(get_transformer_layers(model))
-    if kind != DECODER_TYPES[architecture.family] or not compatible:
+    if kind != MODEL_TYPES[architecture.family] or not compatible:
         raise UserError(
             f"ModelOpt does not know {architecture.class_name} (takes it for {kind!r}): it cannot be exported"
         )

@@ -64,8 +64,6 @@ def _format_faults(architecture: Architecture, quantization: Quantization, has_c
             value="nvfp4",
             fix="calibrate on a GPU, or use fp8 or int4_awq",
         )
-    if quantization.kv_cache == "int8":
-        yield Fault("is not supported yet", key="quantization.kv_cache", value="int8", fix="auto or fp8")
     if quantization.format == "none" and quantization.kv_cache == "fp8":
         yield Fault(
             "is calibrated together with the weights, and format none calibrates nothing",
@@ -78,13 +76,14 @@ def _format_faults(architecture: Architecture, quantization: Quantization, has_c
 def _group_faults(architecture: Architecture, form: Format, group: int | None) -> Iterator[Fault]:
     if group is None:
         return
+    halves = form is Format.INT4_AWQ and group == 128  # TensorRT-LLM has w4a8_awq in groups of 128 only
     for name, columns in _input_sizes(architecture).items():
         if columns % group:
             yield Fault(
                 f"does not divide {name} = {columns}",
                 key="quantization.awq_block_size" if form in AWQ else "quantization.format",
                 value=group,
-                fix="64" if group == 128 and columns % 64 == 0 else "fp8 or int8_sq, which have no groups",
+                fix="64" if halves and columns % 64 == 0 else "fp8 or int8_sq, which have no groups",
             )
 
 

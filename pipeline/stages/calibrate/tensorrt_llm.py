@@ -2,8 +2,8 @@
 
 ModelOpt 0.47 writes it (its exporter is legacy, the format is the one that TensorRT-LLM 0.17 to 1.2 read)
 and leaves traps, which are repaired from the source's configuration: with transformers 5 the rotary base and
-scaling are silently lost; `rank` is the last rank's; Qwen models need `qwen_type` and `attn_bias`, and Qwen3
-`qk_layernorm`; an unquantized export brings a quant_cfg.json that only mixed precision has.
+scaling are silently lost; `rank` is the last rank's; Qwen models need `qwen_type`, `seq_length` and `attn_bias`,
+and Qwen3 `qk_layernorm`; an unquantized export brings a quant_cfg.json that only mixed precision has.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 
 from pipeline.checkpoint import Architecture
 from pipeline.planning.parallelism import Parallelism
-from pipeline.stages.calibrate.model import DECODER_TYPES
 from pipeline.stages.calibrate.snapshot import restored
 from pipeline.stages.calibrate.unified import write_json
+from pipeline.stages.convert import MODEL_TYPES, describe
 
 
 def export(model: Any, architecture: Architecture, sizes: Parallelism, into: Path) -> None:
@@ -28,7 +28,7 @@ def export(model: Any, architecture: Architecture, sizes: Parallelism, into: Pat
     with torch.inference_mode(), restored(model):
         export_tensorrt_llm_checkpoint(
             model,
-            DECODER_TYPES[architecture.family],
+            MODEL_TYPES[architecture.family],
             stored_dtype(architecture),
             export_dir=into,
             inference_tensor_parallel=sizes.tensor,
@@ -47,29 +47,5 @@ def stored_dtype(architecture: Architecture) -> torch.dtype:
 
 
 def repair(config: dict[str, Any], architecture: Architecture) -> dict[str, Any]:
-    """config.json with what ModelOpt lost or got wrong."""
-    repaired = {key: value for key, value in config.items() if key != "rank"}
-    repaired |= {
-        "architecture": architecture.class_name,
-        "model_type": DECODER_TYPES[architecture.family],
-        "norm_epsilon": architecture.norm_epsilon,
-        "intermediate_size": architecture.intermediate,
-        "rotary_base": architecture.rope.theta,
-        "rotary_scaling": rotary_scaling(architecture),
-        "attn_bias": architecture.qkv_bias,
-        "mlp_bias": architecture.mlp_bias,
-        "qk_layernorm": architecture.qk_norm,
-    }
-    if architecture.family.startswith("qwen"):
-        repaired["qwen_type"] = architecture.family
-    return repaired
-
-
-def rotary_scaling(architecture: Architecture) -> dict[str, Any] | None:
-    """As TensorRT-LLM reads it: `type`, or `rope_type` in newer releases; it does not know the type
-    "default".
-    """
-    rope = architecture.rope
-    if rope.kind == "default":
-        return None
-    return {"type": rope.kind, "rope_type": rope.kind, **(rope.scaling or {})}
+    """config.json with what ModelOpt lost or got wrong of the model."""
+    return {key: value for key, value in config.items() if key != "rank"} | describe(architecture)

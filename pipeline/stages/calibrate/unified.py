@@ -20,6 +20,7 @@ from pipeline.checkpoint import Architecture, Checkpoint, Format
 from pipeline.checkpoint.rope import rope_settings
 from pipeline.checkpoint.tensors import read_headers
 from pipeline.errors import StageError
+from pipeline.stages.calibrate import fusion
 
 # Everything of a checkpoint that is neither weights nor their index.
 COMPANIONS = ("*.json", "*.jinja", "*.model", "*.txt")
@@ -27,13 +28,14 @@ _NOT_COMPANIONS = ("config.json", "model.safetensors.index.json", "hf_quant_conf
 _ADDED_TO_CONFIG = ("group_size", "has_zero_point", "pre_quant_scale", "kv_cache_quant_algo")
 
 
-def export(model: Any, source: Path, into: Path) -> None:
+def export(model: Any, form: Format, source: Path, into: Path) -> None:
     """Write the checkpoint. It is the last export: ModelOpt packs the weights in place."""
     from modelopt.torch.export import export_hf_checkpoint
 
-    with torch.inference_mode():
-        export_hf_checkpoint(model, dtype=torch.float32, export_dir=into)
     dtype = getattr(torch, Architecture.read(source).dtype)
+    with torch.inference_mode():
+        fusion.fold(model, form, dtype)
+        export_hf_checkpoint(model, dtype=torch.float32, export_dir=into)
     for file in sorted(into.glob("*.safetensors")):
         _store_as(file, dtype)
     _repair_config(source, into)

@@ -1,6 +1,6 @@
 """The convert stage: an unquantized checkpoint, split into the ranks of a TensorRT-LLM checkpoint.
 
-Calibration uses `split` for the families that ModelOpt does not export.
+Calibration uses `split` for the families that ModelOpt does not export, and `describe` to repair what it exports.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from pipeline.checkpoint import Checkpoint, Format
 from pipeline.errors import UserError
 from pipeline.planning.parallelism import Parallelism
 from pipeline.progress import Progress
+from pipeline.stages.convert.config import MODEL_TYPES, describe
+from pipeline.stages.convert.joining import RankCheckpoint
 from pipeline.stages.convert.splitting import FORMATS, split, split_faults
 from pipeline.store import Json
 
-__all__ = ["FORMATS", "convert", "split", "split_faults"]
+__all__ = ["FORMATS", "MODEL_TYPES", "RankCheckpoint", "convert", "describe", "split", "split_faults"]
 
 
 def convert(checkpoint: Path, sizes: Parallelism, *, into: Path, progress: Progress) -> Mapping[str, Json]:

@@ -1,7 +1,8 @@
-"""config.json of an unquantized TensorRT-LLM checkpoint.
+"""config.json of a TensorRT-LLM checkpoint: what it says of the model, and of how the model is divided.
 
-Keys and values are those that ModelOpt's export writes after its traps have been repaired (see stages.calibrate), with
-what TensorRT-LLM's own converters add for experts (`moe`, models/llama/config.py) and Phi-3.
+Keys and values are those of ModelOpt's export and of TensorRT-LLM's own converters, which add experts (`moe`,
+models/llama/config.py), Phi-3, and what QWenConfig has no default for. `rank_config` writes the whole file where we
+divide a checkpoint; of ModelOpt's export, `describe` replaces what that loses or gets wrong.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from pipeline.checkpoint import Architecture, Format, Quantization
 from pipeline.planning.parallelism import Parallelism
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16"}
-_MODEL_TYPES = {
+# What ModelOpt's export calls the families.
+MODEL_TYPES = {
     "llama": "llama",
     "mistral": "llama",
     "mixtral": "llama",
@@ -22,6 +24,9 @@ _MODEL_TYPES = {
     "phi3": "phi3",
 }
 _RENORMALIZE = 1  # MoeConfig.ExpertScaleNormalizationMode: the chosen experts' shares sum to 1
+_QWEN_SEQ_LENGTH = (
+    8192  # what upstream's converter writes (models/qwen/config.py); read with use_logn_attn only
+)
 
 
 def stored_dtype(model: Architecture) -> str:
@@ -32,22 +37,27 @@ def stored_dtype(model: Architecture) -> str:
 def rank_config(
     model: Architecture, sizes: Parallelism, quantization: Quantization | None = None
 ) -> dict[str, Any]:
-    """The same for all ranks.
+    """The whole file, which is the same for all ranks."""
+    return {
+        "producer": {"name": "pipeline", "version": __version__},
+        **describe(model),
+        "dtype": stored_dtype(model),
+        "logits_dtype": "float32",
+        "vocab_size": model.vocab,
+        "mapping": _mapping(sizes, with_experts=bool(model.experts)),
+        "quantization": _quantization(model, quantization or Quantization()),
+    }
+
+
+def describe(model: Architecture) -> dict[str, Any]:
+    """What the file says of the model, whatever its format and however it is divided.
 
     `hidden_act`: a gated feed-forward is implied by "silu" for Llama and Qwen; experts and Phi-3 say "swiglu"
     (models/llama/config.py, models/phi3/config.py).
     """
-    rope = model.rope
-    scaling = (
-        None
-        if rope.kind == "default"
-        else {"type": rope.kind, "rope_type": rope.kind, **(rope.scaling or {})}
-    )
     config: dict[str, Any] = {
-        "producer": {"name": "pipeline", "version": __version__},
         "architecture": model.class_name,
-        "dtype": stored_dtype(model),
-        "logits_dtype": "float32",
+        "model_type": MODEL_TYPES[model.family],
         "num_hidden_layers": model.layers,
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads,
@@ -55,7 +65,6 @@ def rank_config(
         "head_size": model.head_dim,
         "intermediate_size": model.intermediate,
         "norm_epsilon": model.norm_epsilon,
-        "vocab_size": model.vocab,
         "max_position_embeddings": model.max_positions,
         "position_embedding_type": "rope_gpt_neox",
         "hidden_act": "swiglu" if model.fused or model.experts else "silu",
@@ -66,17 +75,14 @@ def rank_config(
         "residual_mlp": False,
         "bias": False,
         "rotary_pct": 1.0,
-        "rotary_base": rope.theta,
-        "rotary_scaling": scaling,
+        "rotary_base": model.rope.theta,
+        "rotary_scaling": _rotary_scaling(model),
         "attn_bias": model.qkv_bias,
         "mlp_bias": model.mlp_bias,
         "qk_layernorm": model.qk_norm,
-        "model_type": _MODEL_TYPES[model.family],
-        "mapping": _mapping(sizes, with_experts=bool(model.experts)),
-        "quantization": _quantization(model, quantization or Quantization()),
     }
-    if model.family.startswith("qwen"):
-        config["qwen_type"] = model.family
+    if MODEL_TYPES[model.family] == "qwen":
+        config |= {"qwen_type": model.family, "seq_length": _QWEN_SEQ_LENGTH}
     if model.experts:
         config["moe"] = {
             "num_experts": model.experts,
@@ -84,6 +90,14 @@ def rank_config(
             "normalization_mode": _RENORMALIZE,
         }
     return config
+
+
+def _rotary_scaling(model: Architecture) -> dict[str, Any] | None:
+    """As TensorRT-LLM reads it: `type`, or `rope_type` in newer releases; it does not know the type "default"."""
+    rope = model.rope
+    if rope.kind == "default":
+        return None
+    return {"type": rope.kind, "rope_type": rope.kind, **(rope.scaling or {})}
 
 
 def _mapping(sizes: Parallelism, *, with_experts: bool) -> dict[str, int]:

@@ -12,22 +12,48 @@ and Phi-3 (models/phi3/convert.py), and ModelOpt's export. Which rank holds whic
 
 Layers are numbered from 0 on each pipeline rank; the first has the embedding, the last the norm and the head.
 
-FP8 weights are split like any other; each layer has one scale for its weights and one for its inputs, which all ranks
-hold. Weights that become one layer must have been rounded with one scale, as ModelOpt's unified export does it. Of the
-experts, each has a scale for its weights, and all share the largest for their inputs (layers/moe.py, MOEWeightWrapper).
-An FP8 cache has scales of 1 or more, as ModelOpt exports it for TensorRT-LLM (quant_utils.get_kv_cache_scaling_factor).
+Quantized weights are split in the units in which they are packed, and scales of rows or groups with them. A scale of a
+whole layer lies on all ranks; weights that become one layer must have been rounded with one such scale. Of the experts,
+each has a scale for its weights, and all share the largest for their inputs (layers/moe.py, MOEWeightWrapper). An FP8
+cache has scales of 1 or more, as ModelOpt exports it for TensorRT-LLM (quant_utils.get_kv_cache_scaling_factor).
+
+The other side of each slice is a tensor of the unified Hugging Face checkpoint (see checkpoint.layers), with smoothing
+beside each layer and not in the norm before it. `split` goes from there to the ranks, in the formats that have no
+smoothing; `RankCheckpoint` goes back, in all of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from pipeline.checkpoint import Architecture, Format, Quantization
+from pipeline.contracts.checkpoint import padded_vocab
 from pipeline.stages.convert.parts import FLOAT32, Part, Rank, Scale, Slice
 
 _Span = tuple[int, int]
-_FP8 = "F8_E4M3"
+
+
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """How the weights of linear layers are stored."""
+
+    dtype: str | None  # None: that of the checkpoint
+    rows: int = 1  # of the layer, in one that is stored
+    columns: int = 1
+
+
+_PACKINGS = {
+    Format.NONE: _Packing(None),
+    Format.FP8: _Packing("F8_E4M3"),
+    Format.INT4_AWQ: _Packing("I8", rows=2),
+    Format.W4A8_AWQ: _Packing("I8", rows=2),
+    Format.INT8_SQ: _Packing("I8"),
+    Format.NVFP4: _Packing("U8", columns=2),
+}
+_SMOOTHED = (Format.INT4_AWQ, Format.W4A8_AWQ, Format.INT8_SQ)
+_TWO_STEPS = (Format.W4A8_AWQ, Format.NVFP4)
 
 
 def parts(
@@ -40,7 +66,8 @@ def parts(
 class _Layout:
     def __init__(self, model: Architecture, rank: Rank, quantization: Quantization) -> None:
         self._model, self._rank, self._sizes = model, rank, rank.sizes
-        self._fp8, self._kv_cache = quantization.format is Format.FP8, quantization.kv_cache
+        self._form, self._group = quantization.format, quantization.group_size
+        self._packing, self._kv_cache = _PACKINGS[quantization.format], quantization.kv_cache
 
     def parts(self) -> Iterator[Part | Scale]:
         model, stage = self._model, self._rank.stage
@@ -122,13 +149,14 @@ class _Layout:
         inner = _share(model.intermediate, sizes.tensor // sizes.expert, rank.within_expert)
         router = Slice(f"{source}gate.weight", (0, model.experts))
         yield Part(f"{name}router.weight", (model.experts, model.hidden), (router,), FLOAT32)
-        expert, kind, width = f"{source}experts.{{}}.{{}}", self._kind, inner[1] - inner[0]
+        expert, kind, width = f"{source}experts.{{}}.{{}}", self._packing.dtype, inner[1] - inner[0]
         upper = [Slice(expert.format(at, f"{part}.weight"), inner) for at in chosen for part in ("w3", "w1")]
         yield Part(f"{name}fc.weight", (len(chosen), 2 * width, model.hidden), tuple(upper), kind)
         lower = [Slice(expert.format(at, "w2.weight"), (0, model.hidden), inner) for at in chosen]
         yield Part(f"{name}proj.weight", (len(chosen), model.hidden, width), tuple(lower), kind)
-        if not self._fp8:
+        if self._form is Format.NONE:
             return
+        assert self._form is Format.FP8, "experts have no other formats"
         for layer, names in (("fc", ("w3", "w1")), ("proj", ("w2",))):
             groups = [tuple(expert.format(at, f"{part}.weight_scale") for part in names) for at in chosen]
             yield Scale(f"{name}{layer}.weights_scaling_factor", (len(chosen), 1), tuple(groups))
@@ -139,39 +167,63 @@ class _Layout:
 
     def _rows(self, name: str, found: Sequence[tuple[str, _Span]], *, bias: bool) -> Iterator[Part | Scale]:
         """A layer whose outputs are divided: rows of one or more source layers."""
+        packing, hidden = self._packing, self._model.hidden
         rows = sum(high - low for _, (low, high) in found)
-        slices = tuple(Slice(f"{layer}.weight", span) for layer, span in found)
-        yield Part(f"{name}.weight", (rows, self._model.hidden), slices, self._kind)
+        slices = tuple(Slice(f"{layer}.weight", _packed(span, packing.rows)) for layer, span in found)
+        shape = (rows // packing.rows, hidden // packing.columns)
+        yield Part(f"{name}.weight", shape, slices, packing.dtype)
         if bias:
             yield Part(f"{name}.bias", (rows,), tuple(Slice(f"{layer}.bias", span) for layer, span in found))
-        yield from self._scales(name, [layer for layer, _ in found])
+        layers = tuple(dict.fromkeys(layer for layer, _ in found))
+        yield from self._layer_scales(name, layers)
+        if self._form is Format.INT8_SQ or self._group:
+            scales = tuple(Slice(f"{layer}.weight_scale", span) for layer, span in found)
+            yield self._weight_scales(name, rows, hidden, scales)
+        if self._form in _SMOOTHED:
+            first, *others = (f"{layer}.pre_quant_scale" for layer in layers)
+            whole = Slice(first, (0, hidden), alike=tuple(others))
+            yield Part(f"{name}.prequant_scaling_factor", (hidden,), (whole,))
 
     def _columns(self, name: str, source: str, columns: int) -> Iterator[Part | Scale]:
         """A layer whose inputs are divided."""
-        span, hidden = _share(columns, self._sizes.tensor, self._rank.tensor), self._model.hidden
-        piece = Slice(f"{source}.weight", (0, hidden), span)
-        yield Part(f"{name}.weight", (hidden, span[1] - span[0]), (piece,), self._kind)
-        yield from self._scales(name, [source])
+        packing, hidden = self._packing, self._model.hidden
+        span = _share(columns, self._sizes.tensor, self._rank.tensor)
+        rows, width = hidden // packing.rows, span[1] - span[0]
+        piece = Slice(f"{source}.weight", (0, rows), _packed(span, packing.columns))
+        yield Part(f"{name}.weight", (rows, width // packing.columns), (piece,), packing.dtype)
+        yield from self._layer_scales(name, (source,))
+        if self._form is Format.INT8_SQ or self._group:
+            groups = _packed(span, self._group) if self._group else None
+            scales = Slice(f"{source}.weight_scale", (0, hidden), groups)
+            yield self._weight_scales(name, hidden, width, (scales,))
+        if self._form in _SMOOTHED:
+            smoothing = Slice(f"{source}.pre_quant_scale", span)
+            yield Part(f"{name}.prequant_scaling_factor", (width,), (smoothing,))
 
-    def _scales(self, name: str, layers: Sequence[str]) -> Iterator[Scale]:
-        if self._fp8:
-            for ours, theirs in (("weights", "weight_scale"), ("activation", "input_scale")):
-                group = tuple(dict.fromkeys(f"{layer}.{theirs}" for layer in layers))
-                yield Scale(f"{name}.{ours}_scaling_factor", (1,), (group,))
+    def _layer_scales(self, name: str, layers: Sequence[str]) -> Iterator[Scale]:
+        """One number for the whole layer: of its weights (or of their second step), and of its inputs."""
+        if self._form is Format.NONE:
+            return
+        kinds = {"weights_scaling_factor": "weight_scale"} if self._form is Format.FP8 else {}
+        kinds |= {"weights_scaling_factor_2": "weight_scale_2"} if self._form in _TWO_STEPS else {}
+        kinds |= {"activation_scaling_factor": "input_scale"} if self._form is not Format.INT4_AWQ else {}
+        for ours, theirs in kinds.items():
+            yield Scale(f"{name}.{ours}", (1,), (tuple(f"{layer}.{theirs}" for layer in layers),))
+
+    def _weight_scales(self, name: str, rows: int, columns: int, slices: tuple[Slice, ...]) -> Part:
+        """One number for each row, or for each group of columns in it."""
+        shape = (rows, columns // self._group) if self._group else (rows,)
+        kind = "F8_E4M3" if self._form is Format.NVFP4 else FLOAT32
+        return Part(f"{name}.weights_scaling_factor", shape, slices, kind)
 
     def _vocabulary(self, name: str, tensor: str) -> Part:
         model, ranks = self._model, self._sizes.tensor
-        rows = math.ceil(model.vocab / ranks)
+        rows = math.ceil(padded_vocab(model.vocab, self._form) / ranks)
         low = min(self._rank.tensor * rows, model.vocab)
         return Part(name, (rows, model.hidden), (Slice(tensor, (low, min(low + rows, model.vocab))),))
 
     def _vector(self, name: str, tensor: str, size: int) -> Part:
         return Part(name, (size,), (Slice(tensor, (0, size)),))
-
-    @property
-    def _kind(self) -> str | None:
-        """Type of the weights of linear layers."""
-        return _FP8 if self._fp8 else None
 
 
 def _share(total: int, ranks: int, at: int) -> _Span:
@@ -181,3 +233,8 @@ def _share(total: int, ranks: int, at: int) -> _Span:
 
 def _moved(span: _Span, by: int) -> _Span:
     return span[0] + by, span[1] + by
+
+
+def _packed(span: _Span, numbers: int) -> _Span:
+    """A span of numbers, `numbers` of which are stored as one."""
+    return span[0] // numbers, span[1] // numbers

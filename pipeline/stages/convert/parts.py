@@ -16,6 +16,7 @@ class Slice:
     tensor: str
     rows: tuple[int, int]
     columns: tuple[int, int] | None = None  # None: all
+    alike: tuple[str, ...] = ()  # source tensors that hold the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Part:
     @property
     def sources(self) -> frozenset[str]:
         """Tensors that it is made of."""
-        return frozenset(piece.tensor for piece in self.slices)
+        return frozenset(name for piece in self.slices for name in (piece.tensor, *piece.alike))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.checkpoint.tensors import DTYPES, Array, TensorFiles
+from pipeline.checkpoint.tensors import DTYPES, Array, Tensors
 from pipeline.errors import StageError
 from pipeline.stages.convert.parts import Part, Scale, Slice
 
@@ -22,7 +22,7 @@ _FLOATS = ("F32", "F16", "BF16")  # may become each other; quantized weights may
 
 
 def write_rank(
-    file: Path, parts: Sequence[Part | Scale], source: TensorFiles, dtype: str, advance: Callable[[int], None]
+    file: Path, parts: Sequence[Part | Scale], source: Tensors, dtype: str, advance: Callable[[int], None]
 ) -> None:
     """Write one rank.
 
@@ -64,7 +64,7 @@ def _header(parts: Sequence[Part | Scale], dtype: str) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _scales(scale: Scale, source: TensorFiles) -> Iterator[Array]:
+def _scales(scale: Scale, source: Tensors) -> Iterator[Array]:
     values = []
     for group in scale.groups:
         found = np.array([source[name].astype(np.float32).reshape(()) for name in group])
@@ -74,7 +74,7 @@ def _scales(scale: Scale, source: TensorFiles) -> Iterator[Array]:
     yield np.array(values, np.float32).view(np.uint8)
 
 
-def _chunks(part: Part, source: TensorFiles, kind: str) -> Iterator[Array]:
+def _chunks(part: Part, source: Tensors, kind: str) -> Iterator[Array]:
     written, dtype = 0, DTYPES[kind]
     for piece in part.slices:
         given = source.headers[piece.tensor].dtype

@@ -1,10 +1,11 @@
-"""One evaluation, from two folders and the held-out text to metrics.json."""
+"""One evaluation, from the folders of checkpoints and the held-out text to metrics.json."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.checkpoint import Checkpoint
+from pipeline.checkpoint import Architecture, Checkpoint
 from pipeline.errors import CheckpointError, StageError
+from pipeline.planning.parallelism import RANKS
 from pipeline.progress import Progress
+from pipeline.stages.convert import RankCheckpoint
+from pipeline.stages.evaluate import Export
 from pipeline.stages.evaluate.decoder import Decoder
 from pipeline.stages.evaluate.figures import Figures, measure
-from pipeline.stages.evaluate.metrics import Metrics, Position
+from pipeline.stages.evaluate.metrics import Metrics, Position, write_metrics
 from pipeline.stages.threads import suited_to
 from pipeline.store import Json
 
@@ -26,7 +30,7 @@ _WORST, _CONTEXT_TOKENS = 12, 32
 
 def compare(
     reference_dir: Path,
-    exported_dir: Path,
+    exports: Sequence[Export],
     heldout: Path,
     *,
     into: Path,
@@ -35,30 +39,48 @@ def compare(
 ) -> dict[str, Json]:
     """See `pipeline.stages.evaluate.evaluate`."""
     began = time.monotonic()
-    reference, exported = Checkpoint(reference_dir), Checkpoint(exported_dir)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    reference = Checkpoint(reference_dir)
+    reference.check()
+    checkpoints = [_open(export.directory, reference.architecture) for export in exports]
+    for checkpoint in checkpoints:
+        checkpoint.check()
+        _check_same_model(reference, checkpoint)
+    samples = read_samples(heldout, reference.architecture.vocab)
+    metrics: list[Metrics] = []
     with suited_to(reference.tensors.elements):
-        metrics, device = _compare(reference, exported, heldout, progress, device)
-    metrics.write(into)
-    content = metrics.to_json()
+        original = _states(
+            Decoder(reference, samples, device), f"evaluate {reference.quantization.format}", progress
+        )
+        for export, checkpoint in zip(exports, checkpoints, strict=True):
+            decoder = Decoder(checkpoint, samples, device, export.kv_scale)
+            label = f"evaluate {checkpoint.quantization.format}, {export.directory.name}"
+            states = _states(decoder, label, progress)
+            positions = sum(len(sample) - 1 for sample in samples)
+            with progress.task("compare positions", positions, "positions") as task:
+                figures = measure(samples, original, states, task.advance)
+            metrics.append(
+                _metrics(figures, export, checkpoint, samples, heldout, reference_dir / "tokenizer.json")
+            )
+    write_metrics(metrics, into)
     return {
-        **{key: value for key, value in content.items() if key not in ("schema", "histogram", "worst")},
+        "exports": {one.files: _facts(one) for one in metrics},
         "device": device,
         "seconds": round(time.monotonic() - began, 1),
     }
 
 
-def _compare(
-    reference: Checkpoint, exported: Checkpoint, heldout: Path, progress: Progress, device: str | None
-) -> tuple[Metrics, str]:
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    for checkpoint in (reference, exported):
-        checkpoint.check()
-    _check_same_model(reference, exported)
-    samples = read_samples(heldout, reference.architecture.vocab)
-    states = [_states(checkpoint, samples, device, progress) for checkpoint in (reference, exported)]
-    with progress.task("compare positions", sum(len(sample) - 1 for sample in samples), "positions") as task:
-        figures = measure(samples, states[0], states[1], task.advance)
-    return _metrics(figures, exported, samples, heldout, reference.directory / "tokenizer.json"), device
+def _open(directory: Path, architecture: Architecture) -> Checkpoint:
+    if directory.name.startswith(RANKS):
+        return RankCheckpoint(directory, architecture)
+    return Checkpoint(directory)
+
+
+def _facts(metrics: Metrics) -> dict[str, Json]:
+    """Figures for the manifest."""
+    return {
+        key: value for key, value in metrics.to_json().items() if key not in ("files", "histogram", "worst")
+    }
 
 
 def read_samples(path: Path, vocab: int) -> list[list[int]]:
@@ -83,25 +105,28 @@ def _check_same_model(reference: Checkpoint, exported: Checkpoint) -> None:
         raise CheckpointError(f"{exported.directory} is not the model of {reference.directory}: {parts}")
 
 
-def _states(
-    checkpoint: Checkpoint, samples: list[list[int]], device: str, progress: Progress
-) -> tuple[Tensor, Tensor]:
-    decoder = Decoder(checkpoint, samples, device)
-    label = f"evaluate {checkpoint.quantization.format}"
-    with progress.task(label, checkpoint.architecture.layers, "layers") as task:
+def _states(decoder: Decoder, label: str, progress: Progress) -> tuple[Tensor, Tensor]:
+    with progress.task(label, decoder.layers, "layers") as task:
         hidden = decoder.hidden_states(task.advance)
     return hidden, decoder.head()
 
 
 def _metrics(
-    figures: Figures, exported: Checkpoint, samples: list[list[int]], heldout: Path, tokenizer: Path
+    figures: Figures,
+    export: Export,
+    checkpoint: Checkpoint,
+    samples: list[list[int]],
+    heldout: Path,
+    tokenizer: Path,
 ) -> Metrics:
     increase, agreement, kl = figures.estimates()
-    quantization = exported.quantization
+    quantization = checkpoint.quantization
     return Metrics(
+        files=export.directory.name,
         format=str(quantization.format),
         group_size=quantization.group_size,
         kv_cache=quantization.kv_cache,
+        kv_scale=export.kv_scale,
         samples=len(samples),
         positions=len(figures.kl),
         calibration_samples=_calibration_samples(heldout),

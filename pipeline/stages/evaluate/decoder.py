@@ -22,14 +22,27 @@ _ROWS = 4096  # tokens that go through a linear layer together
 
 
 class Decoder:
-    """The layers of one checkpoint, applied to fixed samples."""
+    """The layers of one checkpoint, applied to fixed samples.
 
-    def __init__(self, checkpoint: Checkpoint, samples: Sequence[Sequence[int]], device: str) -> None:
-        self._checkpoint, self._device = checkpoint, device
+    `kv_scale`: of an FP8 cache, in place of those that the checkpoint holds.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        samples: Sequence[Sequence[int]],
+        device: str,
+        kv_scale: float | None = None,
+    ) -> None:
+        self._checkpoint, self._device, self._kv_scale = checkpoint, device, kv_scale
         self._architecture: Architecture = checkpoint.architecture
         self._lengths = [len(sample) for sample in samples]
         self._tokens = torch.tensor([token for sample in samples for token in sample], device=device)
         self._cosine, self._sine = self._rotations()
+
+    @property
+    def layers(self) -> int:
+        return self._architecture.layers
 
     @torch.inference_mode()
     def hidden_states(self, after_layer: Callable[[], None]) -> Tensor:
@@ -62,6 +75,7 @@ class Decoder:
         query, key = self._rotate(query), self._rotate(key)
         scales = self._checkpoint.kv_scales(layer)
         if scales is not None:  # the cache holds keys after the rotation
+            scales = scales if self._kv_scale is None else (self._kv_scale, self._kv_scale)
             key, value = round_e4m3(key, scales[0]), round_e4m3(value, scales[1])
         samples = (torch.split(part, self._lengths) for part in (query, key, value))
         outputs = [self._attend(q, k, v, model.windows[layer]) for q, k, v in zip(*samples, strict=True)]

@@ -1,16 +1,18 @@
-"""The figures of one evaluation, and their file."""
+"""The figures of an evaluation, for each of the exports that it compared, and their file."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import StageError
 from pipeline.store import Json
 
-SCHEMA = 1
+SCHEMA = 2
 FILE = "metrics.json"
 
 
@@ -51,11 +53,13 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """All figures are over `positions`: each token of each held-out sample but the first."""
+    """Of one export. All figures are over `positions`: each token of each held-out sample but the first."""
 
+    files: str  # the folder that was read: "hf", "trtllm-tp2"
     format: str
     group_size: int | None
     kv_cache: str | None
+    kv_scale: float | None  # of the cache, if the runtime computes with its own; None: the files'
     samples: int
     positions: int
     calibration_samples: int | None  # None where it is not known
@@ -70,18 +74,29 @@ class Metrics:
     worst: tuple[Position, ...]
 
     def to_json(self) -> dict[str, Json]:
-        return {"schema": SCHEMA, **dataclasses.asdict(self)}
-
-    def write(self, directory: Path) -> None:
-        text = json.dumps(self.to_json(), ensure_ascii=False, indent=1, sort_keys=True)
-        (directory / FILE).write_text(text + "\n", encoding="utf-8")
+        return dataclasses.asdict(self)
 
 
-def read_metrics(directory: Path) -> Metrics:
-    """The metrics that an evaluation left in its folder."""
+def write_metrics(metrics: Sequence[Metrics], directory: Path) -> None:
+    """Write the figures of all exports into the folder."""
+    content = {"schema": SCHEMA, "exports": [one.to_json() for one in metrics]}
+    text = json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True)
+    (directory / FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def read_metrics(directory: Path) -> tuple[Metrics, ...]:
+    """The figures that an evaluation left in its folder, for each export.
+
+    Raises:
+        StageError: another version of pipeline wrote them.
+    """
     content = json.loads((directory / FILE).read_text(encoding="utf-8"))
-    if content.pop("schema", None) != SCHEMA:
+    if content.get("schema") != SCHEMA:
         raise StageError(f"{directory / FILE} was written by another version of pipeline; evaluate again")
+    return tuple(_metrics(export) for export in content["exports"])
+
+
+def _metrics(content: dict[str, Any]) -> Metrics:
     for key in ("perplexity_increase", "top1_agreement", "mean_kl"):
         content[key] = Estimate(**content[key])
     histogram = content["histogram"]

@@ -7,6 +7,7 @@ The page is one file: its style and its picture are inside, and it needs no scri
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -18,21 +19,21 @@ from pipeline.stages.evaluate.verdict import Verdict
 _WIDTH, _HEIGHT = 760, 200  # of the picture, in its own units
 
 
-def write_report(metrics: Metrics, verdict: Verdict, directory: Path) -> None:
-    """Write both files into `directory`, which is made if need be."""
+def write_report(metrics: Sequence[Metrics], verdict: Verdict, directory: Path) -> None:
+    """Write both files into `directory`, which is made if need be; the files that the runtime loads come first."""
     directory.mkdir(parents=True, exist_ok=True)
-    content = {"verdict": verdict.to_json(), "metrics": metrics.to_json()}
+    content = {"verdict": verdict.to_json(), "metrics": [one.to_json() for one in metrics]}
     text = json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True)
     (directory / "report.json").write_text(text + "\n", encoding="utf-8")
     (directory / "report.html").write_text(render(metrics, verdict), encoding="utf-8")
 
 
-def render(metrics: Metrics, verdict: Verdict) -> str:
+def render(metrics: Sequence[Metrics], verdict: Verdict) -> str:
     """The page."""
     source = resources.files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string(source).render(
-        metrics=metrics, verdict=verdict, bars=bars(metrics.histogram), width=_WIDTH, height=_HEIGHT
+        exports=metrics, verdict=verdict, bars=bars, width=_WIDTH, height=_HEIGHT
     )
 
 

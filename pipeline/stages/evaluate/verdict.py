@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.recipe import Gate
@@ -14,6 +14,7 @@ from pipeline.store import Json
 class Check:
     """One budget and its figure."""
 
+    files: str  # the export: "hf", "trtllm-tp2"
     key: str  # of the recipe: "max_perplexity_increase"
     name: str  # "perplexity increase"
     figure: float
@@ -25,26 +26,28 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the gate says. `str` is the whole of it, `summary` one line."""
+    """What the gate says of all exports. `str` is the whole of it."""
 
     passed: bool
-    summary: str
+    summary: Mapping[str, str]  # export -> its figures, in one line
     checks: tuple[Check, ...]
     advice: tuple[str, ...]
 
     def __str__(self) -> str:
         if self.passed:
-            return self.summary
+            return "\n".join(f"{files}: {figures}" for files, figures in self.summary.items())
         lines = ["quantization costs more quality than the recipe allows"]
-        lines += [f"  {'within' if check.passed else 'OVER  '}  {check.text}" for check in self.checks]
+        for check in self.checks:
+            lines.append(f"  {'within' if check.passed else 'OVER  '}  {check.files}: {check.text}")
         return "\n".join([*lines, "  What to try:", *(f"  - {advice}" for advice in self.advice)])
 
     def to_json(self) -> dict[str, Json]:
         return {
             "passed": self.passed,
-            "summary": self.summary,
+            "summary": dict(self.summary),
             "checks": [
                 {
+                    "files": check.files,
                     "key": check.key,
                     "figure": check.figure,
                     "limit": check.limit,
@@ -58,12 +61,12 @@ class Verdict:
         }
 
 
-def judge(metrics: Metrics, gate: Gate | None) -> Verdict:
-    """Hold the figures against the budgets; without a gate nothing is refused."""
-    checks = tuple(_checks(metrics, gate)) if gate is not None else ()
+def judge(metrics: Sequence[Metrics], gate: Gate | None) -> Verdict:
+    """Hold the figures of every export against the budgets; without a gate nothing is refused."""
+    checks = tuple(check for one in metrics for check in _checks(one, gate)) if gate is not None else ()
     passed = all(check.passed for check in checks)
-    advice = () if passed else tuple(_advice(metrics, checks))
-    return Verdict(passed, _summary(metrics), checks, advice)
+    advice = () if passed else tuple(_advice(metrics[0], checks))
+    return Verdict(passed, {one.files: _summary(one) for one in metrics}, checks, advice)
 
 
 def _summary(metrics: Metrics) -> str:
@@ -78,6 +81,7 @@ def _checks(metrics: Metrics, gate: Gate) -> Iterator[Check]:
     increase, agreement, kl = metrics.perplexity_increase, metrics.top1_agreement, metrics.mean_kl
     limit = gate.max_perplexity_increase
     yield Check(
+        metrics.files,
         "max_perplexity_increase",
         "perplexity increase",
         increase.value,
@@ -89,6 +93,7 @@ def _checks(metrics: Metrics, gate: Gate) -> Iterator[Check]:
     )
     limit = gate.min_top1_agreement
     yield Check(
+        metrics.files,
         "min_top1_agreement",
         "top-1 agreement",
         agreement.value,
@@ -99,6 +104,7 @@ def _checks(metrics: Metrics, gate: Gate) -> Iterator[Check]:
     )
     if gate.max_kl is not None:
         yield Check(
+            metrics.files,
             "max_kl",
             "mean KL",
             kl.value,
@@ -127,7 +133,7 @@ _ENOUGH_SAMPLES = 512
 def _advice(metrics: Metrics, checks: tuple[Check, ...]) -> Iterator[str]:
     if metrics.kv_cache is not None:
         yield "quantization.kv_cache: auto (keys and values stay 16-bit)"
-    if metrics.format.endswith("_awq") and metrics.group_size == 128:
+    if metrics.format == "int4_awq" and metrics.group_size == 128:  # w4a8_awq has groups of 128 only
         yield "quantization.awq_block_size: 64 (twice as many scales)"
     if metrics.format in _GENTLER:
         yield f"quantization.format: {_GENTLER[metrics.format]}"
@@ -138,5 +144,7 @@ def _advice(metrics: Metrics, checks: tuple[Check, ...]) -> Iterator[str]:
     yield "quantization.calibration.dataset: text that is nearer to what the model will be asked"
     if any(check.close and not check.passed for check in checks):
         yield "quantization.gate.samples: more, for a limit lies within the error of its figure"
-    failed = ", ".join(f"quantization.gate.{check.key}" for check in checks if not check.passed)
+    failed = ", ".join(
+        dict.fromkeys(f"quantization.gate.{check.key}" for check in checks if not check.passed)
+    )
     yield f"if you can live with these figures, {failed}"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -16,9 +17,23 @@ from pipeline.errors import InvalidInput
 from pipeline.planning.model_facts import known_sizes, with_sizes
 from pipeline.planning.preflight import allow, findings, refuse
 from pipeline.recipe import Recipe, load_recipe, packaged
+from pipeline.recipe.quantization import KvCacheFormat
 from pipeline.stages.convert import FORMATS
 from pipeline.stages.judging import emission
-from tests.support.preflight.case import AWQ, FP8, NVFP4, PHI, PLAIN, QWEN72, TO_AWQ, TP, Case, sized
+from tests.support.preflight.case import (
+    AWQ,
+    FP8,
+    NVFP4,
+    PHI,
+    PLAIN,
+    QWEN72,
+    TINY,
+    TO_AWQ,
+    TP,
+    W4A8,
+    Case,
+    sized,
+)
 
 
 def stop(recipe: Recipe) -> None:
@@ -48,6 +63,7 @@ def test_the_classes_are_those_that_are_read_and_converted() -> None:
         (QWEN72, TO_AWQ, 29568, None),
         (QWEN72, TO_AWQ, 29568 + 64, "64"),
         (QWEN72, TO_AWQ, 29568 + 32, "choose a format without groups, such as fp8"),
+        (QWEN72, (*W4A8, *PLAIN), 29568 + 64, "choose a format without groups, such as fp8"),
         (QWEN72, (), 29568 + 32, None),
         (NVFP4, (), 16 * 1001, None),
         (NVFP4, (), 16 * 1001 + 8, "choose a format without groups, such as fp8"),
@@ -60,6 +76,31 @@ def test_groups(recipe: str, overrides: Sequence[str], columns: int, fix: str | 
         c for c in findings(loaded, with_sizes(sizes)) if c.rule in ("quantization.groups", "tp.awq_block")
     ]
     assert [c.fix for c in found] == ([fix] if fix else [])
+
+
+def test_no_fix_advises_blocks_that_w4a8_does_not_have() -> None:
+    """Blocks of 64 would let a rank have whole ones, and TensorRT-LLM has no kernels for them."""
+    for form, advised in (("int4_awq", True), ("w4a8_awq", False)):
+        loaded = load_recipe(QWEN72, (f"quantization.format={form}", *PLAIN, f"{TP}=2"))
+        (found,) = (c for c in findings(loaded) if c.rule == "tp.awq_block")
+        assert ("set quantization.awq_block_size to 64" in found.fix) is advised
+        assert f"set {TP} to 1" in found.fix
+
+
+def test_w4a8_in_blocks_of_64_is_refused_with_what_is_right() -> None:
+    loaded = load_recipe(AWQ, (*W4A8, "quantization.awq_block_size=64"))
+    (found,) = (c for c in findings(loaded) if c.rule == "quantization.w4a8_group")
+    assert str(found) == (
+        "quantization.awq_block_size = 64: must be 128 for w4a8_awq: TensorRT-LLM has no kernels for other groups "
+        "(set quantization.awq_block_size to 128, or quantization.format to int4_awq)"
+    )
+
+
+@pytest.mark.parametrize("kv_cache", get_args(KvCacheFormat))
+def test_every_kv_cache_that_recipes_offer_can_be_built(kv_cache: str) -> None:
+    for kind in ("tensorrt", "pytorch", "cpu"):
+        recipe, more = (TINY, ()) if kind == "cpu" else (FP8, (f"runtime.kind={kind}",))
+        stop(load_recipe(recipe, (f"quantization.kv_cache={kv_cache}", *more)))
 
 
 def test_a_mixture_of_formats_is_judged_by_each() -> None:

@@ -20,6 +20,7 @@ QWEN3, PHI, TINY = "qwen3-32b-fp8", "phi-4-fp8", "tiny-cpu"
 TP, PP, EP = "runtime.tensor_parallel", "runtime.pipeline_parallel", "runtime.expert_parallel"
 PLAIN = ("quantization.kv_cache=auto",)
 TO_AWQ = ("quantization.format=int4_awq", *PLAIN)
+W4A8 = ("quantization.format=w4a8_awq",)
 NO_CONTEXT = ("kv_cache.reuse=false", "scheduler.chunked_context=false", "limits.max_batch_tokens=8192")
 TO_PYTORCH = ("runtime.kind=pytorch",)
 NGRAM = ("runtime.speculation={method: ngram, max_draft_tokens: 4}",)

@@ -23,6 +23,7 @@ from tests.support.preflight.case import (
     TO_AWQ,
     TO_PYTORCH,
     TP,
+    W4A8,
     Case,
     known,
     samples,
@@ -33,6 +34,7 @@ from tests.support.preflight.tokenizers import ONE_DIFFERS, tokenizers
 
 UNCHECKED = "cache={enabled: true, semantic: {checks: []}}"
 FEW = ("quantization.calibration.allow_sample_count=true",)
+BLOCKS_64 = ("quantization.awq_block_size=64",)
 TO_NONE = ("quantization={}",)
 GELU = (Fault("is not supported", key="hidden_act", value="gelu", fix="silu"),)
 
@@ -74,9 +76,6 @@ CASES = [
     Case("kvq.weight_combo", None, AWQ, ("quantization.kv_cache=fp8", *TO_PYTORCH)),
     Case("kvq.weight_combo", None, FP8),  # the draft is not quantized, so its cache is not either
     Case("kvq.weight_combo", "error", FP8, ("draft.quantization=int4_awq",)),
-    Case("kvq.int8", "error", FP8, ("quantization.kv_cache=int8",)),
-    Case("kvq.int8", "warning", FP8, ("quantization.kv_cache=int8", "draft=null", *NO_CONTEXT)),
-    Case("kvq.int8", None, FP8),
     Case("rt.spec_sm", None, FP8),
     Case("rt.spec_sm", "warning", FP8, TO_AWQ),
     Case("rt.spec_sm", None, FP8, (*TO_AWQ, "draft=null")),
@@ -143,7 +142,6 @@ CASES = [
     Case("calibrate.formats", "error", PHI, ("quantization.format=int8_sq",)),
     Case("calibrate.formats", "error", PHI, TO_AWQ),
     Case("calibrate.formats", None, FP8, ("quantization.format=int8_sq",)),
-    Case("calibrate.formats", "error", FP8, ("quantization.kv_cache=int8",)),
     Case("calibrate.formats", "error", FP8, ("quantization.format=auto", "quantization.auto={effective_bits: 6}")),
     Case("moe.ep", None, MIXTRAL, (f"{TP}=8", f"{EP}=8")),
     Case("moe.ep", "error", MIXTRAL, (f"{TP}=16", f"{EP}=16")),
@@ -166,7 +164,6 @@ CASES = [
     Case("sm.awq_blackwell", None, AWQ, ("runtime.gpu=h200-sxm-141g",)),
     Case("sm.awq_blackwell", None, AWQ, ("runtime.gpu=rtx-5090-32g",)),  # 12.0
     Case("sm.awq_blackwell", "error", FP8, ("runtime.gpu=b200-sxm-180g", "quantization.format=int8_sq", *PLAIN)),
-    Case("sm.awq_blackwell", "error", FP8, ("runtime.gpu=b200-sxm-180g", "quantization.kv_cache=int8")),
     Case("sm.bf16", None, AWQ, (*TO_NONE, "runtime.gpu=a100-sxm-40g")),  # 8.0; older ones are in the test below
     Case("sm.fp8_kv_ampere", None, AWQ, ("quantization.kv_cache=fp8", "runtime.gpu=l4-24g")),
     Case("sm.fp8_kv_ampere", "warning", AWQ, ("quantization.kv_cache=fp8", "runtime.gpu=a10-24g")),
@@ -219,6 +216,12 @@ CASES = [
     Case("source.template", None, TINY, models=known("draft", has_template=False)),
     Case("source.dataset", None, TINY),
     Case("source.dataset", "error", TINY, emitted=samples(problem="there is no such file")),
+    Case("quantization.w4a8_group", None, AWQ, W4A8),
+    Case("quantization.w4a8_group", None, AWQ, BLOCKS_64),
+    Case("quantization.w4a8_group", None, TINY, (*W4A8, *BLOCKS_64)),  # cpu has no such kernels
+    Case("quantization.w4a8_group", "error", AWQ, (*W4A8, *BLOCKS_64)),
+    Case("quantization.w4a8_group", "error", AWQ, (*W4A8, *BLOCKS_64, *TO_PYTORCH)),
+    Case("quantization.w4a8_group", "error", FP8, ("draft.quantization=w4a8_awq", *BLOCKS_64)),
     Case("source.gated", None, FP8, models=known(access=200)),
     Case("source.gated", "error", FP8, models=known(access=401)),
     Case("source.gated", "error", FP8, models=known("draft", access=403)),
