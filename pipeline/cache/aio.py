@@ -99,9 +99,8 @@ class AsyncCachedStream(CachedStreamBase[Replay | AsyncPassage | AsyncStream]):
         return await self._exit.enter_async_context(self._ask())
 
     def _ask(self) -> AsyncStream:
-        return self._client.client.stream(
-            self._asked.prompt, request_id=self.request_id, tools=self._asked.tools, **self._asked.sent
-        )
+        prompt, more = self._asked.sent
+        return self._client.client.stream(prompt, request_id=self.request_id, **more)
 
     async def _lookup(self, question: Question) -> Hit | None:
         cache = self._client.cache

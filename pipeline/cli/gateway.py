@@ -39,6 +39,13 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     show_default=True,
     help="Requests of a model that wait; more are answered by 429.",
 )
+@click.option(
+    "--max-connections",
+    type=click.IntRange(min=1),
+    default=1024,
+    show_default=True,
+    help="Connections of clients at the same time; beyond, those without a request are closed, or else new ones.",
+)
 @click.option("--drain-s", default=30, show_default=True, help="How long requests may take after a stop.")
 @click.option(
     "--traces",
@@ -63,6 +70,7 @@ def command(
     endpoints: tuple[str, ...],
     keys: Path | None,
     max_waiting: int,
+    max_connections: int,
     drain_s: int,
     traces: str | None,
     log_format: str,
@@ -84,7 +92,7 @@ def command(
     """
     from pipeline.gateway.app import Gateway
     from pipeline.gateway.locating import locate
-    from pipeline.gateway.server import GatewayServer
+    from pipeline.gateway.server import ConnectionLimits, GatewayServer
     from pipeline.gateway.setup import served
     from pipeline.gateway.tenants import Tenants
     from pipeline.gateway.traces import spans
@@ -109,7 +117,8 @@ def command(
         for one in located
     }
     gateway = Gateway(models, tenants, spans=spans(traces), log_as_json=log_format == "json")
-    server = GatewayServer(gateway, host, port, drain_s=drain_s)
+    limits = ConnectionLimits(connections=max_connections)
+    server = GatewayServer(gateway, host, port, limits=limits, drain_s=drain_s)
     server.on_start = lambda: click.echo(
         f"gateway for {', '.join(models)}: {server.url}/v1   page: {server.url}/   stop: Ctrl-C"
     )

@@ -23,7 +23,7 @@ from pipeline.gateway.tools.choice import Toolbox, toolbox
 
 
 class Completion:
-    """One request to either endpoint."""
+    """One request to either endpoint. It can be made in any thread; the rest is for the event loop."""
 
     def __init__(
         self, request: ChatRequest | CompletionRequest, served: Served, tenant: Tenant, request_id: str
@@ -31,6 +31,7 @@ class Completion:
         """
         Raises:
             ApiError: 400, with what is wrong.
+            PromptTooLong: a prompt has more tokens than the engine takes.
             ClientError: the template does not take the messages.
         """
         self.chat = isinstance(request, ChatRequest)
@@ -47,6 +48,11 @@ class Completion:
         guide: Sampling = {**guide_of(request.response_format), **box.sampling}
         self.job = Job(served, tenant, request, prompts, box, guide, request_id)
         self._said = [Said(self.job, index) for index in range(self.job.choices)]
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer was asked for as events."""
+        return bool(self._request.stream)
 
     async def whole(self) -> Mapping[str, Any]:
         """The answer as one object."""

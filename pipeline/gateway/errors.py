@@ -13,6 +13,7 @@ from pipeline.client import (
     ConnectFailed,
     DeadlineExceeded,
     ModelNotFound,
+    PromptTooLong,
     Refused,
 )
 
@@ -21,9 +22,13 @@ _TYPES = {
     401: "invalid_request_error",
     403: "permission_error",
     404: "invalid_request_error",
+    408: "invalid_request_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
+    431: "invalid_request_error",
+    499: "invalid_request_error",
 }
+_CLOSES = (408, 413)  # the rest of the request is not read
 
 
 class ApiError(Exception):
@@ -50,9 +55,11 @@ class ApiError(Exception):
 
     def response(self, request_id: str | None = None) -> Response:
         """The HTTP response."""
-        headers = (
-            {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
-        )
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        if self.status in _CLOSES:
+            headers["Connection"] = "close"
         return Response(json.dumps(self.body(request_id)), self.status, headers, "application/json")
 
 
@@ -70,6 +77,9 @@ def as_api_error(error: Exception) -> ApiError:
 def from_client(error: ClientError) -> ApiError:
     """What the deployment's error is to whoever asked."""
     match error:
+        case PromptTooLong():
+            text = f"This model takes prompts of at most {error.most} tokens; yours has {error.count}"
+            return ApiError(400, text, code="context_length_exceeded")
         case Refused():
             return ApiError(400, str(error))
         case ModelNotFound():

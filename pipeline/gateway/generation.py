@@ -126,6 +126,7 @@ class Job:
                 prompt.content,
                 request_id=request_id,
                 tools=self.toolbox.tools,
+                rendered=prompt.text,
                 cache=self.request.cache,
                 ttl_s=self.request.ttl_s,
                 unkeyed=drawn,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import jsonschema
@@ -71,10 +72,11 @@ def _faults(text: str) -> tuple[tuple[str, str], ...]:
     """Path within the schema, and what is wrong there."""
     schema = json.loads(text)
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    found = sorted(
-        (error.json_path[1:], _short(_fault(error))) for error in kind(kind.META_SCHEMA).iter_errors(schema)
-    )
-    return tuple(found[:_TOLD])
+    try:
+        errors = list(islice(kind(kind.META_SCHEMA).iter_errors(schema), _TOLD))
+    except RecursionError:
+        return (("", "is nested too deeply"),)
+    return tuple(sorted((error.json_path[1:], _short(_fault(error))) for error in errors))
 
 
 def _fault(error: jsonschema.ValidationError) -> str:

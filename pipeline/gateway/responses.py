@@ -14,7 +14,7 @@ from pipeline.client import ClientError
 from pipeline.gateway.completions import Completion
 from pipeline.gateway.errors import ApiError, as_api_error
 from pipeline.gateway.metrics import Metrics
-from pipeline.gateway.outbox import Outbox
+from pipeline.gateway.outbox import Outbox, ReaderTooSlow
 from pipeline.gateway.sse import event
 from pipeline.gateway.track import Track
 
@@ -39,6 +39,10 @@ class Noted:
         told = as_api_error(error)
         self._track.error = told.message
         return told
+
+    def left(self, why: str) -> None:
+        """Whoever asked does not get the whole answer."""
+        self._track.error = why
 
     def over(self, status: int) -> None:
         """Count it; the line of the log gets its figures."""
@@ -90,7 +94,7 @@ class Events(Response):
             await self._send(scope, receive, send)
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        status = 499
+        status, request_id = 499, scope["track"].id
         try:
             async with aclosing(self._noted.completion.events()) as events:
                 try:
@@ -98,19 +102,25 @@ class Events(Response):
                 except (ApiError, ClientError, ExceptionGroup) as error:
                     told = self._noted.refused(error)
                     status = told.status
-                    await told.response(scope["track"].id)(scope, receive, send)
+                    await told.response(request_id)(scope, receive, send)
                     return
                 await send({"type": "http.response.start", "status": 200, "headers": self._head()})
-                async with Outbox(send) as outbox:
+                async with Outbox(send, scope.get("peer")) as outbox:
                     await outbox.put(first)
                     try:
                         async for body in events:
                             await outbox.put(body)
-                        status = 200
+                        ended = 200
                     except (ApiError, ClientError, ExceptionGroup) as error:
                         told = self._noted.refused(error)
-                        status = told.status
-                        await outbox.put(event(told.body(scope["track"].id)))
+                        ended = told.status
+                        await outbox.put(event(told.body(request_id)))
+                status = ended
+        except ReaderTooSlow as error:
+            if "peer" not in scope:
+                raise
+            self._noted.left(str(error))
+            scope["peer"].abort()
         finally:
             self._noted.over(status)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 
 import yaml
@@ -51,8 +52,8 @@ class _Bucket:
         self.at = now
         return max(0.0, (min(amount, self.per_minute) - self.level) / self.per_minute * 60)
 
-    def take(self, amount: float) -> None:
-        self.level -= amount
+    def take(self, amount: float, least: float = -inf) -> None:
+        self.level = max(self.level - amount, least)
 
 
 class Tenant:
@@ -64,9 +65,22 @@ class Tenant:
         self._requests = self._bucket(limits.requests_per_minute)
         self._tokens = self._bucket(limits.tokens_per_minute)
 
+    def admit(self) -> None:
+        """Count a request, whatever becomes of it: before anything of it is read.
+
+        Raises:
+            ApiError: 429, if the requests of this minute are used up.
+        """
+        self._take(((self._requests, 1.0, "requests"),))
+
+    def charge(self, tokens: int) -> None:
+        """Take the tokens of a prompt that was counted and refused, down to a minute's worth of debt."""
+        if self._tokens is not None:
+            self._tokens.take(tokens, least=-self._tokens.per_minute)
+
     @contextmanager
     def request(self, tokens: int) -> Iterator[None]:
-        """One request of at most so many tokens.
+        """An admitted request of at most so many tokens, while it runs.
 
         Raises:
             ApiError: 429, if that is more than the tenant may now.
@@ -74,20 +88,23 @@ class Tenant:
         most = self.limits.concurrency
         if most is not None and self.running >= most:
             raise ApiError(429, f"At most {most} requests at once", code="concurrency_limit", retry_after_s=1)
-        now = self._clock()
-        budgets = ((self._requests, 1.0, "requests"), (self._tokens, float(tokens), "tokens"))
-        for bucket, amount, what in budgets:
-            if bucket is not None and (wait_s := bucket.wait_s(amount, now)) > 0:
-                text = f"Limit of {bucket.per_minute:g} {what} a minute reached"
-                raise ApiError(429, text, code="rate_limit_exceeded", retry_after_s=wait_s)
-        for bucket, amount, _ in budgets:
-            if bucket is not None:
-                bucket.take(amount)
+        self._take(((self._tokens, float(tokens), "tokens"),))
         self.running += 1
         try:
             yield
         finally:
             self.running -= 1
+
+    def _take(self, wanted: Sequence[tuple[_Bucket | None, float, str]]) -> None:
+        """All or nothing."""
+        now = self._clock()
+        for bucket, amount, what in wanted:
+            if bucket is not None and (wait_s := bucket.wait_s(amount, now)) > 0:
+                text = f"Limit of {bucket.per_minute:g} {what} a minute reached"
+                raise ApiError(429, text, code="rate_limit_exceeded", retry_after_s=wait_s)
+        for bucket, amount, _ in wanted:
+            if bucket is not None:
+                bucket.take(amount)
 
     def _bucket(self, per_minute: int | None) -> _Bucket | None:
         return None if per_minute is None else _Bucket(per_minute, per_minute, self._clock())

@@ -46,14 +46,12 @@ def test_requests_a_minute_fill_up_again() -> None:
     now = [0.0]
     tenant = Tenant("t", Limits(requests_per_minute=2), clock=lambda: now[0])
     for _ in range(2):
-        with tenant.request(1):
-            pass
-    with pytest.raises(ApiError, match="2 requests a minute") as refused, tenant.request(1):
-        pass
+        tenant.admit()
+    with pytest.raises(ApiError, match="2 requests a minute") as refused:
+        tenant.admit()
     assert refused.value.retry_after_s == pytest.approx(30)
     now[0] = 30.0
-    with tenant.request(1):
-        pass
+    tenant.admit()
 
 
 def test_tokens_a_minute_and_concurrency() -> None:
@@ -62,6 +60,15 @@ def test_tokens_a_minute_and_concurrency() -> None:
         pass
     with pytest.raises(ApiError, match="100 tokens a minute"), tenant.request(60):
         pass
+
+
+def test_what_is_refused_costs_no_more_than_a_minute() -> None:
+    now = [0.0]
+    tenant = Tenant("t", Limits(tokens_per_minute=100), clock=lambda: now[0])
+    tenant.charge(1_000_000)
+    with pytest.raises(ApiError, match="100 tokens a minute") as refused, tenant.request(50):
+        pass
+    assert refused.value.retry_after_s == pytest.approx(90)
 
 
 def test_tenants_share_no_answers(start: Start, tmp_path: Path) -> None:
