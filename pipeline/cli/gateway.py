@@ -34,6 +34,23 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     help="Tenants with their API keys and limits (YAML); without it everybody may ask.",
 )
 @click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME",
+    callback=lambda _, __, given: tuple(map(_host, given)),
+    help="Host that requests may name besides loopback, such as gateway.example, *.example or * (any). "
+    "Where --host is no loopback address, IP addresses are allowed, too.",
+)
+@click.option(
+    "--allowed-origin",
+    "allowed_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    callback=lambda _, __, given: tuple(map(_origin, given)),
+    help="Web pages that may ask, such as https://chat.example, or * (any); by default only the gateway's own.",
+)
+@click.option(
     "--max-waiting",
     default=256,
     show_default=True,
@@ -69,6 +86,8 @@ def command(
     port: int,
     endpoints: tuple[str, ...],
     keys: Path | None,
+    allowed_hosts: tuple[str, ...],
+    allowed_origins: tuple[str, ...],
     max_waiting: int,
     max_connections: int,
     drain_s: int,
@@ -82,7 +101,8 @@ def command(
     \b
     pipeline serve tiny-cpu
     pipeline gateway tiny-cpu
-    curl localhost:8080/v1/chat/completions -d '{"model": "tiny-cpu", "messages": [{"role": "user", "content": "Hi"}]}'
+    curl localhost:8080/v1/chat/completions -H 'Content-Type: application/json' \\
+      -d '{"model": "tiny-cpu", "messages": [{"role": "user", "content": "Hi"}]}'
 
     A page to chat is at /, figures are at /metrics. A file of keys looks like this:
 
@@ -97,6 +117,7 @@ def command(
     from pipeline.gateway.tenants import Tenants
     from pipeline.gateway.traces import spans
     from pipeline.gateway.track import log_to_stderr
+    from pipeline.gateway.web import AllowedHosts
     from pipeline.store import Store
 
     if as_json and not dry_run:
@@ -116,7 +137,17 @@ def command(
         one.recipe.name: served(one.recipe, one.package, one.urls, shelf, max_waiting=max_waiting)
         for one in located
     }
-    gateway = Gateway(models, tenants, spans=spans(traces), log_as_json=log_format == "json")
+    hosts = AllowedHosts(host, allowed_hosts)
+    if not hosts.loopback and (advice := _advice(allowed_hosts, keys=tenants.need_keys)):
+        click.echo(advice, err=True)
+    gateway = Gateway(
+        models,
+        tenants,
+        hosts=hosts,
+        origins=allowed_origins,
+        spans=spans(traces),
+        log_as_json=log_format == "json",
+    )
     limits = ConnectionLimits(connections=max_connections)
     server = GatewayServer(gateway, host, port, limits=limits, drain_s=drain_s)
     server.on_start = lambda: click.echo(
@@ -130,3 +161,34 @@ def _endpoint(text: str) -> tuple[str, str]:
     if not mark or ":" not in url:
         raise click.BadParameter(f"{text}: is not NAME=HOST:PORT", param_hint="--endpoint")
     return name, url
+
+
+def _origin(text: str) -> str:
+    """As browsers send it."""
+    scheme, mark, rest = text.lower().rstrip("/").partition("://")
+    if text in ("*", "null"):
+        return text
+    if not (scheme and mark and rest) or "/" in rest:
+        raise click.BadParameter(
+            f"{text}: is not SCHEME://HOST or SCHEME://HOST:PORT", param_hint="--allowed-origin"
+        )
+    return f"{scheme}://{rest}"
+
+
+def _host(text: str) -> str:
+    """Without a port: that of requests does not matter."""
+    name, colon, port = text.rpartition(":")
+    host = name if colon and port.isdecimal() else text
+    if not host or "/" in host:
+        raise click.BadParameter(f"{text}: is not a host", param_hint="--allowed-host")
+    return host
+
+
+def _advice(hosts: tuple[str, ...], *, keys: bool) -> str:
+    """What is still to be told to a gateway that other machines reach."""
+    lines = []
+    if not hosts:
+        lines.append("--allowed-host NAME: requests may name it by its IP addresses only")
+    if not keys:
+        lines.append("--keys FILE: whoever reaches it may ask")
+    return "\n  ".join(["other machines reach this gateway; it was started without", *lines]) if lines else ""

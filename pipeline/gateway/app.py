@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from pipeline.client import ClientError, PromptTooLong
 from pipeline.gateway.admission import Admission
 from pipeline.gateway.completions import Completion
 from pipeline.gateway.embeddings import Embeds, embedding_model, embeddings
-from pipeline.gateway.errors import ApiError, from_client
+from pipeline.gateway.errors import ApiError, answer_error, from_client
 from pipeline.gateway.metrics import Metrics
 from pipeline.gateway.page import page
 from pipeline.gateway.responses import Events, Noted, while_read, whole
@@ -29,6 +29,7 @@ from pipeline.gateway.served import Served
 from pipeline.gateway.tenants import Tenant, Tenants
 from pipeline.gateway.traces import Spans, Unsent
 from pipeline.gateway.track import Track, Tracking
+from pipeline.gateway.web import AllowedHosts, WebGuard, with_cors
 
 _MAX_BODY_BYTES = 4 * 2**20
 _PROBE_S = 5
@@ -50,10 +51,13 @@ class Gateway:
         models: Mapping[str, Served],
         tenants: Tenants,
         *,
+        hosts: AllowedHosts | None = None,
+        origins: Sequence[str] = (),
         max_body_bytes: int = _MAX_BODY_BYTES,
         spans: Spans | None = None,
         log_as_json: bool = False,
     ) -> None:
+        """`hosts`: that requests may name, by default those of loopback; `origins`: of other pages that may ask."""
         self.models, self.tenants, self.metrics = models, tenants, Metrics()
         self.draining = False
         self._max_body_bytes = max_body_bytes
@@ -75,7 +79,10 @@ class Gateway:
             lifespan=self._lifespan,
             exception_handlers={ApiError: _answer_error, 404: _not_found, 405: _not_found},
         )
-        self.app = Tracking(Shortcut(generates, application), self._spans, as_json=log_as_json)
+        guarded = WebGuard(
+            Shortcut(generates, application), hosts or AllowedHosts(), origins, keys=tenants.need_keys
+        )
+        self.app = Tracking(with_cors(guarded, origins), self._spans, as_json=log_as_json)
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -287,7 +294,7 @@ class Shortcut:
         try:
             response = await endpoint(request)
         except ApiError as error:
-            response = await _answer_error(request, error)
+            response = answer_error(scope, error)
         await response(scope, receive, send)
 
 
@@ -302,15 +309,12 @@ async def _fault(served: Served) -> str | None:
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    track = request.scope.get("track")
-    if track is not None:
-        track.error = error.message
-    return error.response(track.id if track is not None else None)
+    return answer_error(request.scope, error)
 
 
 async def _not_found(request: Request, _: Exception) -> Response:
     text = f"Unknown request URL: {request.method} {request.url.path}"
-    return await _answer_error(request, ApiError(404, text, code="unknown_url"))
+    return answer_error(request.scope, ApiError(404, text, code="unknown_url"))
 
 
 def _describe(served: Served) -> dict[str, Any]:

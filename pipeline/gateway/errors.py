@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from starlette.responses import Response
+from starlette.types import Scope
 
 from pipeline.client import (
     ClientError,
@@ -24,6 +25,7 @@ _TYPES = {
     404: "invalid_request_error",
     408: "invalid_request_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "rate_limit_error",
     431: "invalid_request_error",
     499: "invalid_request_error",
@@ -61,6 +63,15 @@ class ApiError(Exception):
         if self.status in _CLOSES:
             headers["Connection"] = "close"
         return Response(json.dumps(self.body(request_id)), self.status, headers, "application/json")
+
+
+def answer_error(scope: Scope, error: ApiError) -> Response:
+    """The response to a request that is refused; the line of the log tells why."""
+    track = scope.get("track")
+    if track is None:
+        return error.response()
+    track.error = error.message
+    return error.response(track.id)
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -141,6 +141,11 @@ class Tenants:
                 by_key[key.removeprefix("sha256:") if key.startswith("sha256:") else _digest(key)] = tenant
         return cls(by_key)
 
+    @property
+    def need_keys(self) -> bool:
+        """Whether requests need an API key."""
+        return self._by_key is not None
+
     def of(self, authorization: str | None) -> Tenant:
         """The tenant of an Authorization header.
 

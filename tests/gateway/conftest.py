@@ -127,6 +127,7 @@ def starter(folder: Path, stack: ExitStack) -> Start:
         spans: Spans | None = None,
         log_as_json: bool = False,
         limits: ConnectionLimits | None = None,
+        origins: Sequence[str] = (),
         **settings: Any,
     ) -> Running:
         upstream = stack.enter_context(FakeServer(reply or Reply(), model=model))
@@ -135,6 +136,7 @@ def starter(folder: Path, stack: ExitStack) -> Start:
         gateway = Gateway(
             {"tiny": served},
             tenants or Tenants(),
+            origins=origins,
             max_body_bytes=10_000,
             spans=spans,
             log_as_json=log_as_json,
