@@ -109,6 +109,9 @@ def command(
     \b
     tenants:
       shop: {keys: [sk-shop-…], limits: {requests_per_minute: 600, tokens_per_minute: 200000, concurrency: 16}}
+
+    Each choice counts as a request: two prompts with n=3 are six. What is refused counts, too. Tenants that wait for
+    the same model take turns.
     """
     from pipeline.gateway.app import Gateway
     from pipeline.gateway.locating import locate

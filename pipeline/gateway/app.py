@@ -113,9 +113,9 @@ class Gateway:
 
         try:
             if len(body) > _SMALL_BYTES:
-                completion = await self._reader.run(lambda: begin(read()), request, len(body))
+                completion = await self._reader.run(lambda: begin(read()), request, len(body), tenant)
             elif (asked := read()).has_schemas:
-                completion = await self._reader.run(lambda: begin(asked), request, len(body))
+                completion = await self._reader.run(lambda: begin(asked), request, len(body), tenant)
             else:
                 completion = begin(asked)
         except PromptTooLong as error:
@@ -138,7 +138,7 @@ class Gateway:
             embedder = self._embedder(asked.model)
             return asked, embedder, [embedder.tokens(text) for text in asked.texts]
 
-        asked, embedder, counts = await self._reader.run(count, request, len(body))
+        asked, embedder, counts = await self._reader.run(count, request, len(body), tenant)
         track.fields |= {"model": asked.model, "prompt_tokens": sum(counts)}
         with tenant.request(sum(counts)):
             answer = await embeddings(asked, embedder, counts)
@@ -258,7 +258,7 @@ class RequestReader:
             for most_bytes in _LANES
         ]
 
-    async def run(self, read: Callable[[], _Read], request: Request, size: int) -> _Read:
+    async def run(self, read: Callable[[], _Read], request: Request, size: int, tenant: Tenant) -> _Read:
         """What `read` returns or raises.
 
         Args:
@@ -268,7 +268,7 @@ class RequestReader:
             ApiError: 429, if too many wait to be read; 499, if the client leaves meanwhile.
         """
         _, places, threads = next(lane for lane in self._lanes if size <= lane[0])
-        async with while_read(request.receive), places.place(size):
+        async with while_read(request.receive), places.place(size, tenant.name):
             return await asyncio.get_running_loop().run_in_executor(threads, read)
         raise ApiError(499, "The client left before its request was read", code="client_left")
 

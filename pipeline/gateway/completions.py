@@ -41,8 +41,9 @@ class Completion:
         if isinstance(request, ChatRequest) and served.template is None:
             text = "This model has no chat template: ask /v1/completions"
             raise ApiError(400, text, param="model", code="unsupported_parameter")
-        box = toolbox(request, served.template) if isinstance(request, ChatRequest) else Toolbox()
         given = [read_messages(request.messages)] if isinstance(request, ChatRequest) else request.prompts
+        tenant.check(len(given) * (request.n or 1))
+        box = toolbox(request, served.template) if isinstance(request, ChatRequest) else Toolbox()
         prompts = [Prompt(one, *served.prompt(one, box.tools)) for one in given]
         check_ttl(request.ttl_s, served.cache)
         guide: Sampling = {**guide_of(request.response_format), **box.sampling}

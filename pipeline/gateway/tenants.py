@@ -19,7 +19,10 @@ from pipeline.gateway.errors import ApiError
 
 
 class Limits(BaseModel):
-    """Of one tenant; None is no limit."""
+    """Of one tenant; None is no limit.
+
+    Each choice counts as a request of its own: two prompts with n=3 are six requests, a minute and at once.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     requests_per_minute: int | None = Field(default=None, ge=1)
@@ -73,27 +76,43 @@ class Tenant:
         """
         self._take(((self._requests, 1.0, "requests"),))
 
+    def check(self, choices: int) -> None:
+        """
+        Raises:
+            ApiError: 400, if one request has more choices than the tenant may ever have.
+        """
+        limits = self.limits
+        for most, when in ((limits.concurrency, "at once"), (limits.requests_per_minute, "a minute")):
+            if most is not None and choices > most:
+                text = f"n: {choices} choices, each of which is a request of its own; this key may have {most} {when}"
+                raise ApiError(400, text, param="n", code="too_many_choices")
+
     def charge(self, tokens: int) -> None:
         """Take the tokens of a prompt that was counted and refused, down to a minute's worth of debt."""
         if self._tokens is not None:
             self._tokens.take(tokens, least=-self._tokens.per_minute)
 
     @contextmanager
-    def request(self, tokens: int) -> Iterator[None]:
-        """An admitted request of at most so many tokens, while it runs.
+    def request(self, tokens: int, choices: int = 1) -> Iterator[None]:
+        """An admitted request while it runs.
+
+        Args:
+            tokens: that it has at most, in all of its choices.
 
         Raises:
             ApiError: 429, if that is more than the tenant may now.
         """
         most = self.limits.concurrency
-        if most is not None and self.running >= most:
-            raise ApiError(429, f"At most {most} requests at once", code="concurrency_limit", retry_after_s=1)
-        self._take(((self._tokens, float(tokens), "tokens"),))
-        self.running += 1
+        if most is not None and self.running + choices > most:
+            text = f"Limit of {most} requests at once reached"
+            raise ApiError(429, text, code="concurrency_limit", retry_after_s=1)
+        further = (self._requests, choices - 1.0, "requests")  # the first is counted by `admit`
+        self._take((further, (self._tokens, float(tokens), "tokens")))
+        self.running += choices
         try:
             yield
         finally:
-            self.running -= 1
+            self.running -= choices
 
     def _take(self, wanted: Sequence[tuple[_Bucket | None, float, str]]) -> None:
         """All or nothing."""

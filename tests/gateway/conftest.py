@@ -15,7 +15,7 @@ import pytest
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.sqlite import SqliteBackend
 from pipeline.client import AsyncClient, ChatTemplate
-from pipeline.client.testing import FakeServer, Reply
+from pipeline.client.testing import FakeServer, Received, Reply
 from pipeline.gateway.admission import Admission
 from pipeline.gateway.app import Gateway
 from pipeline.gateway.embeddings import Embeds
@@ -119,7 +119,7 @@ def starter(folder: Path, stack: ExitStack) -> Start:
     """Starts gateways, which end with `stack`."""
 
     def start(
-        reply: Reply | Sequence[Reply] | None = None,
+        reply: Reply | Sequence[Reply] | Callable[[Received], Reply] | None = None,
         *,
         tenants: Tenants | None = None,
         cached: bool = False,
