@@ -82,7 +82,7 @@ class Gateway:
         guarded = WebGuard(
             Shortcut(generates, application), hosts or AllowedHosts(), origins, keys=tenants.need_keys
         )
-        self.app = Tracking(with_cors(guarded, origins), self._spans, as_json=log_as_json)
+        self.app = Tracking(with_cors(guarded, origins), self._spans, self.metrics, as_json=log_as_json)
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -125,7 +125,7 @@ class Gateway:
             raise told from error
         except ClientError as error:
             raise from_client(error) from error
-        noted = Noted(completion, self.metrics, request.scope["path"], track)
+        noted = Noted(completion, self.metrics, track)
         return Events(noted) if completion.streams else await whole(request, noted)
 
     async def _embed(self, request: Request) -> Response:
@@ -142,7 +142,6 @@ class Gateway:
         track.fields |= {"model": asked.model, "prompt_tokens": sum(counts)}
         with tenant.request(sum(counts)):
             answer = await embeddings(asked, embedder, counts)
-        self.metrics.request(request.scope["path"], asked.model, 200)
         return JSONResponse(answer)
 
     def _admitted(self, request: Request) -> Tenant:

@@ -17,6 +17,7 @@ from pipeline.client import (
     PromptTooLong,
     Refused,
 )
+from pipeline.client.sampling import PARAMETERS
 
 _TYPES = {
     400: "invalid_request_error",
@@ -92,7 +93,9 @@ def from_client(error: ClientError) -> ApiError:
             text = f"This model takes prompts of at most {error.most} tokens; yours has {error.count}"
             return ApiError(400, text, code="context_length_exceeded")
         case Refused():
-            return ApiError(400, str(error))
+            # "temperature = -1.0: must be …" and the like
+            name = str(error).partition(":")[0].partition(" ")[0]
+            return ApiError(400, str(error), param=name if name in PARAMETERS else None)
         case ModelNotFound():
             return ApiError(404, str(error), code="model_not_found")
         case DeadlineExceeded():

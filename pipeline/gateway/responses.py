@@ -22,9 +22,9 @@ from pipeline.gateway.track import Track
 class Noted:
     """What is noted of a completion when it is over."""
 
-    def __init__(self, completion: Completion, metrics: Metrics, path: str, track: Track) -> None:
+    def __init__(self, completion: Completion, metrics: Metrics, track: Track) -> None:
         self.completion = completion
-        self._metrics, self._path, self._track = metrics, path, track
+        self._metrics, self._track = metrics, track
 
     @property
     def cache(self) -> str:
@@ -45,9 +45,9 @@ class Noted:
         self._track.error = why
 
     def over(self, status: int) -> None:
-        """Count it; the line of the log gets its figures."""
+        """Count its tokens; the line of the log gets its figures."""
         job, name = self.completion.job, self.completion.job.served.name
-        self._metrics.request(self._path, name, status)
+        self._track.outcome = status
         stats = list(job.stats.values())
         self._metrics.answer(name, job.prompt_tokens, stats)
         ttft_ms = [one.ttft_ms for one in stats if one.ttft_ms is not None]

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from pipeline.gateway.app import Gateway
 from pipeline.gateway.errors import ApiError
+from pipeline.gateway.metrics import Metrics
 
 _SPARE_FILES = 256  # descriptors for all but the connections of clients
 _PROGRESS_BYTES = 16 * 1024
@@ -48,8 +49,9 @@ class Connections:
     so that no client keeps others out.
     """
 
-    def __init__(self, limits: ConnectionLimits) -> None:
-        self.limits = limits
+    def __init__(self, limits: ConnectionLimits, metrics: Metrics) -> None:
+        """`metrics`: count what is refused before an application hears of it."""
+        self.limits, self.metrics = limits, metrics
         self._open = 0
         self._idle: dict[str, dict[ClientConnection, None]] = {}  # by address, the oldest first
 
@@ -224,6 +226,7 @@ class ClientConnection(HttpToolsProtocol):
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
             self.abort()
             return
+        self._all.metrics.request("other", "", error.status)
         response = error.response()
         headers = {**dict(response.raw_headers), b"connection": b"close"}
         lines = b"".join(b"%s: %s\r\n" % header for header in headers.items())
@@ -254,7 +257,7 @@ class GatewayServer(uvicorn.Server):
                 gateway.app,
                 host=host,
                 port=port,
-                http=partial(ClientConnection, connections=Connections(_with_files(limits))),  # type: ignore[arg-type]
+                http=partial(ClientConnection, connections=Connections(_with_files(limits), gateway.metrics)),  # type: ignore[arg-type]
                 log_level=log_level,
                 log_config=None,
                 access_log=False,

@@ -146,6 +146,29 @@ def the_likeliest_tokens_are_told(client: openai.OpenAI) -> None:
     assert [len(one) for one in tops or ()] == [2, 2, 2]
 
 
+def their_fault_is_told_as_theirs(client: openai.OpenAI) -> None:
+    """What only the engine knows to be wrong: by status, by parameter, and by the engine being there for the next."""
+    loops = {"ebnf": "root ::= root", "regex": r"[^\s\S]"}
+    later = {"ebnf": 'root ::= "a" b\nb ::= b'}
+    for fields, param in (
+        *(({"repetition_penalty": value}, "repetition_penalty") for value in (1e308, 1e30, 1e-30, 1e-320)),
+        ({"temperature": 1e-30}, "temperature"),
+        *(
+            ({"response_format": {"type": kind, kind: text}}, "response_format")
+            for kind, text in loops.items()
+        ),
+        *(
+            ({"response_format": {"type": kind, kind: text}}, "response_format")
+            for kind, text in later.items()
+        ),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model="cached", messages=QUESTION, extra_body={"seed": 1} | fields)
+        assert caught.value.param == param, caught.value.message
+    headers = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01", "tracestate": "a=" + "x" * 20_000}
+    client.chat.completions.create(model="cached", messages=QUESTION, max_tokens=2, extra_headers=headers)
+
+
 def test_openais_client_streams_from_triton(
     gateway: tuple[str, subprocess.Popen[bytes]], recipe: Path, store: Path
 ) -> None:
@@ -172,6 +195,7 @@ def test_openais_client_streams_from_triton(
             )
         held_to_a_form(client)
         the_likeliest_tokens_are_told(client)
+        their_fault_is_told_as_theirs(client)
         several = client.completions.create(
             model="cached", prompt=["Where", "When"], n=2, temperature=0, max_tokens=4
         )
