@@ -28,6 +28,13 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     help="Triton's gRPC of a recipe that this machine does not serve itself. Repeat it for several servers.",
 )
 @click.option(
+    "--wait-s",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="S",
+    help="Wait so long for `pipeline serve` of the recipes. With --endpoint it starts at once, and /readyz tells.",
+)
+@click.option(
     "--keys",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
@@ -85,6 +92,7 @@ def command(
     host: str,
     port: int,
     endpoints: tuple[str, ...],
+    wait_s: float,
     keys: Path | None,
     allowed_hosts: tuple[str, ...],
     allowed_origins: tuple[str, ...],
@@ -115,7 +123,7 @@ def command(
     """
     from pipeline.gateway.app import Gateway
     from pipeline.gateway.locating import locate
-    from pipeline.gateway.server import ConnectionLimits, GatewayServer
+    from pipeline.gateway.server import ConnectionLimits, GatewayServer, bound
     from pipeline.gateway.setup import served
     from pipeline.gateway.tenants import Tenants
     from pipeline.gateway.traces import spans
@@ -128,35 +136,36 @@ def command(
     shelf, elsewhere = Store.at(store), dict[str, list[str]]()
     for name, url in map(_endpoint, endpoints):
         elsewhere.setdefault(name, []).append(url)
-    located = locate(recipes, overrides, shelf, elsewhere)
     tenants = Tenants.load(keys) if keys else Tenants()
     if dry_run:
-        described = [one.describe() for one in located]
+        described = [one.describe() for one in locate(recipes, overrides, shelf, elsewhere)]
         lines = [f"{name}: {value}" for one in described for name, value in one.items()]
         click.echo(json.dumps({"models": described}, indent=2) if as_json else "\n".join(lines))
         return
     log_to_stderr(as_json=log_format == "json")
-    models = {
-        one.recipe.name: served(one.recipe, one.package, one.urls, shelf, max_waiting=max_waiting)
-        for one in located
-    }
-    hosts = AllowedHosts(host, allowed_hosts)
-    if not hosts.loopback and (advice := _advice(allowed_hosts, keys=tenants.need_keys)):
-        click.echo(advice, err=True)
-    gateway = Gateway(
-        models,
-        tenants,
-        hosts=hosts,
-        origins=allowed_origins,
-        spans=spans(traces),
-        log_as_json=log_format == "json",
-    )
-    limits = ConnectionLimits(connections=max_connections)
-    server = GatewayServer(gateway, host, port, limits=limits, drain_s=drain_s)
-    server.on_start = lambda: click.echo(
-        f"gateway for {', '.join(models)}: {server.url}/v1   page: {server.url}/   stop: Ctrl-C"
-    )
-    server.run()
+    with bound(host, port) as sockets:
+        located = locate(recipes, overrides, shelf, elsewhere, wait_s=wait_s)
+        models = {
+            one.recipe.name: served(one.recipe, one.package, one.urls, shelf, max_waiting=max_waiting)
+            for one in located
+        }
+        hosts = AllowedHosts(host, allowed_hosts)
+        if not hosts.loopback and (advice := _advice(allowed_hosts, keys=tenants.need_keys)):
+            click.echo(advice, err=True)
+        gateway = Gateway(
+            models,
+            tenants,
+            hosts=hosts,
+            origins=allowed_origins,
+            spans=spans(traces),
+            log_as_json=log_format == "json",
+        )
+        limits = ConnectionLimits(connections=max_connections)
+        server = GatewayServer(gateway, host, port, limits=limits, drain_s=drain_s)
+        server.on_start = lambda: click.echo(
+            f"gateway for {', '.join(models)}: {server.url}/v1   page: {server.url}/   stop: Ctrl-C"
+        )
+        server.run(sockets)
 
 
 def _endpoint(text: str) -> tuple[str, str]:

@@ -9,23 +9,38 @@ from __future__ import annotations
 import asyncio
 import gc
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
+from errno import EADDRNOTAVAIL, EAFNOSUPPORT
 from functools import partial
-from socket import SO_LINGER, SOL_SOCKET, socket
+from socket import (
+    AF_INET6,
+    AI_PASSIVE,
+    IPPROTO_IPV6,
+    IPV6_V6ONLY,
+    SO_LINGER,
+    SO_REUSEADDR,
+    SOCK_STREAM,
+    SOL_SOCKET,
+    getaddrinfo,
+    socket,
+)
 from struct import pack
 from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from pipeline.errors import ServerError
 from pipeline.gateway.app import Gateway
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.metrics import Metrics
 
 _SPARE_FILES = 256  # descriptors for all but the connections of clients
 _PROGRESS_BYTES = 16 * 1024
+_NOT_HERE = (EADDRNOTAVAIL, EAFNOSUPPORT)
 _NO_LINGER = pack("ii", 1, 0)
 _TICKS_PER_CHECK = 5  # of uvicorn's 0.1 s
 
@@ -234,6 +249,44 @@ class ClientConnection(HttpToolsProtocol):
         self.transport.close()
 
 
+@contextmanager
+def bound(host: str, port: int) -> Iterator[list[socket]]:
+    """Sockets of an address, or of all addresses of a name, on which nobody else can listen now.
+
+    Args:
+        port: 0 takes a free one.
+
+    Raises:
+        ServerError: it cannot be had; the text tells why.
+    """
+    with ExitStack() as stack:
+        sockets: list[socket] = []
+        try:
+            found = dict.fromkeys(getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE))
+            for number, (family, kind, protocol, _, address) in enumerate(found, start=1):
+                try:
+                    made = stack.enter_context(socket(family, kind, protocol))
+                    made.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+                    if family == AF_INET6:
+                        made.setsockopt(IPPROTO_IPV6, IPV6_V6ONLY, 1)
+                    made.bind((address[0], port, *address[2:]))
+                except OSError as error:
+                    # `localhost` may have an address of IPv6 on a machine that has none
+                    if error.errno in _NOT_HERE and (sockets or number < len(found)):
+                        continue
+                    raise
+                port = made.getsockname()[1]
+                sockets.append(made)
+        except OSError as error:
+            raise _cannot_listen(host, port, error) from error
+        yield sockets
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ServerError:
+    why = (error.strerror or str(error)).lower()
+    return ServerError(f"the gateway cannot listen on {host}:{port}: {why}; --port 0 takes a free port")
+
+
 class GatewayServer(uvicorn.Server):
     """uvicorn with the gateway in it.
 
@@ -282,7 +335,28 @@ class GatewayServer(uvicorn.Server):
         """For clients, once it has started."""
         return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self.port}"
 
+    def run(self, sockets: list[socket] | None = None) -> None:
+        """Serve until it is told to stop.
+
+        Args:
+            sockets: that are `bound` to the address, if that was done before.
+
+        Raises:
+            ServerError: it cannot listen there.
+        """
+        if sockets is not None:
+            super().run(sockets)
+            return
+        with bound(self._host, self.config.port) as made:
+            super().run(made)
+
     async def startup(self, sockets: list[socket] | None = None) -> None:
+        try:
+            for one in sockets or ():
+                # uvloop would say nothing of a failure
+                one.listen(self.config.backlog)
+        except OSError as error:  # somebody else was bound to the same address, and listens already
+            raise _cannot_listen(self._host, self.config.port, error) from error
         await super().startup(sockets)
         gc.collect()
         gc.freeze()  # what is there now stays: templates, tokenizers, modules; looking through them halts all streams

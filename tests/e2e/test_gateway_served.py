@@ -29,6 +29,7 @@ from tests.e2e.conftest import Build
 from tests.support.served import CHECKPOINTS
 from tests.support.waiting import wait_for
 
+COMMAND = [sys.executable, "-m", "pipeline.cli.main", "gateway"]
 QUESTION = [{"role": "user", "content": "Where is my parcel?"}]
 
 
@@ -51,16 +52,20 @@ def recipe(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def gateway(recipe: Path, build: Build, store: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """URL and process."""
+    """URL and process of one that was started before the server that it waits for."""
     package = Path(build(str(recipe))["artifact"])
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
+    process = subprocess.Popen(
+        [*COMMAND, str(recipe), "--port", str(port), "--wait-s", "60"],
+        env={**os.environ, "PIPELINE_STORE": str(store)},
+    )
     with TritonServer.of_package(package) as server:
         record = RunningServer.of(server, package)
-        record.write(store / "running", "cached")
-        line = [sys.executable, "-m", "pipeline.cli.main", "gateway", str(recipe), "--port", str(port)]
-        process = subprocess.Popen(line, env={**os.environ, "PIPELINE_STORE": str(store)})
         try:
+            assert process.poll() is None
+            assert not answers(f"http://127.0.0.1:{port}/healthz")
+            record.write(store / "running", "cached")
             wait_for(lambda: answers(f"http://127.0.0.1:{port}/readyz"), "readiness of the gateway", 30)
             yield f"http://127.0.0.1:{port}", process
         finally:
@@ -79,6 +84,16 @@ def answers(url: str) -> bool:
 
 def dry_run(recipe: Path, store: Path, *options: str) -> Result:
     return CliRunner().invoke(command, [str(recipe), "--store", str(store), "--dry-run", *options])
+
+
+def a_port_that_is_taken_is_told(url: str, recipe: Path, store: Path) -> None:
+    line = [*COMMAND, str(recipe), "--port", url.rpartition(":")[2]]
+    environment = {**os.environ, "PIPELINE_STORE": str(store)}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    address = url.removeprefix("http://")
+    said = f"pipeline: the gateway cannot listen on {address}: address already in use; --port 0 takes a free port"
+    assert done.stderr.strip() == said
 
 
 def it_says_what_it_would_serve(recipe: Path, store: Path) -> None:
@@ -174,6 +189,7 @@ def test_openais_client_streams_from_triton(
 ) -> None:
     url, process = gateway
     it_says_what_it_would_serve(recipe, store)
+    a_port_that_is_taken_is_told(url, recipe, store)
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as client:
         whole = client.chat.completions.create(model="cached", messages=QUESTION, temperature=0)
         text = whole.choices[0].message.content
