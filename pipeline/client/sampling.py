@@ -167,5 +167,5 @@ def _number(value: object, *, whole: bool) -> int | float:
         raise ValueError("must be a finite number")
     number = float(value)
     if number and not _FLOAT32_LEAST <= abs(number) <= _FLOAT32_MOST:
-        raise ValueError(f"must be 0, or of a size from {_FLOAT32_LEAST:g} to {_FLOAT32_MOST:g} (float32)")
+        raise ValueError(f"must be within float32: of a size from {_FLOAT32_LEAST:g} to {_FLOAT32_MOST:g}")
     return number

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
-from errno import EADDRNOTAVAIL, EAFNOSUPPORT
+from errno import EACCES, EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT
 from functools import partial
 from socket import (
     AF_INET6,
@@ -284,7 +284,12 @@ def bound(host: str, port: int) -> Iterator[list[socket]]:
 
 def _cannot_listen(host: str, port: int, error: OSError) -> ServerError:
     why = (error.strerror or str(error)).lower()
-    return ServerError(f"the gateway cannot listen on {host}:{port}: {why}; --port 0 takes a free port")
+    fix = (
+        "--port 0 takes a free one"
+        if error.errno in (EACCES, EADDRINUSE)
+        else "--host is an address of this machine"
+    )
+    return ServerError(f"the gateway cannot listen on {host}:{port}: {why} ({fix})")
 
 
 class GatewayServer(uvicorn.Server):

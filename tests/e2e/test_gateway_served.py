@@ -92,7 +92,7 @@ def a_port_that_is_taken_is_told(url: str, recipe: Path, store: Path) -> None:
     done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     address = url.removeprefix("http://")
-    said = f"pipeline: the gateway cannot listen on {address}: address already in use; --port 0 takes a free port"
+    said = f"pipeline: the gateway cannot listen on {address}: address already in use (--port 0 takes a free one)"
     assert done.stderr.strip() == said
 
 
