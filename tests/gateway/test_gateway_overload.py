@@ -52,16 +52,21 @@ def answer(received: Received) -> Reply:
 
 
 @pytest.fixture(scope="module")
-def port() -> Iterator[int]:
+def upstream() -> Iterator[FakeServer]:
+    with FakeServer(answer) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def port(upstream: FakeServer) -> Iterator[int]:
     """Of a gateway of three places, whose tokenizer has to count each prompt."""
-    with FakeServer(answer) as upstream:
-        line = [sys.executable, "-c", PROGRAM, upstream.url, str(TOKENIZER)]
-        with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
-            try:
-                assert process.stdout is not None
-                yield int(process.stdout.readline())
-            finally:
-                process.kill()
+    line = [sys.executable, "-c", PROGRAM, upstream.url, str(TOKENIZER)]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
 
 
 def request(
@@ -101,7 +106,7 @@ def median_s(port: int) -> list[float]:
 
 
 @contextmanager
-def long_prompts(port: int) -> Iterator[None]:
+def long_prompts(port: int, _: FakeServer) -> Iterator[None]:
     """Somebody asks one question of four million characters after the other."""
     over = threading.Event()
 
@@ -120,18 +125,25 @@ def long_prompts(port: int) -> Iterator[None]:
 
 
 @contextmanager
-def no_readers(port: int) -> Iterator[None]:
-    """As many as the model has places ask for a long answer, and read nothing of it."""
+def no_readers(port: int, upstream: FakeServer) -> Iterator[None]:
+    """As many as the model has places have asked for a long answer, and read nothing of it."""
+
+    def finished() -> bool:
+        return sum(one.finished.is_set() for one in upstream.requests if one.prompt == "long") == 3
+
     with ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(request(port, "long", receive_buffer=4096))
+        wait_for(finished, "the end of three generations", 60)
         yield
 
 
 @pytest.mark.parametrize("attack", [long_prompts, no_readers])
-def test_others_take_at_most_twice_as_long(port: int, attack: Callable[[int], Any]) -> None:
+def test_others_take_at_most_twice_as_long(
+    port: int, upstream: FakeServer, attack: Callable[[int, FakeServer], Any]
+) -> None:
     alone = median_s(port)
-    with attack(port):
+    with attack(port, upstream):
         beside = median_s(port)
     assert all(with_it <= 2 * without for with_it, without in zip(beside, alone, strict=True)), (
         alone,
