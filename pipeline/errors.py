@@ -8,7 +8,7 @@
     ├── StoreError                         an artifact is damaged, or the store cannot be written
     ├── CheckpointError                    a model's files are damaged, or not of the layout they claim
     ├── StageError                         a stage left something other than what it promised
-    └── ServerError                        Triton did not start, is not healthy, or died
+    └── ServerError                        Triton or the gateway did not start, is not healthy, or died
 
 The command line prints `str(error)` and exits with `error.exit_code`; a traceback is shown with `--debug` only.
 The client has a family of its own (`pipeline.client.errors`), because it is installed without the build side.
@@ -100,4 +100,4 @@ class StageError(PipelineError):
 
 
 class ServerError(PipelineError):
-    """Triton did not start, is not healthy, or died."""
+    """Triton or the gateway did not start, is not healthy, or died."""

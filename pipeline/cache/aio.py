@@ -97,9 +97,8 @@ class AsyncCachedStream(CachedStreamBase[Replay | AsyncPassage | AsyncStream]):
         return await self._exit.enter_async_context(self._ask())
 
     def _ask(self) -> AsyncStream:
-        return self._client.client.stream(
-            self._asked.prompt, request_id=self.request_id, tools=self._asked.tools, **self._asked.sent
-        )
+        prompt, more = self._asked.sent
+        return self._client.client.stream(prompt, request_id=self.request_id, **more)
 
     async def _replay(self, question: Question) -> Replay | None:
         cache = self._client.cache

@@ -102,6 +102,5 @@ class CachedStream(CachedStreamBase[Replay | Passage | Stream]):
         return None
 
     def _ask(self) -> Stream:
-        return self._client.client.stream(
-            self._asked.prompt, request_id=self.request_id, tools=self._asked.tools, **self._asked.sent
-        )
+        prompt, more = self._asked.sent
+        return self._client.client.stream(prompt, request_id=self.request_id, **more)

@@ -25,6 +25,7 @@ class Request(Sampling, total=False):
 
     request_id: str | None
     tools: Sequence[Mapping[str, Any]]
+    rendered: str | None  # what the chat template makes of messages and tools, where that is known
     cache: bool  # False: neither looked up nor kept
     ttl_s: (
         float | None
@@ -42,6 +43,7 @@ class Asked:
     sampling: Mapping[str, Any]
     request_id: str | None
     tools: Sequence[Mapping[str, Any]]
+    rendered: str | None
     cache: bool
     ttl_s: float | None
     unkeyed: Mapping[str, Any]
@@ -54,6 +56,7 @@ class Asked:
             prompt,
             request_id=sampling.pop("request_id", None),
             tools=sampling.pop("tools", ()),
+            rendered=sampling.pop("rendered", None),
             # what is kept of an answer has no room for the likeliest tokens
             cache=sampling.pop("cache", True) and not sampling.get("top_log_probs"),
             ttl_s=sampling.pop("ttl_s", None),
@@ -66,9 +69,12 @@ class Asked:
             raise Refused(f"ttl_s = {self.ttl_s!r}: must be more than 0; cache=False keeps nothing")
 
     @property
-    def sent(self) -> dict[str, Any]:
-        """All sampling parameters."""
-        return {**self.sampling, **self.unkeyed}
+    def sent(self) -> tuple[Prompt, dict[str, Any]]:
+        """What the client streams: a prompt, tools if it is not rendered, and all sampling parameters."""
+        sampling = {**self.sampling, **self.unkeyed}
+        if self.rendered is not None:
+            return self.rendered, sampling
+        return self.prompt, {"tools": self.tools, **sampling}
 
     def question(self, origin: Origin, defaults: Mapping[str, Any]) -> Question:
         """As the cache sees it; `defaults` are the client's sampling parameters."""

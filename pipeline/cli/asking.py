@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +41,6 @@ _OPTIONS = (
     click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. May be repeated."),
 )  # fmt: skip
 
-_POLL_S = 0.1
 _WITHOUT_LIMITS = 256  # tokens, when no deployment says how many it allows
 
 
@@ -85,11 +83,7 @@ def find(
 
     loaded, shelf = load_recipe(recipe, overrides), Store.at(store)
     name, folder = loaded.name, shelf.running
-    server = RunningServer.find(folder, name)
-    deadline = time.monotonic() + options["wait_s"]
-    while server is None and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-        server = RunningServer.find(folder, name)
+    server = RunningServer.find(folder, name, wait_s=options["wait_s"])
     if server is None:
         raise ServerError(_not_running(recipe, name, store, RunningServer.read(folder, name) is not None))
     package = server.deployment.parent

@@ -28,16 +28,47 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     help="Triton's gRPC of a recipe that this machine does not serve itself. Repeat it for several servers.",
 )
 @click.option(
+    "--wait-s",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="S",
+    help="Wait so long for `pipeline serve` of the recipes. With --endpoint it starts at once, and /readyz tells.",
+)
+@click.option(
     "--keys",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Tenants with their API keys and limits (YAML); without it everybody may ask.",
 )
 @click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME",
+    callback=lambda _, __, given: tuple(map(_host, given)),
+    help="Host that requests may name besides loopback, such as gateway.example, *.example or * (any). "
+    "Where --host is no loopback address, IP addresses are allowed, too.",
+)
+@click.option(
+    "--allowed-origin",
+    "allowed_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    callback=lambda _, __, given: tuple(map(_origin, given)),
+    help="Web pages that may ask, such as https://chat.example, or * (any); by default only the gateway's own.",
+)
+@click.option(
     "--max-waiting",
     default=256,
     show_default=True,
     help="Requests of a model that wait; more are answered by 429.",
+)
+@click.option(
+    "--max-connections",
+    type=click.IntRange(min=1),
+    default=1024,
+    show_default=True,
+    help="Connections of clients at the same time; beyond, those without a request are closed, or else new ones.",
 )
 @click.option("--drain-s", default=30, show_default=True, help="How long requests may take after a stop.")
 @click.option(
@@ -61,8 +92,12 @@ def command(
     host: str,
     port: int,
     endpoints: tuple[str, ...],
+    wait_s: float,
     keys: Path | None,
+    allowed_hosts: tuple[str, ...],
+    allowed_origins: tuple[str, ...],
     max_waiting: int,
+    max_connections: int,
     drain_s: int,
     traces: str | None,
     log_format: str,
@@ -74,21 +109,26 @@ def command(
     \b
     pipeline serve tiny-cpu
     pipeline gateway tiny-cpu
-    curl localhost:8080/v1/chat/completions -d '{"model": "tiny-cpu", "messages": [{"role": "user", "content": "Hi"}]}'
+    curl localhost:8080/v1/chat/completions -H 'Content-Type: application/json' \\
+      -d '{"model": "tiny-cpu", "messages": [{"role": "user", "content": "Hi"}]}'
 
     A page to chat is at /, figures are at /metrics. A file of keys looks like this:
 
     \b
     tenants:
       shop: {keys: [sk-shop-…], limits: {requests_per_minute: 600, tokens_per_minute: 200000, concurrency: 16}}
+
+    Each choice counts as a request: two prompts with n=3 are six. What is refused counts, too. Tenants that wait for
+    the same model take turns.
     """
     from pipeline.gateway.app import Gateway
     from pipeline.gateway.locating import locate
-    from pipeline.gateway.server import GatewayServer
+    from pipeline.gateway.server import ConnectionLimits, GatewayServer, bound
     from pipeline.gateway.setup import served
     from pipeline.gateway.tenants import Tenants
     from pipeline.gateway.traces import spans
     from pipeline.gateway.track import log_to_stderr
+    from pipeline.gateway.web import AllowedHosts
     from pipeline.store import Store
 
     if as_json and not dry_run:
@@ -96,24 +136,36 @@ def command(
     shelf, elsewhere = Store.at(store), dict[str, list[str]]()
     for name, url in map(_endpoint, endpoints):
         elsewhere.setdefault(name, []).append(url)
-    located = locate(recipes, overrides, shelf, elsewhere)
     tenants = Tenants.load(keys) if keys else Tenants()
     if dry_run:
-        described = [one.describe() for one in located]
+        described = [one.describe() for one in locate(recipes, overrides, shelf, elsewhere)]
         lines = [f"{name}: {value}" for one in described for name, value in one.items()]
         click.echo(json.dumps({"models": described}, indent=2) if as_json else "\n".join(lines))
         return
     log_to_stderr(as_json=log_format == "json")
-    models = {
-        one.recipe.name: served(one.recipe, one.package, one.urls, shelf, max_waiting=max_waiting)
-        for one in located
-    }
-    gateway = Gateway(models, tenants, spans=spans(traces), log_as_json=log_format == "json")
-    server = GatewayServer(gateway, host, port, drain_s=drain_s)
-    server.on_start = lambda: click.echo(
-        f"gateway for {', '.join(models)}: {server.url}/v1   page: {server.url}/   stop: Ctrl-C"
-    )
-    server.run()
+    with bound(host, port) as sockets:
+        located = locate(recipes, overrides, shelf, elsewhere, wait_s=wait_s)
+        models = {
+            one.recipe.name: served(one.recipe, one.package, one.urls, shelf, max_waiting=max_waiting)
+            for one in located
+        }
+        hosts = AllowedHosts(host, allowed_hosts)
+        if not hosts.loopback and (advice := _advice(allowed_hosts, keys=tenants.need_keys)):
+            click.echo(advice, err=True)
+        gateway = Gateway(
+            models,
+            tenants,
+            hosts=hosts,
+            origins=allowed_origins,
+            spans=spans(traces),
+            log_as_json=log_format == "json",
+        )
+        limits = ConnectionLimits(connections=max_connections)
+        server = GatewayServer(gateway, host, port, limits=limits, drain_s=drain_s)
+        server.on_start = lambda: click.echo(
+            f"gateway for {', '.join(models)}: {server.url}/v1   page: {server.url}/   stop: Ctrl-C"
+        )
+        server.run(sockets)
 
 
 def _endpoint(text: str) -> tuple[str, str]:
@@ -121,3 +173,34 @@ def _endpoint(text: str) -> tuple[str, str]:
     if not mark or ":" not in url:
         raise click.BadParameter(f"{text}: is not NAME=HOST:PORT", param_hint="--endpoint")
     return name, url
+
+
+def _origin(text: str) -> str:
+    """As browsers send it."""
+    scheme, mark, rest = text.lower().rstrip("/").partition("://")
+    if text in ("*", "null"):
+        return text
+    if not (scheme and mark and rest) or "/" in rest:
+        raise click.BadParameter(
+            f"{text}: is not SCHEME://HOST or SCHEME://HOST:PORT", param_hint="--allowed-origin"
+        )
+    return f"{scheme}://{rest}"
+
+
+def _host(text: str) -> str:
+    """Without a port: that of requests does not matter."""
+    name, colon, port = text.rpartition(":")
+    host = name if colon and port.isdecimal() else text
+    if not host or "/" in host:
+        raise click.BadParameter(f"{text}: is not a host", param_hint="--allowed-host")
+    return host
+
+
+def _advice(hosts: tuple[str, ...], *, keys: bool) -> str:
+    """What is still to be told to a gateway that other machines reach."""
+    lines = []
+    if not hosts:
+        lines.append("--allowed-host NAME: requests may name it by its IP addresses only")
+    if not keys:
+        lines.append("--keys FILE: whoever reaches it may ask")
+    return "\n  ".join(["other machines reach this gateway; it was started without", *lines]) if lines else ""

@@ -38,11 +38,21 @@ class Refused(ClientError):
 
 
 class PromptTooLong(Refused):
-    """The prompt has more tokens than the engine takes; nothing was sent."""
+    """The prompt has more tokens than the engine takes; nothing was sent.
 
-    def __init__(self, tokens: int, most: int) -> None:
-        super().__init__(f"the prompt has {tokens} tokens, and this model takes at most {most}")
-        self.tokens, self.most = tokens, most
+    Attributes:
+        tokens: of the prompt; with `at_least`, it was not counted, and has as many or more.
+        most: that the engine takes.
+    """
+
+    def __init__(self, tokens: int, most: int, *, at_least: bool = False) -> None:
+        self.tokens, self.most, self.at_least = tokens, most, at_least
+        super().__init__(f"the prompt has {self.count} tokens, and this model takes at most {most}")
+
+    @property
+    def count(self) -> str:
+        """How many tokens the prompt has, in words."""
+        return f"at least {self.tokens}" if self.at_least else str(self.tokens)
 
 
 class ModelNotFound(ClientError):

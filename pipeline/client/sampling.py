@@ -76,6 +76,7 @@ class Parameter:
 
 
 _INT32 = 2**31 - 1
+_FLOAT32_LEAST, _FLOAT32_MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 PARAMETERS = {
     parameter.name: parameter
     for parameter in (
@@ -164,4 +165,7 @@ def _number(value: object, *, whole: bool) -> int | float:
         return int(value)
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise ValueError("must be a finite number")
-    return float(value)
+    number = float(value)
+    if number and not _FLOAT32_LEAST <= abs(number) <= _FLOAT32_MOST:
+        raise ValueError(f"must be within float32: of a size from {_FLOAT32_LEAST:g} to {_FLOAT32_MOST:g}")
+    return number

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -13,21 +16,31 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pipeline.client import ClientError
+from pipeline.client import ClientError, PromptTooLong
+from pipeline.gateway.admission import Admission
 from pipeline.gateway.completions import Completion
-from pipeline.gateway.embeddings import Embeds, embedding_model, embedding_tokens, embeddings
-from pipeline.gateway.errors import ApiError, from_client
+from pipeline.gateway.embeddings import Embeds, embedding_model, embeddings
+from pipeline.gateway.errors import ApiError, answer_error, from_client
 from pipeline.gateway.metrics import Metrics
 from pipeline.gateway.page import page
-from pipeline.gateway.responses import Events, Noted, whole
+from pipeline.gateway.responses import Events, Noted, while_read, whole
 from pipeline.gateway.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse
 from pipeline.gateway.served import Served
 from pipeline.gateway.tenants import Tenant, Tenants
 from pipeline.gateway.traces import Spans, Unsent
 from pipeline.gateway.track import Track, Tracking
+from pipeline.gateway.web import AllowedHosts, WebGuard, with_cors
 
 _MAX_BODY_BYTES = 4 * 2**20
 _PROBE_S = 5
+_MAX_ARRIVING_BYTES = 256 * 2**20  # of all bodies together, while they come
+# Up to this size (bytes of JSON) reading a request and counting its tokens takes about a millisecond.
+_SMALL_BYTES = 8 * 1024
+# Larger ones are read by threads. Each of these sizes has its own, so that no request waits for much longer ones.
+_LANES = (64 * 1024, 512 * 1024, sys.maxsize)
+_BYTES_PER_S = 1e6  # about, that a thread reads
+_MAX_WAITING = 64  # requests for the threads of a lane
+_Read = TypeVar("_Read")
 
 
 class Gateway:
@@ -38,13 +51,18 @@ class Gateway:
         models: Mapping[str, Served],
         tenants: Tenants,
         *,
+        hosts: AllowedHosts | None = None,
+        origins: Sequence[str] = (),
         max_body_bytes: int = _MAX_BODY_BYTES,
         spans: Spans | None = None,
         log_as_json: bool = False,
     ) -> None:
+        """`hosts`: that requests may name, by default those of loopback; `origins`: of other pages that may ask."""
         self.models, self.tenants, self.metrics = models, tenants, Metrics()
         self.draining = False
         self._max_body_bytes = max_body_bytes
+        self._reader = RequestReader()
+        self._arriving_bytes = 0
         self._spans = spans or Unsent()
         generates = {"/v1/chat/completions": self._chat, "/v1/completions": self._complete}
         application = Starlette(
@@ -61,13 +79,17 @@ class Gateway:
             lifespan=self._lifespan,
             exception_handlers={ApiError: _answer_error, 404: _not_found, 405: _not_found},
         )
-        self.app = Tracking(Shortcut(generates, application), self._spans, as_json=log_as_json)
+        guarded = WebGuard(
+            Shortcut(generates, application), hosts or AllowedHosts(), origins, keys=tenants.need_keys
+        )
+        self.app = Tracking(with_cors(guarded, origins), self._spans, self.metrics, as_json=log_as_json)
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         yield
         for served in self.models.values():
             await served.aclose()
+        self._reader.close()
         await asyncio.to_thread(self._spans.close)
 
     async def _chat(self, request: Request) -> Response:
@@ -78,36 +100,57 @@ class Gateway:
 
     async def _generate(self, request: Request, kind: type[ChatRequest | CompletionRequest]) -> Response:
         tenant = self._admitted(request)
-        asked = parse(kind, await self._body(request))
-        served = self._model(asked.model)
         track: Track = request.scope["track"]
-        track.fields |= {"tenant": tenant.name, "model": served.name}
+        body = await self._body(request)
+
+        def read() -> ChatRequest | CompletionRequest:
+            asked = parse(kind, body)
+            track.fields["model"] = self._model(asked.model).name
+            return asked
+
+        def begin(asked: ChatRequest | CompletionRequest) -> Completion:
+            return Completion(asked, self._model(asked.model), tenant, track.id)
+
         try:
-            completion = Completion(asked, served, tenant, track.id)
+            if len(body) > _SMALL_BYTES:
+                completion = await self._reader.run(lambda: begin(read()), request, len(body), tenant)
+            elif (asked := read()).has_schemas:
+                completion = await self._reader.run(lambda: begin(asked), request, len(body), tenant)
+            else:
+                completion = begin(asked)
+        except PromptTooLong as error:
+            tenant.charge(error.tokens)
+            told = from_client(error)
+            told.param = "messages" if kind is ChatRequest else "prompt"
+            raise told from error
         except ClientError as error:
             raise from_client(error) from error
-        noted = Noted(completion, self.metrics, request.scope["path"], track)
-        return Events(noted) if asked.stream else await whole(request, noted)
+        noted = Noted(completion, self.metrics, track)
+        return Events(noted) if completion.streams else await whole(request, noted)
 
     async def _embed(self, request: Request) -> Response:
         tenant = self._admitted(request)
-        asked = parse(EmbeddingRequest, await self._body(request))
-        embedder = self._embedder(asked.model)
-        tokens = embedding_tokens(asked, embedder)
-        request.scope["track"].fields |= {
-            "tenant": tenant.name,
-            "model": asked.model,
-            "prompt_tokens": tokens,
-        }
-        with tenant.request(tokens):
-            answer = await embeddings(asked, embedder, tokens)
-        self.metrics.request(request.scope["path"], asked.model, 200)
+        body = await self._body(request)
+        track: Track = request.scope["track"]
+
+        def count() -> tuple[EmbeddingRequest, Embeds, list[int]]:
+            asked = parse(EmbeddingRequest, body)
+            embedder = self._embedder(asked.model)
+            return asked, embedder, [embedder.tokens(text) for text in asked.texts]
+
+        asked, embedder, counts = await self._reader.run(count, request, len(body), tenant)
+        track.fields |= {"model": asked.model, "prompt_tokens": sum(counts)}
+        with tenant.request(sum(counts)):
+            answer = await embeddings(asked, embedder, counts)
         return JSONResponse(answer)
 
     def _admitted(self, request: Request) -> Tenant:
         if self.draining:
             raise ApiError(503, "The server is stopping; ask another one", code="draining", retry_after_s=1)
-        return self.tenants.of(request.headers.get("authorization"))
+        tenant = self.tenants.of(request.headers.get("authorization"))
+        request.scope["track"].fields["tenant"] = tenant.name
+        tenant.admit()
+        return tenant
 
     def _embedder(self, name: str) -> Embeds:
         """By the name of a deployment that has one, or by its own."""
@@ -122,15 +165,29 @@ class Gateway:
         return found[name]
 
     async def _body(self, request: Request) -> bytes:
-        chunks, size = [], 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > self._max_body_bytes:
-                raise ApiError(
-                    413, f"The body is larger than {self._max_body_bytes} bytes", code="body_too_large"
-                )
-            chunks.append(chunk)
-        return b"".join(chunks)
+        body, more, known = bytearray(), True, 0
+        try:
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    text = "The client left before it had sent the whole body"
+                    raise ApiError(499, text, code="client_left")
+                if request.scope.get("late"):
+                    raise ApiError(408, "The body did not come in time", code="request_timeout")
+                body += message["body"]
+                more = message["more_body"]
+                if len(body) > self._max_body_bytes:
+                    text = f"The body is larger than {self._max_body_bytes} bytes"
+                    raise ApiError(413, text, code="body_too_large")
+                if len(body) > _SMALL_BYTES:
+                    self._arriving_bytes += len(body) - known
+                    known = len(body)
+                    if self._arriving_bytes > _MAX_ARRIVING_BYTES:
+                        text = "Too many large requests come at once"
+                        raise ApiError(503, text, code="overloaded", retry_after_s=1)
+            return bytes(body)
+        finally:
+            self._arriving_bytes -= known
 
     def _model(self, name: str) -> Served:
         found = self.models.get(name)
@@ -186,6 +243,40 @@ class Gateway:
         return JSONResponse({"ready": ready, "faults": faults}, 200 if ready else 503)
 
 
+class RequestReader:
+    """Reads requests in threads, so that streams go on while a long one is parsed, rendered and tokenized."""
+
+    def __init__(self) -> None:
+        threads = max(1, (os.cpu_count() or 1) // 4)
+        self._lanes = [
+            (
+                most_bytes,
+                Admission(threads, max_waiting=_MAX_WAITING, s_per_token=1 / _BYTES_PER_S),
+                ThreadPoolExecutor(threads, "requests"),
+            )
+            for most_bytes in _LANES
+        ]
+
+    async def run(self, read: Callable[[], _Read], request: Request, size: int, tenant: Tenant) -> _Read:
+        """What `read` returns or raises.
+
+        Args:
+            size: of the request, in bytes.
+
+        Raises:
+            ApiError: 429, if too many wait to be read; 499, if the client leaves meanwhile.
+        """
+        _, places, threads = next(lane for lane in self._lanes if size <= lane[0])
+        async with while_read(request.receive), places.place(size, tenant.name):
+            return await asyncio.get_running_loop().run_in_executor(threads, read)
+        raise ApiError(499, "The client left before its request was read", code="client_left")
+
+    def close(self) -> None:
+        """Read nothing more."""
+        for _, _, threads in self._lanes:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
 class Shortcut:
     """Goes round Starlette's layers where each microsecond is one of the first token."""
 
@@ -202,7 +293,7 @@ class Shortcut:
         try:
             response = await endpoint(request)
         except ApiError as error:
-            response = await _answer_error(request, error)
+            response = answer_error(scope, error)
         await response(scope, receive, send)
 
 
@@ -217,15 +308,12 @@ async def _fault(served: Served) -> str | None:
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    track = request.scope.get("track")
-    if track is not None:
-        track.error = error.message
-    return error.response(track.id if track is not None else None)
+    return answer_error(request.scope, error)
 
 
 async def _not_found(request: Request, _: Exception) -> Response:
     text = f"Unknown request URL: {request.method} {request.url.path}"
-    return await _answer_error(request, ApiError(404, text, code="unknown_url"))
+    return answer_error(request.scope, ApiError(404, text, code="unknown_url"))
 
 
 def _describe(served: Served) -> dict[str, Any]:

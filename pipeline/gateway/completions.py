@@ -23,7 +23,7 @@ from pipeline.gateway.tools.choice import Toolbox, toolbox
 
 
 class Completion:
-    """One request to either endpoint."""
+    """One request to either endpoint. It can be made in any thread; the rest is for the event loop."""
 
     def __init__(
         self, request: ChatRequest | CompletionRequest, served: Served, tenant: Tenant, request_id: str
@@ -31,6 +31,7 @@ class Completion:
         """
         Raises:
             ApiError: 400, with what is wrong.
+            PromptTooLong: a prompt has more tokens than the engine takes.
             ClientError: the template does not take the messages.
         """
         self.chat = isinstance(request, ChatRequest)
@@ -40,13 +41,19 @@ class Completion:
         if isinstance(request, ChatRequest) and served.template is None:
             text = "This model has no chat template: ask /v1/completions"
             raise ApiError(400, text, param="model", code="unsupported_parameter")
-        box = toolbox(request, served.template) if isinstance(request, ChatRequest) else Toolbox()
         given = [read_messages(request.messages)] if isinstance(request, ChatRequest) else request.prompts
+        tenant.check(len(given) * (request.n or 1))
+        box = toolbox(request, served.template) if isinstance(request, ChatRequest) else Toolbox()
         prompts = [Prompt(one, *served.prompt(one, box.tools)) for one in given]
         check_ttl(request.ttl_s, served.cache)
         guide: Sampling = {**guide_of(request.response_format), **box.sampling}
         self.job = Job(served, tenant, request, prompts, box, guide, request_id)
         self._said = [Said(self.job, index) for index in range(self.job.choices)]
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer was asked for as events."""
+        return bool(self._request.stream)
 
     async def whole(self) -> Mapping[str, Any]:
         """The answer as one object."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from pipeline.cache.backend import Vector
@@ -27,13 +28,15 @@ def embedding_model(embedder: Embeds) -> str:
     return embedder.identity.partition("/")[0]
 
 
-def embedding_tokens(request: EmbeddingRequest, embedder: Embeds) -> int:
-    """Of all inputs together.
+async def embeddings(request: EmbeddingRequest, embedder: Embeds, counts: Sequence[int]) -> dict[str, Any]:
+    """The answer as OpenAI has it. Encoding runs in a thread: streams go on meanwhile.
+
+    Args:
+        counts: tokens of each input.
 
     Raises:
         ApiError: 400, with every input that is longer than the encoder reads: none is cut.
     """
-    counts = [embedder.tokens(text) for text in request.texts]
     most = embedder.max_tokens
     faults = [
         f"{_where(request, index)}: has {count} tokens; this model reads at most {most}"
@@ -42,11 +45,6 @@ def embedding_tokens(request: EmbeddingRequest, embedder: Embeds) -> int:
     ]
     if faults:
         raise ApiError(400, "; ".join(faults), param="input", code="context_length_exceeded")
-    return sum(counts)
-
-
-async def embeddings(request: EmbeddingRequest, embedder: Embeds, tokens: int) -> dict[str, Any]:
-    """The answer as OpenAI has it. Encoding runs in a thread: streams go on meanwhile."""
     vectors = [await asyncio.to_thread(embedder, text) for text in request.texts]
     data = [
         {"object": "embedding", "index": index, "embedding": _packed(vector, request.encoding_format)}
@@ -55,7 +53,7 @@ async def embeddings(request: EmbeddingRequest, embedder: Embeds, tokens: int) -
     ]
     if len(data) != len(vectors):
         raise AssertionError("inputs that have no embedding are refused before")
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    usage = {"prompt_tokens": sum(counts), "total_tokens": sum(counts)}
     return {"object": "list", "data": data, "model": embedding_model(embedder), "usage": usage}
 
 

@@ -7,23 +7,31 @@ import math
 from typing import Any
 
 from starlette.responses import Response
+from starlette.types import Scope
 
 from pipeline.client import (
     ClientError,
     ConnectFailed,
     DeadlineExceeded,
     ModelNotFound,
+    PromptTooLong,
     Refused,
 )
+from pipeline.client.sampling import PARAMETERS
 
 _TYPES = {
     400: "invalid_request_error",
     401: "invalid_request_error",
     403: "permission_error",
     404: "invalid_request_error",
+    408: "invalid_request_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "rate_limit_error",
+    431: "invalid_request_error",
+    499: "invalid_request_error",
 }
+_CLOSES = (408, 413)  # the rest of the request is not read
 
 
 class ApiError(Exception):
@@ -50,10 +58,21 @@ class ApiError(Exception):
 
     def response(self, request_id: str | None = None) -> Response:
         """The HTTP response."""
-        headers = (
-            {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
-        )
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        if self.status in _CLOSES:
+            headers["Connection"] = "close"
         return Response(json.dumps(self.body(request_id)), self.status, headers, "application/json")
+
+
+def answer_error(scope: Scope, error: ApiError) -> Response:
+    """The response to a request that is refused; the line of the log tells why."""
+    track = scope.get("track")
+    if track is None:
+        return error.response()
+    track.error = error.message
+    return error.response(track.id)
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -70,8 +89,13 @@ def as_api_error(error: Exception) -> ApiError:
 def from_client(error: ClientError) -> ApiError:
     """What the deployment's error is to whoever asked."""
     match error:
+        case PromptTooLong():
+            text = f"This model takes prompts of at most {error.most} tokens; yours has {error.count}"
+            return ApiError(400, text, code="context_length_exceeded")
         case Refused():
-            return ApiError(400, str(error))
+            # "temperature = -1.0: must be …" and the like
+            name = str(error).partition(":")[0].partition(" ")[0]
+            return ApiError(400, str(error), param=name if name in PARAMETERS else None)
         case ModelNotFound():
             return ApiError(404, str(error), code="model_not_found")
         case DeadlineExceeded():

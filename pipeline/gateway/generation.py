@@ -70,7 +70,7 @@ class Job:
             ApiError, ClientError, or an ExceptionGroup of them if there are several choices.
         """
         tokens = sum(self.prompt_of(index).tokens + self.max_tokens for index in range(self.choices))
-        with self.tenant.request(tokens):
+        with self.tenant.request(tokens, self.choices):
             if self.choices > 1:
                 async with aclosing(self._merged()) as pairs:
                     async for pair in pairs:
@@ -103,7 +103,8 @@ class Job:
     async def _choice(self, index: int) -> AsyncGenerator[Chunk, None]:
         sampling, drawn = self._sampling(index)
         await self.served.able(sampling)
-        place = self.served.admission.place(self.prompt_of(index).tokens + self.max_tokens)
+        tokens = self.prompt_of(index).tokens + self.max_tokens
+        place = self.served.admission.place(tokens, self.tenant.name)
         async with place, self._stream(index, sampling, drawn) as stream:
             begun = False
             try:
@@ -126,6 +127,7 @@ class Job:
                 prompt.content,
                 request_id=request_id,
                 tools=self.toolbox.tools,
+                rendered=prompt.text,
                 cache=self.request.cache,
                 ttl_s=self.request.ttl_s,
                 unkeyed=drawn,

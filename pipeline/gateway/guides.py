@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
+from itertools import islice
 from typing import Any
+from urllib.parse import unquote
 
 import jsonschema
 
@@ -71,10 +73,66 @@ def _faults(text: str) -> tuple[tuple[str, str], ...]:
     """Path within the schema, and what is wrong there."""
     schema = json.loads(text)
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    found = sorted(
-        (error.json_path[1:], _short(_fault(error))) for error in kind(kind.META_SCHEMA).iter_errors(schema)
-    )
-    return tuple(found[:_TOLD])
+    try:
+        errors = list(islice(kind(kind.META_SCHEMA).iter_errors(schema), _TOLD))
+        if not errors and (loop := _loop(schema)) is not None:
+            return (("", f"the reference {loop!r} leads back to itself"),)
+    except RecursionError:
+        return (("", "is nested too deeply"),)
+    return tuple(sorted((error.json_path[1:], _short(_fault(error))) for error in errors))
+
+
+_NO_SCHEMAS = ("const", "default", "enum", "examples")  # keywords whose content is none
+
+
+def _loop(schema: Any) -> str | None:
+    """A reference that leads back to itself by references and `allOf` alone; None if none does.
+
+    Nothing can be held against such a schema, and engines differ in how they fail at it. A reference to a whole from
+    one of its parts, as of a tree, is none.
+    """
+    followed: dict[int, bool] = {}  # id of a schema -> whether it is being followed
+
+    def follow(part: Any, reference: str) -> str | None:
+        if not isinstance(part, dict):
+            return None
+        if id(part) in followed:
+            return reference if followed[id(part)] else None
+        followed[id(part)] = True
+        own = part.get("$ref")
+        parts = [(_referred(schema, own), own)] if isinstance(own, str) else []
+        if isinstance(part.get("allOf"), list):
+            parts += [(one, reference) for one in part["allOf"]]
+        found = next((loop for loop in (follow(*one) for one in parts) if loop is not None), None)
+        followed[id(part)] = False
+        return found
+
+    rest = [schema]
+    while rest:
+        part = rest.pop()
+        if isinstance(part, dict):
+            if (loop := follow(part, "")) is not None:
+                return loop
+            rest += [inner for name, inner in part.items() if name not in _NO_SCHEMAS]
+        elif isinstance(part, list):
+            rest += part
+    return None
+
+
+def _referred(schema: Any, reference: str) -> Any:
+    """What a reference into the schema itself means, by RFC 6901; None if it is no such reference, or leads nowhere."""
+    if not reference.startswith("#"):
+        return None
+    part = schema
+    for name in unquote(reference[1:]).split("/")[1:]:
+        key = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(part, dict):
+            part = part.get(key)
+        elif isinstance(part, list) and key.isdecimal() and int(key) < len(part):
+            part = part[int(key)]
+        else:
+            return None
+    return part
 
 
 def _fault(error: jsonschema.ValidationError) -> str:

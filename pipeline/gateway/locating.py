@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,9 +49,18 @@ class Located:
 
 
 def locate(
-    names: Sequence[str], overrides: Sequence[str], shelf: Store, endpoints: Mapping[str, Sequence[str]]
+    names: Sequence[str],
+    overrides: Sequence[str],
+    shelf: Store,
+    endpoints: Mapping[str, Sequence[str]],
+    *,
+    wait_s: float = 0.0,
 ) -> list[Located]:
-    """All of them; `endpoints`: name of a recipe -> servers elsewhere that run it.
+    """All of them.
+
+    Args:
+        endpoints: name of a recipe -> servers elsewhere that run it, now or later.
+        wait_s: for how long to wait, in all, until the other recipes are served here.
 
     Raises:
         InvalidInput: a recipe has faults.
@@ -64,10 +74,11 @@ def locate(
         for name in endpoints
         if name not in known
     ]
-    found = []
+    found, deadline = [], time.monotonic() + (0 if faults else wait_s)
     for given, recipe in zip(names, recipes, strict=True):
         try:
-            found.append(_locate(given, recipe, shelf, endpoints.get(recipe.name, ())))
+            urls, left_s = endpoints.get(recipe.name, ()), deadline - time.monotonic()
+            found.append(_locate(given, recipe, shelf, urls, left_s))
         except UserError as error:
             faults.append(str(error))
     if faults:
@@ -75,14 +86,15 @@ def locate(
     return found
 
 
-def _locate(given: str, recipe: Recipe, shelf: Store, urls: Sequence[str]) -> Located:
+def _locate(given: str, recipe: Recipe, shelf: Store, urls: Sequence[str], wait_s: float) -> Located:
     if urls:
         prepared = prepare(recipe, shelf, offline=True)
         package = Builder(prepared.plan, shelf, prepared.work(Silent(), shelf), Silent()).finished().path
         return Located(recipe, package, tuple(urls))
-    running = RunningServer.find(shelf.running, recipe.name)
+    running = RunningServer.find(shelf.running, recipe.name, wait_s=wait_s)
     if running is None:
+        elsewhere = f"--endpoint {recipe.name}=HOST:PORT"
         raise UserError(
-            f"{recipe.name}: is not served here; pipeline serve {given}, or --endpoint {recipe.name}=HOST:PORT"
+            f"{recipe.name}: is not served here; pipeline serve {given}, or {elsewhere}, or --wait-s"
         )
     return Located(recipe, running.deployment.parent, (running.grpc_url,))

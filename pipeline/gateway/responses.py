@@ -14,7 +14,7 @@ from pipeline.client import ClientError
 from pipeline.gateway.completions import Completion
 from pipeline.gateway.errors import ApiError, as_api_error
 from pipeline.gateway.metrics import Metrics
-from pipeline.gateway.outbox import Outbox
+from pipeline.gateway.outbox import Outbox, ReaderTooSlow
 from pipeline.gateway.sse import event
 from pipeline.gateway.track import Track
 
@@ -22,9 +22,9 @@ from pipeline.gateway.track import Track
 class Noted:
     """What is noted of a completion when it is over."""
 
-    def __init__(self, completion: Completion, metrics: Metrics, path: str, track: Track) -> None:
+    def __init__(self, completion: Completion, metrics: Metrics, track: Track) -> None:
         self.completion = completion
-        self._metrics, self._path, self._track = metrics, path, track
+        self._metrics, self._track = metrics, track
 
     @property
     def cache(self) -> str:
@@ -40,10 +40,14 @@ class Noted:
         self._track.error = told.message
         return told
 
+    def left(self, why: str) -> None:
+        """Whoever asked does not get the whole answer."""
+        self._track.error = why
+
     def over(self, status: int) -> None:
-        """Count it; the line of the log gets its figures."""
+        """Count its tokens; the line of the log gets its figures."""
         job, name = self.completion.job, self.completion.job.served.name
-        self._metrics.request(self._path, name, status)
+        self._track.outcome = status
         stats = list(job.stats.values())
         self._metrics.answer(name, job.prompt_tokens, stats)
         ttft_ms = [one.ttft_ms for one in stats if one.ttft_ms is not None]
@@ -90,7 +94,7 @@ class Events(Response):
             await self._send(scope, receive, send)
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        status = 499
+        status, request_id = 499, scope["track"].id
         try:
             async with aclosing(self._noted.completion.events()) as events:
                 try:
@@ -98,19 +102,25 @@ class Events(Response):
                 except (ApiError, ClientError, ExceptionGroup) as error:
                     told = self._noted.refused(error)
                     status = told.status
-                    await told.response(scope["track"].id)(scope, receive, send)
+                    await told.response(request_id)(scope, receive, send)
                     return
                 await send({"type": "http.response.start", "status": 200, "headers": self._head()})
-                async with Outbox(send) as outbox:
+                async with Outbox(send, scope.get("peer")) as outbox:
                     await outbox.put(first)
                     try:
                         async for body in events:
                             await outbox.put(body)
-                        status = 200
+                        ended = 200
                     except (ApiError, ClientError, ExceptionGroup) as error:
                         told = self._noted.refused(error)
-                        status = told.status
-                        await outbox.put(event(told.body(scope["track"].id)))
+                        ended = told.status
+                        await outbox.put(event(told.body(request_id)))
+                status = ended
+        except ReaderTooSlow as error:
+            if "peer" not in scope:
+                raise
+            self._noted.left(str(error))
+            scope["peer"].abort()
         finally:
             self._noted.over(status)
 

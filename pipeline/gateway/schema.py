@@ -42,7 +42,7 @@ class _Request(BaseModel):
         kept = {name: value for name, value in given.items() if name not in ignored}
         unknown = [name for name in kept if name not in cls.model_fields]
         if unknown:
-            listed = ", ".join(unknown)
+            listed = ", ".join(name[:64] for name in unknown[:_MAX_FAULTS])
             raise ApiError(400, f"Unrecognized request argument supplied: {listed}", param=unknown[0])
         return kept
 
@@ -88,7 +88,7 @@ class Generation(_Request):
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     # not of OpenAI
-    bad_words: list[str] | None = None
+    bad_words: list[str] | None = Field(default=None, max_length=1024)
     cache: bool = True
     min_tokens: int | None = Field(default=None, ge=0)
     repetition_penalty: float | None = Field(default=None, gt=0)
@@ -108,6 +108,11 @@ class Generation(_Request):
         return self.max_tokens
 
     @property
+    def has_schemas(self) -> bool:
+        """Whether JSON schemas are to be checked, which takes longer than their size tells."""
+        return self.response_format is not None and self.response_format.json_schema is not None
+
+    @property
     def wants_log_probs(self) -> bool:
         """Whether tokens come with their log probabilities."""
         return False
@@ -121,12 +126,12 @@ class Generation(_Request):
 class ChatRequest(Generation):
     """POST /v1/chat/completions"""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=4096)
     logprobs: bool | None = False
     max_completion_tokens: int | None = Field(default=None, ge=1)
     parallel_tool_calls: bool | None = None
     tool_choice: str | dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = Field(default=None, max_length=1024)
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
 
     @model_validator(mode="after")
@@ -135,6 +140,11 @@ class ChatRequest(Generation):
             raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
         _like_logits(self, "top_logprobs")
         return self
+
+    @property
+    def has_schemas(self) -> bool:
+        forced = bool(self.tools) and self.tool_choice not in (None, "auto", "none")
+        return forced or super().has_schemas
 
     @property
     def limit(self) -> int | None:
@@ -240,12 +250,30 @@ class EmbeddingRequest(_Request):
 _Kind = TypeVar("_Kind", bound=_Request)
 
 
+# Each value is an object of Python, and none of them is made while other threads run: 50,000 take about 50 ms.
+_MAX_VALUES = 50_000
+_MAX_FAULTS = 16  # that are told
+
+
 def parse(kind: type[_Kind], body: bytes) -> _Kind:
     """Read a request's body; ApiError 400 with what is wrong."""
+    if len(body) > _MAX_VALUES and _values(body) > _MAX_VALUES:
+        raise ApiError(400, f"body: has more than {_MAX_VALUES} values: texts, numbers, lists and objects")
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        faults = error.errors(include_url=False, include_input=False)
+        faults = error.errors(include_url=False, include_input=False)[:_MAX_FAULTS]
         texts = [f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}" for fault in faults]
+        if error.error_count() > _MAX_FAULTS:
+            texts.append(f"and {error.error_count() - _MAX_FAULTS} more")
         first = faults[0]["loc"]
         raise ApiError(400, "; ".join(texts), param=str(first[0]) if first else None) from None
+
+
+def _values(body: bytes) -> int:
+    """About how many values JSON has: its strings, and the commas between them."""
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    strings = plain.count(b'"') // 2
+    if strings > _MAX_VALUES:
+        return strings
+    return strings + sum(outside.count(b",") for outside in plain.split(b'"')[::2])

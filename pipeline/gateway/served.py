@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.cache.aio import AsyncCachingClient
 from pipeline.cache.key import Origin
 from pipeline.cache.response_cache import ResponseCache
-from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, PromptTooLong, Sampling
+from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Sampling
 from pipeline.client.sampling import PARAMETERS
 from pipeline.client.template import as_prompt
 from pipeline.gateway.admission import Admission
@@ -38,6 +38,7 @@ class Bounds:
 
     max_input_tokens: int
     max_output_tokens: int
+    max_chars_per_token: int | None = None  # that a token of a prompt can stand for; None: any number
 
 
 @dataclass(slots=True)
@@ -72,20 +73,15 @@ class Served:
     ) -> tuple[str, int]:
         """The prompt as the engine gets it, and how many tokens that is.
 
+        Safe to call from any number of threads.
+
         Raises:
-            ApiError: 400, if it is longer than the engine takes.
+            PromptTooLong: the engine takes fewer tokens.
             Refused: the template does not take the messages.
         """
-        text = as_prompt(prompt, self.template, tools)
-        try:
-            return text, PromptLimit(self.tokenizer, self.bounds.max_input_tokens).check(text)
-        except PromptTooLong as error:
-            raise ApiError(
-                400,
-                f"This model takes prompts of at most {error.most} tokens; yours has {error.tokens}",
-                param="prompt" if isinstance(prompt, str) else "messages",
-                code="context_length_exceeded",
-            ) from error
+        text, bounds = as_prompt(prompt, self.template, tools), self.bounds
+        limit = PromptLimit(self.tokenizer, bounds.max_input_tokens, bounds.max_chars_per_token)
+        return text, limit.check(text)
 
     async def able(self, sampling: Sampling) -> None:
         """

@@ -1,14 +1,295 @@
-"""Runs a gateway until it is told to stop; requests that are under way may finish."""
+"""Runs a gateway until it is told to stop; requests that are under way may finish.
+
+Neither who has asked nothing yet nor who does not read may take much of it: see `ConnectionLimits`. Written against
+uvicorn 0.32 to 0.54, whose HTTP/1.1 protocol has bounds neither on headers nor on the time of a request.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import gc
-from collections.abc import Callable
-from socket import socket
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from enum import Enum
+from errno import EACCES, EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT
+from functools import partial
+from socket import (
+    AF_INET6,
+    AI_PASSIVE,
+    IPPROTO_IPV6,
+    IPV6_V6ONLY,
+    SO_LINGER,
+    SO_REUSEADDR,
+    SOCK_STREAM,
+    SOL_SOCKET,
+    getaddrinfo,
+    socket,
+)
+from struct import pack
+from typing import Any, cast
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from pipeline.errors import ServerError
 from pipeline.gateway.app import Gateway
+from pipeline.gateway.errors import ApiError
+from pipeline.gateway.metrics import Metrics
+
+_SPARE_FILES = 256  # descriptors for all but the connections of clients
+_PROGRESS_BYTES = 16 * 1024
+_NOT_HERE = (EADDRNOTAVAIL, EAFNOSUPPORT)
+_NO_LINGER = pack("ii", 1, 0)
+_TICKS_PER_CHECK = 5  # of uvicorn's 0.1 s
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What clients may take of a server besides answers."""
+
+    connections: int = 1024  # open at once
+    header_bytes: int = 64 * 1024  # of one request, with its URL
+    headers: int = 128  # of one request
+    header_s: float = 10.0  # from connecting, or from the first byte of a request, to the end of its headers
+    body_s: float = 60.0  # from there to the end of its body
+    write_s: float = 30.0  # in which who is sent something takes 16 KiB of it, or the rest
+
+
+class Connections:
+    """The connections of one server.
+
+    If there are too many, one goes that has no request under way: the oldest of the address that has the most of them,
+    so that no client keeps others out.
+    """
+
+    def __init__(self, limits: ConnectionLimits, metrics: Metrics) -> None:
+        """`metrics`: count what is refused before an application hears of it."""
+        self.limits, self.metrics = limits, metrics
+        self._open = 0
+        self._idle: dict[str, dict[ClientConnection, None]] = {}  # by address, the oldest first
+
+    def enter(self, connection: ClientConnection) -> bool:
+        """A client has connected. False if it has to go, because requests are under way on all other connections."""
+        self._open += 1
+        if self._open > self.limits.connections:
+            most = max(self._idle.values(), key=len, default=None)
+            if most is None:
+                return False
+            next(iter(most)).drop()
+        self.mark_idle(connection)
+        return True
+
+    def leave(self, connection: ClientConnection) -> None:
+        """A connection is gone."""
+        self._open -= 1
+        self.mark_busy(connection)
+
+    def mark_idle(self, connection: ClientConnection) -> None:
+        """The client has to say something before anything is to be done for it."""
+        self._idle.setdefault(connection.address, {})[connection] = None
+
+    def mark_busy(self, connection: ClientConnection) -> None:
+        """A request is under way, or the connection is at its end."""
+        others = self._idle.get(connection.address, {})
+        others.pop(connection, None)
+        if not others:
+            self._idle.pop(connection.address, None)
+
+
+class _Awaited(Enum):
+    """What of a request is still to come."""
+
+    NOTHING = 0
+    HEADERS = 1
+    BODY = 2
+
+
+class ClientConnection(HttpToolsProtocol):
+    """A client's connection, within limits. Applications find it in scope["peer"], as a `Peer` for what goes out.
+
+    A body that does not come in time is marked by scope["late"]; whoever waits for it is woken.
+    """
+
+    def __init__(self, *arguments: Any, connections: Connections, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.address = ""
+        self._all, self._limits = connections, connections.limits
+        self._awaited, self._since = _Awaited.HEADERS, self.loop.time()
+        self._header_bytes = 0  # of headers that are complete
+        self._begun_bytes = 0  # of a request whose headers have not come to their end
+        self._fault: ApiError | None = None  # of headers that are too many
+        self._unread, self._unread_since = 0, self._since  # bytes that wait for the client
+
+    @property
+    def congested(self) -> bool:
+        """Whether what is sent waits for the client."""
+        return self.flow.write_paused
+
+    def abort(self) -> None:
+        """End it now. What has not been read is lost; the application sees that the client is gone."""
+        if self not in self.connections:
+            return
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+        self._all.mark_busy(self)
+        # else the kernel goes on offering the client what it has not read
+        self.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, _NO_LINGER)
+        self.transport.abort()
+
+    def drop(self) -> None:
+        """End it while no request is under way."""
+        if self.transport.get_write_buffer_size():
+            self.abort()
+        else:
+            self._all.mark_busy(self)
+            self.transport.close()
+
+    def check(self, now: float) -> None:
+        """End it if it is late, by the loop's time; called about twice a second."""
+        idle, limits = self.cycle is None or self.cycle.response_complete, self._limits
+        if self._is_stalled(now, idle=idle):
+            self.abort()
+        elif self._awaited is _Awaited.HEADERS and idle and now - self._since > limits.header_s:
+            if self._begun_bytes:
+                self._refuse(ApiError(408, f"The headers did not come within {limits.header_s:g} s"))
+            else:
+                self.drop()
+        elif self._awaited is _Awaited.BODY and not self.pipeline and now - self._since > limits.body_s:
+            if self.cycle.response_started:
+                self.abort()
+            else:
+                cast(dict[str, Any], self.scope)["late"] = True
+                self.cycle.message_event.set()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        if not self._all.enter(self):
+            self._refuse(ApiError(503, "Too many connections are open", code="overloaded", retry_after_s=1))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._all.leave(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._awaited is _Awaited.NOTHING:
+            self._awaited, self._since, self._begun_bytes = _Awaited.HEADERS, self.loop.time(), 0
+        super().data_received(data)
+        if self._awaited is _Awaited.HEADERS:
+            self._begun_bytes += len(data)
+            if self._begun_bytes > self._limits.header_bytes:
+                self._refuse(self._too_large())
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        cast(dict[str, Any], self.scope)["peer"] = self
+        self._header_bytes = 0
+        if self._awaited is _Awaited.NOTHING:  # several requests came together
+            self._awaited, self._since, self._begun_bytes = _Awaited.HEADERS, self.loop.time(), 0
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._awaited, self._since = _Awaited.BODY, self.loop.time()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._awaited = _Awaited.NOTHING
+        super().on_message_complete()
+        if not self.cycle.response_complete:
+            self._all.mark_busy(self)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete:
+            self._all.mark_idle(self)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._fault or ApiError(400, msg))
+
+    def _count(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > self._limits.header_bytes or len(self.headers) >= self._limits.headers:
+            self._fault = self._too_large()
+            # that ends the parser, whereupon uvicorn answers by `send_400_response`
+            raise ValueError(self._fault.message)
+
+    def _too_large(self) -> ApiError:
+        most = f"{self._limits.headers} headers and {self._limits.header_bytes} bytes"
+        return ApiError(431, f"The headers are too large: a request has at most {most} of them")
+
+    def _is_stalled(self, now: float, *, idle: bool) -> bool:
+        unread = self.transport.get_write_buffer_size()
+        waits = unread and (idle or self.flow.write_paused or self.transport.is_closing())
+        if not waits or unread <= self._unread - _PROGRESS_BYTES:
+            self._unread, self._unread_since = unread, now
+        return now - self._unread_since > self._limits.write_s
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer in the application's place, and end the connection."""
+        if self.transport.is_closing():
+            return
+        self._all.mark_busy(self)
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.abort()
+            return
+        self._all.metrics.request("other", "", error.status)
+        response = error.response()
+        headers = {**dict(response.raw_headers), b"connection": b"close"}
+        lines = b"".join(b"%s: %s\r\n" % header for header in headers.items())
+        self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + bytes(response.body))
+        self.transport.close()
+
+
+@contextmanager
+def bound(host: str, port: int) -> Iterator[list[socket]]:
+    """Sockets of an address, or of all addresses of a name, on which nobody else can listen now.
+
+    Args:
+        port: 0 takes a free one.
+
+    Raises:
+        ServerError: it cannot be had; the text tells why.
+    """
+    with ExitStack() as stack:
+        sockets: list[socket] = []
+        try:
+            found = dict.fromkeys(getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE))
+            for number, (family, kind, protocol, _, address) in enumerate(found, start=1):
+                try:
+                    made = stack.enter_context(socket(family, kind, protocol))
+                    made.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+                    if family == AF_INET6:
+                        made.setsockopt(IPPROTO_IPV6, IPV6_V6ONLY, 1)
+                    made.bind((address[0], port, *address[2:]))
+                except OSError as error:
+                    # `localhost` may have an address of IPv6 on a machine that has none
+                    if error.errno in _NOT_HERE and (sockets or number < len(found)):
+                        continue
+                    raise
+                port = made.getsockname()[1]
+                sockets.append(made)
+        except OSError as error:
+            raise _cannot_listen(host, port, error) from error
+        yield sockets
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ServerError:
+    why = (error.strerror or str(error)).lower()
+    fix = (
+        "--port 0 takes a free one"
+        if error.errno in (EACCES, EADDRINUSE)
+        else "--host is an address of this machine"
+    )
+    return ServerError(f"the gateway cannot listen on {host}:{port}: {why} ({fix})")
 
 
 class GatewayServer(uvicorn.Server):
@@ -19,7 +300,14 @@ class GatewayServer(uvicorn.Server):
     """
 
     def __init__(
-        self, gateway: Gateway, host: str, port: int, *, drain_s: int = 30, log_level: str = "warning"
+        self,
+        gateway: Gateway,
+        host: str,
+        port: int,
+        *,
+        limits: ConnectionLimits = ConnectionLimits(),
+        drain_s: int = 30,
+        log_level: str = "warning",
     ) -> None:
         """`port` 0 takes a free one; `drain_s`: how long requests may still take when it is told to stop."""
         super().__init__(
@@ -27,6 +315,7 @@ class GatewayServer(uvicorn.Server):
                 gateway.app,
                 host=host,
                 port=port,
+                http=partial(ClientConnection, connections=Connections(_with_files(limits), gateway.metrics)),  # type: ignore[arg-type]
                 log_level=log_level,
                 log_config=None,
                 access_log=False,
@@ -51,13 +340,53 @@ class GatewayServer(uvicorn.Server):
         """For clients, once it has started."""
         return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self.port}"
 
+    def run(self, sockets: list[socket] | None = None) -> None:
+        """Serve until it is told to stop.
+
+        Args:
+            sockets: that are `bound` to the address, if that was done before.
+
+        Raises:
+            ServerError: it cannot listen there.
+        """
+        if sockets is not None:
+            super().run(sockets)
+            return
+        with bound(self._host, self.config.port) as made:
+            super().run(made)
+
     async def startup(self, sockets: list[socket] | None = None) -> None:
+        try:
+            for one in sockets or ():
+                # uvloop would say nothing of a failure
+                one.listen(self.config.backlog)
+        except OSError as error:  # somebody else was bound to the same address, and listens already
+            raise _cannot_listen(self._host, self.config.port, error) from error
         await super().startup(sockets)
         gc.collect()
         gc.freeze()  # what is there now stays: templates, tokenizers, modules; looking through them halts all streams
         if self.started:
             self.on_start()
 
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _TICKS_PER_CHECK == 0:
+            now = asyncio.get_running_loop().time()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, ClientConnection):
+                    connection.check(now)
+        return await super().on_tick(counter)
+
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         self._gateway.draining = True
         await super().shutdown(sockets)
+
+
+def _with_files(limits: ConnectionLimits) -> ConnectionLimits:
+    """As many connections as the process may have files for; it allows itself more if it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limits.connections + _SPARE_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return limits
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return replace(limits, connections=min(limits.connections, max(1, allowed - _SPARE_FILES)))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from pipeline.client import AsyncClient, ChatTemplate, Refused
+from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Refused
 from pipeline.gateway.admission import Admission
 from pipeline.gateway.caching import embedder_of, response_cache
 from pipeline.gateway.served import Bounds, Served
@@ -39,11 +40,11 @@ def served(
     Raises:
         UserError: the cache that the recipe asks for cannot be had.
     """
-    from tokenizers import Tokenizer
-
     deployment = Deployment.load(package)
     tokenizer = package / deployment.tokenizer_dir
     limits = deployment.limits
+    prompts = PromptLimit.from_tokenizer(tokenizer, limits.max_input_tokens)
+    counter: Any = prompts.tokenizer
     cache = response_cache(recipe, store)
     template = template_of(tokenizer)
     return Served(
@@ -52,8 +53,8 @@ def served(
         deployment=deployment.digest,
         plain=AsyncClient(url, model=deployment.entry_model, template=template),
         template=template,
-        tokenizer=Tokenizer.from_file(str(tokenizer / "tokenizer.json")),
-        bounds=Bounds(limits.max_input_tokens, limits.max_output_tokens),
+        tokenizer=counter,
+        bounds=Bounds(limits.max_input_tokens, limits.max_output_tokens, prompts.max_chars_per_token),
         admission=Admission(limits.max_concurrency, max_waiting=max_waiting),
         cache=cache,
         embedder=embedder_of(cache),

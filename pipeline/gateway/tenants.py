@@ -5,10 +5,11 @@ from __future__ import annotations
 import hmac
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ from pipeline.private_files import warn_if_readable
 
 
 class Limits(BaseModel):
-    """Of one tenant; None is no limit."""
+    """Of one tenant; None is no limit.
+
+    Each choice counts as a request of its own: two prompts with n=3 are six requests, a minute and at once.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     requests_per_minute: int | None = Field(default=None, ge=1)
@@ -54,8 +58,8 @@ class _Bucket:
         self.at = now
         return max(0.0, (min(amount, self.per_minute) - self.level) / self.per_minute * 60)
 
-    def take(self, amount: float) -> None:
-        self.level -= amount
+    def take(self, amount: float, least: float = -inf) -> None:
+        self.level = max(self.level - amount, least)
 
 
 class Tenant:
@@ -67,30 +71,62 @@ class Tenant:
         self._requests = self._bucket(limits.requests_per_minute)
         self._tokens = self._bucket(limits.tokens_per_minute)
 
+    def admit(self) -> None:
+        """Count a request, whatever becomes of it: before anything of it is read.
+
+        Raises:
+            ApiError: 429, if the requests of this minute are used up.
+        """
+        self._take(((self._requests, 1.0, "requests"),))
+
+    def check(self, choices: int) -> None:
+        """
+        Raises:
+            ApiError: 400, if one request has more choices than the tenant may ever have.
+        """
+        limits = self.limits
+        for most, when in ((limits.concurrency, "at once"), (limits.requests_per_minute, "a minute")):
+            if most is not None and choices > most:
+                text = f"n: {choices} choices, each of which is a request of its own; this key may have {most} {when}"
+                raise ApiError(400, text, param="n", code="too_many_choices")
+
+    def charge(self, tokens: int) -> None:
+        """Take the tokens of a prompt that was counted and refused, down to a minute's worth of debt."""
+        if self._tokens is not None:
+            self._tokens.take(tokens, least=-self._tokens.per_minute)
+
     @contextmanager
-    def request(self, tokens: int) -> Iterator[None]:
-        """One request of at most so many tokens.
+    def request(self, tokens: int, choices: int = 1) -> Iterator[None]:
+        """An admitted request while it runs.
+
+        Args:
+            tokens: that it has at most, in all of its choices.
 
         Raises:
             ApiError: 429, if that is more than the tenant may now.
         """
         most = self.limits.concurrency
-        if most is not None and self.running >= most:
-            raise ApiError(429, f"At most {most} requests at once", code="concurrency_limit", retry_after_s=1)
-        now = self._clock()
-        budgets = ((self._requests, 1.0, "requests"), (self._tokens, float(tokens), "tokens"))
-        for bucket, amount, what in budgets:
-            if bucket is not None and (wait_s := bucket.wait_s(amount, now)) > 0:
-                text = f"Limit of {bucket.per_minute:g} {what} a minute reached"
-                raise ApiError(429, text, code="rate_limit_exceeded", retry_after_s=wait_s)
-        for bucket, amount, _ in budgets:
-            if bucket is not None:
-                bucket.take(amount)
-        self.running += 1
+        if most is not None and self.running + choices > most:
+            text = f"Limit of {most} requests at once reached"
+            raise ApiError(429, text, code="concurrency_limit", retry_after_s=1)
+        further = (self._requests, choices - 1.0, "requests")  # the first is counted by `admit`
+        self._take((further, (self._tokens, float(tokens), "tokens")))
+        self.running += choices
         try:
             yield
         finally:
-            self.running -= 1
+            self.running -= choices
+
+    def _take(self, wanted: Sequence[tuple[_Bucket | None, float, str]]) -> None:
+        """All or nothing."""
+        now = self._clock()
+        for bucket, amount, what in wanted:
+            if bucket is not None and (wait_s := bucket.wait_s(amount, now)) > 0:
+                text = f"Limit of {bucket.per_minute:g} {what} a minute reached"
+                raise ApiError(429, text, code="rate_limit_exceeded", retry_after_s=wait_s)
+        for bucket, amount, _ in wanted:
+            if bucket is not None:
+                bucket.take(amount)
 
     def _bucket(self, per_minute: int | None) -> _Bucket | None:
         return None if per_minute is None else _Bucket(per_minute, per_minute, self._clock())
@@ -127,6 +163,11 @@ class Tenants:
         warn_if_readable(path, "every account of this machine may read the API keys", by=0o004)
         tenants = {name: Tenant(name, settings.limits) for name, settings in file.tenants.items()}
         return cls({_identity(key): tenants[name] for name, of in file.tenants.items() for key in of.keys})
+
+    @property
+    def need_keys(self) -> bool:
+        """Whether requests need an API key."""
+        return self._by_key is not None
 
     def of(self, authorization: str | None) -> Tenant:
         """The tenant of an Authorization header.

@@ -1,4 +1,4 @@
-"""Each request from its first byte to its last: its id, its trace, one line of the log, one span.
+"""Each request from its first byte to its last: its id, its trace, one line of the log, one span, one count.
 
 The id is the client's own `X-Request-ID` where it sends a usable one. Answers carry it, errors tell it.
 """
@@ -9,16 +9,22 @@ import json
 import logging
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.client.context import request_headers
+from pipeline.gateway.metrics import Metrics
 from pipeline.gateway.traces import Span, Spans, Trace, hex_digits
 
 log = logging.getLogger("pipeline.gateway")
 _ID = re.compile(r"[\w.-]{1,64}")
+_UNTRACKED = ("/", "/metrics", "/healthz", "/readyz")
+_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models")
+# Of W3C Trace Context: what has to go on at least, what of more goes first, and how many entries there may be.
+_STATE_CHARS, _MEMBER_CHARS, _MEMBERS = 512, 128, 32
 
 
 @dataclass(slots=True)
@@ -27,7 +33,8 @@ class Track:
 
     id: str
     span: Span
-    status: int = 499  # the client left before there was one
+    status: int = 499  # that was sent; the client left before there was one
+    outcome: int | None = None  # what it would have been, had it not been sent before the end was known
     error: str | None = None
     fields: dict[str, Any] = field(default_factory=dict)
 
@@ -35,12 +42,12 @@ class Track:
 class Tracking:
     """Around an ASGI application, which finds the `Track` of a request in scope["track"]."""
 
-    def __init__(self, app: ASGIApp, spans: Spans, *, as_json: bool = False) -> None:
+    def __init__(self, app: ASGIApp, spans: Spans, metrics: Metrics, *, as_json: bool = False) -> None:
         """`as_json`: lines of the log are JSON objects."""
-        self._app, self._spans, self._as_json = app, spans, as_json
+        self._app, self._spans, self._metrics, self._as_json = app, spans, metrics, as_json
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
+        if scope["type"] != "http" or scope["path"] in _UNTRACKED:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
@@ -58,7 +65,7 @@ class Tracking:
                 message["headers"] = [*message.get("headers", ()), *own]
             await send(message)
 
-        beside = (("traceparent", traceparent), *_state(headers))
+        beside = (("traceparent", traceparent), *(_state(scope["headers"]) if parent else ()))
         token = request_headers.set(beside)
         try:
             await self._app(scope, receive, sent)
@@ -68,6 +75,8 @@ class Tracking:
 
     def _over(self, scope: Scope, track: Track, took_ms: float) -> None:
         span, path = track.span, scope["path"]
+        endpoint = path if path in _ENDPOINTS else "other"
+        self._metrics.request(endpoint, track.fields.get("model", ""), track.outcome or track.status)
         attributes = {
             "http.request.method": scope["method"],
             "url.path": path,
@@ -93,9 +102,15 @@ def log_to_stderr(*, as_json: bool) -> None:
     logging.basicConfig(level=logging.INFO, format=form)
 
 
-def _state(headers: dict[bytes, bytes]) -> tuple[tuple[str, str], ...]:
-    """`tracestate` goes on as it came, if it can."""
-    state = headers.get(b"tracestate", b"").decode("latin-1")
+def _state(headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[str, str], ...]:
+    """`tracestate` goes on as it came, if it can; a long one is shortened as the standard says (section 3.3.1.5)."""
+    state = b",".join(value for name, value in headers if name == b"tracestate").decode("latin-1")
+    if len(state) > _STATE_CHARS:
+        members = [part.strip() for part in state.split(",") if len(part.strip()) <= _MEMBER_CHARS]
+        members = [part for part in members if part][:_MEMBERS]
+        while members and len(",".join(members)) > _STATE_CHARS:
+            members.pop()
+        state = ",".join(members)
     return (("tracestate", state),) if state.isascii() and state.isprintable() and state else ()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Protocol, Self
 
 from pipeline.errors import ServerError
 
+_POLL_S = 0.1
 # A process that began so much later than its record is another one that got the same number.
 _CLOCK_SLACK_S = 60.0  # the clock may have been set since
 
@@ -68,10 +70,16 @@ class RunningServer:
             raise ServerError(f"{file}: is not a record of a server ({error}); remove it") from error
 
     @classmethod
-    def find(cls, folder: Path, name: str) -> Self | None:
-        """The server of recipe `name` that is running now."""
-        found = cls.read(folder, name)
-        return found if found is not None and found.alive else None
+    def find(cls, folder: Path, name: str, *, wait_s: float = 0.0) -> Self | None:
+        """The server of recipe `name` that is running now, or that is ready within `wait_s`; None if there is none."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            found = cls.read(folder, name)
+            if found is not None and found.alive:
+                return found
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(_POLL_S)
 
     @property
     def alive(self) -> bool:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from pipeline.client import AsyncClient, ChatTemplate, Client, PromptLimit, PromptTooLong, Refused
+from pipeline.client.prompt_limit import max_chars_per_token
 from pipeline.client.testing import FakeServer
+from tests.support import nasty_tokenizers
 
 MESSAGES = [{"role": "user", "content": "a b c"}]
 
@@ -19,12 +23,8 @@ MESSAGES = [{"role": "user", "content": "a b c"}]
 class Words:
     """Counts a token a word."""
 
-    class Encoding:
-        def __init__(self, text: str) -> None:
-            self.ids = text.split()
-
-    def encode(self, text: str, /, *, add_special_tokens: bool = True) -> Encoding:  # noqa: ARG002
-        return self.Encoding(text)
+    def encode_batch_fast(self, texts: Sequence[str], /) -> list[list[str]]:
+        return [text.split() for text in texts]
 
 
 @given(st.integers(1, 30), st.integers(1, 30))
@@ -68,3 +68,70 @@ def test_a_package_that_is_none(tmp_path: Path, content: str | None) -> None:
         (tmp_path / "deployment.json").write_text(content, encoding="utf-8")
     with pytest.raises(Refused, match=r"deployment\.json: does not tell the limits"):
         PromptLimit.from_package(tmp_path)
+
+
+def composing() -> Tokenizer:
+    tokenizer = nasty_tokenizers.byte_level()
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    return tokenizer
+
+
+BOUNDED = {name: make() for name, make in nasty_tokenizers.KINDS.items() if name != "metaspace"}
+BOUNDED["composing"] = composing()
+
+
+@given(st.sampled_from(list(BOUNDED)), st.text() | st.text("ωι\u0313\u0300\u0345 "))
+def test_what_fits_is_never_refused_by_its_characters(name: str, text: str) -> None:
+    tokenizer = BOUNDED[name]
+    most = max_chars_per_token(json.loads(tokenizer.to_str()))
+    assert most is not None
+    tokens = len(tokenizer.encode(text).ids)
+    assert PromptLimit(tokenizer, max(tokens, 1), most).check(text) == tokens
+
+
+def test_a_text_of_too_many_characters_is_refused_without_being_tokenized() -> None:
+    class Nobody:
+        def encode_batch_fast(self, texts: Sequence[str], /) -> list[list[str]]:
+            raise AssertionError(f"{len(texts)} texts are tokenized")
+
+    with pytest.raises(PromptTooLong, match="has at least 6 tokens, and this model takes at most 5"):
+        PromptLimit(Nobody(), 5, 10).check("x" * 51)
+
+
+def wordpiece() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
+
+
+def stripping() -> Tokenizer:
+    tokenizer = nasty_tokenizers.byte_level()
+    tokenizer.normalizer = normalizers.Strip()
+    return tokenizer
+
+
+def dropping() -> Tokenizer:
+    tokenizer = nasty_tokenizers.byte_level()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), tokenizer.pre_tokenizer]
+    )
+    return tokenizer
+
+
+def absorbing() -> Tokenizer:
+    tokenizer = nasty_tokenizers.byte_level()
+    tokenizer.add_tokens([AddedToken("<end>", rstrip=True)])
+    return tokenizer
+
+
+def without_some_bytes() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "make", [wordpiece, stripping, dropping, absorbing, without_some_bytes, nasty_tokenizers.metaspace]
+)
+def test_where_a_token_can_stand_for_any_number_of_characters(make: Callable[[], Tokenizer]) -> None:
+    assert max_chars_per_token(json.loads(make().to_str())) is None

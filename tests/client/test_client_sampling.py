@@ -110,6 +110,8 @@ def test_numpy_numbers_are_numbers() -> None:
         ("max_tokens", True, "must be a whole number"),
         ("temperature", -0.1, "must be at least 0"),
         ("temperature", math.nan, "must be a finite number"),
+        ("repetition_penalty", 1e308, "must be within float32: of a size from 1.17549e-38 to 3.40282e[+]38"),
+        ("repetition_penalty", 1e-320, "must be within float32: of a size from 1.17549e-38 to 3.40282e[+]38"),
         ("temperature", "hot", "must be a finite number"),
         ("top_p", 0, "must be more than 0 and at most 1"),
         ("top_p", 1.01, "must be more than 0 and at most 1"),

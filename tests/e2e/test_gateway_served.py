@@ -29,6 +29,7 @@ from tests.e2e.conftest import Build
 from tests.support.served import CHECKPOINTS
 from tests.support.waiting import wait_for
 
+COMMAND = [sys.executable, "-m", "pipeline.cli.main", "gateway"]
 QUESTION = [{"role": "user", "content": "Where is my parcel?"}]
 
 
@@ -51,16 +52,20 @@ def recipe(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def gateway(recipe: Path, build: Build, store: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """URL and process."""
+    """URL and process of one that was started before the server that it waits for."""
     package = Path(build(str(recipe))["artifact"])
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
+    process = subprocess.Popen(
+        [*COMMAND, str(recipe), "--port", str(port), "--wait-s", "60"],
+        env={**os.environ, "PIPELINE_STORE": str(store)},
+    )
     with TritonServer.of_package(package) as server:
         record = RunningServer.of(server, package)
-        record.write(store / "running", "cached")
-        line = [sys.executable, "-m", "pipeline.cli.main", "gateway", str(recipe), "--port", str(port)]
-        process = subprocess.Popen(line, env={**os.environ, "PIPELINE_STORE": str(store)})
         try:
+            assert process.poll() is None
+            assert not answers(f"http://127.0.0.1:{port}/healthz")
+            record.write(store / "running", "cached")
             wait_for(lambda: answers(f"http://127.0.0.1:{port}/readyz"), "readiness of the gateway", 30)
             yield f"http://127.0.0.1:{port}", process
         finally:
@@ -79,6 +84,16 @@ def answers(url: str) -> bool:
 
 def dry_run(recipe: Path, store: Path, *options: str) -> Result:
     return CliRunner().invoke(command, [str(recipe), "--store", str(store), "--dry-run", *options])
+
+
+def a_port_that_is_taken_is_told(url: str, recipe: Path, store: Path) -> None:
+    line = [*COMMAND, str(recipe), "--port", url.rpartition(":")[2]]
+    environment = {**os.environ, "PIPELINE_STORE": str(store)}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    address = url.removeprefix("http://")
+    said = f"pipeline: the gateway cannot listen on {address}: address already in use (--port 0 takes a free one)"
+    assert done.stderr.strip() == said
 
 
 def it_says_what_it_would_serve(recipe: Path, store: Path) -> None:
@@ -146,11 +161,35 @@ def the_likeliest_tokens_are_told(client: openai.OpenAI) -> None:
     assert [len(one) for one in tops or ()] == [2, 2, 2]
 
 
+def their_fault_is_told_as_theirs(client: openai.OpenAI) -> None:
+    """What only the engine knows to be wrong: by status, by parameter, and by the engine being there for the next."""
+    loops = {"ebnf": "root ::= root", "regex": r"[^\s\S]"}
+    later = {"ebnf": 'root ::= "a" b\nb ::= b'}
+    for fields, param in (
+        *(({"repetition_penalty": value}, "repetition_penalty") for value in (1e308, 1e30, 1e-30, 1e-320)),
+        ({"temperature": 1e-30}, "temperature"),
+        *(
+            ({"response_format": {"type": kind, kind: text}}, "response_format")
+            for kind, text in loops.items()
+        ),
+        *(
+            ({"response_format": {"type": kind, kind: text}}, "response_format")
+            for kind, text in later.items()
+        ),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model="cached", messages=QUESTION, extra_body={"seed": 1} | fields)
+        assert caught.value.param == param, caught.value.message
+    headers = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01", "tracestate": "a=" + "x" * 20_000}
+    client.chat.completions.create(model="cached", messages=QUESTION, max_tokens=2, extra_headers=headers)
+
+
 def test_openais_client_streams_from_triton(
     gateway: tuple[str, subprocess.Popen[bytes]], recipe: Path, store: Path
 ) -> None:
     url, process = gateway
     it_says_what_it_would_serve(recipe, store)
+    a_port_that_is_taken_is_told(url, recipe, store)
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as client:
         whole = client.chat.completions.create(model="cached", messages=QUESTION, temperature=0)
         text = whole.choices[0].message.content
@@ -172,6 +211,7 @@ def test_openais_client_streams_from_triton(
             )
         held_to_a_form(client)
         the_likeliest_tokens_are_told(client)
+        their_fault_is_told_as_theirs(client)
         several = client.completions.create(
             model="cached", prompt=["Where", "When"], n=2, temperature=0, max_tokens=4
         )

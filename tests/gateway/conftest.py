@@ -15,12 +15,12 @@ import pytest
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.sqlite import SqliteBackend
 from pipeline.client import AsyncClient, ChatTemplate
-from pipeline.client.testing import FakeServer, Reply
+from pipeline.client.testing import FakeServer, Received, Reply
 from pipeline.gateway.admission import Admission
 from pipeline.gateway.app import Gateway
 from pipeline.gateway.embeddings import Embeds
 from pipeline.gateway.served import Bounds, Served
-from pipeline.gateway.server import GatewayServer
+from pipeline.gateway.server import ConnectionLimits, GatewayServer
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.traces import Spans
 
@@ -36,8 +36,14 @@ class Words:
             self.ids = text.split()
             self.offsets = [(0, len(text))]
 
+        def __len__(self) -> int:
+            return len(self.ids)
+
     def encode(self, text: str, /, *, add_special_tokens: bool = True) -> Encoding:  # noqa: ARG002
         return self.Encoding(text)
+
+    def encode_batch_fast(self, texts: Sequence[str], /) -> list[Encoding]:
+        return [self.Encoding(text) for text in texts]
 
     def decode(self, ids: list[int], /, *, skip_special_tokens: bool = True) -> str:  # noqa: ARG002
         return " ".join(map(str, ids))
@@ -73,8 +79,11 @@ def tiny(
 class Running:
     """The gateway, what stands behind it, and a client in front."""
 
-    def __init__(self, url: str, upstream: FakeServer, gateway: Gateway, stack: ExitStack) -> None:
-        self.url, self.upstream, self.gateway, self._stack = url, upstream, gateway, stack
+    def __init__(
+        self, server: GatewayServer, upstream: FakeServer, gateway: Gateway, stack: ExitStack
+    ) -> None:
+        self.server, self.upstream, self.gateway, self._stack = server, upstream, gateway, stack
+        self.url = server.url
         self.served = gateway.models["tiny"]
 
     def client(self, key: str = "none") -> openai.OpenAI:
@@ -110,13 +119,15 @@ def starter(folder: Path, stack: ExitStack) -> Start:
     """Starts gateways, which end with `stack`."""
 
     def start(
-        reply: Reply | Sequence[Reply] | None = None,
+        reply: Reply | Sequence[Reply] | Callable[[Received], Reply] | None = None,
         *,
         tenants: Tenants | None = None,
         cached: bool = False,
         model: Any = None,
         spans: Spans | None = None,
         log_as_json: bool = False,
+        limits: ConnectionLimits | None = None,
+        origins: Sequence[str] = (),
         **settings: Any,
     ) -> Running:
         upstream = stack.enter_context(FakeServer(reply or Reply(), model=model))
@@ -125,11 +136,12 @@ def starter(folder: Path, stack: ExitStack) -> Start:
         gateway = Gateway(
             {"tiny": served},
             tenants or Tenants(),
+            origins=origins,
             max_body_bytes=10_000,
             spans=spans,
             log_as_json=log_as_json,
         )
-        server = GatewayServer(gateway, "127.0.0.1", 0, drain_s=2)
+        server = GatewayServer(gateway, "127.0.0.1", 0, limits=limits or ConnectionLimits(), drain_s=2)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         deadline = time.monotonic() + 10
@@ -143,6 +155,6 @@ def starter(folder: Path, stack: ExitStack) -> Start:
             assert not thread.is_alive()
 
         stack.callback(stop)
-        return Running(f"http://127.0.0.1:{server.port}", upstream, gateway, stack)
+        return Running(server, upstream, gateway, stack)
 
     return start

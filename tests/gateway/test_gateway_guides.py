@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
 from typing import Any
 
 import jsonschema
@@ -16,6 +17,23 @@ from tests.gateway.conftest import Running, Start
 QUESTION = [{"role": "user", "content": "Where is my parcel?"}]
 UNHELD = "guided_decoding_guide: cannot be held to as json_schema: Unimplemented keys: uniqueItems"
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+
+
+# "d" stands for itself; and what is no schema does not matter
+CIRCLE = {"b/c": {"$ref": "#/$defs/d"}, "d": {"allOf": [{"$ref": "#/$defs/b~1c"}, {"const": {"$ref": "#"}}]}}
+# a whole within its parts, and one part twice: a tree
+TREE = {
+    "type": "object",
+    "properties": {
+        "left": {"$ref": "#"},
+        "right": {"allOf": [{"$ref": "#"}]},
+        "other": {"$ref": "#/$defs/a"},
+    },
+    "$defs": {
+        "a": {"allOf": [{"$ref": "#/$defs/b"}, {"$ref": "#/$defs/b"}]},
+        "b": {"enum": [{"$ref": "#/$defs/a"}]},
+    },
+}
 
 
 def schema_form(schema: Any) -> dict[str, Any]:
@@ -47,6 +65,14 @@ def test_other_forms_reach_the_engine_under_its_names(
         assert request.tensors.get("guided_decoding_guide") == (None if guide is None else [guide])
 
 
+def test_schemas_of_trees_reach_the_engine(start: Start) -> None:
+    running = start(Reply(["{}"]))
+    running.client().chat.completions.create(
+        model="tiny", messages=QUESTION, response_format=schema_form(TREE)
+    )
+    assert json.loads(running.upstream.requests[0].tensors["guided_decoding_guide"][0]) == TREE
+
+
 def test_plain_text_asks_for_nothing(start: Start) -> None:
     running = start()
     running.client().chat.completions.create(
@@ -66,6 +92,15 @@ def test_plain_text_asks_for_nothing(start: Start) -> None:
             schema_form({"properties": {"a": {"type": "array", "minItems": "x"}, "b": {"required": "c"}}}),
             "response_format.json_schema.schema.properties.a.minItems: 'x' is not of type 'integer'; "
             "response_format.json_schema.schema.properties.b.required: 'c' is not of type 'array'",
+        ),
+        (schema_form({"$ref": "#"}), "json_schema.schema: the reference '#' leads back to itself"),
+        (
+            schema_form({"properties": {"a": {"allOf": [{"$ref": "#/$defs/b~1c"}]}}, "$defs": CIRCLE}),
+            "json_schema.schema: the reference '#/$defs/d' leads back to itself",
+        ),
+        (
+            schema_form(reduce(lambda inner, _: {"not": inner}, range(180), {})),
+            "schema: is nested too deeply",
         ),
         ({"type": "json_schema"}, "response_format.json_schema: is missing"),
         ({"type": "regex"}, "response_format.regex: is missing"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.gateway.outbox import Outbox
+from pipeline.gateway.outbox import Outbox, ReaderTooSlow
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=12))
@@ -55,30 +55,54 @@ def test_the_first_goes_out_at_once_and_what_follows_fast_goes_together() -> Non
     asyncio.run(work())
 
 
-def test_a_reader_that_does_not_read_holds_back_who_writes() -> None:
+class Reader:
+    """Takes nothing until it `reads`."""
+
+    congested = True
+
+    def __init__(self) -> None:
+        self.reads, self.read = asyncio.Event(), 0
+
+    def abort(self) -> None:
+        """It is what raised that ends it."""
+
+    async def send(self, message: Any) -> None:
+        await self.reads.wait()
+        self.read += len(message["body"])
+
+
+def test_nobody_waits_for_a_reader_until_too_much_is_unread() -> None:
     put = 0
 
     async def work() -> None:
-        reads = asyncio.Event()
-
-        async def send(_: Any) -> None:
-            await reads.wait()
+        reader = Reader()
 
         async def write() -> None:
             nonlocal put
-            async with Outbox(send) as outbox:
+            async with Outbox(reader.send, reader, max_unread_bytes=500) as outbox:
                 for _ in range(1000):
                     await outbox.put(b"x")
                     put += 1
 
         writing = asyncio.ensure_future(write())
         await asyncio.sleep(0.05)
-        assert put < 200
-        reads.set()
+        assert put == 500
+        reader.reads.set()
         await asyncio.wait_for(writing, 20)
-        assert put == 1000
+        assert (put, reader.read) == (1000, 1000)
 
     asyncio.run(work())
+
+
+def test_a_reader_who_takes_nothing_is_given_up() -> None:
+    async def work() -> None:
+        reader = Reader()
+        async with Outbox(reader.send, reader, max_unread_bytes=500, patience_s=0.05) as outbox:
+            for _ in range(1000):
+                await outbox.put(b"x")
+
+    with pytest.raises(ReaderTooSlow):
+        asyncio.run(asyncio.wait_for(work(), 20))
 
 
 def test_what_sending_raises_reaches_whoever_puts() -> None:

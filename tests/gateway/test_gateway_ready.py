@@ -8,6 +8,10 @@ import httpx
 import pytest
 
 from pipeline.client.testing import FakeServer
+from pipeline.errors import ServerError
+from pipeline.gateway.app import Gateway
+from pipeline.gateway.server import GatewayServer, bound
+from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start, tiny
 
 
@@ -44,3 +48,14 @@ def test_not_ready_while_it_drains_and_nothing_new_is_taken(start: Start) -> Non
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
     assert int(refused.headers["retry-after"]) >= 1
     assert not running.upstream.requests
+
+
+def test_an_address_that_another_took_meanwhile_is_told(other: FakeServer) -> None:
+    """Both were bound to it, as two that wait for their servers are; then the other listens first."""
+    server = GatewayServer(Gateway({"tiny": tiny(other.url)}, Tenants()), "127.0.0.1", 0)
+    with bound("127.0.0.1", 0) as (first,), bound("127.0.0.1", first.getsockname()[1]) as second:
+        first.listen()
+        with pytest.raises(ServerError, match=r"cannot listen on 127\.0\.0\.1:0: .*address already in use"):
+            server.run(second)
+        with pytest.raises(ServerError, match="address already in use"), bound(*first.getsockname()):
+            pass

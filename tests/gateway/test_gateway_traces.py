@@ -76,6 +76,30 @@ def test_a_trace_goes_on_to_triton_and_back(start: Start, *, stream: bool, cache
     assert answer.headers["x-cache"] == "miss"
 
 
+@pytest.mark.parametrize(
+    ("states", "goes_on"),
+    [
+        (["a=1", "b=2"], "a=1,b=2"),
+        (["a=" + "x" * 20_000], None),
+        ([f"k{number}=" + "x" * 50 for number in range(40)], ",".join(f"k{n}=" + "x" * 50 for n in range(9))),
+        (["a=1," + "b=" + "x" * 600 + ",c=3"], "a=1,c=3"),
+    ],
+)
+def test_a_long_state_of_a_trace_is_shortened(start: Start, states: list[str], goes_on: str | None) -> None:
+    """As W3C Trace Context says: what has more than 128 characters goes first, then what comes last."""
+    running = start()
+    headers = [("traceparent", PARENT), *(("tracestate", state) for state in states)]
+    url = f"{running.url}/v1/chat/completions"
+    assert httpx.post(url, json=BODY, headers=headers, timeout=20, trust_env=False).status_code == 200
+    assert running.upstream.requests[0].headers.get("tracestate") == goes_on
+
+
+def test_a_state_without_a_trace_is_none(start: Start) -> None:
+    running = start()
+    assert ask(running, {"tracestate": "a=1"}).status_code == 200
+    assert "tracestate" not in running.upstream.requests[0].headers
+
+
 def test_an_id_that_is_none_is_replaced(start: Start) -> None:
     answer = ask(start(), {"x-request-id": "two words"})
     assert len(answer.headers["x-request-id"]) == 32

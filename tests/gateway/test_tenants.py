@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import openai
 import pytest
 
+from pipeline.client.testing import Received, Reply
 from pipeline.errors import InvalidInput
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.tenants import Limits, Tenant, Tenants
 from tests.gateway.conftest import Start
+from tests.support.waiting import wait_for
 
 QUESTION = [{"role": "user", "content": "Hi"}]
 
@@ -127,22 +132,29 @@ def test_requests_a_minute_fill_up_again() -> None:
     now = [0.0]
     tenant = Tenant("t", Limits(requests_per_minute=2), clock=lambda: now[0])
     for _ in range(2):
-        with tenant.request(1):
-            pass
-    with pytest.raises(ApiError, match="2 requests a minute") as refused, tenant.request(1):
-        pass
+        tenant.admit()
+    with pytest.raises(ApiError, match="2 requests a minute") as refused:
+        tenant.admit()
     assert refused.value.retry_after_s == pytest.approx(30)
     now[0] = 30.0
-    with tenant.request(1):
-        pass
+    tenant.admit()
 
 
 def test_tokens_a_minute_and_concurrency() -> None:
     tenant = Tenant("t", Limits(tokens_per_minute=100, concurrency=1), clock=lambda: 0.0)
-    with tenant.request(60), pytest.raises(ApiError, match="At most 1 requests at once"), tenant.request(1):
+    with tenant.request(60), pytest.raises(ApiError, match="1 requests at once"), tenant.request(1):
         pass
     with pytest.raises(ApiError, match="100 tokens a minute"), tenant.request(60):
         pass
+
+
+def test_what_is_refused_costs_no_more_than_a_minute() -> None:
+    now = [0.0]
+    tenant = Tenant("t", Limits(tokens_per_minute=100), clock=lambda: now[0])
+    tenant.charge(1_000_000)
+    with pytest.raises(ApiError, match="100 tokens a minute") as refused, tenant.request(50):
+        pass
+    assert refused.value.retry_after_s == pytest.approx(90)
 
 
 def test_tenants_share_no_answers(start: Start, tmp_path: Path) -> None:
@@ -152,3 +164,50 @@ def test_tenants_share_no_answers(start: Start, tmp_path: Path) -> None:
     assert len(running.upstream.requests) == 2
     with pytest.raises(openai.AuthenticationError):
         running.client("other").chat.completions.create(model="tiny", messages=QUESTION)
+
+
+def test_each_choice_is_a_request(start: Start) -> None:
+    limits = Limits(concurrency=4, requests_per_minute=8)
+    tenants = Tenants({sha256(b"k").hexdigest(): Tenant("t", limits, clock=lambda: 0.0)})
+    running = start(Reply(["x"] * 100, delay_s=0.05), places=16, tenants=tenants)
+    client = running.client("k")
+    ask = partial(client.completions.create, model="tiny", max_tokens=30)
+    with pytest.raises(
+        openai.BadRequestError, match=r"n: 32 choices, .* this key may have 4 at once"
+    ) as refused:
+        ask(prompt=["a", "b"], n=16)
+    assert refused.value.param == "n"
+    with ask(prompt=["a", "b"], stream=True) as stream:
+        next(iter(stream))
+        with pytest.raises(openai.RateLimitError, match="Limit of 4 requests at once"):
+            ask(prompt="a", n=3)
+        with ask(prompt="a", n=2, stream=True) as other:
+            next(iter(other))
+    # 1 + 2 + 1 + 2 of 8 are used up: what was refused counts once
+    wait_for(lambda: not running.served.admission.running, "the end of both streams")
+    with pytest.raises(openai.RateLimitError, match="Limit of 8 requests a minute"):
+        ask(prompt="a", n=3)
+    assert len(running.upstream.requests) == 4
+
+
+def test_a_tenant_does_not_wait_for_all_choices_of_another(start: Start) -> None:
+    released = threading.Event()
+
+    def answer(_: Received) -> Reply:
+        released.wait(30)
+        return Reply(["x"])
+
+    tenants = Tenants({sha256(name.encode()).hexdigest(): Tenant(name, Limits()) for name in "ab"})
+    running = start(answer, places=4, max_waiting=64, tenants=tenants)
+    ask = {
+        name: partial(running.client(name).completions.create, model="tiny", max_tokens=30) for name in "ab"
+    }
+    with ThreadPoolExecutor(2) as threads:
+        many = threads.submit(ask["a"], prompt=["many"] * 2, n=16)
+        wait_for(lambda: running.served.admission.waiting == 28, "28 choices that wait")
+        one = threads.submit(ask["b"], prompt="one")
+        wait_for(lambda: running.served.admission.waiting == 29, "one more")
+        released.set()
+        assert (len(many.result(30).choices), len(one.result(30).choices)) == (32, 1)
+    # at most the first four places are given anew together
+    assert [request.prompt for request in running.upstream.requests].index("one") < 8

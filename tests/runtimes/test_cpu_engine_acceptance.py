@@ -125,7 +125,7 @@ def test_greedy_logits_change_nothing(drafts: list[int], seed: int) -> None:
 
 
 def test_rows_must_fit() -> None:
-    with pytest.raises(Refused, match=r"draft_logits is \(1, 12\), must be a row for each of 2 draft_tokens"):
+    with pytest.raises(Refused, match=r"draft_logits = \(1, 12\): must be a row for each of 2 draft_tokens"):
         request("r", PROMPT, 8, draft_tokens=(1, 2), draft_logits=np.zeros((1, VOCAB), np.float32))
-    with pytest.raises(Refused, match="draft_logits has rows of 3 numbers, must have 12"):
+    with pytest.raises(Refused, match="draft_logits: has rows of 3 numbers, must have 12"):
         make().check(request("r", PROMPT, 8, draft_tokens=(1,), draft_logits=np.zeros((1, 3), np.float32)))

@@ -283,9 +283,9 @@ def test_metrics(core: EngineCore) -> None:
         ({"prompt": (5, 2048)}, "token ids must be 0 to 2047"),
         ({"prompt": (-1,)}, "token ids must be 0 to 2047"),
         ({"bad_words": ((3000,),)}, "token ids must be 0 to 2047"),
-        ({"draft_tokens": (1,) * 6}, "6 draft_tokens are more than max_draft_tokens 5"),
-        ({"embedding_bias": np.zeros(3, np.float32)}, r"embedding_bias has shape \(3,\), must be \(2048,\)"),
-        ({"max_new_tokens": 1020}, "more than the 1024 tokens"),
+        ({"draft_tokens": (1,) * 6}, "draft_tokens = 6 tokens: are more than max_draft_tokens 5"),
+        ({"embedding_bias": np.zeros(3, np.float32)}, r"embedding_bias: has shape \(3,\), must be \(2048,\)"),
+        ({"max_new_tokens": 1020}, "max_new_tokens = 1020: .*more than the 1024 tokens"),
     ],
 )
 def test_what_can_never_run_is_refused(core: EngineCore, bad: dict[str, Any], message: str) -> None:
@@ -300,6 +300,9 @@ def test_what_can_never_run_is_refused(core: EngineCore, bad: dict[str, Any], me
         ({"prompt": ()}, "prompt"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"stop_words": ((),)}, "stop_words"),
+        ({"embedding_bias": np.array([0, np.nan])}, "embedding_bias"),
+        ({"embedding_bias": np.array([0, np.inf])}, "embedding_bias"),
+        ({"embedding_bias": np.array([-np.inf, -np.inf])}, "embedding_bias"),
     ],
 )
 def test_malformed_requests_are_refused(bad: dict[str, Any], message: str) -> None:

@@ -213,6 +213,11 @@ def test_draft_tokens_of_the_caller_are_held_to_the_form_too(core: EngineCore, w
         (Guide("json_schema", '{"type": "array", "uniqueItems": true}'), "uniqueItems"),
         (Guide("regex", "(a"), "unclosed group"),
         (Guide("ebnf_grammar", 'root ::= "'), "Unexpected end of input"),
+        (Guide("ebnf_grammar", "root ::= root"), "may refer to itself without an end"),
+        (Guide("ebnf_grammar", "root ::= a\na ::= b\nb ::= a"), "may refer to itself without an end"),
+        (Guide("json_schema", '{"$ref": "#"}'), "may refer to itself without an end"),
+        (Guide("json_schema", '{"allOf": [{"$ref": "#"}]}'), "may refer to itself without an end"),
+        (Guide("regex", r"[^\s\S]"), "no text has this form"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.kind,
 )
@@ -235,6 +240,6 @@ def test_a_form_that_becomes_too_much_ends_its_own_answer_only(core: EngineCore)
     ambiguous = Guide("ebnf_grammar", 'root ::= "a" | x x x x x x\nx ::= "" | root | root x | x root')
     expected = answer(core, request("free", PROMPTS[1], 24))[0].tokens
     held, free = answer(core, guided("held", ambiguous, 600, end_id=None), request("free", PROMPTS[1], 24))
-    assert held.finish is FinishReason.ERROR
+    assert held.finish is FinishReason.REFUSED
     assert "items" in (held.outputs[-1].error or "")
     assert free.tokens == expected

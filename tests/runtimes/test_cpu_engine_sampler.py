@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -217,8 +218,30 @@ def test_top_p_decays_and_is_restored() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [("temperature", -1.0), ("temperature", float("nan")), ("top_k", -1), ("top_p", 1.1), ("repetition_penalty", 0.0),
-     ("presence_penalty", float("inf")), ("top_p_decay", 0.0), ("top_p_min", 0.0)],
+     ("presence_penalty", float("inf")), ("top_p_decay", 0.0), ("top_p_min", 0.0), ("temperature", 1e-40),
+     ("repetition_penalty", 1e-40), ("repetition_penalty", 1e38), ("frequency_penalty", -1e38)],
 )  # fmt: skip
 def test_values_out_of_range_are_refused_by_name(name: str, value: float) -> None:
-    with pytest.raises(Refused, match=name):
+    with pytest.raises(Refused, match=f"^{name} = {re.escape(repr(value))}: must be "):
         Sampling(**{name: value})
+
+
+@given(
+    temperature=st.sampled_from([0, 1e-10, 1e10]),
+    repetition=st.sampled_from([1e-10, 1e10]),
+    penalty=st.sampled_from([-1e10, 1e10]),
+    biases=st.lists(st.sampled_from([-np.inf, -1e10, 1e10]), min_size=1, max_size=VOCAB - 1),
+    seed=st.integers(0, 9),
+)
+def test_what_is_taken_stays_within_the_range_of_numbers(
+    temperature: float, repetition: float, penalty: float, biases: list[float], seed: int
+) -> None:
+    sampling = Sampling(
+        temperature, top_p=1.0, repetition_penalty=repetition, frequency_penalty=penalty, seed=seed
+    )
+    bias = np.array(biases + [0.0] * (VOCAB - len(biases)), np.float32)
+    made = sequence(generated=(7,) * 9, sampling=sampling, embedding_bias=bias, log_probs=True)
+    with np.errstate(over="raise", invalid="raise"):
+        (token,), (log_prob,) = choose(100 * logits(seed=seed), [Row(made, 0)])
+    assert bias[token] > -np.inf
+    assert -np.inf < log_prob <= 0

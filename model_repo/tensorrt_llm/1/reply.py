@@ -15,6 +15,7 @@ import engine
 import numpy as np
 from intake import Wishes
 from shared.cancellation import WatchedSender
+from shared.refusal import Refused
 from shared.tensors import FINAL, Array, failure, response
 
 
@@ -46,8 +47,9 @@ class Reply:
         with self._lock:
             if self.is_done():
                 return
-            if output.finish is engine.FinishReason.ERROR:
-                self._fail(EngineFailed(output.error or "no reason was given"))
+            if output.finish in (engine.FinishReason.ERROR, engine.FinishReason.REFUSED):
+                kind = Refused if output.finish is engine.FinishReason.REFUSED else EngineFailed
+                self._fail(kind(output.error or "no reason was given"))
                 return
             self._open_rows -= output.finish is not None
             self._kept[row].append(output)

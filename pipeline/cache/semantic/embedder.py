@@ -67,7 +67,7 @@ class Embedder:
 
     def tokens(self, text: str) -> int:
         """How long a text is for the model."""
-        return len(self._tokenizer.encode(text).ids)
+        return len(self._encode(text))
 
     def knows(self, word: str) -> bool:
         """Whether a lower-case word is one token: common words are, slips of the keyboard are not."""
@@ -85,6 +85,10 @@ class Embedder:
         found = self._states(text) if self.has_states else None
         return None if found is None or len(found[0]) < 3 else np.hstack([found[1][1:-1], found[0][1:-1]])
 
+    def _encode(self, text: str) -> Any:
+        # `encode` would let no other thread run meanwhile
+        return self._tokenizer.encode_batch_fast([text])[0]
+
     def _embed(self, text: str) -> Vector | None:
         found = self._states(text)
         if found is None:
@@ -95,10 +99,10 @@ class Embedder:
 
     def _run(self, text: str) -> list[States] | None:
         """The outputs, [tokens, dimensions] each; None if the text is too long."""
-        ids = self._tokenizer.encode(text).ids
-        if len(ids) > self.max_tokens:
+        encoding = self._encode(text)
+        if len(encoding) > self.max_tokens:
             return None
-        row = np.array([ids], np.int64)
+        row = np.array([encoding.ids], np.int64)
         given = {"input_ids": row, "attention_mask": np.ones_like(row), "token_type_ids": np.zeros_like(row)}
         wanted = {name: array for name, array in given.items() if name in self._inputs}
         return [output[0] for output in self._session.run(self._outputs, wanted)]

@@ -78,29 +78,30 @@ class EngineCore:
         ids = [*request.prompt, *(request.draft_tokens or ())]
         ids += [token for word in (*request.stop_words, *request.bad_words) for token in word]
         if not 0 <= min(ids) <= max(ids) < vocab:
-            raise Refused(f"token ids must be 0 to {vocab - 1}, there are {min(ids)} to {max(ids)}")
+            wrong = next(token for token in ids if not 0 <= token < vocab)
+            raise Refused(f"token_id = {wrong}: token ids must be 0 to {vocab - 1}")
         total = len(request.prompt) + request.max_new_tokens
         if total > self.max_sequence_tokens:
             raise Refused(
-                f"{len(request.prompt)} prompt tokens and max_new_tokens {request.max_new_tokens} are more than the "
-                f"{self.max_sequence_tokens} tokens a sequence may have"
+                f"max_new_tokens = {request.max_new_tokens}: with {len(request.prompt)} prompt tokens these are more "
+                f"than the {self.max_sequence_tokens} tokens a sequence may have"
             )
         if self._blocks.blocks_for(total) > self._blocks.num_blocks:
             raise Refused(
-                f"{total} tokens need {self._blocks.blocks_for(total)} KV cache blocks, "
-                f"there are {self._blocks.num_blocks}"
+                f"max_new_tokens = {request.max_new_tokens}: with {len(request.prompt)} prompt tokens these need "
+                f"{self._blocks.blocks_for(total)} KV cache blocks, there are {self._blocks.num_blocks}"
             )
         if len(request.draft_tokens or ()) > self._settings.max_draft_tokens:
             raise Refused(
-                f"{len(request.draft_tokens or ())} draft_tokens are more than max_draft_tokens "
+                f"draft_tokens = {len(request.draft_tokens or ())} tokens: are more than max_draft_tokens "
                 f"{self._settings.max_draft_tokens}"
             )
         draft_logits = request.draft_logits
         if draft_logits is not None and draft_logits.shape[-1] != vocab:
-            raise Refused(f"draft_logits has rows of {draft_logits.shape[-1]} numbers, must have {vocab}")
+            raise Refused(f"draft_logits: has rows of {draft_logits.shape[-1]} numbers, must have {vocab}")
         bias = request.embedding_bias
         if bias is not None and bias.shape != (vocab,):
-            raise Refused(f"embedding_bias has shape {bias.shape}, must be ({vocab},)")
+            raise Refused(f"embedding_bias: has shape {bias.shape}, must be ({vocab},)")
         if request.guide is not None:
             self._guiding().check(request.guide)
 
@@ -187,7 +188,7 @@ class EngineCore:
         finish = None
         for token in chosen[: kept + 1]:
             finish = sequence.append(token)
-            if finish not in (FinishReason.END_ID, FinishReason.ERROR):
+            if finish not in (FinishReason.END_ID, FinishReason.REFUSED):
                 new.append(token)
             if finish:
                 break

@@ -21,8 +21,13 @@ from .request import Guide, Refused
 
 _WHITESPACE = r"( |\n {0,20})?"
 # Half of llguidance's own or less: what is so ambiguous that a token costs milliseconds would hold up everybody else.
+# Fuel is also what nested repetitions burn: of (a{1000}){1000}, llguidance's own amount makes ten seconds.
 _LIMITS = LLParserLimits(
-    max_items_in_row=1000, step_lexer_fuel=100_000, max_lexer_states=50_000, verbose_errors=False
+    max_items_in_row=1000,
+    initial_lexer_fuel=100_000,
+    step_lexer_fuel=100_000,
+    max_lexer_states=50_000,
+    verbose_errors=False,
 )
 _KEPT = 64  # grammars that are ready for the next request
 
@@ -64,17 +69,20 @@ class Grammars:
         Raises:
             Refused: as `check`.
         """
+        return self._matcher(self._grammar(guide), ends)
+
+    def is_special(self, token: int) -> bool:
+        """Whether a token is no text, as those that end a turn."""
+        return token < self._tokenizer.vocab_size and self._tokenizer.is_special_token(token)
+
+    def _matcher(self, grammar: LLMatcher, ends: Collection[int]) -> Matcher:
         return Matcher(
-            self._grammar(guide).deep_copy(),
+            grammar.deep_copy(),
             size=self._tokenizer.vocab_size,
             vocab_size=self._vocab_size,
             end=self._end_id,
             ends=ends,
         )
-
-    def is_special(self, token: int) -> bool:
-        """Whether a token is no text, as those that end a turn."""
-        return token < self._tokenizer.vocab_size and self._tokenizer.is_special_token(token)
 
     def _grammar(self, guide: Guide) -> LLMatcher:
         with self._lock:
@@ -84,6 +92,8 @@ class Grammars:
         made = LLMatcher(self._tokenizer, _text_of(guide), log_level=0, limits=_LIMITS)
         if made.is_error():
             raise _refused(guide, made.get_error())
+        if self._matcher(made, [self._end_id]).allowed([]) is None:
+            raise _refused(guide, "no text has this form; it may refer to itself without an end")
         with self._lock:
             self._ready[guide] = made
             while len(self._ready) > _KEPT:

@@ -61,7 +61,9 @@ class Matcher:
         self._back(0)
         fits = self._inner.is_accepting() if token in self._ends else self._take(token)
         if not fits:
-            self.fault = self._inner.get_error() or "no token that the model may choose keeps to the form"
+            why = " ".join(self._inner.get_error().split()).removesuffix(" <non-verbose/>")
+            why = why or "no token that the model may choose keeps to the form"
+            self.fault = f"guided_decoding_guide: the answer cannot go on: {why}"
 
     @property
     def complete(self) -> bool:

@@ -13,7 +13,6 @@ the older CUDA kernel lowers the weight of the last token of that set.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -22,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 Words = tuple[tuple[int, ...], ...]  # each word one or more token ids
+# Within these, no logit leaves the range of float32, whatever else is asked of it.
+_LEAST, _MOST = 1e-10, 1e10
 
 
 class FinishReason(StrEnum):
@@ -30,6 +31,9 @@ class FinishReason(StrEnum):
     GUIDE = "guide"  # the answer has all of the form that it was to have, and nothing may follow
     LENGTH = "length"
     CANCELLED = "cancelled"
+    REFUSED = (
+        "refused"  # it cannot go on as the request wants it, for a reason that only the answer has shown
+    )
     ERROR = "error"
 
 
@@ -62,16 +66,17 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, 0 <= self.temperature < math.inf, "0 or more")
+        temperature, repetition = self.temperature, self.repetition_penalty
+        steep = temperature == 0 or _LEAST <= temperature <= _MOST
+        _check("temperature", temperature, steep, f"0, or {_LEAST:g} to {_MOST:g}")
         _check("top_k", self.top_k, self.top_k >= 0, "0 (not set) or more")
         _check("top_p", self.top_p, 0 <= self.top_p <= 1, "0 (not set) to 1")
         _check("top_p_decay", self.top_p_decay, 0 < self.top_p_decay <= 1, "above 0, at most 1")
         _check("top_p_min", self.top_p_min, 0 < self.top_p_min <= 1, "above 0, at most 1")
-        _check(
-            "repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty < math.inf, "above 0"
-        )
-        _check("presence_penalty", self.presence_penalty, math.isfinite(self.presence_penalty), "finite")
-        _check("frequency_penalty", self.frequency_penalty, math.isfinite(self.frequency_penalty), "finite")
+        _check("repetition_penalty", repetition, _LEAST <= repetition <= _MOST, f"{_LEAST:g} to {_MOST:g}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _check(name, value, abs(value) <= _MOST, f"{-_MOST:g} to {_MOST:g}")
 
     @property
     def greedy(self) -> bool:
@@ -130,6 +135,12 @@ class Request:
         _check("min_new_tokens", self.min_new_tokens, self.min_new_tokens >= 0, "0 or more")
         for name, words in (("stop_words", self.stop_words), ("bad_words", self.bad_words)):
             _check(name, words, all(words), "words of at least one token")
+        bias = self.embedding_bias
+        if bias is not None and not (
+            ((abs(bias) <= _MOST) | np.isneginf(bias)).all() and np.isfinite(bias).any()
+        ):
+            right = f"numbers from {-_MOST:g} to {_MOST:g}, or -inf for some, but not all, of the tokens"
+            raise Refused(f"embedding_bias: must be {right}")
         drafts, logits = len(self.draft_tokens or ()), self.draft_logits
         if logits is not None:
             _check(
@@ -178,4 +189,4 @@ class Output:
 
 def _check(name: str, value: object, holds: bool, right: str) -> None:
     if not holds:
-        raise Refused(f"{name} is {value!r}, must be {right}")
+        raise Refused(f"{name} = {value!r}: must be {right}")

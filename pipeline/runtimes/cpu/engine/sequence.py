@@ -118,7 +118,7 @@ class Sequence:
         if self.matcher is not None:
             self.matcher.append(token)
             if self.matcher.fault:
-                return FinishReason.ERROR
+                return FinishReason.REFUSED
         if token == self.request.end_id:
             return FinishReason.END_ID
         self.tokens.append(token)

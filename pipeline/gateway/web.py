@@ -1,0 +1,125 @@
+"""What keeps web pages from spending a gateway that their reader's browser can reach.
+
+A page of any site may send requests to any address, and by DNS rebinding (a name of its own that suddenly means
+127.0.0.1) read the answers, too. So requests have to name a host that is known, must not come from pages of other
+origins, and carry JSON, which browsers send to other origins only if those agree (CORS; https://fetch.spec.whatwg.org).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from ipaddress import ip_address
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from pipeline.gateway.errors import ApiError, answer_error
+
+# They say nothing of models, and probes name them by whatever they know: the address of a pod, or nothing.
+_PROBES = ("/healthz", "/readyz")
+_SHOWN = 100  # characters of a header
+_EXPOSED = ("Retry-After", "traceparent", "X-Cache", "X-Request-ID")
+
+
+class AllowedHosts:
+    """The hosts that requests may name.
+
+    Those are the loopback names and addresses, and what else is told. Where the gateway listens on other addresses than
+    loopback, any IP address is one: a page cannot make its own name mean that.
+
+    >>> hosts = AllowedHosts("0.0.0.0", ["gateway.example"])
+    >>> [host for host in ("localhost:8080", "10.0.0.7", "gateway.example", "evil.example") if host in hosts]
+    ['localhost:8080', '10.0.0.7', 'gateway.example']
+    """
+
+    def __init__(self, listens_on: str = "127.0.0.1", names: Sequence[str] = ()) -> None:
+        """
+        Args:
+            listens_on: address or name.
+            names: without port; `*.example.com` stands for all below it, `*` for all.
+        """
+        self.loopback = _is_loopback(listens_on)
+        self._names = {name.lower() for name in (*names, listens_on)}
+        self._ends = tuple(name.lower()[1:] for name in names if name.startswith("*."))
+        self._allows = lru_cache(self._look_up)
+
+    def __contains__(self, host: str) -> bool:
+        """Whether a Host header is one of them."""
+        return self._allows(host)
+
+    def _look_up(self, host: str) -> bool:
+        name, colon, port = host.lower().rpartition(":")
+        if not colon or not port.isdecimal():
+            name = host.lower()
+        name = name.removesuffix(".").removeprefix("[").removesuffix("]")
+        if "*" in self._names or name in self._names or _is_loopback(name):
+            return bool(name)
+        return name.endswith(self._ends) or (not self.loopback and _is_address(name))
+
+
+class WebGuard:
+    """Around an ASGI application: refuses what a web page should not be able to ask."""
+
+    def __init__(self, app: ASGIApp, hosts: AllowedHosts, origins: Sequence[str], *, keys: bool) -> None:
+        """
+        Args:
+            origins: of the pages that may ask, such as https://chat.example; `*` is all. The gateway's own may always.
+            keys: whether requests need an API key, which pages of other origins do not know.
+        """
+        self._app, self._hosts, self._keys = app, hosts, keys
+        self._origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fault = None
+        if scope["type"] == "http" and scope["path"] not in _PROBES:
+            fault = self._fault(scope["method"], dict(scope["headers"]))
+        await (self._app if fault is None else answer_error(scope, fault))(scope, receive, send)
+
+    def _fault(self, method: str, headers: Mapping[bytes, bytes]) -> ApiError | None:
+        host = headers.get(b"host", b"").decode("latin-1")
+        if host not in self._hosts:
+            text = (
+                f"The host {host[:_SHOWN]!r} is not one of this server's: start it with --allowed-host NAME"
+            )
+            return ApiError(400, text, code="unknown_host")
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if origin and not self._may_ask(origin, host):
+            text = f"Pages of {origin[:_SHOWN]} may not ask: start the server with --allowed-origin ORIGIN"
+            return ApiError(403, text, code="unknown_origin")
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if method == "POST" and kind != b"application/json":
+            text = "The content type of requests is application/json: send the header Content-Type"
+            return ApiError(415, text, code="unsupported_media_type")
+        return None
+
+    def _may_ask(self, origin: str, host: str) -> bool:
+        if self._keys or origin in self._origins or "*" in self._origins:
+            return True
+        return origin.partition("://")[2].lower() == host.lower()
+
+
+def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Answers the questions of browsers for pages of these origins, and lets them read what they get."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=_EXPOSED,
+    )
+
+
+@lru_cache
+def _is_loopback(name: str) -> bool:
+    return name == "localhost" or (_is_address(name) and ip_address(name).is_loopback)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

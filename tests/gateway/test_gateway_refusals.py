@@ -1,0 +1,102 @@
+"""What is answered as the fault of whoever asks, and that each answer is counted."""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import struct
+from hashlib import sha256
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from pipeline.gateway.tenants import Limits, Tenant, Tenants
+from tests.gateway.conftest import Running, Start
+from tests.support.waiting import wait_for
+
+QUESTION = [{"role": "user", "content": "Hi"}]
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"repetition_penalty": 1e308},
+        {"repetition_penalty": 1e-320},
+        {"temperature": 1e-320},
+        {"top_k": 2**40},
+        {"min_tokens": 2**40},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("more", [{}, {"n": 3}, {"stream": True}], ids=str)
+def test_numbers_that_no_engine_has_are_refused_by_name(
+    refusing: Running, fields: dict[str, Any], more: dict[str, Any]
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        refusing.client().chat.completions.create(model="tiny", messages=QUESTION, **more, extra_body=fields)
+    (name,) = fields
+    assert refused.value.param == name
+    assert f"{name} = " in refused.value.message
+
+
+def counted(running: Running) -> dict[tuple[str, str, str], int]:
+    """By endpoint, model and status."""
+    page = httpx.get(f"{running.url}/metrics", trust_env=False).text
+    pattern = r'requests_total{endpoint="(.*)",model="(.*)",status="(.*)"} ([0-9]+)'
+    return {found[:3]: int(found[3]) for found in re.findall(pattern, page)}
+
+
+def test_every_answer_is_counted_and_names_of_others_are_no_labels(start: Start) -> None:
+    tenants = Tenants({sha256(b"key").hexdigest(): Tenant("a", Limits())})
+    running = start(tenants=tenants)
+    key = {"authorization": "Bearer key"}
+
+    def post(path: str, headers: dict[str, str], **fields: Any) -> int:
+        url, body = running.url + path, {"model": "tiny", "messages": QUESTION} | fields
+        return httpx.post(url, json=body, headers=headers, trust_env=False).status_code
+
+    assert post(CHAT, key) == 200
+    assert post(CHAT, key, temperature=9) == 400
+    assert post(CHAT, key, model="elsewhere", stream=True) == 404
+    assert post(CHAT, {}) == 401
+    assert post(CHAT, key, messages=[{"role": "user", "content": "word " * 60}]) == 400
+    assert post("/v1/embeddings", key, model="x", input="y", messages=None) == 400
+    assert post("/v1/never/heard/of", key) == 404
+    assert post("/nor/this", key) == 404
+    assert httpx.get(f"{running.url}/v1/models", trust_env=False).status_code == 401
+    with socket.create_connection(("127.0.0.1", running.server.port)) as client:
+        client.sendall(b"no HTTP\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 400")
+    expected = {
+        (CHAT, "tiny", "200"): 1,
+        (CHAT, "tiny", "400"): 1,
+        (CHAT, "", "400"): 1,
+        (CHAT, "", "404"): 1,
+        (CHAT, "", "401"): 1,
+        ("/v1/embeddings", "", "400"): 1,
+        ("/v1/models", "", "401"): 1,
+        ("other", "", "404"): 2,
+        ("other", "", "400"): 1,
+    }
+    wait_for(lambda: counted(running) == expected, str(expected))
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+def test_who_leaves_while_sending_is_no_failure_of_the_server(
+    start: Start, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    running = start()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n"
+    with caplog.at_level(logging.INFO):
+        for abrupt in (False, True):
+            client = socket.create_connection(("127.0.0.1", running.server.port))
+            client.sendall(head.encode() + b"{")
+            if abrupt:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+        wait_for(lambda: counted(running) == {(path, "", "499"): 2}, "two requests that were left")
+    assert all(record.exc_info is None and record.levelno <= logging.INFO for record in caplog.records)
