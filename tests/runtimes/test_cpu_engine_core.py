@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pipeline.runtimes.cpu.engine import FinishReason, Refused, Request, Sampling
+from pipeline.runtimes.cpu.engine import EngineSettings, FinishReason, Refused, Request, Sampling
 from pipeline.runtimes.cpu.engine.core import EngineCore
+from pipeline.runtimes.cpu.engine.paged_model import PagedModel, Slice
 from tests.runtimes.conftest import CHECKPOINTS, Pair
 from tests.support.engine import Answer, answer, finish_all, load, prompts, request
 
@@ -206,6 +208,43 @@ def test_a_long_prompt_does_not_hold_up_the_others(make_core: MakeCore) -> None:
         assert len(short.tokens) == before + 1
     assert len(short.tokens) > 700 // 64
     finish_all(core)
+
+
+def test_a_new_length_of_a_prompt_costs_no_memory(cpu_pair: Pair) -> None:
+    """OpenVINO keeps the kernels of each size of a step that it meets; up to 128 tokens there are 40 sizes."""
+    model = PagedModel(cpu_pair.draft, EngineSettings())
+    model.allocate(4)
+
+    def memory_after(lengths: Iterable[int]) -> float:
+        """Anonymous memory of this process, MiB."""
+        for length in lengths:
+            model.forward([Slice([9] * length, 0, np.arange(4, dtype=np.int32), length)])
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1024
+
+    before = memory_after([*range(1, 16), *range(16, 32, 2), *range(32, 64, 4), *range(64, 129, 8)])
+    assert memory_after(range(1, 129)) - before < 10
+
+
+def test_padding_of_a_step_writes_over_no_sequence(cpu_pair: Pair) -> None:
+    """771 tokens in one step, with every block in use, are padded by 61: the next tokens are those of each alone."""
+    length, blocks = 257, 9
+    model = PagedModel(cpu_pair.target, EngineSettings())
+    model.allocate(3 * blocks)
+    asked = prompts(3, shortest=length, longest=length)
+    tables = np.arange(3 * blocks, dtype=np.int32).reshape(3, blocks)
+
+    def last_logits(order: list[list[int]]) -> list[np.ndarray]:
+        """Of each prompt, all but its last token in steps as told, then the last tokens of all."""
+        for step in order:
+            model.forward([Slice(asked[at][:-1], 0, tables[at], 0) for at in step])
+        return list(
+            model.forward([Slice(asked[at][-1:], length - 1, tables[at], 1) for at in range(3)]).copy()
+        )
+
+    together, alone = last_logits([[0, 1, 2]]), last_logits([[0], [1], [2]])
+    for one, other in zip(together, alone, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-3)
 
 
 def test_draft_tokens_of_the_caller(core: EngineCore, expected: list[list[int]]) -> None:
