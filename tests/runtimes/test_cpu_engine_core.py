@@ -227,24 +227,24 @@ def test_a_new_length_of_a_prompt_costs_no_memory(cpu_pair: Pair) -> None:
 
 
 def test_padding_of_a_step_writes_over_no_sequence(cpu_pair: Pair) -> None:
-    """771 tokens in one step, with every block in use, are padded by 61: the next tokens are those of each alone."""
-    length, blocks = 257, 9
+    """771 tokens are padded by 61, beside blocks that are all in use; steps of 256 tokens and of one are not padded."""
+    blocks, asked = 9, prompts(3, shortest=258, longest=258)
     model = PagedModel(cpu_pair.target, EngineSettings())
     model.allocate(3 * blocks)
-    asked = prompts(3, shortest=length, longest=length)
     tables = np.arange(3 * blocks, dtype=np.int32).reshape(3, blocks)
 
-    def last_logits(order: list[list[int]]) -> list[np.ndarray]:
-        """Of each prompt, all but its last token in steps as told, then the last tokens of all."""
-        for step in order:
-            model.forward([Slice(asked[at][:-1], 0, tables[at], 0) for at in step])
-        return list(
-            model.forward([Slice(asked[at][-1:], length - 1, tables[at], 1) for at in range(3)]).copy()
-        )
+    def part(at: int, begin: int, end: int, rows: int = 0) -> Slice:
+        return Slice(asked[at][begin:end], begin, tables[at], rows)
 
-    together, alone = last_logits([[0, 1, 2]]), last_logits([[0], [1], [2]])
-    for one, other in zip(together, alone, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-3)
+    plain = []
+    for at in range(3):
+        for begin, end in ((0, 256), (256, 257)):
+            model.forward([part(at, begin, end)])
+        plain.append(model.forward([part(at, 257, 258, rows=1)])[0].copy())
+    model.forward([part(at, 0, 257) for at in range(3)])
+    np.testing.assert_allclose(
+        model.forward([part(at, 257, 258, rows=1) for at in range(3)]), plain, atol=1e-3
+    )
 
 
 def test_draft_tokens_of_the_caller(core: EngineCore, expected: list[list[int]]) -> None:
