@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pipeline.runtimes.cpu.engine import FinishReason, Refused, Request, Sampling
+from pipeline.runtimes.cpu.engine import EngineSettings, FinishReason, Refused, Request, Sampling
 from pipeline.runtimes.cpu.engine.core import EngineCore
+from pipeline.runtimes.cpu.engine.paged_model import PagedModel, Slice
 from tests.runtimes.conftest import CHECKPOINTS, Pair
 from tests.support.engine import Answer, answer, finish_all, load, prompts, request
 
@@ -206,6 +208,43 @@ def test_a_long_prompt_does_not_hold_up_the_others(make_core: MakeCore) -> None:
         assert len(short.tokens) == before + 1
     assert len(short.tokens) > 700 // 64
     finish_all(core)
+
+
+def test_a_new_length_of_a_prompt_costs_no_memory(cpu_pair: Pair) -> None:
+    """OpenVINO keeps the kernels of each size of a step that it meets; up to 128 tokens there are 40 sizes."""
+    model = PagedModel(cpu_pair.draft, EngineSettings())
+    model.allocate(4)
+
+    def memory_after(lengths: Iterable[int]) -> float:
+        """Anonymous memory of this process, MiB."""
+        for length in lengths:
+            model.forward([Slice([9] * length, 0, np.arange(4, dtype=np.int32), length)])
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1024
+
+    before = memory_after([*range(1, 16), *range(16, 32, 2), *range(32, 64, 4), *range(64, 129, 8)])
+    assert memory_after(range(1, 129)) - before < 10
+
+
+def test_padding_of_a_step_writes_over_no_sequence(cpu_pair: Pair) -> None:
+    """771 tokens are padded by 61, beside blocks that are all in use; steps of 256 tokens and of one are not padded."""
+    blocks, asked = 9, prompts(3, shortest=258, longest=258)
+    model = PagedModel(cpu_pair.target, EngineSettings())
+    model.allocate(3 * blocks)
+    tables = np.arange(3 * blocks, dtype=np.int32).reshape(3, blocks)
+
+    def part(at: int, begin: int, end: int, rows: int = 0) -> Slice:
+        return Slice(asked[at][begin:end], begin, tables[at], rows)
+
+    plain = []
+    for at in range(3):
+        for begin, end in ((0, 256), (256, 257)):
+            model.forward([part(at, begin, end)])
+        plain.append(model.forward([part(at, 257, 258, rows=1)])[0].copy())
+    model.forward([part(at, 0, 257) for at in range(3)])
+    np.testing.assert_allclose(
+        model.forward([part(at, 257, 258, rows=1) for at in range(3)]), plain, atol=1e-3
+    )
 
 
 def test_draft_tokens_of_the_caller(core: EngineCore, expected: list[list[int]]) -> None:

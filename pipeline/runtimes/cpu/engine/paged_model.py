@@ -3,6 +3,11 @@
 Reads the stateful model that `pipeline.runtimes.cpu.ir` writes (`openvino_model.xml`, `engine.json`), lets OpenVINO
 turn its attention into PagedAttention, and gathers the rows whose logits are wanted before the vocabulary projection.
 Written against OpenVINO 2026.4. It knows nothing of requests; which block belongs to whom is told with each call.
+
+OpenVINO and the oneDNN inside it compile kernels for each number of tokens in a step, and each keeps them in a cache of
+its own (5,000 and 1,024 entries): 0.6 MiB a size for the checked-in target, 0.8 MiB for its draft. Without padding the
+process grows with every new length of a prompt. So a step is padded to one of eight sizes between a power of two and
+the next, 56 up to 512 tokens, and memory is bounded. Smaller caches would bound it too, but compile again and again.
 """
 
 from __future__ import annotations
@@ -69,9 +74,10 @@ class PagedModel:
         return sum(int(np.prod(shape)) * kind.size for kind, shape in self._caches.values())
 
     def allocate(self, num_blocks: int) -> None:
-        """Make the cache, and warm up."""
+        """Make the cache (of one block more, for padding), and warm up."""
+        self._spare = np.array([num_blocks], np.int32)
         for name, (kind, shape) in self._caches.items():
-            cache = ov.Tensor(kind, ov.Shape([num_blocks, *shape]))
+            cache = ov.Tensor(kind, ov.Shape([num_blocks + 1, *shape]))
             cache.data[...] = 0  # attention reads whole blocks; what it masks must be finite
             self._request.set_tensor(name, cache)
         for length in (1, 2 * self.block_size):  # the first step of a kind is ten times as slow
@@ -85,6 +91,7 @@ class PagedModel:
         begins, block_begins = [0], [0]
         tables: list[npt.NDArray[np.int32]] = []
         longest = 0
+        slices = [*slices, *self._padding(sum(len(piece.tokens) for piece in slices))]
         for tokens, past, table, wanted in slices:
             end = past + len(tokens)
             blocks = -(-end // self.block_size)
@@ -95,25 +102,47 @@ class PagedModel:
             tables.append(table[:blocks])
             block_begins.append(block_begins[-1] + blocks)
             longest = max(longest, end)
+        num_rows = len(rows)
+        # never empty: OpenVINO wants a row to multiply
+        rows += [0] * (_padded(max(1, num_rows)) - num_rows)
         self._set("input_ids", ids)
         self._set("position_ids", positions)
         self._set("past_lens", [piece.past for piece in slices])
         self._set("subsequence_begins", begins)
         self._set("block_indices_begins", block_begins)
         self._set("block_indices", np.concatenate(tables) if len(tables) > 1 else tables[0])
-        self._set("logits_rows", rows or [0])  # never empty: OpenVINO wants a row to multiply
+        self._set("logits_rows", rows)
         self._inputs["max_context_len"].data[...] = longest
         try:
             self._request.infer()
         except RuntimeError as error:
             raise StepFailed(f"OpenVINO failed on a step of {len(ids)} tokens: {error}") from error
         logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
-        return logits.reshape(-1, self.vocab_size)[: len(rows)]
+        return logits.reshape(-1, self.vocab_size)[:num_rows]
+
+    def _padding(self, num_tokens: int) -> Iterator[Slice]:
+        """Sequences whose results are thrown away, to fill up a step of `num_tokens`.
+
+        All use the one spare block at once, which does no harm: they write the same keys and values there.
+        """
+        missing = _padded(num_tokens) - num_tokens
+        for begin in range(0, missing, self.block_size):
+            yield Slice([0] * min(self.block_size, missing - begin), 0, self._spare, 0)
 
     def _set(self, name: str, values: list[int] | npt.NDArray[np.int32]) -> None:
         tensor = self._inputs[name]
         tensor.shape = [len(values)]
         tensor.data[:] = values
+
+
+def _padded(count: int) -> int:
+    """`count` rounded up to four significant bits, which is less than an eighth more.
+
+    >>> [_padded(count) for count in (1, 15, 16, 17, 33, 400, 512)]
+    [1, 15, 16, 18, 36, 416, 512]
+    """
+    step = 1 << max(0, count.bit_length() - 4)
+    return -(-count // step) * step
 
 
 class _SignalStack(ctypes.Structure):
