@@ -160,7 +160,7 @@ def test_a_picture_is_a_png() -> None:
 
 def test_without_matplotlib_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(UserError, match=r"pipeline\[plot\].*\.html"):
+    with pytest.raises(UserError, match=r"\[plot\].*\.html"):
         front_picture(found())
 
 
