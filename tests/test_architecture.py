@@ -19,10 +19,10 @@ FLOORS = (
     {"runtimes", "triton", "machine", "client", "cache"},
     {"planning"},
     {"recipe", "contracts", "store", "checkpoint"},
-    {"errors", "progress", "resources"},
+    {"errors", "progress", "resources", "reading"},
 )
 # What applications install must not pull in the build side.
-LIGHT = {"client", "cache"}
+LIGHT = {"client", "cache", "reading"}
 
 
 def floor_of(folder: str) -> int:

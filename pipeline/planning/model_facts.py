@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from pipeline.contracts.models import ModelSizes, known_model
 from pipeline.planning.plan import DRAFT, TARGET
 from pipeline.planning.tokenizer_facts import TokenizerFacts
+from pipeline.reading import UnreadableFile, read_json
 from pipeline.recipe import Checkpoint, HubSource, Recipe
 
 
@@ -51,7 +51,6 @@ def _sizes(checkpoint: Checkpoint) -> ModelSizes | None:
 def sizes_in(folder: Path) -> ModelSizes | None:
     """What the config.json of a checkpoint says; None if it cannot be read, which fetching it explains."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return ModelSizes.from_config(read_json(folder / "config.json"))
+    except UnreadableFile:
         return None
-    return ModelSizes.from_config(config) if isinstance(config, dict) else None

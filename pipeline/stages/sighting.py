@@ -6,16 +6,17 @@ each safetensors file are asked for; no weights are downloaded.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.checkpoint.folder import CheckpointFolder
 from pipeline.checkpoint.header import WeightTotals, read_totals
 from pipeline.contracts.models import ModelSizes, config_faults, known_model
 from pipeline.errors import CheckpointError, Fault, InvalidInput, SourceError, UserError
 from pipeline.planning.plan import DRAFT, TARGET
 from pipeline.progress import Progress, Silent
+from pipeline.reading import UnreadableFile, parse_json
 from pipeline.recipe import Checkpoint, HubSource, Recipe
 from pipeline.store import Store
 
@@ -72,20 +73,18 @@ def _see(checkpoint: Checkpoint, store: Store, offline: bool, progress: Progress
 
 
 def _in_folder(folder: Path) -> Sighting:
-    file = folder / _CONFIG
+    held = CheckpointFolder(folder)
     try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise InvalidInput(
-            str(folder), [Fault("cannot be read", where=str(file), value=error.strerror)]
-        ) from error
+        content = held.read(_CONFIG)
+    except UnreadableFile as error:
+        raise InvalidInput(str(folder), [error.fault]) from error
 
     def start_of(name: str, size: int) -> bytes:
-        with (folder / name).open("rb") as stream:
+        with held.open(name) as stream:
             return stream.read(size)
 
-    names = _weights(path.name for path in folder.iterdir())
-    return Sighting(_sizes(content, str(file)), str(folder), _totals(names, start_of, str(folder)))
+    totals = _totals(_weights(held.names), start_of, str(folder))
+    return Sighting(_sizes(content, str(folder / _CONFIG)), str(folder), totals)
 
 
 def in_store(source: HubSource, revision: str | None, store: Store) -> Path | None:
@@ -130,9 +129,9 @@ def _totals(names: list[str], start_of: Callable[[str, int], bytes], where: str)
 
 def _sizes(content: bytes, where: str) -> ModelSizes:
     try:
-        config = json.loads(content)
-    except ValueError as error:
-        raise InvalidInput(where, [Fault(f"is not JSON: {error}", where=where)]) from error
+        config = parse_json(content, where)
+    except UnreadableFile as error:
+        raise InvalidInput(where, [error.fault]) from error
     faults = config_faults(config)
     if faults:
         raise InvalidInput(where, [Fault(f.problem, where=where, key=f.key, value=f.value) for f in faults])

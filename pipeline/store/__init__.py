@@ -2,6 +2,7 @@
 
 from pipeline.store.artifact import Artifact, Verification, verify
 from pipeline.store.canonical import Json, canonical, digest_of
+from pipeline.store.hashes import FileHashes
 from pipeline.store.key import ArtifactKey
 from pipeline.store.manifest import FileEntry, Manifest, Provenance
 from pipeline.store.sizes import human_bytes
@@ -11,6 +12,7 @@ __all__ = [
     "Artifact",
     "ArtifactKey",
     "FileEntry",
+    "FileHashes",
     "Json",
     "Make",
     "Manifest",

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from pipeline.progress import Progress, Silent
 from pipeline.store import files, lock, manifest
 from pipeline.store.artifact import Artifact, quick_check
 from pipeline.store.canonical import Json
+from pipeline.store.hashes import FileHashes
 from pipeline.store.key import ArtifactKey
 from pipeline.store.manifest import Manifest
 from pipeline.store.publish import is_full, publish
@@ -49,6 +51,7 @@ class Store:
         self.reports = root / "reports"
         self.running = root / "running"
         self.caches = root / "caches"
+        self.hashes = FileHashes(root / "hashes.json")
         self._used: dict[
             str, lock.Lock
         ] = {}  # artifact name -> shared lock, until `close` or the end of the process
@@ -172,7 +175,7 @@ class Store:
         try:
             if not key.resumable:
                 files.remove_tree(work)
-            work.mkdir(exist_ok=True)
+            work.mkdir(exist_ok=True, mode=0o700 if self._is_private(key) else 0o777)
             for record in (manifest.FILE, manifest.TWIN):  # of a maker that was killed just before the rename
                 (work / record).unlink(missing_ok=True)
             self._check_space(key.name, needs_bytes - files.tree_bytes(work))
@@ -191,6 +194,11 @@ class Store:
                     "are free; make room (`pipeline store gc`) or set PIPELINE_STORE to a larger disk"
                 ) from error
             raise
+
+    def _is_private(self, key: ArtifactKey) -> bool:
+        """Whether an input is its owner's alone; then so is what is made from it."""
+        inputs = (path for digest in key.inputs.values() for path in self.artifacts.glob(f"*-{digest[:20]}"))
+        return any(not path.stat().st_mode & stat.S_IROTH for path in inputs)
 
     def _check_space(self, name: str, needed: int) -> None:
         free = shutil.disk_usage(self.root).free

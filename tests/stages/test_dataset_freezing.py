@@ -135,7 +135,7 @@ def test_messages_that_the_template_refuses_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "set.jsonl"
     path.write_text("".join(json.dumps({"messages": [turn] * count}) + "\n" for count in (1, 2, 2, 2)))
     with pytest.raises(
-        UserError, match="3 passed over: the chat template refuses the messages: one turn only"
+        UserError, match="3 passed over: the chat template does not take these messages: one turn only"
     ):
         freeze_into(tmp_path / "a", LocalSource(path), tmp_path)
 

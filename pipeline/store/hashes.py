@@ -1,4 +1,4 @@
-"""Hashes of local files, remembered, so that a checkpoint of many gigabytes is read once and not at every build.
+"""Hashes of files, remembered, so that many gigabytes are read once and not at every build or start.
 
 A remembered hash is believed while device, inode, size, change time and modification time are the same; nobody can
 set the change time back. A file that was changed less than two seconds before it was hashed is not remembered: a later
@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from io import BufferedReader
 from pathlib import Path
 
 from pipeline.store import files
@@ -20,24 +21,23 @@ _SCHEMA = 1
 _SETTLED_S = 2.0
 
 
-class HashCache:
+class FileHashes:
     """A JSON file: path -> [device, inode, bytes, ctime_ns, mtime_ns, sha256]."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._known: dict[str, list[int | str]] = self._load()
 
-    def sha256(self, path: Path, advance: Callable[[float], None]) -> str:
-        """SHA-256 of the file behind `path`, 64 hexadecimal digits."""
-        path = path.resolve()
-        before = _state(path)
+    def sha256(self, stream: BufferedReader, path: Path, advance: Callable[[float], None]) -> str:
+        """SHA-256 of an open file, 64 hexadecimal digits; `path` is its name."""
+        before = _state(stream)
         known = self._known.get(str(path))
         if known is not None and known[:-1] == before:
-            advance(path.stat().st_size)
+            advance(os.fstat(stream.fileno()).st_size)
             return str(known[-1])
-        digest = files.sha256(path, advance)
-        changed_s = max(path.stat().st_ctime, path.stat().st_mtime)
-        if _state(path) == before and time.time() - changed_s > _SETTLED_S:
+        digest = files.sha256(stream, advance)
+        info = os.fstat(stream.fileno())
+        if _state(stream) == before and time.time() - max(info.st_ctime, info.st_mtime) > _SETTLED_S:
             self._known[str(path)] = [*before, digest]
         else:
             self._known.pop(str(path), None)
@@ -65,6 +65,6 @@ class HashCache:
             return {}
 
 
-def _state(path: Path) -> list[int | str]:
-    found = path.stat()
+def _state(stream: BufferedReader) -> list[int | str]:
+    found = os.fstat(stream.fileno())
     return [found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns, found.st_mtime_ns]
