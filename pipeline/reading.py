@@ -133,6 +133,15 @@ def checked_json(text: str, kind: type = dict) -> Any:
     return value
 
 
+def check_line(line: str) -> str:
+    """A line of a file that was opened with errors="surrogateescape". Raises ValueError if it was not UTF-8."""
+    try:
+        line.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"is not UTF-8: byte {ord(line[error.start]) - 0xDC00:#04x}") from None
+    return line
+
+
 def check_text(value: Any) -> None:
     """Raises ValueError if a text in a value holds half of a surrogate pair, which UTF-8 cannot encode."""
     waiting = [value]

@@ -6,12 +6,12 @@ server. Needs the distribution `tokenizers`.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from pipeline.client.errors import PromptTooLong, Refused
+from pipeline.reading import UnreadableFile, read_json, read_tokenizer
 
 _DEPLOYMENT, _TOKENIZER = "deployment.json", "tokenizer.json"
 
@@ -41,21 +41,22 @@ class PromptLimit:
         """
         file = Path(package) / _DEPLOYMENT
         try:
-            deployment = json.loads(file.read_text(encoding="utf-8"))
-            folder, most = deployment["tokenizer_dir"], int(deployment["limits"]["max_input_tokens"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            deployment = read_json(file)
+            folder, most = str(deployment["tokenizer_dir"]), int(deployment["limits"]["max_input_tokens"])
+        except (UnreadableFile, ValueError, LookupError, TypeError) as error:
             raise Refused(f"{file}: does not tell the limits of a deployment: {error!r}") from error
         return cls.from_tokenizer(file.parent / folder, most)
 
     @classmethod
     def from_tokenizer(cls, folder: Path | str, max_tokens: int) -> Self:
-        """With the tokenizer.json of a folder. Refused if there is none."""
-        from tokenizers import Tokenizer as Tokenizers
-
+        """With the tokenizer.json of a folder. Refused if there is none, or it cannot be read."""
         file = Path(folder) / _TOKENIZER
-        if not file.is_file():
+        if not file.exists():
             raise Refused(f"{folder}: holds no {_TOKENIZER}")
-        return cls(Tokenizers.from_file(str(file)), max_tokens)
+        try:
+            return cls(read_tokenizer(file), max_tokens)
+        except UnreadableFile as error:
+            raise Refused(str(error)) from error
 
     def check(self, text: str) -> int:
         """How many tokens a prompt has.

@@ -110,14 +110,23 @@ def as_prompt(
             raise Refused("tools need messages: a plain prompt holds all that the model is told")
         if not prompt:
             raise Refused("the prompt is empty")
-        return prompt
+        return _encodable(prompt)
     if not all(isinstance(message, Mapping) and "role" in message for message in prompt):
         raise Refused('a prompt is a text, or a list of messages such as {"role": "user", "content": "Hi"}')
     if template is None:
         raise Refused(
             "messages need a chat template: Client(…, template=ChatTemplate.from_directory(tokenizer))"
         )
-    return template.render(prompt, tools=tools or None)
+    return _encodable(template.render(prompt, tools=tools or None))
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise Refused(f"the prompt holds {half}, half of a character, which UTF-8 cannot encode") from None
+    return text
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -65,9 +65,11 @@ class ModelSizes:
         if any(_size_problem(config, key) for key in NEEDED):
             return None
         try:
-            return cls(**dimensions(config), **details(config), rope=rope(config))
+            made = cls(**dimensions(config), **details(config), rope=rope(config))
         except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError):
             return None
+        counts = [value for value in map(made.__getattribute__, cls.__slots__) if isinstance(value, int)]
+        return made if all(0 <= count <= MAX_SIZE for count in counts) else None
 
 
 def known_model(repo: str) -> ModelSizes | None:

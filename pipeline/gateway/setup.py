@@ -10,6 +10,7 @@ from pipeline.client import AsyncClient, ChatTemplate, Refused
 from pipeline.gateway.admission import Admission
 from pipeline.gateway.caching import embedder_of, response_cache
 from pipeline.gateway.served import Bounds, Served
+from pipeline.reading import read_tokenizer
 from pipeline.recipe import Recipe
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
@@ -39,8 +40,6 @@ def served(
     Raises:
         UserError: the cache that the recipe asks for cannot be had.
     """
-    from tokenizers import Tokenizer
-
     deployment = Deployment.load(package)
     tokenizer = package / deployment.tokenizer_dir
     limits = deployment.limits
@@ -52,7 +51,7 @@ def served(
         deployment=deployment.digest,
         plain=AsyncClient(url, model=deployment.entry_model, template=template),
         template=template,
-        tokenizer=Tokenizer.from_file(str(tokenizer / "tokenizer.json")),
+        tokenizer=read_tokenizer(tokenizer / "tokenizer.json"),
         bounds=Bounds(limits.max_input_tokens, limits.max_output_tokens),
         admission=Admission(limits.max_concurrency, max_waiting=max_waiting),
         cache=cache,

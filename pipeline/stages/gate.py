@@ -24,10 +24,14 @@ def hold_to_gate(recipe: Recipe, evaluation: Artifact, store: Store, progress: P
     metrics = read_metrics(evaluation.path)
     verdict = judge(metrics, recipe.quantization.gate)
     report = report_folder(store, recipe, evaluation)
-    write_report(metrics, verdict, report)
+    try:
+        write_report(metrics, verdict, report)
+        kept = str(report / "report.html")
+    except OSError as error:  # a store that is only read, or a full disk; the verdict holds without it
+        kept = f"cannot be written: {error.strerror}"
     if not verdict.passed:
-        raise GateFailed(f"recipe {recipe.name}: {verdict}\nreport: {report / 'report.html'}")
-    progress.say(f"    gate: {verdict.summary}; report: {report / 'report.html'}")
+        raise GateFailed(f"recipe {recipe.name}: {verdict}\nreport: {kept}")
+    progress.say(f"    gate: {verdict.summary}; report: {kept}")
 
 
 def report_folder(store: Store, recipe: Recipe, evaluation: Artifact) -> Path:

@@ -15,10 +15,12 @@ from collections.abc import Callable
 from io import BufferedReader
 from pathlib import Path
 
+from pipeline.reading import UnreadableFile, read_json
 from pipeline.store import files
 
 _SCHEMA = 1
 _SETTLED_S = 2.0
+_MAX_BYTES = 64 << 20
 
 
 class FileHashes:
@@ -57,11 +59,11 @@ class FileHashes:
         if self._path is None:
             return {}
         try:
-            raw = json.loads(self._path.read_bytes())
+            raw = read_json(self._path, most=_MAX_BYTES)
             if raw["schema"] != _SCHEMA:
                 return {}
             return {path: entry for path, entry in raw["files"].items() if len(entry) == 6}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (UnreadableFile, KeyError, TypeError, AttributeError):
             return {}
 
 

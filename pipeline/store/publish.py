@@ -20,7 +20,14 @@ from pipeline.store.canonical import Json, canonical
 from pipeline.store.key import ArtifactKey
 from pipeline.store.manifest import FileEntry, Manifest, Provenance
 
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+# Why a file cannot become longer, and what helps.
+_ROOM = "make room (`pipeline store gc`) or set PIPELINE_STORE to a larger disk"
+_NO_ROOM = {
+    errno.ENOSPC: ("no space left", _ROOM),
+    errno.EDQUOT: ("the disk quota is used up", _ROOM),
+    errno.EFBIG: ("no file may become so large", "raise the limit of this process (ulimit -f)"),
+}
+_WORDS = {"no space left on device": errno.ENOSPC, "file too large": errno.EFBIG}
 
 
 def publish(
@@ -63,16 +70,18 @@ def publish(
     return Artifact(target, record)
 
 
-def is_full(error: BaseException) -> bool:
-    """Whether `error`, or what it came from, is a full disk; libraries in C++ and Rust say so in words."""
+def no_room(error: BaseException) -> tuple[str, str] | None:
+    """Why nothing more could be written and what helps, if `error` came from that; C++ and Rust say so in words."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in _FULL:
-            return True
-        if not isinstance(cause, OSError) and "no space left on device" in str(cause).lower():
-            return True
+        if isinstance(cause, OSError) and cause.errno in _NO_ROOM:
+            return _NO_ROOM[cause.errno]
+        if not isinstance(cause, OSError):
+            for words, number in _WORDS.items():
+                if words in str(cause).lower():
+                    return _NO_ROOM[number]
         cause = cause.__cause__ or cause.__context__
-    return False
+    return None
 
 
 def _entries(work: Path, key: ArtifactKey, progress: Progress) -> dict[str, FileEntry]:

@@ -28,7 +28,7 @@ from pipeline.store.canonical import Json
 from pipeline.store.hashes import FileHashes
 from pipeline.store.key import ArtifactKey
 from pipeline.store.manifest import Manifest
-from pipeline.store.publish import is_full, publish
+from pipeline.store.publish import no_room, publish
 from pipeline.store.sizes import human_bytes
 
 Make = Callable[[Path], Mapping[str, Json]]
@@ -188,10 +188,10 @@ class Store:
             free = human_bytes(shutil.disk_usage(self.root).free)
             if not key.resumable:
                 files.remove_tree(work)
-            if is_full(error):
+            if reason := no_room(error):
+                why, fix = reason
                 raise StoreError(
-                    f"{key.name}: no space left in {self.root}: {human_bytes(written)} were written, {free} "
-                    "are free; make room (`pipeline store gc`) or set PIPELINE_STORE to a larger disk"
+                    f"{key.name}: {why} in {self.root}: {human_bytes(written)} were written, {free} are free; {fix}"
                 ) from error
             raise
 
@@ -248,7 +248,7 @@ class Store:
             while (held := lock.shared(self._lock_path(name))) is None:
                 time.sleep(_POLL_S)  # published, so its maker or a collector is about to let go
         except OSError as error:
-            if error.errno not in (errno.EROFS, errno.EACCES):
+            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
                 raise
             return None
         return held
