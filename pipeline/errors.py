@@ -7,7 +7,8 @@
     │   ├── SourceError                    a checkpoint cannot be had as asked (missing, gated, wrong hash, …)
     │   └── CheckpointError                a model's files are damaged, or not of the layout they claim
     ├── GateFailed                exit 3   quantization cost more quality than the recipe allows
-    ├── StoreError                         an artifact is damaged, or the store cannot be written
+    ├── StoreError                         the store, or an artifact in it, cannot be read or written
+    │   └── DamagedArtifact       exit 2   files are not those that were published
     ├── StageError                         a stage left something other than what it promised
     └── ServerError                        Triton did not start, is not healthy, or died
 
@@ -93,7 +94,13 @@ class GateFailed(PipelineError):
 
 
 class StoreError(PipelineError):
-    """An artifact is damaged, or the store cannot be read or written."""
+    """The store, or an artifact in it, cannot be read or written."""
+
+
+class DamagedArtifact(StoreError):
+    """Files of an artifact or a package are not those that were published; making it again would help."""
+
+    exit_code: ClassVar[int] = 2
 
 
 class StageError(PipelineError):

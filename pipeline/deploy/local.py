@@ -31,6 +31,9 @@ class LocalDeployment:
     server: TritonServer
     running: Path | None  # folder where it is announced; None: nowhere
     progress: Progress
+    verified: Callable[[], bool] = lambda: (
+        True
+    )  # waits until all files are; False if they are not, or it is to stop
     on_ready: Callable[[], None] = lambda: None  # called once, after warm-up
     on_ill: Callable[[], None] = lambda: None  # called when a health check fails, and at the end
 
@@ -51,6 +54,8 @@ class LocalDeployment:
         )
         with contextlib.suppress(Stopped), self.server.until(stop) as server:
             warm = server.warmup()
+            if not self.verified():
+                raise Stopped("the package was not verified")
             record = RunningServer.of(server, self.package)
             self.announce(record)
             try:

@@ -10,10 +10,12 @@ from pipeline.client import AsyncClient, ChatTemplate, Refused
 from pipeline.gateway.admission import Admission
 from pipeline.gateway.caching import embedder_of, response_cache
 from pipeline.gateway.served import Bounds, Served
+from pipeline.progress import Silent
 from pipeline.reading import read_tokenizer
 from pipeline.recipe import Recipe
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
+from pipeline.triton.integrity import check_without_weights
 
 _log = logging.getLogger("pipeline.gateway")
 
@@ -38,8 +40,10 @@ def served(
         store: in which the response cache lies if the recipe names no place, and its encoder.
 
     Raises:
-        UserError: the cache that the recipe asks for cannot be had.
+        UserError: the cache that the recipe asks for cannot be had. DamagedArtifact: the tokenizer, the chat template
+        or the limits are not those that were built.
     """
+    check_without_weights(package, store.hashes, Silent())
     deployment = Deployment.load(package)
     tokenizer = package / deployment.tokenizer_dir
     limits = deployment.limits

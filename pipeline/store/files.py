@@ -75,13 +75,19 @@ def sha256(stream: BufferedReader, advance: Callable[[float], None] | None = Non
 
 
 def sha256_all(
-    root: Path, names: list[str], advance: Callable[[float], None] | None = None
+    root: Path,
+    names: list[str],
+    advance: Callable[[float], None] | None = None,
+    of: Callable[[BufferedReader, str], str] | None = None,
 ) -> dict[str, str]:
-    """Name -> SHA-256, several files at a time (hashing leaves the interpreter free)."""
+    """Name -> SHA-256, several files at a time (hashing leaves the interpreter free).
+
+    `of`: gives the hash of an open file and its name, where another way than reading it may do.
+    """
 
     def of_file(name: str) -> str:
         with open_file(root / name, follow=False) as stream:
-            return sha256(stream, advance)
+            return sha256(stream, advance) if of is None else of(stream, name)
 
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
         return dict(zip(names, pool.map(of_file, names), strict=True))
@@ -100,13 +106,21 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def settle(root: Path) -> None:
-    """Take the write permission from every file under `root`, and put all on the disk, leaves first."""
-    for folder, _, names in os.walk(root, topdown=False):
+def make_read_only(root: Path) -> None:
+    """Take the write permission from every file under `root`. What has none keeps its change time."""
+    for folder, _, names in os.walk(root):
         for name in names:
             path = Path(folder, name)
-            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
-            fsync(path)
+            mode = stat.S_IMODE(path.lstat().st_mode)
+            if mode & 0o222 and not path.is_symlink():
+                path.chmod(mode & ~0o222)
+
+
+def settle(root: Path) -> None:
+    """Put all under `root` on the disk, leaves first."""
+    for folder, _, names in os.walk(root, topdown=False):
+        for name in names:
+            fsync(Path(folder, name))
         fsync(Path(folder))
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from pipeline.errors import StoreError, UserError
 from pipeline.progress import Progress, Silent
 from pipeline.store import files, lock, manifest
-from pipeline.store.artifact import Artifact, quick_check
+from pipeline.store.artifact import Artifact, check, damaged, quick_check
 from pipeline.store.canonical import Json
 from pipeline.store.hashes import FileHashes
 from pipeline.store.key import ArtifactKey
@@ -84,12 +84,18 @@ class Store:
         artifact = Artifact(path, Manifest.load(path))
         if artifact.digest != key.digest:
             raise StoreError(f"{path}: holds {artifact.digest}, not {key.digest}: remove it and build again")
-        check = quick_check(artifact)
-        if not check.ok:
-            raise StoreError(
-                f"{path}: damaged ({check}); `pipeline store verify --remove {key.name}`, then build again"
-            )
+        result = quick_check(artifact)
+        if not result.ok:
+            raise damaged(artifact, result)
         return artifact
+
+    def check(self, artifact: Artifact, progress: Progress | None = None) -> None:
+        """Make sure, before an artifact is used, that its files are those that were published.
+
+        Raises:
+            DamagedArtifact: with all that differ.
+        """
+        check(artifact, self.hashes, progress)
 
     def list(self) -> tuple[Artifact, ...]:
         """Every readable artifact, the one used last first."""
@@ -182,7 +188,9 @@ class Store:
             start = time.monotonic()
             facts = make(work)
             duration_s = time.monotonic() - start
-            return publish(work, self.artifacts / key.name, key, recipe, facts, duration_s, progress)
+            return publish(
+                work, self.artifacts / key.name, key, recipe, facts, duration_s, progress, self.hashes
+            )
         except BaseException as error:
             written = files.tree_bytes(work)
             free = human_bytes(shutil.disk_usage(self.root).free)

@@ -20,8 +20,9 @@ from pipeline.progress import Silent
 from pipeline.reading import UnreadableFile
 from pipeline.recipe import LocalSource
 from pipeline.stages.fetch import LocalCheckpoint, fetch, resolve
-from pipeline.store import Artifact, ArtifactKey, FileHashes, Store, files
+from pipeline.store import Artifact, ArtifactKey, Store, files
 from tests.support.checkpoints import CONFIG, index, sharded, weights, whole
+from tests.support.hashed import HashedFiles
 
 
 @dataclass(frozen=True)
@@ -331,71 +332,21 @@ def test_allowed_pickles_become_safetensors(tmp_path: Path, into: Path, names: t
 # remembered hashes
 
 
-def old(path: Path) -> Path:
-    os.utime(path, (1, 1))
-    return path
-
-
-class Counter:
-    """How many bytes were hashed."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.paths: list[str] = []
-        real = files.sha256
-
-        def sha256(stream, advance) -> str:  # type: ignore[no-untyped-def]
-            self.paths.append(Path(os.readlink(f"/proc/self/fd/{stream.fileno()}")).name)
-            return real(stream, advance)
-
-        monkeypatch.setattr("pipeline.store.hashes.files.sha256", sha256)
-
-
 def test_hashes_are_remembered_while_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.store.hashes._SETTLED_S", -1.0)
-    counted = Counter(monkeypatch)
+    counted = HashedFiles(monkeypatch)
     store = Store(tmp_path / "store")
     source = folder(tmp_path / "source", whole())
     asked = Asked(LocalSource(source))
     first = resolve(asked, store=store)
-    assert sorted(counted.paths) == sorted(whole())
-    counted.paths.clear()
+    assert sorted(counted.names) == sorted(whole())
+    counted.names.clear()
     assert resolve(asked, store=store).identity == first.identity
-    assert counted.paths == []
+    assert counted.names == []
 
     path = source / "model.safetensors"
     before = path.stat()
     path.write_bytes(bytes(reversed(path.read_bytes())))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert resolve(asked, store=store).identity != first.identity, "same size, same time, other bytes"
-    assert counted.paths == ["model.safetensors"]
-
-
-def test_what_was_written_just_now_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = Counter(monkeypatch)
-    path = tmp_path / "new"
-    path.write_bytes(b"1")
-    for _ in range(2):
-        cache = FileHashes(tmp_path / "hashes.json")
-        with path.open("rb") as stream:
-            cache.sha256(stream, path, lambda _: None)
-        cache.save()
-    assert counted.paths == ["new", "new"]
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"schema": 2, "files": {}}', '{"schema": 1, "files": {"/a": [1]}}']
-)
-def test_a_damaged_memory_is_an_empty_one(tmp_path: Path, text: str) -> None:
-    (tmp_path / "hashes.json").write_text(text)
-    (tmp_path / "a").write_bytes(b"")
-    empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-    cache = FileHashes(tmp_path / "hashes.json")
-    with (tmp_path / "a").open("rb") as stream:
-        assert cache.sha256(stream, tmp_path / "a", lambda _: None) == empty
-    cache.save()
-    assert json.loads((tmp_path / "hashes.json").read_text())["schema"] == 1
-
-
-def test_a_memory_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    FileHashes(tmp_path / "file" / "hashes.json").save()
+    assert counted.names == ["model.safetensors"]
