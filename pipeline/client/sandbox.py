@@ -6,10 +6,11 @@ each rendering has two allowances, which are counted and not timed, so that they
 
     steps        500,000 nodes of the template's syntax tree; each pass of a loop and each call of a macro pays for all
                  nodes of its body before it begins
-    characters   32,000,000, of all texts that are made, written, searched or compared (`sandbox_operations`)
+    characters   32,000,000, of all texts that are made, written, searched or compared
 
 and more in proportion to the messages. How it is done: the syntax tree is rewritten before Jinja compiles it, so that
-loops, outputs and operators call functions that count; and the methods and filters that a template may use are listed.
+loops, outputs and operators call functions that count (`sandbox_operations`), and only the methods and filters of a
+list can be called (`sandbox_calls`).
 
 Written against Jinja 3.1. It includes no other templates, and knows nothing of messages.
 """
@@ -21,7 +22,7 @@ from datetime import datetime
 from types import BuiltinMethodType, MethodType
 from typing import Any
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2 import Template, TemplateError, TemplateRuntimeError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.runtime import Context
@@ -29,16 +30,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace
 from jinja2.visitor import NodeTransformer
 
+from pipeline.client.sandbox_calls import ALLOWED_FILTERS, PRICED_TESTS, TEXT_METHODS, call_method
 from pipeline.client.sandbox_operations import (
-    ALLOWED_FILTERS,
     MAX_WIDTH,
     OPERATIONS,
-    PRICED_TESTS,
     READ,
-    TEXT_METHODS,
     Metered,
     TooMuch,
-    call_method,
     checked_key,
     read_all,
 )
@@ -95,6 +93,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
             except (TypeError, LookupError):
                 pass
         return super().getitem(obj, checked_key(argument))
+
+    def call_filter(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """For `map`, which takes the name of a filter as a text. Operations are none."""
+        if name in OPERATIONS:
+            raise TemplateRuntimeError(f"No filter named {name!r}.")
+        return super().call_filter(name, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> None:
         """Nothing: `call_method` bounds what `format` does."""
@@ -185,6 +189,16 @@ class _Metering(NodeTransformer):
         ends = (node.arg.start, node.arg.stop, node.arg.step)
         return _operation("slice", node.node, *(end or nodes.Const(None) for end in ends))
 
+    def _spread(self, node: Any) -> Any:
+        """Arguments that come as a collection, `f(*a, **b)`."""
+        self.generic_visit(node)
+        for name in ("dyn_args", "dyn_kwargs"):
+            if (given := getattr(node, name)) is not None:
+                setattr(node, name, _operation("spread", given))
+        return node
+
+    visit_Call = visit_Filter = visit_Test = _spread
+
     def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
         self.generic_visit(node)
         if not isinstance(node.key, nodes.Const):
@@ -209,6 +223,8 @@ def _weight(node: nodes.Node) -> int:
     """Nodes that are evaluated when this one is, at most; bodies of loops and macros count for themselves."""
     if isinstance(node, nodes.TemplateData):
         return 1 + len(node.data) // READ
+    if isinstance(node, nodes.Const):
+        return 1 + (len(node.value) // READ if isinstance(node.value, str) else 0)
     own = ("body", "test") if isinstance(node, nodes.For) else ("body",)
     counted = own if isinstance(node, nodes.For | nodes.Macro | nodes.CallBlock) else ()
     return 1 + sum(map(_weight, node.iter_child_nodes(exclude=counted)))
