@@ -41,11 +41,9 @@ class UnreadableFile(UserError):
 
 def kind_of(info: os.stat_result) -> str:
     """What a file is that is not a regular one: "a named pipe"; empty for a regular file."""
-    return (
-        ""
-        if stat.S_ISREG(info.st_mode)
-        else next(name for is_, name in _SPECIAL.items() if is_(info.st_mode))
-    )
+    if stat.S_ISREG(info.st_mode):
+        return ""
+    return next((name for is_kind, name in _SPECIAL.items() if is_kind(info.st_mode)), "something special")
 
 
 def open_file(path: Path, *, folder: int | None = None, follow: bool = True) -> BufferedReader:

@@ -39,7 +39,8 @@ _SNAPSHOTS, _BLOBS, _REPOSITORY = "snapshots", "blobs", "models--"
 
 
 class CheckpointFolder:
-    """
+    """The files of one local checkpoint, which are judged when it is made.
+
     >>> CheckpointFolder(path).read("config.json")          # doctest: +SKIP
     """
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pipeline.client.sandbox import Sandbox
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "…"}
-_LONGEST_REASON = 300  # characters
+_MAX_REASON = 300  # characters
 
 
 class ChatTemplate:
@@ -78,7 +78,8 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **settings,
             )
-        except Exception as error:  # whatever comes of code that a stranger wrote
+        except Exception as error:
+            # Whatever comes of code that a stranger wrote.
             raise Refused(f"the chat template does not take these messages: {_reason(error)}") from error
 
     def compile(self) -> Self:
@@ -86,9 +87,8 @@ class ChatTemplate:
         for source in self.sources.values():
             try:
                 _compile(source)
-            except (
-                Exception
-            ) as error:  # Jinja's own, and what Python makes of code that is too large or too deep
+            except Exception as error:
+                # Jinja's own, and what Python makes of code that is too large or too deep.
                 raise Refused(f"the chat template cannot be read: {_reason(error)}") from error
         return self
 
@@ -171,7 +171,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError | MemoryError | SyntaxError):
         return "it is nested too deeply, or calls itself without end"
     text = (error.message if isinstance(error, TemplateError) else str(error)) or type(error).__name__
-    text = text[:_LONGEST_REASON]
+    text = text[:_MAX_REASON]
     # Without a line where the template itself says what it does not take.
     line = None if type(error) is TemplateError else _line(error)
     return f"{text} (line {line})" if line else text

@@ -54,9 +54,8 @@ class Options:
     devices: tuple[int, ...] = ()  # GPUs; empty: as many as it needs
     pull_deadline_s: float = 3600.0
     allowed: frozenset[str] = frozenset()  # rules of preflight whose errors are let pass
-    hashes: FileHashes = field(
-        default_factory=lambda: FileHashes(None)
-    )  # remembers those of the package's files
+    # Those of the package's files that need not be read again.
+    hashes: FileHashes = field(default_factory=lambda: FileHashes(None))
 
 
 def serve(
@@ -104,7 +103,8 @@ def serve(
     try:
         deploying.run(stop, health_interval_s=options.health_interval_s)
     except ServerError as error:
-        if check.failure is not None:  # which may be why
+        # What is damaged may be why.
+        if check.failure is not None:
             raise check.failure from error
         raise
     if check.failure is not None:
@@ -124,7 +124,8 @@ class _Check(threading.Thread):
             check_package(self._package, self._hashes, _UntilStopped(self._calls_off))
         except Stopped:
             pass
-        except Exception as error:  # for whoever waits; it is raised in `serve`
+        except Exception as error:
+            # `serve` raises it.
             self.failure = error
             self._calls_off.set()
 

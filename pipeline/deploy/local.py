@@ -31,9 +31,8 @@ class LocalDeployment:
     server: TritonServer
     running: Path | None  # folder where it is announced; None: nowhere
     progress: Progress
-    verified: Callable[[], bool] = lambda: (
-        True
-    )  # waits until all files are; False if they are not, or it is to stop
+    # Waits until all files of the package are verified; False if they are not, or the server is to stop.
+    verified: Callable[[], bool] = lambda: True
     on_ready: Callable[[], None] = lambda: None  # called once, after warm-up
     on_ill: Callable[[], None] = lambda: None  # called when a health check fails, and at the end
 
@@ -80,7 +79,8 @@ class LocalDeployment:
             return
         try:
             record.write(self.running, self.name)
-        except OSError as error:  # a store that is only read
+        except OSError as error:
+            # Its store is only read.
             self.progress.say(
                 f"{self.running} cannot be written ({error.strerror}): clients find this server by its --url only"
             )

@@ -73,9 +73,7 @@ def _special(data: Mapping[str, Any]) -> dict[str, int]:
 def _ids(file: Path) -> tuple[tuple[int, ...], ...] | None:
     try:
         loaded = read_tokenizer(file)
-    except (
-        ImportError,
-        UnreadableFile,
-    ):  # without the library, an extra, files and special tokens are compared
+    except (ImportError, UnreadableFile):
+        # Without the library, which is an extra, files and special tokens are compared.
         return None
     return tuple(tuple(loaded.encode(text, add_special_tokens=False).ids) for text in corpus())

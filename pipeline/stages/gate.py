@@ -27,7 +27,8 @@ def hold_to_gate(recipe: Recipe, evaluation: Artifact, store: Store, progress: P
     try:
         write_report(metrics, verdict, report)
         kept = str(report / "report.html")
-    except OSError as error:  # a store that is only read, or a full disk; the verdict holds without it
+    except OSError as error:
+        # A store that is only read, or a full disk; the verdict holds without the report.
         kept = f"cannot be written: {error.strerror}"
     if not verdict.passed:
         raise GateFailed(f"recipe {recipe.name}: {verdict}\nreport: {kept}")
