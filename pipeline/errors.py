@@ -3,10 +3,12 @@
     PipelineError                 exit 1   something went wrong while working
     ├── UserError                 exit 2   the input is wrong; the message says what would be right
     │   ├── InvalidInput                   one or more faults, each with file, line, key, value and fix
-    │   └── SourceError                    a checkpoint cannot be had as asked (missing, gated, wrong hash, …)
+    │   ├── UnreadableFile                 a file is no regular file, or not what it should be (`pipeline.reading`)
+    │   ├── SourceError                    a checkpoint cannot be had as asked (missing, gated, wrong hash, …)
+    │   └── CheckpointError                a model's files are damaged, or not of the layout they claim
     ├── GateFailed                exit 3   quantization cost more quality than the recipe allows
-    ├── StoreError                         an artifact is damaged, or the store cannot be written
-    ├── CheckpointError                    a model's files are damaged, or not of the layout they claim
+    ├── StoreError                         the store, or an artifact in it, cannot be read or written
+    │   └── DamagedArtifact       exit 2   files are not those that were published
     ├── StageError                         a stage left something other than what it promised
     └── ServerError                        Triton or the gateway did not start, is not healthy, or died
 
@@ -81,6 +83,10 @@ class SourceError(UserError):
     """A checkpoint cannot be fetched as asked."""
 
 
+class CheckpointError(UserError):
+    """The files of a model are damaged, or not of the layout that they claim."""
+
+
 class GateFailed(PipelineError):
     """The quantized model is further from the original than the recipe allows."""
 
@@ -88,11 +94,13 @@ class GateFailed(PipelineError):
 
 
 class StoreError(PipelineError):
-    """An artifact is damaged, or the store cannot be read or written."""
+    """The store, or an artifact in it, cannot be read or written."""
 
 
-class CheckpointError(PipelineError):
-    """The files of a model are damaged, or not of the layout that they claim."""
+class DamagedArtifact(StoreError):
+    """Files of an artifact or a package are not those that were published; making it again would help."""
+
+    exit_code: ClassVar[int] = 2
 
 
 class StageError(PipelineError):

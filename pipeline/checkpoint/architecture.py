@@ -8,7 +8,6 @@ refused by name, all of it at once. Not every runtime takes every family; those 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from pipeline.checkpoint.rope import Rope, rope_faults
 from pipeline.errors import Fault, InvalidInput, SourceError
+from pipeline.reading import read_json
 
 FAMILIES: Mapping[str, str] = {
     "LlamaForCausalLM": "llama",
@@ -25,6 +25,8 @@ FAMILIES: Mapping[str, str] = {
     "MixtralForCausalLM": "mixtral",
     "Phi3ForCausalLM": "phi3",
 }
+# Above every published model; names and windows are made for each layer.
+MAX_LAYERS, MAX_SIZE = 10_000, 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +71,31 @@ class Architecture:
 
     @classmethod
     def read(cls, directory: Path) -> Architecture:
-        """From `directory`/config.json; raises InvalidInput with every reason why it cannot be built."""
+        """From `directory`/config.json.
+
+        Raises:
+            InvalidInput: with every reason why it cannot be built. SourceError, UnreadableFile: there is no such file.
+        """
         path = directory / "config.json"
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise SourceError(f"{path} is missing: this is not a checkpoint") from None
-        except ValueError as error:
-            raise SourceError(f"{path} is not valid JSON: {error}") from error
-        return cls.from_config(config, where=str(path))
+        if not path.exists():
+            raise SourceError(f"{path} is missing: this is not a checkpoint")
+        return cls.from_config(read_json(path), where=str(path))
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: str = "config.json") -> Architecture:
-        faults = list(_faults(config))
-        if faults:
-            raise InvalidInput(
-                "This model cannot be built",
-                [Fault(f.problem, where=where, key=f.key, value=f.value, fix=f.fix) for f in faults],
-            )
+        try:
+            faults = list(_faults(config))
+            if not faults:
+                return cls._of(config)
+        except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+            faults = [Fault(f"has a value of another kind than it should: {error}")]
+        raise InvalidInput(
+            "This model cannot be built",
+            [Fault(f.problem, where=where, key=f.key, value=f.value, fix=f.fix) for f in faults],
+        )
+
+    @classmethod
+    def _of(cls, config: Mapping[str, Any]) -> Architecture:
         class_name = config["architectures"][0]
         family = FAMILIES[class_name]
         heads = int(config["num_attention_heads"])
@@ -201,14 +210,35 @@ _NEEDED = (
 )
 
 
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    "num_key_value_heads": int,
+    "head_dim": int,
+    "rms_norm_eps": (int, float),
+    "sliding_window": int,
+    "max_window_layers": int,
+    "layer_types": list,
+    "num_local_experts": int,
+    "num_experts_per_tok": int,
+    "bos_token_id": int,
+    "eos_token_id": (int, list),
+    "rope_theta": (int, float),
+    "rope_parameters": dict,
+    "rope_scaling": dict,
+}
+
+
 def _faults(config: Mapping[str, Any]) -> Iterator[Fault]:
     names = config.get("architectures") or []
-    if len(names) != 1 or names[0] not in FAMILIES:
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in tuple(FAMILIES):
         yield Fault("is not known", key="architectures", value=names, fix=f"one of {', '.join(FAMILIES)}")
         return  # another class has other keys
     for key in _NEEDED:
-        if not isinstance(config.get(key), int) or config[key] <= 0:
-            yield Fault("must be a positive number", key=key, value=config.get(key))
+        most = MAX_LAYERS if key == "num_hidden_layers" else MAX_SIZE
+        if not isinstance(config.get(key), int) or not 0 < config[key] <= most:
+            yield Fault(f"must be a positive number of at most {most}", key=key, value=config.get(key))
+    for key, kind in _KINDS.items():
+        if config.get(key) is not None and not isinstance(config[key], kind):
+            yield Fault("is of another kind than it should be", key=key, value=config[key])
     if config.get("hidden_act", "silu") != "silu":
         yield Fault("is not supported", key="hidden_act", value=config["hidden_act"], fix="silu")
     mixtral = names == ["MixtralForCausalLM"]

@@ -6,16 +6,16 @@ enough (https://github.com/huggingface/safetensors, version 0.x).
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pipeline.errors import CheckpointError
+from pipeline.reading import UnreadableFile, parse_json
 
 FIRST_BYTES = 1 << 16  # most headers are shorter
-_LONGEST_BYTES = 100_000_000  # the limit that the format sets
+LONGEST_BYTES = 100_000_000  # the limit that the format sets
 _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "I64": 64, "I32": 32, "I16": 16,
           "I8": 8, "U8": 8, "BOOL": 8, "F4": 4}  # fmt: skip
 
@@ -30,9 +30,40 @@ class WeightTotals:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class HeaderEntry:
+    """One tensor, as a header describes it."""
+
+    name: str
     dtype: str
     shape: tuple[int, ...]
+    begin: int  # bytes from the end of the header
+    end: int
+
+
+def parse_header(content: bytes, file: str) -> list[HeaderEntry]:
+    """The tensors of a header's JSON, in the order of the file.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    try:
+        tensors = parse_json(content, f"{file}, header")
+    except UnreadableFile as error:
+        raise CheckpointError(str(error)) from error
+    found = []
+    for name, entry in tensors.items():
+        if name == "__metadata__":
+            continue
+        match entry:
+            case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if all(
+                isinstance(size, int) and size >= 0 for size in shape
+            ):
+                found.append(HeaderEntry(name, dtype, tuple(shape), begin, end))
+            case _:
+                raise CheckpointError(
+                    f"{file} has a damaged header: {name[:80]!r} is not described by dtype, shape and data_offsets"
+                )
+    return sorted(found, key=lambda entry: (entry.begin, entry.end))
 
 
 def read_totals(names: Iterable[str], start_of: Callable[[str, int], bytes]) -> WeightTotals:
@@ -49,22 +80,14 @@ def read_totals(names: Iterable[str], start_of: Callable[[str, int], bytes]) -> 
     return WeightTotals(sum(dtypes.values()), size, dict(sorted(dtypes.items())))
 
 
-def _entries(name: str, start_of: Callable[[str, int], bytes]) -> list[_Entry]:
+def _entries(name: str, start_of: Callable[[str, int], bytes]) -> list[HeaderEntry]:
     start = start_of(name, FIRST_BYTES)
     length = int.from_bytes(start[:8], "little")
-    if len(start) < 8 or not 2 <= length <= _LONGEST_BYTES:
+    if len(start) < 8 or not 2 <= length <= LONGEST_BYTES:
         raise CheckpointError(f"{name} is not a safetensors file")
     if len(start) < 8 + length:
         start = start_of(name, 8 + length)
-    try:
-        tensors = json.loads(start[8 : 8 + length])
-        found = [
-            _Entry(str(one["dtype"]), tuple(one["shape"]))
-            for key, one in tensors.items()
-            if key != "__metadata__"
-        ]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{name} has a damaged header: {error}") from error
+    found = parse_header(start[8 : 8 + length], name)
     unknown = sorted({entry.dtype for entry in found} - _BITS.keys())
     if unknown:
         raise CheckpointError(f"{name} has tensors of the unknown type {', '.join(unknown)}")

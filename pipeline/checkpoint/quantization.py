@@ -6,7 +6,6 @@ the two files are read together, and must agree where both speak.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import CheckpointError
+from pipeline.reading import read_json
 
 
 class Format(StrEnum):
@@ -55,11 +55,15 @@ class Quantization:
 
     @classmethod
     def read(cls, directory: Path) -> Quantization:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        inside = config.get("quantization_config")
+        """From a folder's files. CheckpointError, UnreadableFile: they are damaged, disagree, or are not ModelOpt's."""
+        inside = read_json(directory / "config.json").get("quantization_config")
         beside = directory / "hf_quant_config.json"
-        whole = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
+        whole = read_json(beside) if beside.exists() else {}
         outside = whole.get("quantization")
+        if not all(isinstance(part, dict | None) for part in (inside, outside, whole.get("producer"))):
+            raise CheckpointError(
+                f"{directory}: quantization_config or {beside.name} is not an object of settings"
+            )
         if inside is None and outside is None:
             return cls()
         if inside is not None and outside is None and inside.get("quant_method") != "modelopt":
@@ -75,11 +79,14 @@ class Quantization:
     ) -> Quantization:
         """From `quant_algo` and the keys beside it; raises CheckpointError if they are not known."""
         algorithm = settings.get("quant_algo")
-        if algorithm is not None and algorithm not in ALGORITHMS:
+        if algorithm is not None and algorithm not in tuple(ALGORITHMS):
             known = ", ".join(ALGORITHMS)
             raise CheckpointError(f"{directory} uses quant_algo {algorithm!r}; known are {known}")
         form = ALGORITHMS[algorithm] if algorithm else Format.NONE
         group = settings.get("group_size")
+        excluded = settings.get("exclude_modules") or settings.get("ignore") or []
+        if not isinstance(group, int | None) or not isinstance(excluded, list):
+            raise CheckpointError(f"{directory}: group_size is no number, or the layers left out are no list")
         if form in GROUPED and not group:
             raise CheckpointError(f"{directory} does not say the group_size of its {algorithm} weights")
         maker = producer or settings.get("producer") or {}
@@ -87,7 +94,7 @@ class Quantization:
             format=form,
             group_size=int(group) if group and form in GROUPED else None,
             kv_cache=settings.get("kv_cache_quant_algo"),
-            excluded=tuple(settings.get("exclude_modules") or settings.get("ignore") or ()),
+            excluded=tuple(map(str, excluded)),
             producer=f"{maker.get('name', '')} {maker.get('version', '')}".strip(),
         )
 

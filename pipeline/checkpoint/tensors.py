@@ -7,8 +7,8 @@ https://github.com/huggingface/safetensors, version 0.x.
 
 from __future__ import annotations
 
-import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.checkpoint.header import LONGEST_BYTES, parse_header
 from pipeline.errors import CheckpointError
+from pipeline.reading import UnreadableFile, open_file, read_json
 
 Array = NDArray[Any]
 DTYPES: Mapping[str, np.dtype[Any]] = {
@@ -35,7 +37,6 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "U8": np.dtype("uint8"),
     "BOOL": np.dtype("bool"),
 }
-_LONGEST_HEADER_BYTES = 100_000_000  # the limit that the format sets
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,12 @@ class TensorFiles(Tensors):
         index = self.directory / "model.safetensors.index.json"
         if not index.exists():
             return
-        placed: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        try:
+            placed = read_json(index).get("weight_map")
+        except UnreadableFile as error:
+            raise CheckpointError(str(error)) from error
+        if not isinstance(placed, dict):
+            raise CheckpointError(f"{index}: has no weight_map, of names of tensors to files")
         absent = sorted(
             name
             for name, file in placed.items()
@@ -127,26 +133,20 @@ class TensorFiles(Tensors):
 
 def read_headers(file: Path) -> Iterator[TensorHeader]:
     """The headers of one file, checked against its size."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
+    with open_file(file) as stream:
+        size = os.fstat(stream.fileno()).st_size
         length = int.from_bytes(stream.read(8), "little")
-        if size < 8 or not 2 <= length <= min(size - 8, _LONGEST_HEADER_BYTES):
+        if size < 8 or not 2 <= length <= min(size - 8, LONGEST_BYTES):
             raise CheckpointError(f"{file} is not a safetensors file, or is cut short")
-        try:
-            entries: dict[str, Any] = json.loads(stream.read(length))
-        except ValueError as error:
-            raise CheckpointError(f"{file} has a damaged header: {error}") from error
-    entries.pop("__metadata__", None)
+        entries = parse_header(stream.read(length), str(file))
     covered = 0
-    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
-        begin, end = entry["data_offsets"]
-        dtype, shape = entry["dtype"], tuple(entry["shape"])
-        if dtype not in DTYPES:
-            raise CheckpointError(f"{file}: {name} has the unknown type {dtype}")
-        expected = math.prod(shape) * DTYPES[dtype].itemsize
-        if begin != covered or end - begin != expected:
-            raise CheckpointError(f"{file}: the bytes of {name} do not match its shape {list(shape)}")
-        covered = end
-        yield TensorHeader(name, file, dtype, shape, 8 + length + begin, 8 + length + end)
+    for one in entries:
+        if one.dtype not in DTYPES:
+            raise CheckpointError(f"{file}: {one.name} has the unknown type {one.dtype}")
+        expected = math.prod(one.shape) * DTYPES[one.dtype].itemsize
+        if one.begin != covered or one.end - one.begin != expected:
+            raise CheckpointError(f"{file}: the bytes of {one.name} do not match its shape {list(one.shape)}")
+        covered = one.end
+        yield TensorHeader(one.name, file, one.dtype, one.shape, 8 + length + one.begin, 8 + length + one.end)
     if 8 + length + covered != size:
         raise CheckpointError(f"{file} is {size} bytes long, but its header describes {8 + length + covered}")

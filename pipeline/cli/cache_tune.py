@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 Row = TypeVar("Row")
 
 
+_LINES = click.File(encoding="utf-8", errors="surrogateescape")
+
+
 @click.command()
 @click.argument("recipe", required=False)
-@click.option("--pairs", type=click.File(encoding="utf-8"), metavar="FILE", help="Labelled pairs.")
-@click.option("--log", type=click.File(encoding="utf-8"), metavar="FILE", help="Questions without labels.")
+@click.option("--pairs", type=_LINES, metavar="FILE", help="Labelled pairs.")
+@click.option("--log", type=_LINES, metavar="FILE", help="Questions without labels.")
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -163,8 +166,6 @@ def _read(file: TextIO, read: Callable[[Iterable[str]], list[Row]]) -> list[Row]
         return read(file)
     except BadLines as error:
         faults = [Fault(problem, where=name, line=line or None) for line, problem in error.faults]
-    except UnicodeDecodeError as error:
-        faults = [Fault(f"is not UTF-8: {error}", where=name)]
     raise InvalidInput(name, faults)
 
 

@@ -91,6 +91,7 @@ def command(
         start_deadline_s=start_timeout_s,
         health_interval_s=health_interval_s,
         running=shelf.running,
+        hashes=shelf.hashes,
         allowed=allowed,
         target="docker" if target == "docker" else "local" if target == "local" else None,
         image=image,

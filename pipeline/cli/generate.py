@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--input",
     "source",
-    type=click.File(encoding="utf-8"),
+    type=click.File(encoding="utf-8", errors="surrogateescape"),
     metavar="FILE",
     help="A prompt a line; - is standard input.",
 )

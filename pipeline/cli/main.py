@@ -6,6 +6,7 @@ without torch, OpenVINO or Triton being imported.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 
@@ -31,6 +32,18 @@ VERBS = (
     "stream",
     "versions",
 )
+
+# What a disk, a limit or a permission does to any command, wherever that is met.
+_OF_THE_MACHINE = {
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENOSPC,
+    errno.EPERM,
+    errno.EROFS,
+}
 
 
 class _Verbs(click.Group):
@@ -67,6 +80,11 @@ def main() -> None:
             raise
         print(f"pipeline: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if debug or error.errno not in _OF_THE_MACHINE:
+            raise
+        print(f"pipeline: {error.filename or 'a file'}: {error.strerror}", file=sys.stderr)
+        sys.exit(PipelineError.exit_code)
 
 
 if __name__ == "__main__":

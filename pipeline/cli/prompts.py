@@ -6,12 +6,12 @@ of any kind that is repeated with the answer, and sampling parameters such as "m
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.errors import Fault, InvalidInput
+from pipeline.reading import check_line, checked_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +24,15 @@ class Prompt:
 
 
 def read_prompts(lines: Iterable[str], where: str) -> list[Prompt]:
-    """A prompt a line; empty lines are left out.
+    """A prompt a line; empty lines are left out. Bytes that are not UTF-8 come as `surrogateescape` has them.
 
     Raises:
         InvalidInput: with every line that is none, and if there is none at all.
     """
     prompts, faults = list[Prompt](), list[Fault]()
     for number, line in enumerate(lines, 1):
-        text = line.strip()
         try:
-            if text:
+            if text := check_line(line.strip()):
                 prompts.append(_object(text) if text.startswith("{") else Prompt(text))
         except ValueError as error:
             faults.append(Fault(str(error), where=where, line=number))
@@ -46,7 +45,7 @@ def read_prompts(lines: Iterable[str], where: str) -> list[Prompt]:
 
 def _object(text: str) -> Prompt:
     try:
-        given = json.loads(text)
+        given = checked_json(text)
     except ValueError as error:
         raise ValueError(f"begins like JSON and is not: {error}") from None
     found = [name for name in ("prompt", "messages") if name in given]

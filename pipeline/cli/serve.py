@@ -55,6 +55,7 @@ def command(
         start_deadline_s=start_timeout_s,
         health_interval_s=health_interval_s,
         running=shelf.running,
+        hashes=shelf.hashes,
         allowed=allowed,
     )
     serve(package, options, report, stop)

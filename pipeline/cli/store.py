@@ -83,7 +83,8 @@ def verify_(names: tuple[str, ...], store: Path | None, as_json: bool, remove: b
     artifacts = tuple(shelf.get(name) for name in wanted) if names else shelf.list()
     damaged = {name: reason for name, reason in unreadable.items() if not names or name in names}
     report = progress_to.Silent() if as_json else progress_to.for_stream()
-    found = {artifact.name: verify(artifact, report) for artifact in artifacts}
+    found = {artifact.name: verify(artifact, report, shelf.hashes) for artifact in artifacts}
+    shelf.hashes.save()
     damaged |= {name: str(result) for name, result in found.items() if not result.ok}
     removed = [name for name in damaged if remove and _remove(shelf, name)]
     if as_json:

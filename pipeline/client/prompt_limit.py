@@ -7,7 +7,6 @@ the distribution `tokenizers`.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from pipeline.client.errors import PromptTooLong, Refused
+from pipeline.reading import MAX_TOKENIZER_BYTES, UnreadableFile, read_json, read_tokenizer
 
 _DEPLOYMENT, _TOKENIZER = "deployment.json", "tokenizer.json"
 
@@ -45,24 +45,22 @@ class PromptLimit:
         """
         file = Path(package) / _DEPLOYMENT
         try:
-            deployment = json.loads(file.read_text(encoding="utf-8"))
-            folder, most = deployment["tokenizer_dir"], int(deployment["limits"]["max_input_tokens"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            deployment = read_json(file)
+            folder, most = str(deployment["tokenizer_dir"]), int(deployment["limits"]["max_input_tokens"])
+        except (UnreadableFile, ValueError, LookupError, TypeError) as error:
             raise Refused(f"{file}: does not tell the limits of a deployment: {error!r}") from error
         return cls.from_tokenizer(file.parent / folder, most)
 
     @classmethod
     def from_tokenizer(cls, folder: Path | str, max_tokens: int) -> Self:
-        """With the tokenizer.json of a folder. Refused if there is none."""
-        from tokenizers import Tokenizer as Tokenizers
-
+        """With the tokenizer.json of a folder. Refused if there is none, or it cannot be read."""
         file = Path(folder) / _TOKENIZER
-        if not file.is_file():
+        if not file.exists():
             raise Refused(f"{folder}: holds no {_TOKENIZER}")
-        tokenizer = Tokenizers.from_file(str(file))
-        tokenizer.no_truncation()  # nor does the server: a prompt that its tokenizer cuts is longer than it counts
-        tokenizer.no_padding()
-        settings = json.loads(file.read_text(encoding="utf-8"))
+        try:
+            tokenizer, settings = read_tokenizer(file), read_json(file, most=MAX_TOKENIZER_BYTES)
+        except UnreadableFile as error:
+            raise Refused(str(error)) from error
         return cls(tokenizer, max_tokens, max_chars_per_token(settings))
 
     def check(self, text: str) -> int:

@@ -155,6 +155,10 @@ def _words(value: object) -> tuple[str, ...]:
     words = (value,) if isinstance(value, str) else value
     if not isinstance(words, Sequence) or not all(isinstance(word, str) and word for word in words):
         raise ValueError("must be a text or a list of texts, none of them empty")
+    try:
+        "".join(words).encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be text that UTF-8 can encode") from None
     return tuple(words)
 
 

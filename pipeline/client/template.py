@@ -1,22 +1,26 @@
 """From messages to the prompt that the model was trained on, with the chat template that its tokenizer brings.
 
-Renders the same text as `apply_chat_template` of transformers 5, without needing it: Jinja in a sandbox, with
-`raise_exception`, `strftime_now`, `tojson`, loop controls and the `generation` tag, and the tokenizer's special tokens
-as variables. It counts and cuts nothing.
+Renders the same text as `apply_chat_template` of transformers 5, without needing it: Jinja in a sandbox that bounds
+work and memory (`pipeline.client.sandbox`), with the tokenizer's special tokens as variables. It cuts nothing.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pipeline.client.errors import Refused
+from pipeline.reading import UnreadableFile, read_json, read_text
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+    from pipeline.client.sandbox import Sandbox
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "…"}
+_MAX_REASON = 300  # characters
 
 
 class ChatTemplate:
@@ -35,15 +39,22 @@ class ChatTemplate:
 
     @classmethod
     def from_directory(cls, tokenizer: Path | str) -> Self:
-        """From a tokenizer's files: chat_template.jinja, or tokenizer_config.json where older ones keep it."""
+        """From a tokenizer's files: chat_template.jinja, or tokenizer_config.json where older ones keep it.
+
+        Raises:
+            Refused: there is none, or a file cannot be read.
+        """
         folder = Path(tokenizer)
-        config = _json(folder / "tokenizer_config.json")
-        sources = _templates(folder, config)
+        try:
+            config = _json(folder / "tokenizer_config.json")
+            sources, tokens = _templates(folder, config), _special_tokens(folder, config)
+        except UnreadableFile as error:
+            raise Refused(str(error)) from error
         if not sources:
             raise Refused(
                 f"{folder}: no chat template here (chat_template.jinja or tokenizer_config.json); send plain text"
             )
-        return cls(sources, _special_tokens(folder, config))
+        return cls(sources, tokens)
 
     def render(
         self,
@@ -55,31 +66,30 @@ class ChatTemplate:
         **variables: Any,
     ) -> str:
         """The prompt, up to where the answer begins. Refused if the template does not take these messages."""
-        import jinja2
-
         if not messages:
             raise Refused("a conversation needs at least one message")
+        source = self._source(with_tools=tools is not None)
         settings = {**self.special_tokens, **variables}
         try:
-            return _compile(self._source(with_tools=tools is not None)).render(  # type: ignore[no-any-return]
+            return _compile(source).render(
                 messages=[dict(message) for message in messages],
                 tools=None if tools is None else list(tools),
                 documents=None if documents is None else list(documents),
                 add_generation_prompt=add_generation_prompt,
                 **settings,
             )
-        except (jinja2.TemplateError, TypeError) as error:
-            raise Refused(f"the chat template does not take these messages: {error}") from error
+        except Exception as error:
+            # Whatever comes of code that a stranger wrote.
+            raise Refused(f"the chat template does not take these messages: {_reason(error)}") from error
 
     def compile(self) -> Self:
         """Do now what the first rendering would have to wait for: 50 to 100 ms. Refused if a template is none."""
-        import jinja2
-
-        try:
-            for source in self.sources.values():
+        for source in self.sources.values():
+            try:
                 _compile(source)
-        except jinja2.TemplateError as error:
-            raise Refused(f"the chat template cannot be read: {error}") from error
+            except Exception as error:
+                # Jinja's own, and what Python makes of code that is too large or too deep.
+                raise Refused(f"the chat template cannot be read: {_reason(error)}") from error
         return self
 
     def _source(self, *, with_tools: bool) -> str:
@@ -100,27 +110,40 @@ def as_prompt(
             raise Refused("tools need messages: a plain prompt holds all that the model is told")
         if not prompt:
             raise Refused("the prompt is empty")
-        return prompt
+        return _encodable(prompt)
     if not all(isinstance(message, Mapping) and "role" in message for message in prompt):
         raise Refused('a prompt is a text, or a list of messages such as {"role": "user", "content": "Hi"}')
     if template is None:
         raise Refused(
             "messages need a chat template: Client(…, template=ChatTemplate.from_directory(tokenizer))"
         )
-    return template.render(prompt, tools=tools or None)
+    return _encodable(template.render(prompt, tools=tools or None))
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise Refused(f"the prompt holds {half}, half of a character, which UTF-8 cannot encode") from None
+    return text
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """By name; files win over tokenizer_config.json."""
     files = {path.stem: path for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
-    if (folder / "chat_template.jinja").is_file():
+    if (folder / "chat_template.jinja").exists():
         files["default"] = folder / "chat_template.jinja"
     if files:
-        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+        return {name: read_text(path) for name, path in files.items()}
     inside = config.get("chat_template") or {}
     if isinstance(inside, list):
-        return {entry["name"]: entry["template"] for entry in inside}
-    return {"default": inside} if isinstance(inside, str) else dict(inside)
+        inside = {entry.get("name"): entry.get("template") for entry in inside if isinstance(entry, dict)}
+    named = inside if isinstance(inside, dict) else {"default": inside}
+    if not all(isinstance(part, str) for pair in named.items() for part in pair):
+        problem = "chat_template is neither a text nor a list of names and templates"
+        raise UnreadableFile(folder / "tokenizer_config.json", problem)
+    return named
 
 
 def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
@@ -138,61 +161,40 @@ def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
-        raise Refused(f"{path}: not JSON: {error}") from error
+    return dict(read_json(path)) if path.exists() else {}
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with a template, and in which line of it."""
+    from jinja2 import TemplateError
+
+    if isinstance(error, RecursionError | MemoryError | SyntaxError):
+        return "it is nested too deeply, or calls itself without end"
+    text = (error.message if isinstance(error, TemplateError) else str(error)) or type(error).__name__
+    text = text[:_MAX_REASON]
+    # Without a line where the template itself says what it does not take.
+    line = None if type(error) is TemplateError else _line(error)
+    return f"{text} (line {line})" if line else text
+
+
+def _line(error: Exception) -> int | None:
+    """Jinja gives the frames of a template its name, and the lines of its source."""
+    line: int | None = getattr(error, "lineno", None)
+    frame = error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == "<template>":
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    return line
 
 
 @functools.lru_cache(maxsize=32)
-def _compile(source: str) -> Any:
-    template = _environment().from_string(source)
-    template.globals = dict(template.globals)  # each rendering copies them: slow from Jinja's ChainMap
-    return template
+def _compile(source: str) -> Template:
+    return _sandbox().compiled(source)
 
 
 @functools.cache
-def _environment() -> Any:
-    import jinja2
-    from jinja2 import nodes
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def _sandbox() -> Sandbox:
+    from pipeline.client.sandbox import Sandbox
 
-    class Generation(Extension):
-        """`{% generation %}` marks what the model said; the text within is rendered as it is, in a scope of its own."""
-
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Any) -> nodes.Node:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.CallBlock(self.call_method("_as_it_is"), [], [], body).set_lineno(line)
-
-        def _as_it_is(self, caller: Any) -> Any:
-            return caller()
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def strftime_now(pattern: str) -> str:
-        return datetime.now().strftime(pattern)
-
-    def tojson(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: Any = None,
-        separators: Any = None,
-        sort_keys: bool = False,
-    ) -> str:
-        return json.dumps(
-            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-        )
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
-    return environment
+    return Sandbox()

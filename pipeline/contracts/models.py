@@ -23,6 +23,9 @@ import yaml
 from pipeline.contracts.model_config import NEEDED, LatentAttention, details, dimensions, rope
 from pipeline.errors import Fault
 
+# Above every published model; lists as long as a model is deep are made from its config.json.
+MAX_LAYERS, MAX_SIZE = 10_000, 2**31 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
@@ -63,10 +66,14 @@ class ModelSizes:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSizes | None:
         """Of a Hugging Face config.json; None if it is not one of a decoder, as we know them."""
-        try:
-            return cls(**dimensions(config), **details(config), rope=rope(config))
-        except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        if any(_size_problem(config, key) for key in NEEDED):
             return None
+        try:
+            made = cls(**dimensions(config), **details(config), rope=rope(config))
+        except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError):
+            return None
+        counts = [value for value in map(made.__getattribute__, cls.__slots__) if isinstance(value, int)]
+        return made if all(0 <= count <= MAX_SIZE for count in counts) else None
 
 
 def known_model(repo: str) -> ModelSizes | None:
@@ -83,13 +90,22 @@ def config_faults(config: object) -> tuple[Fault, ...]:
     if not isinstance(config, Mapping):
         return (Fault("is not an object", key="config.json"),)
     found = [
-        Fault("must be a positive number", key=key, value=config.get(key))
+        Fault(problem, key=key, value=config.get(key))
         for key in NEEDED
-        if not isinstance(config.get(key), int) or isinstance(config.get(key), bool) or config[key] <= 0
+        if (problem := _size_problem(config, key))
     ]
     if not found and ModelSizes.from_config(config) is None:
         return (Fault("has values that we cannot read", key="config.json"),)
     return tuple(found)
+
+
+def _size_problem(config: Mapping[str, Any], key: str) -> str:
+    """What is wrong with one of the sizes of a config.json; empty if nothing is."""
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        return "must be a positive number"
+    most = MAX_LAYERS if key == "num_hidden_layers" else MAX_SIZE
+    return f"must be at most {most}" if value > most else ""
 
 
 def known_models() -> tuple[str, ...]:

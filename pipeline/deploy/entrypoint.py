@@ -3,7 +3,8 @@
     python -m pipeline.deploy.entrypoint              serve $PIPELINE_PACKAGE (/deployment)
     python -m pipeline.deploy.entrypoint COMMAND…     run something else instead, as NVIDIA's images do
 
-It ends with the server's exit code when the server ends by itself, with 2 when the machine does not fit the package,
+It ends with the server's exit code when the server ends by itself, with 2 when the machine does not fit the package or
+the package is damaged (its files are hashed while the server loads them, and it is not ready before that has ended),
 with 1 when the server does not start or falls ill, and with 0 when it was told to stop. Settings are environment
 variables, because a container's are:
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -21,13 +21,15 @@ from pipeline.machine.inventory import take
 from pipeline.machine.software import software_here, software_of_image
 from pipeline.planning.machine_facts import MachineFacts
 from pipeline.planning.preflight import Finding, allow, said
-from pipeline.progress import Progress
+from pipeline.progress import Progress, Silent, Task
+from pipeline.store import FileHashes
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.gpu_launch import LaunchPlan, Place, plan_launch
 from pipeline.triton.images import Image, find_image, pull_image
+from pipeline.triton.integrity import check_package, check_without_weights
 from pipeline.triton.launch import LOOPBACK, Launcher, Ports
 from pipeline.triton.native_launch import NativeLauncher
-from pipeline.triton.server import TritonServer, local_launcher
+from pipeline.triton.server import Stopped, TritonServer, local_launcher
 
 Target = Literal["local", "docker"]
 _OF_GPUS, _LIMITS = ("gpus", "topology", "temporary"), ("shm_bytes", "ulimits")
@@ -52,6 +54,8 @@ class Options:
     devices: tuple[int, ...] = ()  # GPUs; empty: as many as it needs
     pull_deadline_s: float = 3600.0
     allowed: frozenset[str] = frozenset()  # rules of preflight whose errors are let pass
+    # Those of the package's files that need not be read again.
+    hashes: FileHashes = field(default_factory=lambda: FileHashes(None))
 
 
 def serve(
@@ -63,12 +67,16 @@ def serve(
     on_ready: Callable[[TritonServer], None] = lambda _: None,
     on_ill: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve a package until `stop` is set.
+    """Serve a package until `stop` is set. It is ready when it answers, and all its files are those that were built.
+
+    Weights that have to be read for that are read while they are loaded.
 
     Raises:
         InvalidInput: the machine does not fit; all reasons at once. UserError: it cannot be served this way.
+        DamagedArtifact: files of the package are not those that were built.
         ServerError: it did not start, died, or stopped answering.
     """
+    check_without_weights(package, options.hashes, Silent())
     deployment = Deployment.load(package)
     launcher = _docker_launcher if _target(deployment, options) == "docker" else _local_launcher
     server = TritonServer(
@@ -80,15 +88,68 @@ def serve(
         start_deadline_s=options.start_deadline_s,
         stop_deadline_s=options.stop_deadline_s,
     )
-    LocalDeployment(
+    check = _Check(package, options.hashes, progress, stop)
+    deploying = LocalDeployment(
         deployment.name,
         package,
         server,
         options.running,
         progress,
+        verified=check.passed,
         on_ready=lambda: on_ready(server),
         on_ill=on_ill,
-    ).run(stop, health_interval_s=options.health_interval_s)
+    )
+    check.start()
+    try:
+        deploying.run(stop, health_interval_s=options.health_interval_s)
+    except ServerError as error:
+        # What is damaged may be why.
+        if check.failure is not None:
+            raise check.failure from error
+        raise
+    if check.failure is not None:
+        raise check.failure
+
+
+class _Check(threading.Thread):
+    """Reads a package's files beside the start, and calls that off if they are not those that were built."""
+
+    def __init__(self, package: Path, hashes: FileHashes, progress: Progress, stop: threading.Event) -> None:
+        super().__init__(name="verify", daemon=True)
+        self.failure: Exception | None = None
+        self._package, self._hashes, self._progress, self._calls_off = package, hashes, progress, stop
+
+    def run(self) -> None:
+        try:
+            check_package(self._package, self._hashes, _UntilStopped(self._calls_off))
+        except Stopped:
+            pass
+        except Exception as error:
+            # `serve` raises it.
+            self.failure = error
+            self._calls_off.set()
+
+    def passed(self) -> bool:
+        """Wait for the end; whether all files are those that were built."""
+        if self.is_alive():
+            self._progress.say("it answers; it is ready when its weights have been verified, too")
+        self.join()
+        return not self._calls_off.is_set()
+
+
+@dataclass(frozen=True, slots=True)
+class _UntilStopped(Silent):
+    """Ends a task by raising Stopped when the event is set."""
+
+    stop: threading.Event
+
+    @contextmanager
+    def task(self, label: str, total: float | None = None, unit: str = "") -> Iterator[Task]:  # noqa: ARG002
+        yield self
+
+    def advance(self, amount: float = 1) -> None:  # noqa: ARG002
+        if self.stop.is_set():
+            raise Stopped("verifying was called off")
 
 
 def _local_launcher(deployment: Deployment, package: Path, options: Options, progress: Progress) -> Launcher:

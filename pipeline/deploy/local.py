@@ -31,6 +31,8 @@ class LocalDeployment:
     server: TritonServer
     running: Path | None  # folder where it is announced; None: nowhere
     progress: Progress
+    # Waits until all files of the package are verified; False if they are not, or the server is to stop.
+    verified: Callable[[], bool] = lambda: True
     on_ready: Callable[[], None] = lambda: None  # called once, after warm-up
     on_ill: Callable[[], None] = lambda: None  # called when a health check fails, and at the end
 
@@ -51,9 +53,10 @@ class LocalDeployment:
         )
         with contextlib.suppress(Stopped), self.server.until(stop) as server:
             warm = server.warmup()
+            if not self.verified():
+                raise Stopped("the package was not verified")
             record = RunningServer.of(server, self.package)
-            if self.running is not None:
-                record.write(self.running, self.name)
+            self.announce(record)
             try:
                 self.progress.say(
                     f"ready after {time.monotonic() - start:.1f} s: gRPC {server.grpc_url}, HTTP {server.http_url}, "
@@ -69,6 +72,18 @@ class LocalDeployment:
                 if self.running is not None:
                     record.remove(self.running, self.name)
         self.progress.say(f"stopped Triton for {self.name}")
+
+    def announce(self, record: RunningServer) -> None:
+        """Let clients find the server by its recipe's name, where the folder for that can be written."""
+        if self.running is None:
+            return
+        try:
+            record.write(self.running, self.name)
+        except OSError as error:
+            # Its store is only read.
+            self.progress.say(
+                f"{self.running} cannot be written ({error.strerror}): clients find this server by its --url only"
+            )
 
     def _refuse_a_second(self) -> None:
         running = RunningServer.read(self.running, self.name) if self.running is not None else None

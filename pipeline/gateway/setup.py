@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Refused
+from pipeline.errors import UserError
 from pipeline.gateway.admission import Admission
 from pipeline.gateway.caching import embedder_of, response_cache
 from pipeline.gateway.served import Bounds, Served
+from pipeline.progress import Silent
 from pipeline.recipe import Recipe
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
+from pipeline.triton.integrity import check_without_weights
 
 _log = logging.getLogger("pipeline.gateway")
 
@@ -38,12 +41,17 @@ def served(
         store: in which the response cache lies if the recipe names no place, and its encoder.
 
     Raises:
-        UserError: the cache that the recipe asks for cannot be had.
+        UserError: the cache that the recipe asks for cannot be had. DamagedArtifact: the tokenizer, the chat template
+        or the limits are not those that were built.
     """
+    check_without_weights(package, store.hashes, Silent())
     deployment = Deployment.load(package)
     tokenizer = package / deployment.tokenizer_dir
     limits = deployment.limits
-    prompts = PromptLimit.from_tokenizer(tokenizer, limits.max_input_tokens)
+    try:
+        prompts = PromptLimit.from_tokenizer(tokenizer, limits.max_input_tokens)
+    except Refused as error:
+        raise UserError(str(error)) from error
     counter: Any = prompts.tokenizer
     cache = response_cache(recipe, store)
     template = template_of(tokenizer)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint.architecture import FAMILIES, Architecture
-from pipeline.checkpoint.chat import template_source
 from pipeline.contracts.model_config import class_of
 from pipeline.contracts.models import ModelSizes, known_model
 from pipeline.errors import Fault, InvalidInput
 from pipeline.planning.plan import DRAFT, TARGET
 from pipeline.planning.tokenizer_facts import TokenizerFacts
+from pipeline.reading import UnreadableFile, read_json
 from pipeline.recipe import Checkpoint, HubSource, Recipe
 
 
@@ -64,10 +63,8 @@ def facts_in(folder: Path) -> ModelFacts:
     explains.
     """
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return ModelFacts()
-    if not isinstance(config, dict):
+        config = read_json(folder / "config.json")
+    except UnreadableFile:
         return ModelFacts()
     return ModelFacts(
         sizes=ModelSizes.from_config(config),
@@ -79,11 +76,17 @@ def facts_in(folder: Path) -> ModelFacts:
 
 
 def _has_template(folder: Path) -> bool | None:
-    """None: a file that may hold it cannot be read."""
+    """Whether there is a template for plain conversations; None: a file that may hold it cannot be read."""
+    if (folder / "chat_template.jinja").exists():
+        return True
     try:
-        return template_source(folder) is not None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        file = folder / "tokenizer_config.json"
+        inside = read_json(file).get("chat_template") if file.exists() else None
+    except UnreadableFile:
         return None
+    if isinstance(inside, list):
+        return any(isinstance(entry, dict) and entry.get("name") == "default" for entry in inside)
+    return "default" in inside if isinstance(inside, dict) else bool(inside)
 
 
 def _faults(config: Mapping[str, Any]) -> tuple[Fault, ...]:

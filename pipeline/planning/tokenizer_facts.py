@@ -6,7 +6,6 @@ The texts are data (`contracts/data/tokenizer_corpus.yaml`). Special tokens are 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from pipeline.reading import MAX_TOKENIZER_BYTES, UnreadableFile, open_file, read_json, read_tokenizer
 
 FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json",
@@ -34,12 +35,15 @@ class TokenizerFacts:
     @classmethod
     def read(cls, folder: Path) -> TokenizerFacts | None:
         """Those of a checkpoint; None if it has no tokenizer that can be read, which fetching explains."""
-        files = {name: _digest(folder / name) for name in FILES if (folder / name).is_file()}
+        try:
+            files = {name: _digest(folder / name) for name in FILES if (folder / name).is_file()}
+        except UnreadableFile:
+            return None
         if not files:
             return None
         try:
-            data = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            data = read_json(folder / "tokenizer.json", most=MAX_TOKENIZER_BYTES)
+        except UnreadableFile:
             return cls(files, {})
         return cls(files, _special(data), _ids(folder / "tokenizer.json"))
 
@@ -52,22 +56,24 @@ def corpus() -> tuple[str, ...]:
 
 
 def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    with open_file(file) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _special(data: Any) -> dict[str, int]:
-    added = data.get("added_tokens") if isinstance(data, Mapping) else None
-    marked = [token for token in added or () if isinstance(token, Mapping) and token.get("special")]
-    return {token["content"]: token["id"] for token in marked if {"content", "id"} <= token.keys()}
+def _special(data: Mapping[str, Any]) -> dict[str, int]:
+    added = data.get("added_tokens")
+    marked = [token for token in added if isinstance(token, Mapping)] if isinstance(added, list) else []
+    return {
+        token["content"]: token["id"]
+        for token in marked
+        if token.get("special") and isinstance(token.get("content"), str) and "id" in token
+    }
 
 
 def _ids(file: Path) -> tuple[tuple[int, ...], ...] | None:
     try:
-        from tokenizers import Tokenizer
-    except ImportError:  # an extra: without it, files and special tokens are compared
-        return None
-    try:
-        loaded = Tokenizer.from_file(str(file))
-    except Exception:  # the library raises nothing more exact for a file that it does not take
+        loaded = read_tokenizer(file)
+    except (ImportError, UnreadableFile):
+        # Without the library, which is an extra, files and special tokens are compared.
         return None
     return tuple(tuple(loaded.encode(text, add_special_tokens=False).ids) for text in corpus())

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from pipeline.errors import Fault
+from pipeline.reading import check_text
 from pipeline.recipe.document import Document, Path, Place, dotted
 
 _MAX_VALUES, _MAX_DEPTH = 10_000, 50
@@ -160,7 +161,7 @@ class _Reader:
             return None
         if isinstance(node, yaml.ScalarNode):
             self._note(path, node, node.value)
-            return self._scalar(node, path)
+            return self._scalar(node, path) if self._is_text(node, path) else None
         self._note(path, node)
         if len(path) > _MAX_DEPTH:
             self._document.refuse("is nested too deeply", line=_line(node), path=path[:3])
@@ -234,10 +235,19 @@ class _Reader:
 
     def _is_key(self, key: yaml.Node, path: Path) -> bool:
         if isinstance(key, yaml.ScalarNode) and key.tag == _TAG + "str":
-            return True
+            return self._is_text(key, path)
         shown = key.value if isinstance(key, yaml.ScalarNode) else "a list or mapping"
         self._document.refuse(f"has a key that is not text: {shown or 'nothing'}", line=_line(key), path=path)
         return False
+
+    def _is_text(self, node: yaml.ScalarNode, path: Path) -> bool:
+        """Whether UTF-8 can encode it; "\\ud83d" in quotes is half of a character."""
+        try:
+            check_text(node.value)
+        except ValueError as error:
+            self._document.refuse(str(error), line=_line(node), path=path)
+            return False
+        return True
 
     def _merged(self, value: yaml.Node, path: Path) -> Iterator[tuple[yaml.Node, yaml.Node]]:
         parts = value.value if isinstance(value, yaml.SequenceNode) else [value]

@@ -52,6 +52,7 @@ class Builder:
         Raises:
             GateFailed: the calibrated model is over the recipe's budget; nothing after `evaluate` was made.
             HandedOver: engines are to be built on another machine; all before them is made.
+            DamagedArtifact: what the store has is not what was published.
             UserError: there is no such step.
         """
         if until not in self.plan:
@@ -81,6 +82,7 @@ class Builder:
             step = self.plan[name]
             found = self.store.find(step.key)
             if found is not None and self.store.use(found):
+                self.store.check(found, self.progress)
                 self._have[name] = found
                 self.on_outcome(Outcome(step, found, made=False, seconds=0.0))
             else:

@@ -25,13 +25,18 @@ def hold_to_gate(recipe: Recipe, evaluation: Artifact, store: Store, progress: P
     metrics = read_metrics(evaluation.path)
     verdict = judge(metrics, recipe.quantization.gate)
     report = report_folder(store, recipe, evaluation)
-    write_report(metrics, verdict, report)
+    try:
+        write_report(metrics, verdict, report)
+        kept = str(report / "report.html")
+    except OSError as error:
+        # A store that is only read, or a full disk; the verdict holds without the report.
+        kept = f"cannot be written: {error.strerror}"
     if not verdict.passed:
-        raise GateFailed(f"recipe {recipe.name}: {verdict}\nreport: {report / 'report.html'}")
+        raise GateFailed(f"recipe {recipe.name}: {verdict}\nreport: {kept}")
     loaded = f", which {recipe.runtime.kind} loads"
     for files, figures in verdict.summary.items():
         progress.say(f"    gate: {files}{loaded if files == metrics[0].files else ''}: {figures}")
-    progress.say(f"    report: {report / 'report.html'}")
+    progress.say(f"    report: {kept}")
 
 
 def report_folder(store: Store, recipe: Recipe, evaluation: Artifact) -> Path:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pipeline.errors import Fault, InvalidInput, SourceError, UserError
+from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.planning.model_facts import ModelFacts, checkpoints_of, known_models
 from pipeline.planning.plan import DRAFT, TARGET
 from pipeline.planning.preflight import Emission, Finding, findings, refuse
@@ -60,10 +60,10 @@ def _problem(checkpoint: Checkpoint) -> str:
         return ""
     try:
         chosen_files(source.path, allow_pickle=checkpoint.allow_pickle)
-    except SourceError as error:
+    except InvalidInput as error:
+        return "; ".join(map(str, error.faults))
+    except UserError as error:
         return str(error).removeprefix(f"{source}:").removeprefix(str(source)).strip()
-    except OSError as error:
-        return f"{error.filename}: cannot be read: {error.strerror}"
     return ""
 
 
@@ -87,7 +87,7 @@ def _file_facts(path: Path) -> DatasetFacts:
     try:
         with path.open(encoding="utf-8") as lines:
             first = json.loads(next((line for line in lines if line.strip()), "null"))
-    except (OSError, ValueError):  # reading all of it explains that, and a table of Parquet is none of lines
+    except (OSError, ValueError, RecursionError):  # reading all of it explains that, and a table of Parquet is none of lines
         return DatasetFacts()
     return DatasetFacts(conversations=isinstance(first, dict) and "messages" in first)
 

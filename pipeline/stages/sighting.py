@@ -6,11 +6,11 @@ each safetensors file are asked for; no weights are downloaded.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.checkpoint.folder import CheckpointFolder
 from pipeline.checkpoint.header import WeightTotals, read_totals
 from pipeline.contracts import engine_memory
 from pipeline.contracts.model_config import class_of
@@ -19,6 +19,7 @@ from pipeline.errors import CheckpointError, Fault, InvalidInput, SourceError
 from pipeline.extras import missing
 from pipeline.planning.plan import DRAFT, TARGET
 from pipeline.progress import Progress, Silent
+from pipeline.reading import UnreadableFile, parse_json
 from pipeline.recipe import Checkpoint, HubSource, Recipe
 from pipeline.store import Store
 
@@ -76,21 +77,18 @@ def _see(checkpoint: Checkpoint, store: Store, offline: bool, progress: Progress
 
 
 def _in_folder(folder: Path) -> Sighting:
-    file = folder / _CONFIG
+    held = CheckpointFolder(folder)
     try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise InvalidInput(
-            str(folder), [Fault("cannot be read", where=str(file), value=error.strerror)]
-        ) from error
+        content = held.read(_CONFIG)
+    except UnreadableFile as error:
+        raise InvalidInput(str(folder), [error.fault]) from error
 
     def start_of(name: str, size: int) -> bytes:
-        with (folder / name).open("rb") as stream:
+        with held.open(name) as stream:
             return stream.read(size)
 
-    names = _weights(path.name for path in folder.iterdir())
-    sizes, architecture = _read(content, str(file))
-    return Sighting(sizes, str(folder), architecture, _totals(names, start_of, str(folder)))
+    sizes, architecture = _read(content, str(folder / _CONFIG))
+    return Sighting(sizes, str(folder), architecture, _totals(_weights(held.names), start_of, str(folder)))
 
 
 def in_store(source: HubSource, revision: str | None, store: Store) -> Path | None:
@@ -136,9 +134,9 @@ def _totals(names: list[str], start_of: Callable[[str, int], bytes], where: str)
 def _read(content: bytes, where: str) -> tuple[ModelSizes | None, str]:
     """Sizes and class by a config.json."""
     try:
-        config = json.loads(content)
-    except ValueError as error:
-        raise InvalidInput(where, [Fault(f"is not JSON: {error}", where=where)]) from error
+        config = parse_json(content, where)
+    except UnreadableFile as error:
+        raise InvalidInput(where, [error.fault]) from error
     faults, architecture = config_faults(config), class_of(config)
     if faults and architecture and architecture not in engine_memory.counted_classes():
         return None, architecture  # another class has other keys

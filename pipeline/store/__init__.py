@@ -1,7 +1,8 @@
 """Artifacts on disk: digests, manifests, locks, atomic publish. See `store`."""
 
-from pipeline.store.artifact import Artifact, Verification, verify
+from pipeline.store.artifact import Artifact, Verification, check, verify
 from pipeline.store.canonical import Json, canonical, digest_of
+from pipeline.store.hashes import FileHashes
 from pipeline.store.key import ArtifactKey
 from pipeline.store.manifest import FileEntry, Manifest, Provenance
 from pipeline.store.sizes import human_bytes
@@ -11,6 +12,7 @@ __all__ = [
     "Artifact",
     "ArtifactKey",
     "FileEntry",
+    "FileHashes",
     "Json",
     "Make",
     "Manifest",
@@ -18,6 +20,7 @@ __all__ = [
     "Store",
     "Verification",
     "canonical",
+    "check",
     "digest_of",
     "human_bytes",
     "verify",

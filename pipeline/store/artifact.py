@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 
+from pipeline.errors import DamagedArtifact
 from pipeline.progress import Progress, Silent
+from pipeline.reading import kind_of
 from pipeline.store import files, manifest
-from pipeline.store.manifest import Manifest
+from pipeline.store.hashes import FileHashes
+from pipeline.store.manifest import FileEntry, Manifest
+
+SMALL_BYTES = 1 << 20  # files up to this are read whenever they are used
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,9 @@ class Verification:
     missing: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    faults: tuple[
+        str, ...
+    ] = ()  # a line for each that is missing or changed: what it is, and what it should be
 
     @property
     def ok(self) -> bool:
@@ -44,9 +55,22 @@ class Verification:
         return "; ".join(f"{title}: {', '.join(paths)}" for title, paths in parts if paths) or "intact"
 
 
-def verify(artifact: Artifact, progress: Progress | None = None) -> Verification:
-    """Hash every file again and compare; a manifest that does not give its own digest counts as changed."""
-    recorded = artifact.manifest.files
+def verify(
+    artifact: Artifact,
+    progress: Progress | None = None,
+    hashes: FileHashes | None = None,
+    *,
+    again: bool = True,
+    only: Callable[[str, FileEntry], bool] = lambda *_: True,
+) -> Verification:
+    """Hash the files and compare; a manifest that does not give its own digest counts as changed.
+
+    Args:
+        hashes: remembers what is found.
+        again: read every file; else `hashes` is believed for those of more than SMALL_BYTES.
+        only: which files, by name and entry in the manifest.
+    """
+    recorded = {name: entry for name, entry in artifact.manifest.files.items() if only(name, entry)}
     found = {
         name: info for name, info in files.walk(artifact.path) if name not in (manifest.FILE, manifest.TWIN)
     }
@@ -54,24 +78,74 @@ def verify(artifact: Artifact, progress: Progress | None = None) -> Verification
     same_size = [n for n in both if files.is_plain(found[n]) and found[n].st_size == recorded[n].bytes]
     total = sum(recorded[name].bytes for name in same_size)
     with (progress or Silent()).task(f"verify {artifact.name}", total, "B") as task:
-        hashes = files.sha256_all(artifact.path, same_size, task.advance)
-    changed = [name for name in both if hashes.get(name) != recorded[name].sha256]
+
+        def sha256(stream: BufferedReader, name: str) -> str:
+            if hashes is None or recorded[name].bytes <= SMALL_BYTES:
+                return files.sha256(stream, task.advance)
+            return hashes.sha256(stream, artifact.path / name, task.advance, again=again)
+
+        digests = files.sha256_all(artifact.path, same_size, of=sha256)
+    missing = sorted(recorded.keys() - found.keys())
+    changed = [name for name in both if digests.get(name) != recorded[name].sha256]
+    faults = [f"{name}: is missing" for name in missing]
+    faults += [f"{name}: {_difference(recorded[name], found[name], digests.get(name))}" for name in changed]
     if artifact.manifest.key.digest != artifact.digest:
         changed.append(manifest.FILE)
+        faults.append(f"{manifest.FILE}: does not give the digest {artifact.digest}, which it names")
     return Verification(
-        missing=tuple(sorted(recorded.keys() - found.keys())),
-        extra=tuple(sorted(found.keys() - recorded.keys())),
+        missing=tuple(missing),
+        extra=tuple(sorted(found.keys() - artifact.manifest.files.keys())),
         changed=tuple(sorted(changed)),
+        faults=tuple(faults),
     )
+
+
+def _difference(entry: FileEntry, info: os.stat_result, digest: str | None) -> str:
+    if not files.is_plain(info):
+        return f"is {kind_of(info)}, not a file"
+    if digest is None:
+        return f"has {info.st_size} bytes, and was published with {entry.bytes}"
+    return f"has the SHA-256 {digest}, and was published with {entry.sha256}"
+
+
+def check(
+    artifact: Artifact,
+    hashes: FileHashes,
+    progress: Progress | None = None,
+    only: Callable[[str, FileEntry], bool] = lambda *_: True,
+) -> None:
+    """Make sure that an artifact's files are those that were published, before they are used.
+
+    Large files that `hashes` knows are not read. Raises DamagedArtifact with all that differ.
+    """
+    result = verify(artifact, progress, hashes, again=False, only=only)
+    hashes.save()
+    if result.faults:
+        raise damaged(artifact, result)
+
+
+def damaged(artifact: Artifact, result: Verification) -> DamagedArtifact:
+    """What to say of an artifact that is."""
+    lines = [f"{artifact.path}: damaged", *(f"  {fault}" for fault in result.faults)]
+    help_ = (
+        "`pipeline store verify --remove` finds and removes what is damaged in the store; then build it again"
+    )
+    return DamagedArtifact("\n".join([*lines, help_]))
 
 
 def quick_check(artifact: Artifact) -> Verification:
     """As `verify`, by presence and size only: milliseconds, for every look-up."""
-    missing, changed = [], []
+    missing, faults, changed = [], [], []
     for name, entry in artifact.manifest.files.items():
         try:
-            if (artifact.path / name).stat().st_size != entry.bytes:
-                changed.append(name)
+            info = (artifact.path / name).stat()
         except FileNotFoundError:
             missing.append(name)
-    return Verification(missing=tuple(sorted(missing)), changed=tuple(sorted(changed)))
+            faults.append(f"{name}: is missing")
+            continue
+        if info.st_size != entry.bytes:
+            changed.append(name)
+            faults.append(f"{name}: {_difference(entry, info, None)}")
+    return Verification(
+        missing=tuple(sorted(missing)), changed=tuple(sorted(changed)), faults=tuple(sorted(faults))
+    )

@@ -14,7 +14,11 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from io import BufferedReader
 from pathlib import Path
+from typing import BinaryIO
+
+from pipeline.reading import open_file
 
 _BLOCK = 1 << 20
 _FICLONE = 0x40049409  # linux/fs.h: share the extents of another file (btrfs, xfs)
@@ -58,25 +62,35 @@ def tree_bytes(root: Path) -> int:
     return total
 
 
-def sha256(path: Path, advance: Callable[[float], None] | None = None) -> str:
-    """SHA-256 of a file, 64 hexadecimal digits; `advance` is told the bytes as they are read."""
+def sha256(stream: BufferedReader, advance: Callable[[float], None] | None = None) -> str:
+    """SHA-256 of what is left of a file, 64 hexadecimal digits; `advance` is told the bytes as they are read."""
     digest = hashlib.sha256()
     buffer = bytearray(_BLOCK)
     view = memoryview(buffer)
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(view[:count])
-            if advance is not None:
-                advance(count)
+    while count := stream.readinto(buffer):
+        digest.update(view[:count])
+        if advance is not None:
+            advance(count)
     return digest.hexdigest()
 
 
 def sha256_all(
-    root: Path, names: list[str], advance: Callable[[float], None] | None = None
+    root: Path,
+    names: list[str],
+    advance: Callable[[float], None] | None = None,
+    of: Callable[[BufferedReader, str], str] | None = None,
 ) -> dict[str, str]:
-    """Name -> SHA-256, several files at a time (hashing leaves the interpreter free)."""
+    """Name -> SHA-256, several files at a time (hashing leaves the interpreter free).
+
+    `of`: gives the hash of an open file and its name, where another way than reading it may do.
+    """
+
+    def of_file(name: str) -> str:
+        with open_file(root / name, follow=False) as stream:
+            return sha256(stream, advance) if of is None else of(stream, name)
+
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-        return dict(zip(names, pool.map(lambda name: sha256(root / name, advance), names), strict=True))
+        return dict(zip(names, pool.map(of_file, names), strict=True))
 
 
 def fsync(path: Path) -> None:
@@ -92,13 +106,21 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def settle(root: Path) -> None:
-    """Take the write permission from every file under `root`, and put all on the disk, leaves first."""
-    for folder, _, names in os.walk(root, topdown=False):
+def make_read_only(root: Path) -> None:
+    """Take the write permission from every file under `root`. What has none keeps its change time."""
+    for folder, _, names in os.walk(root):
         for name in names:
             path = Path(folder, name)
-            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
-            fsync(path)
+            mode = stat.S_IMODE(path.lstat().st_mode)
+            if mode & 0o222 and not path.is_symlink():
+                path.chmod(mode & ~0o222)
+
+
+def settle(root: Path) -> None:
+    """Put all under `root` on the disk, leaves first."""
+    for folder, _, names in os.walk(root, topdown=False):
+        for name in names:
+            fsync(Path(folder, name))
         fsync(Path(folder))
 
 
@@ -112,11 +134,11 @@ def remove_tree(root: Path) -> None:
     shutil.rmtree(root)
 
 
-def clone(source: Path, target: Path) -> bool:
-    """Copy a file by sharing its blocks, at no cost, where the filesystem can; else False and no target."""
-    with source.open("rb") as read, target.open("xb") as write:
+def clone(source: BufferedReader, target: Path) -> bool:
+    """Copy an open file by sharing its blocks, at no cost, where the filesystem can; else False and no target."""
+    with _create_like(source, target) as write:
         try:
-            fcntl.ioctl(write.fileno(), _FICLONE, read.fileno())
+            fcntl.ioctl(write.fileno(), _FICLONE, source.fileno())
         except OSError as error:
             if error.errno not in _NO_CLONES:
                 raise
@@ -126,13 +148,24 @@ def clone(source: Path, target: Path) -> bool:
     return False
 
 
-def copy(source: Path, target: Path, advance: Callable[[float], None] | None = None) -> None:
-    """Copy the bytes of a file to a new one; `advance` is told them as they go."""
-    with source.open("rb") as read, target.open("xb") as write:
-        while block := read.read(_BLOCK):
+def copy(source: BufferedReader, target: Path, advance: Callable[[float], None] | None = None) -> None:
+    """Copy the bytes of an open file to a new one; `advance` is told them as they go."""
+    with _create_like(source, target) as write:
+        while block := source.read(_BLOCK):
             write.write(block)
             if advance is not None:
                 advance(len(block))
+
+
+def is_private(stream: BufferedReader) -> bool:
+    """Whether not everybody may read a file."""
+    return not os.fstat(stream.fileno()).st_mode & stat.S_IROTH
+
+
+def _create_like(source: BufferedReader, target: Path) -> BinaryIO:
+    """A new file to write, which is its owner's alone if `source` is private."""
+    mode = 0o600 if is_private(source) else 0o666
+    return open(target, "xb", opener=lambda name, flags: os.open(name, flags, mode))
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -142,5 +175,6 @@ def link_or_copy(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        if not clone(source, target):
-            copy(source, target)
+        with open_file(source, follow=False) as read:
+            if not clone(read, target):
+                copy(read, target)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import StoreError
+from pipeline.reading import UnreadableFile, read_json
 
 _UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
 
@@ -68,9 +69,9 @@ def shared(path: Path) -> Lock | None:
 def holder(path: Path) -> Holder | None:
     """Who last took `path` exclusively, if the file tells."""
     try:
-        raw = json.loads(path.read_bytes())
+        raw = read_json(path)
         return Holder(pid=raw["pid"], host=raw["host"])
-    except (FileNotFoundError, ValueError, KeyError):  # gone, or not yet written
+    except (UnreadableFile, KeyError):  # gone, or not yet written
         return None
 
 

@@ -12,11 +12,13 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from pipeline.errors import StoreError
+from pipeline.reading import UnreadableFile, read_json
 from pipeline.store.key import SCHEMA, ArtifactKey
 from pipeline.store.sizes import human_bytes
 
 FILE = "manifest.json"
 TWIN = "manifest.txt"
+MAX_BYTES = 64 << 20
 FINDINGS = "preflight"  # among the facts: what was doubtful about the recipe, and what was let pass
 
 
@@ -66,12 +68,10 @@ class Manifest(_Frozen):
         """Read `directory/manifest.json`; StoreError if it is missing, damaged or of another schema."""
         path = directory / FILE
         try:
-            raw = json.loads(path.read_bytes())
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            raise StoreError(f"{path}: damaged: not JSON ({error})") from error
-        schema = raw.get("schema") if isinstance(raw, dict) else None
+            raw = read_json(path, most=MAX_BYTES)
+        except UnreadableFile as error:
+            raise StoreError(f"{path}: damaged: {error.fault.problem}") from error
+        schema = raw.get("schema")
         if schema != SCHEMA:
             raise StoreError(
                 f"{path}: written in schema {schema}, this version of pipeline reads schema {SCHEMA}; "

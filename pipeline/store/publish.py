@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,18 @@ from pipeline.progress import Progress
 from pipeline.store import files, manifest
 from pipeline.store.artifact import Artifact
 from pipeline.store.canonical import Json, canonical
+from pipeline.store.hashes import FileHashes
 from pipeline.store.key import ArtifactKey
 from pipeline.store.manifest import FileEntry, Manifest, Provenance
 
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+# Why a file cannot become longer, and what helps.
+_ROOM = "make room (`pipeline store gc`) or set PIPELINE_STORE to a larger disk"
+_NO_ROOM = {
+    errno.ENOSPC: ("no space left", _ROOM),
+    errno.EDQUOT: ("the disk quota is used up", _ROOM),
+    errno.EFBIG: ("no file may become so large", "raise the limit of this process (ulimit -f)"),
+}
+_WORDS = {"no space left on device": errno.ENOSPC, "file too large": errno.EFBIG}
 
 
 def publish(
@@ -31,9 +40,11 @@ def publish(
     facts: Mapping[str, Json],
     duration_s: float,
     progress: Progress,
+    hashes: FileHashes,
 ) -> Artifact:
     """Turn `work` into the artifact at `target`, all or nothing. StageError if it cannot be an artifact."""
-    entries = _entries(work, key, progress)
+    files.make_read_only(work)
+    entries = _entries(work, target, key, progress, hashes)
     record = Manifest(
         stage=key.stage,
         digest=key.digest,
@@ -53,6 +64,7 @@ def publish(
         total_bytes=sum(entry.bytes for entry in entries.values()),
     )
     record.write(work)
+    files.make_read_only(work)
     files.settle(work)
     try:
         os.rename(work, target)
@@ -60,22 +72,27 @@ def publish(
         raise StoreError(f"{target}: cannot be published from {work}: {error.strerror}") from error
     files.fsync(target.parent)
     files.fsync(work.parent)
+    hashes.save()
     return Artifact(target, record)
 
 
-def is_full(error: BaseException) -> bool:
-    """Whether `error`, or what it came from, is a full disk; libraries in C++ and Rust say so in words."""
+def no_room(error: BaseException) -> tuple[str, str] | None:
+    """Why nothing more could be written and what helps, if `error` came from that; C++ and Rust say so in words."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in _FULL:
-            return True
-        if not isinstance(cause, OSError) and "no space left on device" in str(cause).lower():
-            return True
+        if isinstance(cause, OSError) and cause.errno in _NO_ROOM:
+            return _NO_ROOM[cause.errno]
+        if not isinstance(cause, OSError):
+            for words, number in _WORDS.items():
+                if words in str(cause).lower():
+                    return _NO_ROOM[number]
         cause = cause.__cause__ or cause.__context__
-    return False
+    return None
 
 
-def _entries(work: Path, key: ArtifactKey, progress: Progress) -> dict[str, FileEntry]:
+def _entries(
+    work: Path, target: Path, key: ArtifactKey, progress: Progress, hashes: FileHashes
+) -> dict[str, FileEntry]:
     found = dict(files.walk(work))
     if not found:
         raise StageError(f"{key.name}: the stage left no file")
@@ -85,8 +102,13 @@ def _entries(work: Path, key: ArtifactKey, progress: Progress) -> dict[str, File
         if name in (manifest.FILE, manifest.TWIN):
             raise StageError(f"{key.name}: the stage wrote {name}, which belongs to the store")
     with progress.task(f"hash {key.name}", sum(info.st_size for info in found.values()), "B") as task:
-        hashes = files.sha256_all(work, list(found), task.advance)
-    return {name: FileEntry(bytes=info.st_size, sha256=hashes[name]) for name, info in found.items()}
+
+        def sha256(stream: BufferedReader, name: str) -> str:
+            # Under the name that it will have, so that a start soon after need not read it again.
+            return hashes.sha256(stream, target / name, task.advance, again=True)
+
+        digests = files.sha256_all(work, list(found), of=sha256)
+    return {name: FileEntry(bytes=info.st_size, sha256=digests[name]) for name, info in found.items()}
 
 
 def _facts(key: ArtifactKey, facts: Mapping[str, Json]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,11 +23,12 @@ from pathlib import Path
 from pipeline.errors import StoreError, UserError
 from pipeline.progress import Progress, Silent
 from pipeline.store import files, lock, manifest
-from pipeline.store.artifact import Artifact, quick_check
+from pipeline.store.artifact import Artifact, check, damaged, quick_check
 from pipeline.store.canonical import Json
+from pipeline.store.hashes import FileHashes
 from pipeline.store.key import ArtifactKey
 from pipeline.store.manifest import Manifest
-from pipeline.store.publish import is_full, publish
+from pipeline.store.publish import no_room, publish
 from pipeline.store.sizes import human_bytes
 
 Make = Callable[[Path], Mapping[str, Json]]
@@ -49,6 +51,7 @@ class Store:
         self.reports = root / "reports"
         self.running = root / "running"
         self.caches = root / "caches"
+        self.hashes = FileHashes(root / "hashes.json")
         self._used: dict[
             str, lock.Lock
         ] = {}  # artifact name -> shared lock, until `close` or the end of the process
@@ -81,12 +84,18 @@ class Store:
         artifact = Artifact(path, Manifest.load(path))
         if artifact.digest != key.digest:
             raise StoreError(f"{path}: holds {artifact.digest}, not {key.digest}: remove it and build again")
-        check = quick_check(artifact)
-        if not check.ok:
-            raise StoreError(
-                f"{path}: damaged ({check}); `pipeline store verify --remove {key.name}`, then build again"
-            )
+        result = quick_check(artifact)
+        if not result.ok:
+            raise damaged(artifact, result)
         return artifact
+
+    def check(self, artifact: Artifact, progress: Progress | None = None) -> None:
+        """Make sure, before an artifact is used, that its files are those that were published.
+
+        Raises:
+            DamagedArtifact: with all that differ.
+        """
+        check(artifact, self.hashes, progress)
 
     def list(self) -> tuple[Artifact, ...]:
         """Every readable artifact, the one used last first."""
@@ -172,25 +181,32 @@ class Store:
         try:
             if not key.resumable:
                 files.remove_tree(work)
-            work.mkdir(exist_ok=True)
+            work.mkdir(exist_ok=True, mode=0o700 if self._is_private(key) else 0o777)
             for record in (manifest.FILE, manifest.TWIN):  # of a maker that was killed just before the rename
                 (work / record).unlink(missing_ok=True)
             self._check_space(key.name, needs_bytes - files.tree_bytes(work))
             start = time.monotonic()
             facts = make(work)
             duration_s = time.monotonic() - start
-            return publish(work, self.artifacts / key.name, key, recipe, facts, duration_s, progress)
+            return publish(
+                work, self.artifacts / key.name, key, recipe, facts, duration_s, progress, self.hashes
+            )
         except BaseException as error:
             written = files.tree_bytes(work)
             free = human_bytes(shutil.disk_usage(self.root).free)
             if not key.resumable:
                 files.remove_tree(work)
-            if is_full(error):
+            if reason := no_room(error):
+                why, fix = reason
                 raise StoreError(
-                    f"{key.name}: no space left in {self.root}: {human_bytes(written)} were written, {free} "
-                    "are free; make room (`pipeline store gc`) or set PIPELINE_STORE to a larger disk"
+                    f"{key.name}: {why} in {self.root}: {human_bytes(written)} were written, {free} are free; {fix}"
                 ) from error
             raise
+
+    def _is_private(self, key: ArtifactKey) -> bool:
+        """Whether an input is its owner's alone; then so is what is made from it."""
+        inputs = (path for digest in key.inputs.values() for path in self.artifacts.glob(f"*-{digest[:20]}"))
+        return any(not path.stat().st_mode & stat.S_IROTH for path in inputs)
 
     def _check_space(self, name: str, needed: int) -> None:
         free = shutil.disk_usage(self.root).free
@@ -240,7 +256,7 @@ class Store:
             while (held := lock.shared(self._lock_path(name))) is None:
                 time.sleep(_POLL_S)  # published, so its maker or a collector is about to let go
         except OSError as error:
-            if error.errno not in (errno.EROFS, errno.EACCES):
+            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
                 raise
             return None
         return held

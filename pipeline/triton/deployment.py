@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.errors import Fault, InvalidInput
+from pipeline.reading import read_text
 
 FILE, REPOSITORY = "deployment.json", "model_repository"
 CONTAINER_ROOT = "/deployment"  # where a container sees the package; paths of C++ backends begin with it
@@ -111,15 +112,15 @@ class Deployment(_Section):
         """Read the deployment.json of a package.
 
         Raises:
-            InvalidInput: there is none, or it is not one.
+            InvalidInput, UnreadableFile: there is none, or it is not one.
         """
         path = package / FILE
-        if not path.is_file():
+        if not path.exists():
             raise InvalidInput(
                 str(package), [Fault(f"no {FILE}", fix="name the folder that `pipeline build` made")]
             )
         try:
-            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+            return cls.model_validate_json(read_text(path))
         except ValidationError as error:
             faults = [
                 Fault(fault["msg"], where=FILE, key=".".join(map(str, fault["loc"])))

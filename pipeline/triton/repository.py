@@ -13,7 +13,7 @@ import ast
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -139,15 +139,19 @@ def finish(deployment: Deployment, into: Path, progress: Progress) -> dict[str, 
     }
 
 
-def content_digest(*folders: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """SHA-256 (hex) of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def content_digest(*folders: Path, sha256: Callable[[Path], str] = sha256_of) -> str:
     """SHA-256 (hex) over the relative names and contents of all files in the folders, byte-code left out."""
     digest = hashlib.sha256()
     for folder in folders:
         for path in sorted(folder.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
-                with path.open("rb") as file:
-                    content = hashlib.file_digest(file, "sha256").hexdigest()
-                digest.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
+                digest.update(f"{path.relative_to(folder).as_posix()}\0{sha256(path)}\n".encode())
     return digest.hexdigest()
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from pipeline.errors import ServerError
+from pipeline.reading import UnreadableFile, read_json
 
 _POLL_S = 0.1
 # A process that began so much later than its record is another one that got the same number.
@@ -62,11 +63,12 @@ class RunningServer:
         """The record of recipe `name`, None if there is none. The server may be gone: see `alive`."""
         file = _file(folder, name)
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))
-            return cls(**{**data, "deployment": Path(data["deployment"])})
-        except FileNotFoundError:
-            return None
-        except (ValueError, TypeError, KeyError) as error:
+            data = read_json(file)
+            datetime.fromisoformat(data["started"])
+            return cls(**{**data, "pid": int(data["pid"]), "deployment": Path(data["deployment"])})
+        except (UnreadableFile, ValueError, TypeError, KeyError) as error:
+            if not file.exists():
+                return None
             raise ServerError(f"{file}: is not a record of a server ({error}); remove it") from error
 
     @classmethod

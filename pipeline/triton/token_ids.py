@@ -6,13 +6,13 @@ the end token. Further ends are in generation_config.json (Llama 3 has three). R
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import StageError
+from pipeline.reading import MAX_TOKENIZER_BYTES, UnreadableFile, read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +29,24 @@ def token_ids(tokenizer: Path, vocab_size: int) -> TokenIds:
     """The ids of a folder with tokenizer.json and the files beside it.
 
     Raises:
-        StageError: there is no tokenizer.json, or no token that ends an answer.
+        StageError: there is no tokenizer.json, or no token that ends an answer. UnreadableFile: a file is damaged.
     """
     if not (tokenizer / "tokenizer.json").is_file():
         raise StageError(
             f"{tokenizer}: no tokenizer.json; tokenizers that only have a .model file are not served"
         )
-    by_name = dict(tokens(_read(tokenizer / "tokenizer.json")))
+    by_name = dict(read_tokens(tokenizer / "tokenizer.json"))
     settings = _read(tokenizer / "special_tokens_map.json") | _read(tokenizer / "tokenizer_config.json")
     ends = [by_name[name] for name in _names(settings, "eos_token") if name in by_name]
     for file in ("generation_config.json", "config.json"):
         declared = _read(tokenizer / file).get("eos_token_id")
         if declared is not None:
-            ends += declared if isinstance(declared, list) else [declared]
+            given = declared if isinstance(declared, list) else [declared]
+            if not all(type(id) is int for id in given):
+                raise UnreadableFile(
+                    tokenizer / file, f"eos_token_id = {declared!r:.60}: must be ids of tokens"
+                )
+            ends += given
             break
     if not ends:
         raise StageError(
@@ -52,8 +57,19 @@ def token_ids(tokenizer: Path, vocab_size: int) -> TokenIds:
     return TokenIds(end=ends[0], pad=(pads or ends)[0], stop=others, vocab_size=vocab_size)
 
 
-def tokens(tokenizer: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Each token of a tokenizer.json and its id, added ones last."""
+def read_tokens(file: Path) -> list[tuple[str, int]]:
+    """Each token of a tokenizer.json and its id, added ones last. Raises UnreadableFile."""
+    try:
+        found = list(_tokens(read_json(file, most=MAX_TOKENIZER_BYTES)))
+        sound = all(isinstance(token, str) and type(id) is int for token, id in found)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        sound = False
+    if not sound:
+        raise UnreadableFile(file, "has no vocabulary of texts and ids that can be read")
+    return found
+
+
+def _tokens(tokenizer: dict[str, Any]) -> Iterator[tuple[str, int]]:
     vocabulary = tokenizer.get("model", {}).get("vocab", {})
     if isinstance(vocabulary, dict):
         yield from vocabulary.items()
@@ -65,11 +81,8 @@ def tokens(tokenizer: dict[str, Any]) -> Iterator[tuple[str, int]]:
 def _names(settings: dict[str, Any], key: str) -> Iterator[str]:
     token = settings.get(key)
     if token:
-        yield token["content"] if isinstance(token, dict) else token
+        yield str(token.get("content") if isinstance(token, dict) else token)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
+    return dict(read_json(path)) if path.exists() else {}

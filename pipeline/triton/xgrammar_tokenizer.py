@@ -12,15 +12,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pipeline.triton.token_ids import TokenIds, tokens
+from pipeline.reading import MAX_TOKENIZER_BYTES, read_text
+from pipeline.triton.token_ids import TokenIds, read_tokens
 
 FILE = "xgrammar_tokenizer_info.json"
 
 
 def tokenizer_info(tokenizer: Path, ids: TokenIds) -> str:
     """The file's text, for a folder with tokenizer.json."""
-    text = (tokenizer / "tokenizer.json").read_text(encoding="utf-8")
-    by_id = {id: token for token, id in tokens(json.loads(text))}
+    text = read_text(tokenizer / "tokenizer.json", MAX_TOKENIZER_BYTES)
+    by_id = {id: token for token, id in read_tokens(tokenizer / "tokenizer.json")}
     info = {
         "encoded_vocab": [by_id.get(id, "") for id in range(max(by_id) + 1)],
         "tokenizer_str": text,

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.checkpoint import Architecture, Rope
 from pipeline.errors import InvalidInput, SourceError
+from pipeline.reading import UnreadableFile
 from tests.support.models import CLASSES, LLAMA3_SCALING, make_checkpoint
 
 CONFIG = {
@@ -99,7 +100,7 @@ def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"config\.json is missing"):
         Architecture.read(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(SourceError, match="not valid JSON"):
+    with pytest.raises(UnreadableFile, match=r"config\.json:1: is not JSON"):
         Architecture.read(tmp_path)
 
 

@@ -119,6 +119,7 @@ def test_numpy_numbers_are_numbers() -> None:
         ("repetition_penalty", 0, "must be more than 0"),
         ("stop", ["a", ""], "none of them empty"),
         ("stop", [1], "a text or a list of texts"),
+        ("stop", ["\ud83d"], "text that UTF-8 can encode"),
         ("log_probs", 1, "must be True or False"),
     ],
 )

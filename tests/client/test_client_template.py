@@ -176,7 +176,7 @@ def test_a_folder_without_a_template(tmp_path: Path) -> None:
         ChatTemplate.from_directory(folder(tmp_path))
 
 
-@pytest.mark.parametrize("prompt", ["", [], ["Hi"], [{"content": "Hi"}]])
+@pytest.mark.parametrize("prompt", ["", [], ["Hi"], [{"content": "Hi"}], "\ud83d", [{"role": "\ud83d"}]])
 def test_what_is_no_prompt(prompt: Any) -> None:
     with pytest.raises(Refused):
-        as_prompt(prompt, ChatTemplate("{{ messages }}"))
+        as_prompt(prompt, ChatTemplate("{{ messages[0].role }}"))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 from click.testing import CliRunner, Result
 
 from pipeline.cli.deploy import command
+from pipeline.deploy.local import LocalDeployment
 from pipeline.errors import PipelineError, UserError
+from pipeline.progress import Lines
 from pipeline.triton.launch import Ports
 from pipeline.triton.running import RunningServer
+from pipeline.triton.server import TritonServer
 from tests.support.command import Command
 
 
@@ -73,6 +78,19 @@ def test_a_package_is_served_and_announced(cpu_package: Path, tmp_path: Path) ->
         assert deploying.stop() == 0
     assert RunningServer.find(tmp_path / "running", "support") is None
     assert "Started GRPCInferenceService" in (tmp_path / "triton.log").read_text()
+
+
+def test_a_server_that_cannot_be_announced_is_served_all_the_same(tmp_path: Path) -> None:
+    """Its store may be one that is only read."""
+    (tmp_path / "running").write_text("no folder")
+    told = io.StringIO()
+    record = RunningServer(
+        1, "localhost:1", "http://localhost:2", "http://localhost:3", tmp_path, "2026-01-01"
+    )
+    server = cast(TritonServer, None)
+    LocalDeployment("r", tmp_path, server, tmp_path / "running", Lines(told)).announce(record)
+    assert f"{tmp_path / 'running'} cannot be written (File exists)" in told.getvalue()
+    assert "--url" in told.getvalue()
 
 
 def test_what_is_let_pass_is_marked_and_refuses_no_more(

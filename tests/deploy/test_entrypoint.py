@@ -17,7 +17,9 @@ import pytest
 from pipeline.client import Client
 from pipeline.deploy.entrypoint import Settings
 from pipeline.errors import InvalidInput
+from pipeline.triton.deployment import Deployment
 from pipeline.triton.launch import Ports
+from pipeline.triton.repository import content_digest
 from tests.support.command import Command
 from tests.support.waiting import wait_for
 
@@ -114,6 +116,8 @@ def test_sigterm_while_it_starts_is_not_waited_with(cpu_package: Path, tmp_path:
     model.write_text(
         "import time\ntime.sleep(600)\n" + model.read_text().replace("from __future__", "# from __future__")
     )
+    digest = content_digest(package / "model_repository")
+    Deployment.load(package).model_copy(update={"digest": digest}).save(package)
     with Container(package, tmp_path).command as command:
         command.wait_for("starting Triton for support")
         time.sleep(1)

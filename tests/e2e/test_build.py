@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -62,6 +65,32 @@ def test_a_tighter_gate_stops_the_build_although_all_is_built(built: Store) -> N
 def test_the_gate_keeps_a_report_of_what_passed(built: Store) -> None:
     (report,) = [json.loads(path.read_text()) for path in built.reports.glob("tiny-cpu-*/report.json")]
     assert [one["files"] for one in report["metrics"]] == ["hf", "trtllm-tp1"]
+
+
+def test_a_read_only_store_that_has_all_is_enough(built: Store) -> None:
+    """Nothing is to be made, so nothing has to be written, the gate's report neither."""
+    with read_only(built.root):
+        done = pipeline("build", "tiny-cpu", store=built.root)
+        assert done.returncode == 0, done.stderr
+        assert Path(done.stdout.strip()).parent == built.artifacts
+        other = pipeline("build", "tiny-cpu", "--set", "limits.max_output_tokens=8", store=built.root)
+    assert other.returncode == 1
+    assert f"pipeline: the store {built.root} cannot be written: Read-only file system" in other.stderr
+
+
+@contextlib.contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """A folder on a filesystem that takes no writes, those of root neither."""
+    done = subprocess.run(
+        ["mount", "--bind", str(folder), str(folder)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(folder)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
 
 
 def test_planning_a_pinned_commit_needs_no_hub(tmp_path: Path) -> None:

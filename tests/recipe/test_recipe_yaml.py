@@ -53,6 +53,8 @@ FORM = {
     "wrong tag": ("slo: {ttft_p95_ms: !!int many}\n", "r.yaml:10: slo.ttft_p95_ms: is not int: many"),
     "alias of itself": ("slo: &a {ttft_p95_ms: *a}\n",
         "r.yaml:10: slo.ttft_p95_ms: contains itself through an alias"),
+    "half a character": ('slo: {"\\udfff": 2}\n',
+        r"r.yaml:10: slo: holds \udfff, which is half of a character: write both halves, or none"),
     "merge of a number": ("slo: {<<: 3}\n", "r.yaml:10: slo: merges (<<) something that is not a mapping"),
 }  # fmt: skip
 

@@ -58,5 +58,5 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
     with pytest.raises(StageError, match=r"config\.json: no key build_config"):
         EngineFolder.read(folder)
     (folder / "config.json").write_text("{")
-    with pytest.raises(StageError, match=r"config\.json: Expecting"):
+    with pytest.raises(StageError, match=r"config\.json:1: is not JSON: Expecting"):
         EngineFolder.read(folder)

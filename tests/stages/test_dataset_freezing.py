@@ -135,7 +135,7 @@ def test_messages_that_the_template_refuses_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "set.jsonl"
     path.write_text("".join(json.dumps({"messages": [turn] * count}) + "\n" for count in (1, 2, 2, 2)))
     with pytest.raises(
-        UserError, match="3 passed over: the chat template refuses the messages: one turn only"
+        UserError, match="3 passed over: the chat template does not take these messages: one turn only"
     ):
         freeze_into(tmp_path / "a", LocalSource(path), tmp_path)
 
@@ -150,13 +150,16 @@ def test_messages_that_the_template_refuses_are_counted(tmp_path: Path) -> None:
         ('{"messages": []}', "messages: must be a list of messages"),
         ('{"messages": [{"content": "a"}]}', "every message needs a role"),
         ('{"messages": [{"role": "user", "content": null}]}', "every message needs a content"),
+        ('{"text": "\udcff"}', "is not UTF-8: byte 0xff"),
+        ('{"text": "\\ud83d"}', "which is half of a character"),
+        ('{"text": ' + "[" * 9999, "is nested too deeply"),
     ],
 )
 def test_lines_that_are_wrong_are_all_named(
     tmp_path: Path, checkpoint: Path, line: str, problem: str
 ) -> None:
     path = tmp_path / "set.jsonl"
-    path.write_text(f'{{"text": "fine"}}\n{line}\n\n{line}\n')
+    path.write_text(f'{{"text": "fine"}}\n{line}\n\n{line}\n', "utf-8", "surrogateescape")
     with pytest.raises(InvalidInput) as caught:
         freeze_into(tmp_path / "a", LocalSource(path), checkpoint)
     assert [fault.line for fault in caught.value.faults] == [2, 4]

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +14,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.errors import SourceError
+from pipeline.checkpoint.folder import CheckpointFolder
+from pipeline.errors import InvalidInput, SourceError
 from pipeline.progress import Silent
+from pipeline.reading import UnreadableFile
 from pipeline.recipe import LocalSource
 from pipeline.stages.fetch import LocalCheckpoint, fetch, resolve
-from pipeline.stages.fetch.hashes import HashCache
-from pipeline.store import Store, files
+from pipeline.store import Artifact, ArtifactKey, Store, files
 from tests.support.checkpoints import CONFIG, index, sharded, weights, whole
+from tests.support.hashed import HashedFiles
 
 
 @dataclass(frozen=True)
@@ -92,15 +95,102 @@ def test_the_copy_stays_as_it_was(tmp_path: Path, into: Path) -> None:
     assert held(into) == whole()
 
 
-def test_links_are_followed(tmp_path: Path, into: Path) -> None:
-    """As in the cache of huggingface_hub: names that are links to blobs."""
-    blobs = folder(tmp_path / "blobs", whole())
-    snapshot = folder(tmp_path / "snapshot", {})
-    for name in whole():
-        (snapshot / name).symlink_to(f"../blobs/{name}")
-    fetch(settle(snapshot), into, progress=Silent())
-    assert held(into) == whole() == held(blobs)
+def hub_snapshot(cache: Path) -> Path:
+    """A checkpoint in the cache of huggingface_hub: names that are links to blobs."""
+    blobs, snapshot = cache / "models--org--name" / "blobs", cache / "models--org--name" / "snapshots" / "abc"
+    for place in (blobs, snapshot):
+        place.mkdir(parents=True)
+    for number, (name, content) in enumerate(whole().items()):
+        (blobs / str(number)).write_bytes(content)
+        (snapshot / name).symlink_to(f"../../blobs/{number}")
+    return snapshot
+
+
+@pytest.mark.parametrize("layout", ["hub", "link to a hub's snapshot", "folder"])
+def test_links_are_followed_within_the_folder_and_to_the_blobs_of_a_hub(
+    tmp_path: Path, into: Path, layout: str
+) -> None:
+    source = tmp_path / "source"
+    if layout == "folder":
+        folder(source, {f"files/{name}": content for name, content in whole().items()})
+        for name in whole():
+            (source / name).symlink_to(f"files/{name}")
+    else:
+        source = hub_snapshot(tmp_path / "cache")
+        if layout != "hub":
+            (tmp_path / "link").symlink_to(source)
+            source = tmp_path / "link"
+    fetch(settle(source), into, progress=Silent())
+    assert held(into) == whole()
     assert not any(path.is_symlink() for path in into.iterdir())
+
+
+def test_what_leads_out_or_is_no_file_is_refused_all_at_once(tmp_path: Path) -> None:
+    """Opening one of these would hang, or bring a file of the system into the store."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"{}")
+    source = folder(tmp_path / "source", whole())
+    hub = hub_snapshot(tmp_path / "cache")
+    for place in (source, hub):
+        for name in ("tokenizer.json", "config.json", "model.safetensors"):
+            (place / name).unlink()
+        (place / "tokenizer.json").symlink_to(secret)
+        os.mkfifo(place / "config.json")
+        (place / "model.safetensors").symlink_to("/dev/zero")
+        (place / "vocab.json").symlink_to("nothing")
+        (place / "notes.txt").symlink_to(secret)
+        with pytest.raises(InvalidInput) as caught:
+            resolve(Asked(LocalSource(place)))
+        assert str(caught.value).startswith(f"local:{place}: 4 faults")
+        assert "config.json: is a named pipe, not a regular file" in str(caught.value)
+        assert f"tokenizer.json: is a link to {secret}, outside of the folder (copy" in str(caught.value)
+        assert "model.safetensors: is a link to /dev/zero, outside" in str(caught.value)
+        assert "vocab.json: cannot be read: No such file" in str(caught.value)
+        assert "notes.txt" not in str(caught.value), "nobody reads it"
+
+
+@pytest.mark.parametrize("swapped", ["files", "files/real.json"])
+def test_what_becomes_a_link_after_it_was_judged_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swapped: str
+) -> None:
+    source = folder(tmp_path / "source", {"files/real.json": b"{}"})
+    (source / "config.json").symlink_to("files/real.json")
+    elsewhere = folder(tmp_path / "elsewhere", {"files/real.json": b"secret"})
+    checkpoint = CheckpointFolder(source)
+    assert checkpoint.read("config.json") == b"{}"
+
+    judged = checkpoint._way("config.json")
+    monkeypatch.setattr(CheckpointFolder, "_way", lambda *_: judged)
+    (source / swapped).rename(source / "before")
+    (source / swapped).symlink_to(elsewhere / swapped)
+    with pytest.raises(UnreadableFile, match=r"config\.json"):
+        checkpoint.read("config.json")
+
+
+def test_the_store_keeps_to_itself_what_others_may_not_read(tmp_path: Path) -> None:
+    """So it stays with all that is made from it, whatever the umask allows."""
+    store = Store(tmp_path / "store")
+
+    def obtain(source: Path) -> tuple[Artifact, Artifact]:
+        resolved = settle(source)
+        key = ArtifactKey("fetch", settings=resolved.identity, resumable=True)
+        fetched = store.obtain(key, lambda into: fetch(resolved, into, progress=Silent()), recipe="r")
+        derived = ArtifactKey("build", inputs={"checkpoint": fetched.digest})
+        return fetched, store.obtain(derived, lambda into: {"n": (into / "a").write_bytes(b"a")}, recipe="r")
+
+    source = folder(tmp_path / "source", whole())
+    open_to_all = obtain(source)
+    (source / "model.safetensors").write_bytes(weights("private"))
+    (source / "model.safetensors").chmod(0o640)
+    private = obtain(source)
+    umask = os.umask(0)
+    os.umask(umask)
+    for artifact in open_to_all:
+        assert stat.S_IMODE(artifact.path.stat().st_mode) == 0o777 & ~umask
+    for artifact in private:
+        assert stat.S_IMODE(artifact.path.stat().st_mode) == 0o700 & ~umask
+    assert stat.S_IMODE((private[0].path / "model.safetensors").stat().st_mode) == 0o400 & ~umask
+    assert stat.S_IMODE((private[0].path / "config.json").stat().st_mode) == 0o444 & ~umask
 
 
 def test_a_source_that_changes_meanwhile_is_refused(tmp_path: Path, into: Path) -> None:
@@ -120,7 +210,7 @@ def test_too_small_a_disk(tmp_path: Path, into: Path, monkeypatch: pytest.Monkey
     resolved = settle(folder(tmp_path / "source", whole()))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
     monkeypatch.setattr(files, "clone", lambda *_: False)
-    with pytest.raises(SourceError, match=r"needs 8\.2 KiB, .* has 4\.0 KiB free"):
+    with pytest.raises(SourceError, match=r"needs 8\.3 KiB, .* has 4\.0 KiB free"):
         fetch(resolved, into, progress=Silent())
 
 
@@ -147,8 +237,8 @@ def test_a_failing_disk_is_not_taken_for_a_filesystem_that_cannot_clone(
 
     monkeypatch.setattr("pipeline.store.files.fcntl.ioctl", ioctl)
     (tmp_path / "a").write_bytes(b"a")
-    with pytest.raises(OSError, match="Input/output error"):
-        files.clone(tmp_path / "a", tmp_path / "b")
+    with (tmp_path / "a").open("rb") as source, pytest.raises(OSError, match="Input/output error"):
+        files.clone(source, tmp_path / "b")
 
 
 @pytest.mark.parametrize(
@@ -242,69 +332,21 @@ def test_allowed_pickles_become_safetensors(tmp_path: Path, into: Path, names: t
 # remembered hashes
 
 
-def old(path: Path) -> Path:
-    os.utime(path, (1, 1))
-    return path
-
-
-class Counter:
-    """How many bytes were hashed."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.paths: list[str] = []
-        real = files.sha256
-
-        def sha256(path: Path, advance) -> str:  # type: ignore[no-untyped-def]
-            self.paths.append(path.name)
-            return real(path, advance)
-
-        monkeypatch.setattr("pipeline.stages.fetch.hashes.files.sha256", sha256)
-
-
 def test_hashes_are_remembered_while_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.stages.fetch.hashes._SETTLED_S", -1.0)
-    counted = Counter(monkeypatch)
+    monkeypatch.setattr("pipeline.store.hashes._SETTLED_S", -1.0)
+    counted = HashedFiles(monkeypatch)
     store = Store(tmp_path / "store")
     source = folder(tmp_path / "source", whole())
     asked = Asked(LocalSource(source))
     first = resolve(asked, store=store)
-    assert sorted(counted.paths) == sorted(whole())
-    counted.paths.clear()
+    assert sorted(counted.names) == sorted(whole())
+    counted.names.clear()
     assert resolve(asked, store=store).identity == first.identity
-    assert counted.paths == []
+    assert counted.names == []
 
     path = source / "model.safetensors"
     before = path.stat()
     path.write_bytes(bytes(reversed(path.read_bytes())))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert resolve(asked, store=store).identity != first.identity, "same size, same time, other bytes"
-    assert counted.paths == ["model.safetensors"]
-
-
-def test_what_was_written_just_now_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = Counter(monkeypatch)
-    path = tmp_path / "new"
-    path.write_bytes(b"1")
-    for _ in range(2):
-        cache = HashCache(tmp_path / "hashes.json")
-        cache.sha256(path, lambda _: None)
-        cache.save()
-    assert counted.paths == ["new", "new"]
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"schema": 2, "files": {}}', '{"schema": 1, "files": {"/a": [1]}}']
-)
-def test_a_damaged_memory_is_an_empty_one(tmp_path: Path, text: str) -> None:
-    (tmp_path / "hashes.json").write_text(text)
-    (tmp_path / "a").write_bytes(b"")
-    empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-    cache = HashCache(tmp_path / "hashes.json")
-    assert cache.sha256(tmp_path / "a", lambda _: None) == empty
-    cache.save()
-    assert json.loads((tmp_path / "hashes.json").read_text())["schema"] == 1
-
-
-def test_a_memory_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    HashCache(tmp_path / "file" / "hashes.json").save()
+    assert counted.names == ["model.safetensors"]

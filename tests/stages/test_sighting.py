@@ -20,7 +20,7 @@ from pipeline.stages.fetch import failures
 from pipeline.stages.outlook import look_ahead
 from pipeline.stages.sighting import see_models
 from pipeline.store import Store
-from tests.support.checkpoints import index
+from tests.support.checkpoints import TOKENIZER, index
 from tests.support.hub import LoopbackHub
 
 REPO = "org/nobody-knows"
@@ -73,7 +73,7 @@ def files(weights: int = EXPLAINED, **config: Any) -> dict[str, bytes]:
         FIRST: save({"a": np.zeros(half, np.float16)}),
         SECOND: save({"b": np.zeros(weights - half, np.float16)}),
         "consolidated.safetensors": save({"again": np.zeros(weights, np.float16)}),
-        "tokenizer.json": b"{}",
+        "tokenizer.json": TOKENIZER,
     }
 
 

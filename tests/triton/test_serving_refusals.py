@@ -118,7 +118,10 @@ def test_the_ensemble_says_so_too(server: TritonServer) -> None:
     [
         ({"input_lengths": np.array([[0]], np.int32)}, "input_ids: the prompt has no tokens"),
         ({"input_lengths": np.array([[9]], np.int32)}, "input_lengths = 9: input_ids has 4 tokens only"),
-        ({"input_ids": np.array([[1, 2, 3, 99999]], np.int32)}, "token_id = 99999: token ids must be 0 to 2047"),
+        (
+            {"input_ids": np.array([[1, 2, 3, 99999]], np.int32)},
+            "token_id = 99999: token ids must be 0 to 2047",
+        ),
         ({"stop_words_list": np.array([[[5, 6], [2, 1]]], np.int32)}, "stop_words_list: has ends [2, 1]"),
         ({"draft_input_ids": np.array([[1] * 50], np.int32)}, "draft_input_ids: 50 tokens; at most 5 here"),
         ({"stop": np.array([[True]])}, "stop: the request id says what is to be stopped"),

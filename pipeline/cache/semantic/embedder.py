@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from pipeline.cache.backend import Vector
 from pipeline.cache.semantic.bert import FIRST, OUTPUT
+from pipeline.reading import read_tokenizer
 
 States = NDArray[np.float32]
 GRAPHS = ("model_int8.onnx", "model.onnx")  # the first one that is there
@@ -39,7 +40,6 @@ class Embedder:
         Raises FileNotFoundError if the folder holds no graph or no tokenizer.
         """
         import onnxruntime
-        from tokenizers import Tokenizer
 
         graph = next((folder / name for name in GRAPHS if (folder / name).is_file()), None)
         if graph is None or not (folder / "tokenizer.json").is_file():
@@ -52,9 +52,8 @@ class Embedder:
         self._outputs = (
             [OUTPUT, *({FIRST} & outputs)] if OUTPUT in outputs else None
         )  # None: the only one there is
-        self._tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()  # the file's own would cut at 128, silently
+        # Without the file's own limit, which would cut at 128, silently.
+        self._tokenizer: Any = read_tokenizer(folder / "tokenizer.json")
         self.max_tokens = _max_tokens(folder)
         self.identity = f"{name or folder.name}/{graph.name}"
         self.digest = _digest(graph, folder / "tokenizer.json")

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from pipeline.reading import check_line, checked_json
+
 Row = TypeVar("Row")
 _LABELS = {0: False, 1: True}  # false and true are equal to them
 
@@ -72,7 +74,7 @@ def _each(lines: Iterable[str], read: Callable[[str], Row]) -> list[Row]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                rows.append(read(line))
+                rows.append(read(check_line(line)))
             except ValueError as error:
                 faults.append((number, str(error)))
     if faults:
@@ -82,11 +84,11 @@ def _each(lines: Iterable[str], read: Callable[[str], Row]) -> list[Row]:
 
 def _object(line: str, example: str) -> dict[str, Any]:
     try:
-        row: Any = json.loads(line)
-    except ValueError as error:
+        row: dict[str, Any] = checked_json(line)
+    except json.JSONDecodeError as error:
         raise ValueError(f"is not JSON: {error}: needs {example}") from None
-    if not isinstance(row, dict):
-        raise ValueError(f"is not an object like {example}")
+    except ValueError as error:
+        raise ValueError(f"{error}: needs {example}") from None
     return row
 
 

@@ -6,7 +6,6 @@ engine is. Read only; keys are those of TensorRT-LLM 0.19 to 1.2 (`version`, `pr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Self
 
 from pipeline.contracts.trtllm_build import speculative_modes
 from pipeline.errors import StageError
+from pipeline.reading import UnreadableFile, read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,15 @@ class EngineFolder:
         if not path.is_file():
             raise StageError(f"{folder}: no config.json: not the folder of an engine")
         try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise StageError(f"{path}: {error}") from None
+            config = read_json(path)
+        except UnreadableFile as error:
+            raise StageError(str(error)) from None
         try:
             return cls(**_values(config), rank_bytes=_rank_bytes(folder, config))
         except KeyError as error:
             raise StageError(f"{path}: no key {error.args[0]}") from None
+        except (AttributeError, TypeError, ValueError) as error:
+            raise StageError(f"{path}: has a value of another kind than it should: {error}") from None
 
 
 def _values(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.checkpoint.chat import TemplateRefusal
 from pipeline.progress import Progress
-from pipeline.stages.dataset.encoding import Encoder
+from pipeline.stages.dataset.encoding import Encoder, TemplateRefusal
 from pipeline.stages.dataset.rows import Row
 
 # One token predicts nothing, and a handful says nothing about activations.

@@ -56,8 +56,14 @@ def parquet_column(path: Path, column: str) -> list[str]:
             f"{path.name} is a Parquet file, and reading it needs pyarrow: pip install pyarrow; or give a file "
             'of JSON lines: dataset: "local:my-set.jsonl", one {"text": …} a line'
         ) from error
-    table = parquet.read_table(path, columns=[column])
-    values: list[str] = table.column(column).to_pylist()
+    from pyarrow.lib import ArrowException
+
+    try:
+        values: list[str] = parquet.read_table(path, columns=[column]).column(column).to_pylist()
+    except (ArrowException, OSError, KeyError) as error:
+        raise UserError(f"{path}: is no Parquet file with a column {column!r}: {error}") from error
+    if not all(isinstance(value, str) for value in values):
+        raise UserError(f"{path}: column {column!r} holds other values than texts")
     return values
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import Fault, InvalidInput
+from pipeline.reading import checked_json, open_file
 from pipeline.stages.dataset.hub import parquet_column
 
 _MOST_FAULTS = 20
@@ -28,7 +29,7 @@ def read_rows(path: Path, column: str | None, any_kind: bool = False) -> list[Ro
         return [Row(text=value) for value in parquet_column(path, column or "text")]
     rows: list[Row] = []
     faults: list[Fault] = []
-    with path.open(encoding="utf-8", errors="strict") as lines:
+    with open_file(path) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
@@ -47,13 +48,15 @@ def read_rows(path: Path, column: str | None, any_kind: bool = False) -> list[Ro
     return rows
 
 
-def _parse(line: str, column: str | None, any_kind: bool) -> Row | Fault:
+def _parse(line: bytes, column: str | None, any_kind: bool) -> Row | Fault:
     try:
-        entry = json.loads(line)
-    except ValueError as error:
+        entry = checked_json(line.decode())
+    except UnicodeDecodeError as error:
+        return Fault(f"is not UTF-8: byte {line[error.start]:#04x}")
+    except json.JSONDecodeError as error:
         return Fault(f"is not JSON: {error}")
-    if not isinstance(entry, dict):
-        return Fault("must be a JSON object")
+    except ValueError as error:
+        return Fault(f"must be a JSON object: {error}")
     key = column or "messages"
     if any_kind:
         key = "messages" if "messages" in entry else "text"

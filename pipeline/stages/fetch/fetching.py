@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
 from collections import Counter
 from pathlib import Path
 
+from pipeline.checkpoint.folder import CONFIG
 from pipeline.errors import CheckpointError, SourceError
 from pipeline.extras import missing
 from pipeline.progress import Progress
+from pipeline.reading import UnreadableFile, read_json, read_tokenizer
 from pipeline.stages.fetch.local import copy_local
 from pipeline.stages.fetch.pickles import to_safetensors
 from pipeline.stages.fetch.resolved import HubCheckpoint, ResolvedSource
-from pipeline.stages.fetch.selection import CONFIG
 from pipeline.store import Json
 
 
@@ -54,14 +55,13 @@ def _inspect(folder: Path, label: str) -> dict[str, Json]:
     from pipeline.checkpoint.tensors import TensorFiles
 
     try:
-        config = json.loads((folder / CONFIG).read_bytes())
-    except ValueError as error:
-        raise SourceError(f"{label}: {CONFIG} is damaged: {error}") from error
-    if not isinstance(config, dict):
-        raise SourceError(f"{label}: {CONFIG} is damaged: it is not an object")
-    try:
+        config = read_json(folder / CONFIG)
         headers = TensorFiles(folder).headers.values()
-    except CheckpointError as error:
+        if (folder / "tokenizer.json").is_file():
+            # Where the library is not installed, no later stage reads the file here.
+            with contextlib.suppress(ImportError):
+                read_tokenizer(folder / "tokenizer.json")
+    except (CheckpointError, UnreadableFile) as error:
         raise SourceError(f"{label}: {str(error).replace(str(folder) + '/', '')}") from error
     return {
         "architectures": config.get("architectures"),

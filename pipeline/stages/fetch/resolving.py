@@ -14,10 +14,9 @@ from pipeline.errors import SourceError
 from pipeline.extras import missing
 from pipeline.progress import Progress, Silent
 from pipeline.recipe import HubSource, LocalSource
-from pipeline.stages.fetch.hashes import HashCache
 from pipeline.stages.fetch.local import resolve_local
 from pipeline.stages.fetch.resolved import HubCheckpoint, ResolvedSource
-from pipeline.store import Store
+from pipeline.store import FileHashes, Store
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _YES = {"1", "on", "yes", "true"}
@@ -43,7 +42,7 @@ def resolve(
     """
     report = progress or Silent()
     if isinstance(asked.source, LocalSource):
-        hashes = HashCache(None if store is None else store.root / "hashes.json")
+        hashes = FileHashes(None) if store is None else store.hashes
         return resolve_local(
             asked.source.path, allow_pickle=asked.allow_pickle, hashes=hashes, progress=report
         )

@@ -7,27 +7,13 @@ copies of the weights, or no weights of the model, and stay where they are.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from pipeline.checkpoint.folder import COMPANIONS, CONFIG
 from pipeline.errors import SourceError
+from pipeline.reading import UnreadableFile, parse_json
 
-CONFIG = "config.json"
-COMPANIONS = (
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "hf_quant_config.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
-)
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE_WHOLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -85,9 +71,9 @@ def shards(index: bytes, names: Collection[str], *, pickled: bool, label: str) -
     name = PICKLE_INDEX if pickled else INDEX
     suffix = ".bin" if pickled else ".safetensors"
     try:
-        placed = json.loads(index)["weight_map"]
+        placed = parse_json(index, name)["weight_map"]
         found = sorted(set(placed.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (UnreadableFile, KeyError, TypeError, AttributeError) as error:
         raise SourceError(f"{label}: {name} is damaged: it has no map of weights to files") from error
     for shard in found:
         if not isinstance(shard, str) or "/" in shard or not shard.endswith(suffix):

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import openvino as ov
 
+from pipeline.errors import StageError
+
 MODEL, WEIGHTS = "openvino_model.xml", "openvino_model.bin"
 
 
 def save(model: ov.Model, into: Path) -> None:
-    """Write `model` into the folder `into`."""
+    """Write `model` into the folder `into`.
+
+    Raises:
+        OSError: there is no room. StageError: OpenVINO cannot write it for another reason.
+    """
     into.mkdir(parents=True, exist_ok=True)
-    ov.save_model(model, into / MODEL, compress_to_fp16=False)
+    try:
+        ov.save_model(model, into / MODEL, compress_to_fp16=False)
+    except RuntimeError as error:
+        # Its C++ streams do not say why they fail; asking the system for the same room does.
+        with (into / WEIGHTS).open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, 1 + _constant_bytes(model))
+        raise StageError(f"{into}: OpenVINO cannot write the model: {error}") from error
     _mark_decompressions(into / MODEL)
+
+
+def _constant_bytes(model: ov.Model) -> int:
+    return sum(node.get_byte_size() for node in model.get_ops() if node.get_type_name() == "Constant")
 
 
 def _mark_decompressions(path: Path) -> None:

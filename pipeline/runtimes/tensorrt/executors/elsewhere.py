@@ -17,6 +17,7 @@ from pathlib import Path
 from pipeline.contracts.build_log import LogReader
 from pipeline.errors import UserError
 from pipeline.progress import Progress
+from pipeline.reading import open_file
 from pipeline.runtimes.base import BuiltElsewhere
 from pipeline.runtimes.tensorrt.executors.base import BuildLog
 from pipeline.runtimes.tensorrt.executors.builder import check_space
@@ -59,9 +60,10 @@ class Adopted:
         for name, _ in files.walk(self.folder / ENGINE):
             target = job.output / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            source = self.folder / ENGINE / name
-            if not files.clone(source, target):  # never a link: the folder stays its owner's
-                files.copy(source, target)
+            with open_file(self.folder / ENGINE / name, follow=False) as source:
+                # Never a link: the folder stays its owner's.
+                if not files.clone(source, target):
+                    files.copy(source, target)
         return self._log(job, facts)
 
     def _verify(self, progress: Progress) -> None:
