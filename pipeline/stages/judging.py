@@ -87,7 +87,7 @@ def _file_facts(path: Path) -> DatasetFacts:
     try:
         with path.open(encoding="utf-8") as lines:
             first = json.loads(next((line for line in lines if line.strip()), "null"))
-    except (OSError, ValueError, RecursionError):  # reading all of it explains that, and a table of Parquet is none of lines
+    except (OSError, ValueError, RecursionError):  # whoever reads all of it says what is wrong
         return DatasetFacts()
     return DatasetFacts(conversations=isinstance(first, dict) and "messages" in first)
 
