@@ -29,7 +29,13 @@ RECIPE: dict[str, Any] = {
     "model": {"source": f"local:{CHECKPOINTS / 'support-target'}"},
     "draft": {"source": f"local:{CHECKPOINTS / 'support-draft'}", "max_draft_tokens": 4},
     "quantization": {"format": "none"},
-    "runtime": {"kind": "tensorrt", "version": "1.2.1", "gpu": "h100-sxm-80g", "tensor_parallel": 2},
+    "runtime": {
+        "kind": "tensorrt",
+        "version": "1.2.1",
+        "gpu": "h100-sxm-80g",
+        "tensor_parallel": 2,
+        "build_flags": ["fast_build", "gemm_plugin=bfloat16"],
+    },
     "limits": {"max_input_tokens": 256, "max_output_tokens": 128, "max_concurrency": 4},
 }
 IMAGE = container("1.2.1").image
@@ -82,6 +88,7 @@ def check_engines(artifacts: dict[str, Path], executor: str) -> None:
     }
     config = json.loads((target / "engine" / "config.json").read_text())["build_config"]
     assert (config["max_draft_len"], config["max_seq_len"]) == (4, 384 + 4)
+    assert config["plugin_config"]["manage_weights"] is True, "the recipe's own flag, which has no value"
     assert config["input_timing_cache"] == "timing.cache", "an engine does not tell where it was built"
     facts = Manifest.load(target).facts
     assert facts == json.loads((target / "build.json").read_text())
