@@ -42,7 +42,6 @@ def command(
     from pipeline.store import Store
     from pipeline.triton.launch import Ports
 
-    stop = stop_on_signals()
     report = progress_to.for_stream()
     shelf = Store.at(store)
     package = package_of(
@@ -57,4 +56,4 @@ def command(
         running=shelf.running,
         allowed=allowed,
     )
-    serve(package, options, report, stop)
+    serve(package, options, report, stop_on_signals())

@@ -79,7 +79,10 @@ def package_of(
 
 
 def stop_on_signals() -> threading.Event:
-    """An event that SIGINT and SIGTERM set."""
+    """An event that SIGINT and SIGTERM set from now on; to be called when there is a server to stop.
+
+    Before, while a package is built, both signals end the command at once as they end `pipeline build`.
+    """
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
