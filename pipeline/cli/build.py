@@ -98,6 +98,8 @@ def command(
         report.say(f"  {outcome.step.name:<17} {took:<16} {size:>10}  {outcome.artifact.path}")
 
     start = time.monotonic()
+    allowing = [word for rule in sorted(allowed) for word in ("--allow", rule)]
+    words = shlex.join([*loaded.words, *allowing, *shelf.words])
     choice = ExecutorChoice(executor, executor_timeout_s, gpus)
     check_executor(
         choice, loaded, (step for step, _, needed in demanded(prepared.plan, shelf, until) if needed)
@@ -106,10 +108,6 @@ def command(
     try:
         last = builder.run(until)
     except HandedOver as handed:
-        options = [("--set", override) for override in overrides] + [
-            ("--allow", rule) for rule in sorted(allowed)
-        ]
-        words = shlex.join([recipe, *(word for option in options for word in option)])
         _hand_over(prepared.plan, handed, shelf, words, as_json)
         return
     if as_json:
@@ -119,7 +117,7 @@ def command(
     report.say(f"{loaded.name}: {made} of {len(outcomes)} steps made in {time.monotonic() - start:.1f} s")
     click.echo(str(last.path))
     if until == "package":
-        report.say(f"next: pipeline serve {recipe}")
+        report.say(f"next: pipeline serve {words}")
 
 
 def _hand_over(plan: Plan, handed: HandedOver, store: Store, words: str, as_json: bool) -> None:

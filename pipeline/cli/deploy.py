@@ -79,9 +79,10 @@ def command(
         raise click.UsageError("--json goes with --dry-run")
     report = progress_to.Silent() if as_json else progress_to.for_stream()
     shelf = Store.at(store)
+    words: tuple[str, ...] = ()
     if package is None:
         assert recipe is not None, "one of both was given"
-        package = package_of(
+        package, words = package_of(
             recipe, overrides, shelf, build=build, offline=offline, report=report, allowed=allowed
         )
     options = Options(
@@ -96,6 +97,7 @@ def command(
         image=image,
         devices=gpus,
         pull_deadline_s=pull_timeout_s,
+        recipe=words,
     )
     if dry_run:
         made = dry_run_of(package, options)

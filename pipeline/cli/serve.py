@@ -44,7 +44,7 @@ def command(
 
     report = progress_to.for_stream()
     shelf = Store.at(store)
-    package = package_of(
+    package, words = package_of(
         recipe, overrides, shelf, build=build, offline=offline, report=report, allowed=allowed
     )
     options = Options(
@@ -55,5 +55,6 @@ def command(
         health_interval_s=health_interval_s,
         running=shelf.running,
         allowed=allowed,
+        recipe=words,
     )
     serve(package, options, report, stop_on_signals())

@@ -62,8 +62,11 @@ def package_of(
     offline: bool,
     report: Progress,
     allowed: frozenset[str] = frozenset(),
-) -> Path:
-    """The package that a recipe makes, from the store; made first with `build`.
+) -> tuple[Path, tuple[str, ...]]:
+    """The package that a recipe makes, from the store; made first with `build`. And what names it to clients.
+
+    Returns:
+        The package's folder, and the words of a command line that find this recipe in this store again.
 
     Raises:
         UserError: it is not built. GateFailed: its figures are over the recipe's budgets.
@@ -71,11 +74,11 @@ def package_of(
     from pipeline.recipe import load_recipe
     from pipeline.stages import Builder, prepare
 
-    prepared = prepare(
-        load_recipe(recipe, overrides), shelf, offline=offline, progress=report, allowed=allowed
-    )
+    loaded = load_recipe(recipe, overrides)
+    prepared = prepare(loaded, shelf, offline=offline, progress=report, allowed=allowed)
     builder = Builder(prepared.plan, shelf, prepared.work(report, shelf), report)
-    return (builder.run() if build else builder.finished()).path
+    package = builder.run() if build else builder.finished()
+    return package.path, (*loaded.words, *shelf.words)
 
 
 def stop_on_signals() -> threading.Event:

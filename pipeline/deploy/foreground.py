@@ -52,6 +52,9 @@ class Options:
     devices: tuple[int, ...] = ()  # GPUs; empty: as many as it needs
     pull_deadline_s: float = 3600.0
     allowed: frozenset[str] = frozenset()  # rules of preflight whose errors are let pass
+    recipe: tuple[
+        str, ...
+    ] = ()  # words that name recipe and store on a command line; empty: the package is all
 
 
 def serve(
@@ -86,6 +89,7 @@ def serve(
         server,
         options.running,
         progress,
+        options.recipe,
         on_ready=lambda: on_ready(server),
         on_ill=on_ill,
     ).run(stop, health_interval_s=options.health_interval_s)
@@ -154,7 +158,8 @@ def check_local(deployment: Deployment, package: Path, options: Options) -> tupl
     if plan is None:
         return _checked(preflight(deployment, None, _here(options, "temporary")), options)
     software, here = software_here(plan.programs, modules_of(package)), _here(options, *_OF_GPUS, *_LIMITS)
-    return _checked(preflight(deployment, plan, here, software, "local"), options)
+    found = preflight(deployment, plan, here, software, "local", options.recipe or _of(package))
+    return _checked(found, options)
 
 
 def check_container(
@@ -163,7 +168,13 @@ def check_container(
     """What keeps a container of this host from serving. `image`: None if it is not to be asked."""
     software = software_of_image(image.reference, modules_of(package)) if image else None
     here = _here(options, *_OF_GPUS, "docker")
-    return _checked(preflight(deployment, _plan(deployment, options), here, software, "docker"), options)
+    plan, served = _plan(deployment, options), options.recipe or _of(package)
+    return _checked(preflight(deployment, plan, here, software, "docker", served), options)
+
+
+def _of(package: Path) -> tuple[str, ...]:
+    """The words that name a package on a command line."""
+    return ("--package", str(package.absolute()))
 
 
 def _checked(found: tuple[Finding, ...], options: Options) -> tuple[Finding, ...]:

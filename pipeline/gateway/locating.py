@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,9 +66,9 @@ def locate(
         if name not in known
     ]
     found = []
-    for given, recipe in zip(names, recipes, strict=True):
+    for recipe in recipes:
         try:
-            found.append(_locate(given, recipe, shelf, endpoints.get(recipe.name, ())))
+            found.append(_locate(recipe, shelf, endpoints.get(recipe.name, ())))
         except UserError as error:
             faults.append(str(error))
     if faults:
@@ -75,14 +76,13 @@ def locate(
     return found
 
 
-def _locate(given: str, recipe: Recipe, shelf: Store, urls: Sequence[str]) -> Located:
+def _locate(recipe: Recipe, shelf: Store, urls: Sequence[str]) -> Located:
     if urls:
         prepared = prepare(recipe, shelf, offline=True)
         package = Builder(prepared.plan, shelf, prepared.work(Silent(), shelf), Silent()).finished().path
         return Located(recipe, package, tuple(urls))
     running = RunningServer.find(shelf.running, recipe.name)
     if running is None:
-        raise UserError(
-            f"{recipe.name}: is not served here; pipeline serve {given}, or --endpoint {recipe.name}=HOST:PORT"
-        )
+        serve = shlex.join(("pipeline", "serve", *recipe.words, *shelf.words))
+        raise UserError(f"{recipe.name}: is not served here; {serve}, or --endpoint {recipe.name}=HOST:PORT")
     return Located(recipe, running.deployment.parent, (running.grpc_url,))

@@ -6,6 +6,7 @@ where it was.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -68,8 +69,10 @@ class Builder:
         """
         package = self.store.find(self.plan["package"].key)
         if package is None or not self.store.use(package):
+            recipe = self.plan.recipe
+            build = shlex.join(("pipeline", "build", *recipe.words, *self.store.words))
             raise UserError(
-                f"{self.plan.recipe.name} is not built as its recipe says now; run pipeline build, or serve --build"
+                f"{recipe.name} is not built as its recipe says now; run {build}, or serve --build"
             )
         evaluation = self.plan["evaluate"].key if "evaluate" in self.plan else None
         if evaluation is not None and (found := self.store.find(evaluation)) is not None:

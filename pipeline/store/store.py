@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import threading
 import time
@@ -31,6 +32,7 @@ from pipeline.store.sizes import human_bytes
 
 Make = Callable[[Path], Mapping[str, Json]]
 
+_VARIABLE, _USUAL = "PIPELINE_STORE", "~/.cache/pipeline/store"
 _POLL_S = 0.2
 _REMIND_S = 30.0
 
@@ -60,12 +62,26 @@ class Store:
     @classmethod
     def default(cls) -> Store:
         """The store at `$PIPELINE_STORE`, or at `~/.cache/pipeline/store`."""
-        return cls.at(Path(os.environ.get("PIPELINE_STORE") or "~/.cache/pipeline/store"))
+        return cls.at(Path(os.environ.get(_VARIABLE) or _USUAL))
 
     @classmethod
     def at(cls, root: Path | None) -> Store:
         """The store at `root`; the default one for None."""
         return cls.default() if root is None else cls(root.expanduser().absolute())
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What names it on a command line in any shell: nothing for the store that is taken without options."""
+        usual = not os.environ.get(_VARIABLE) and self.root == Path(_USUAL).expanduser()
+        return () if usual else ("--store", str(self.root))
+
+    def command(self, *words: str) -> str:
+        """A `pipeline store` command for this store, to be shown to a person.
+
+        >>> Store(Path("/disk/my store")).command("gc")
+        "pipeline store gc --store '/disk/my store'"
+        """
+        return shlex.join(("pipeline", "store", *words, *self.words))
 
     # reading
 
@@ -84,7 +100,7 @@ class Store:
         check = quick_check(artifact)
         if not check.ok:
             raise StoreError(
-                f"{path}: damaged ({check}); `pipeline store verify --remove {key.name}`, then build again"
+                f"{path}: damaged ({check}); `{self.command('verify', '--remove', key.name)}`, then build again"
             )
         return artifact
 
@@ -115,7 +131,7 @@ class Store:
             return near[0]
         if near:
             raise UserError(f"{name!r} is short for {len(near)} artifacts: {', '.join(a.name for a in near)}")
-        raise UserError(f"no artifact {name!r} in {self.root}; `pipeline store ls` shows what there is")
+        raise UserError(f"no artifact {name!r} in {self.root}; `{self.command('ls')}` shows what there is")
 
     def newest(self, stage: str, recipe: str) -> Artifact | None:
         """The artifact of `stage` that `recipe` obtained last."""
@@ -162,7 +178,9 @@ class Store:
         finally:
             held.release()
         if not self.use(artifact):
-            raise StoreError(f"{artifact.path}: removed as soon as made: `pipeline store gc` ran meanwhile")
+            raise StoreError(
+                f"{artifact.path}: removed as soon as made: `{self.command('gc')}` ran meanwhile"
+            )
         return artifact
 
     def _make(
@@ -188,7 +206,7 @@ class Store:
             if is_full(error):
                 raise StoreError(
                     f"{key.name}: no space left in {self.root}: {human_bytes(written)} were written, {free} "
-                    "are free; make room (`pipeline store gc`) or set PIPELINE_STORE to a larger disk"
+                    f"are free; make room (`{self.command('gc')}`) or set {_VARIABLE} to a larger disk"
                 ) from error
             raise
 
@@ -197,7 +215,7 @@ class Store:
         if needed > free:
             raise StoreError(
                 f"{name}: needs {human_bytes(needed)}, {self.root} has {human_bytes(free)} free; make room "
-                "(`pipeline store gc`) or set PIPELINE_STORE to a larger disk"
+                f"(`{self.command('gc')}`) or set {_VARIABLE} to a larger disk"
             )
 
     # use
@@ -253,7 +271,7 @@ class Store:
         except OSError as error:
             raise StoreError(
                 f"the store {self.root} cannot be written: {error.strerror}; "
-                "set PIPELINE_STORE to a directory of your own"
+                f"set {_VARIABLE} to a directory of your own"
             ) from error
 
 
