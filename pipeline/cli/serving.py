@@ -71,13 +71,18 @@ def package_of(
     Raises:
         UserError: it is not built. GateFailed: its figures are over the recipe's budgets.
     """
+    from pipeline.machine.packages import Need, require
     from pipeline.recipe import load_recipe
     from pipeline.stages import Builder, prepare
 
     loaded = load_recipe(recipe, overrides)
     prepared = prepare(loaded, shelf, offline=offline, progress=report, allowed=allowed)
     builder = Builder(prepared.plan, shelf, prepared.work(report, shelf), report)
+    serving = [Need(extra, "serve") for extra in ("cpu", "server")] if loaded.runtime.kind == "cpu" else []
+    if build:
+        prepared.check(shelf, afterwards=serving)
     package = builder.run() if build else builder.finished()
+    require(loaded.name, serving)
     return package.path, (*loaded.words, *shelf.words)
 
 

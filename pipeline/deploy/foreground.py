@@ -122,9 +122,16 @@ def _hold(deployment: Deployment, found: tuple[Finding, ...], progress: Progress
     refuse(deployment, found)
 
 
-def dry_run_of(package: Path, options: Options) -> Outline:
-    """What `serve` would run, and what this machine lacks for it; nothing is started or pulled."""
-    deployment = Deployment.load(package)
+def dry_run_of(
+    package: Path, options: Options, foreseen: Deployment | None = None, note: str = ""
+) -> Outline:
+    """What `serve` would run, and what this machine lacks for it; nothing is started or pulled.
+
+    Args:
+        foreseen: of a package that is not built yet; then nothing of it is read.
+        note: what a reader must know besides.
+    """
+    deployment = foreseen or Deployment.load(package)
     docker = None
     if deployment.runtime == "cpu":
         _target(deployment, options)
@@ -149,6 +156,8 @@ def dry_run_of(package: Path, options: Options) -> Outline:
         start_deadline_s=options.start_deadline_s or deployment.start_deadline_s,
         docker=docker,
         findings=tuple(found),
+        built=foreseen is None,
+        note=note,
     )
 
 

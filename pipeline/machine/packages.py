@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from pipeline import resources
+from pipeline.errors import UserError
 
 OWN = "pipeline"
 _LEFT_OUT = ("all", "dev")  # of others, and for those who work on the project itself
@@ -82,7 +83,7 @@ def read_extras() -> tuple[Extra, ...]:
 
 
 def install_line(extra: str) -> str:
-    """What installs an extra into this environment.
+    """What installs an extra, or several with commas between them, into this environment.
 
     >>> install_line("hub").startswith("pip install ")
     True
@@ -92,6 +93,57 @@ def install_line(extra: str) -> str:
     if checkout is None or version_of(OWN) is not None:
         return f"pip install '{OWN}{suffix}'"
     return f"pip install --editable '{checkout}{suffix}'"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one piece of work imports of an extra."""
+
+    extra: str
+    purpose: str  # "calibrate.target": what needs it
+    packages: frozenset[str] | None = None  # names of distributions; None: all of the extra
+
+
+def require(what: str, needs: Iterable[Need]) -> None:
+    """Hold what some work imports against this environment. Other versions than wanted count as there.
+
+    Args:
+        what: whose work it is, such as the name of a recipe.
+
+    Raises:
+        UserError: something is not installed; the text names every extra, and the one line that installs them.
+    """
+    text = missing_text(needs)
+    if text:
+        raise UserError(f"{what} needs distributions that are not installed here:\n{text}")
+
+
+def missing_text(needs: Iterable[Need]) -> str:
+    """What of some needs is not installed, a line for each extra, and what installs it all; empty if all is there."""
+    extras = {extra.name: extra for extra in read_extras()}
+    missing: dict[str, set[str]] = {}
+    purposes: dict[str, list[str]] = {}
+    for need in needs:
+        absent = {one.name for one in extras[need.extra].packages if one.installed is None}
+        absent &= need.packages if need.packages is not None else absent
+        if absent:
+            missing.setdefault(need.extra, set()).update(absent)
+            purposes.setdefault(need.extra, []).append(need.purpose)
+    lines = [
+        f"  {extra}: {', '.join(sorted(missing[extra]))} (for {', '.join(dict.fromkeys(purposes[extra]))})"
+        for extra in missing
+    ]
+    return "\n".join([*lines, f"  {install_line(','.join(missing))}"]) if missing else ""
+
+
+def pinned_version(distribution: str) -> str | None:
+    """The one version that an extra wants of a distribution; None where several would do."""
+    for extra in read_extras():
+        for package in extra.packages:
+            pin = package.wanted.removeprefix("==")
+            if package.name == distribution and pin != package.wanted and "," not in pin:
+                return pin
+    return None
 
 
 def version_of(distribution: str) -> str | None:

@@ -29,7 +29,7 @@ from pipeline.runtimes.base import ExecutorChoice
 from pipeline.stages.fetch import HubCheckpoint, ResolvedSource
 from pipeline.store import Store
 
-_ELSEWHERE = ("print", "adopt")  # executors for which another machine compiles
+_ELSEWHERE = ("print", "print-all", "adopt")  # executors for which another machine compiles
 _LOOK_S = 60.0  # a driver that no process holds open takes long to answer
 
 

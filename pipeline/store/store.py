@@ -3,6 +3,7 @@
     <root>/artifacts/<stage>-<digest20>/   published: complete, on the disk, read-only
            work/<stage>-<digest20>/        being made, or left by a make that was killed
            locks/<stage>-<digest20>.lock   held exclusively by the maker, shared by users (see `lock`)
+           handed_over/<name>.json         builds that go on on another machine (see `gc.AwaitedBuild`)
            reports/  running/  caches/     kept for the stages and for servers; the store does not look inside
 
 An artifact appears by one rename after all its bytes are on the disk, so that it is there whole or not at
@@ -51,6 +52,7 @@ class Store:
         self.reports = root / "reports"
         self.running = root / "running"
         self.caches = root / "caches"
+        self.handed_over = root / "handed_over"
         self._used: dict[
             str, lock.Lock
         ] = {}  # artifact name -> shared lock, until `close` or the end of the process

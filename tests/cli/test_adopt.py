@@ -128,10 +128,11 @@ def test_adopt_for_a_changed_recipe(
 
 
 def test_adopt_what_cannot_be(run: Run, recipe: str, tmp_path: Path) -> None:
-    done = run("adopt", recipe, "package", str(tmp_path))
-    assert (done.code, "no engine 'package'; this recipe has build.target" in done.err) == (2, True)
-    done = run("adopt", "tiny-cpu", "build.target", str(tmp_path))
-    assert (done.code, "only engines of tensorrt are adopted" in done.err) == (2, True)
+    done = run("adopt", recipe, "pakage", str(tmp_path))
+    assert (done.code, "no step 'pakage'; this build has fetch.target" in done.err) == (2, True)
+    for step, named in (("package", recipe), ("build.target", "tiny-cpu")):
+        done = run("adopt", named, step, str(tmp_path))
+        assert (done.code, "no manifest.json: not an artifact of another store" in done.err) == (2, True)
     done = run("adopt", recipe, "build.target", str(tmp_path))
     assert (done.code, "not a folder that a script of --executor print filled" in done.err) == (2, True)
     assert run("adopt", recipe, "build.target", str(tmp_path / "none")).code == 2
