@@ -1,4 +1,4 @@
-"""`pipeline adopt`: take an engine that was built on another machine into the store."""
+"""`pipeline adopt`: take what was built on another machine into the store."""
 
 from __future__ import annotations
 
@@ -26,26 +26,27 @@ def command(
     allowed: frozenset[str],
     offline: bool,
 ) -> None:
-    """Take FOLDER, which a script of `pipeline build RECIPE --executor print` filled, as the engine of STEP.
+    """Take FOLDER, which a script of `pipeline build RECIPE --executor print` left, as STEP of the build of RECIPE.
 
-    Its checksums, the command that made it and all that the engine says of itself are checked as if it had been built
-    here. The folder is copied and left as it is.
+    That is the folder of an engine, or an artifact that the script of a whole build made in a store of its own. Its
+    checksums, what it was made from, and all that an engine says of itself are checked as if it had been built here.
+    The folder is copied and left as it is.
 
     \b
     pipeline adopt llama-3.1-8b-fp8 build.target llama-3.1-8b-fp8-engines/target
+    pipeline adopt llama-3.1-8b-fp8 package package-42e451333aac24b05b44
     """
     from pipeline.recipe import load_recipe
-    from pipeline.stages import Builder, check_adoptable, prepare
+    from pipeline.stages import adopt, prepare
     from pipeline.store import Store
 
     loaded = load_recipe(recipe, overrides)
     report = progress_to.for_stream()
     shelf = Store.at(store)
     prepared = prepare(loaded, shelf, offline=offline, progress=report, allowed=allowed)
-    choice = check_adoptable(prepared.plan, step, folder.absolute())
     found = shelf.find(prepared.plan[step].key)
     if found is None:
-        found = Builder(prepared.plan, shelf, prepared.work(report, shelf, choice), report).run(step)
+        found = adopt(prepared, step, folder.absolute(), shelf, report)
         report.say(f"{loaded.name}: adopted {step} from {folder}")
     else:
         report.say(f"{loaded.name}: {step} is in the store already; {folder} is not needed")

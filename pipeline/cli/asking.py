@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,9 @@ def find(
     name, folder = loaded.name, shelf.running
     server = RunningServer.find(folder, name, wait_s=options["wait_s"])
     if server is None:
-        raise ServerError(_not_running(recipe, name, store, RunningServer.read(folder, name) is not None))
+        state = "is not running" if RunningServer.read(folder, name) is None else "is no longer running"
+        command = shlex.join(("pipeline", "serve", *loaded.words, *shelf.words))
+        raise ServerError(f"{name} {state}. Start it in another terminal:\n  {command}")
     package = server.deployment.parent
     deployment = Deployment.load(package)
     return Destination(
@@ -101,12 +104,6 @@ def find(
 
 def _first(given: int | None, otherwise: int) -> int:
     return otherwise if given is None else given
-
-
-def _not_running(recipe: str, name: str, store: Path | None, was: bool) -> str:
-    command = f"pipeline serve {recipe}" + (f" --store {store}" if store else "")
-    state = "is no longer running" if was else "is not running"
-    return f"{name} {state}. Start it in another terminal:\n  {command}"
 
 
 def describe(stats: Stats, finish_reason: str | None) -> str:

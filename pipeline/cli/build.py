@@ -14,9 +14,7 @@ from pipeline import progress as progress_to
 from pipeline.cli.options import allow_option, gpus_option, recipe_argument, store_option
 
 if TYPE_CHECKING:
-    from pipeline.planning.plan import Plan
-    from pipeline.stages import HandedOver, Outcome
-    from pipeline.store import Store
+    from pipeline.stages import HandoverScript, Outcome
 
 
 @click.command(name="build")
@@ -34,11 +32,12 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--executor",
-    type=click.Choice(["auto", "native", "docker", "print"]),
+    type=click.Choice(["auto", "native", "docker", "print", "print-all"]),
     default="auto",
     show_default=True,
-    help="Who runs trtllm-build (runtime tensorrt): this machine, the container that will serve, or a script for "
-    "another machine. auto: native where it is on PATH, else docker.",
+    help="Who runs trtllm-build (runtime tensorrt): this machine, the container that will serve, or a script that is "
+    "printed for another machine. auto: native where it is on PATH, else docker. The script has the whole build done "
+    "there where what comes before the engines cannot be made here; with print-all in any case, for any runtime.",
 )
 @gpus_option
 @click.option(
@@ -58,7 +57,7 @@ def command(
     store: Path | None,
     until: str,
     dry_run: bool,
-    executor: Literal["auto", "native", "docker", "print"],
+    executor: Literal["auto", "native", "docker", "print", "print-all"],
     gpus: tuple[int, ...],
     executor_timeout_s: float | None,
     allowed: frozenset[str],
@@ -78,7 +77,7 @@ def command(
     from pipeline.cli.tables import plan_json, plan_table
     from pipeline.recipe import load_recipe
     from pipeline.runtimes.base import ExecutorChoice
-    from pipeline.stages import Builder, HandedOver, check_executor, demanded, prepare
+    from pipeline.stages import HandoverScript, build_or_hand_over, prepare
     from pipeline.store import Store, human_bytes
 
     loaded = load_recipe(recipe, overrides)
@@ -99,18 +98,11 @@ def command(
 
     start = time.monotonic()
     choice = ExecutorChoice(executor, executor_timeout_s, gpus)
-    check_executor(
-        choice, loaded, (step for step, _, needed in demanded(prepared.plan, shelf, until) if needed)
-    )
-    builder = Builder(prepared.plan, shelf, prepared.work(report, shelf, choice, until), report, show)
-    try:
-        last = builder.run(until)
-    except HandedOver as handed:
-        options = [("--set", override) for override in overrides] + [
-            ("--allow", rule) for rule in sorted(allowed)
-        ]
-        words = shlex.join([recipe, *(word for option in options for word in option)])
-        _hand_over(prepared.plan, handed, shelf, words, as_json)
+    allowing = (word for rule in sorted(allowed) for word in ("--allow", rule))
+    words = shlex.join([*loaded.words, *allowing, *shelf.words])
+    last = build_or_hand_over(prepared, shelf, choice, until, words, report, show)
+    if isinstance(last, HandoverScript):
+        _print_script(loaded.name, last, as_json)
         return
     if as_json:
         click.echo(json.dumps(_summary(loaded.name, last.path, outcomes), indent=2))
@@ -119,31 +111,24 @@ def command(
     report.say(f"{loaded.name}: {made} of {len(outcomes)} steps made in {time.monotonic() - start:.1f} s")
     click.echo(str(last.path))
     if until == "package":
-        report.say(f"next: pipeline serve {recipe}")
+        report.say(f"next: pipeline serve {words}")
 
 
-def _hand_over(plan: Plan, handed: HandedOver, store: Store, words: str, as_json: bool) -> None:
+def _print_script(recipe: str, script: HandoverScript, as_json: bool) -> None:
     """Say where the build goes on. The script is the result, so this is no failure: exit code 0."""
-    from pipeline.stages import adopt_commands, write_script
-
-    script = write_script(plan, handed, store, words)
-    following = [*adopt_commands(plan, handed, words), f"pipeline build {words}"]
     if as_json:
-        waiting = [{"step": step.name, "artifact": step.key.name} for step, _ in handed.jobs]
         summary = {
-            "recipe": plan.recipe.name,
-            "script": str(script),
-            "handed_over": waiting,
-            "next": following,
+            "recipe": recipe,
+            "script": str(script.path),
+            "handed_over": [{"step": step.name, "artifact": step.key.name} for step in script.waiting],
+            "next": list(script.following),
         }
         click.echo(json.dumps(summary, indent=2))
         return
-    click.echo(str(script))
-    steps = " and ".join(step.name for step, _ in handed.jobs)
-    lines = [
-        f"{plan.recipe.name}: run that script on a machine with the GPU for {steps}; with its folders here:"
-    ]
-    click.echo("\n".join([*lines, *(f"next: {command}" for command in following)]), err=True)
+    click.echo(str(script.path))
+    steps = " and ".join(step.name for step in script.waiting)
+    lines = [f"{recipe}: run that script on a machine that can, for {steps}; with its folders here:"]
+    click.echo("\n".join([*lines, *(f"next: {command}" for command in script.following)]), err=True)
 
 
 def _summary(name: str, path: Path, outcomes: list[Outcome]) -> dict[str, object]:

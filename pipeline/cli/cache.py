@@ -54,7 +54,10 @@ class Target:
     def _of_address(self) -> Backend:
         from pipeline.cache.backends import file_of, is_file, open_backend
         from pipeline.cache.sealing import codec_of
+        from pipeline.gateway.caching import needs_of_backend
+        from pipeline.machine.packages import require
 
+        require("this response cache", needs_of_backend(self.text))
         if is_file(self.text) and not file_of(self.text).is_file():
             raise UserError(f"there is no response cache ({file_of(self.text)})")
         return open_backend(self.text, name=self.name, codec=codec_of())
@@ -69,9 +72,16 @@ class Target:
             raise UserError(f"redaction: {error}") from error
 
     def _of_recipe(self) -> Backend:
+        from pipeline.gateway.caching import needs_of_backend
+        from pipeline.machine.packages import require
+
         settings = self._settings()
         if isinstance(settings.place, Path) and not settings.place.is_file():
             raise UserError(f"{settings.name} has no response cache here yet ({settings.place})")
+        require(
+            f"{settings.name}: its response cache",
+            needs_of_backend(settings.place, sealed=settings.secret.required),
+        )
         return settings.backend()
 
     def _settings(self) -> CacheSettings:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from pipeline import progress as progress_to
 from pipeline.cli.options import gpus_option, set_option, store_option
 from pipeline.cli.serving import package_of, serving_options, stop_on_signals
+
+if TYPE_CHECKING:
+    from pipeline.stages import Foreseen
 
 
 @click.command(name="deploy")
@@ -27,7 +32,11 @@ from pipeline.cli.serving import package_of, serving_options, stop_on_signals
     metavar="FOLDER",
     help="Serve this package; no RECIPE is needed then.",
 )
-@click.option("--dry-run", is_flag=True, help="Print what would be run; run nothing.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print what would be run, also of a recipe that is not built yet; run nothing.",
+)
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object.")
 @click.option("--image", metavar="NAME", help="Another image than the one that the package was made for.")
 @gpus_option
@@ -70,6 +79,8 @@ def command(
     pipeline deploy --package ./package --grpc-port 9001
     """
     from pipeline.deploy.foreground import Options, dry_run_of, serve
+    from pipeline.recipe import load_recipe
+    from pipeline.stages import foresee
     from pipeline.store import Store
     from pipeline.triton.launch import Ports
 
@@ -79,9 +90,16 @@ def command(
         raise click.UsageError("--json goes with --dry-run")
     report = progress_to.Silent() if as_json else progress_to.for_stream()
     shelf = Store.at(store)
-    if package is None:
+    words: tuple[str, ...] = ()
+    foreseen: Foreseen | None = None
+    if package is None and dry_run:
         assert recipe is not None, "one of both was given"
-        package = package_of(
+        loaded = load_recipe(recipe, overrides)
+        foreseen = foresee(loaded, shelf, offline=offline, progress=report, allowed=allowed)
+        package, words = foreseen.package, (*loaded.words, *shelf.words)
+    elif package is None:
+        assert recipe is not None, "one of both was given"
+        package, words = package_of(
             recipe, overrides, shelf, build=build, offline=offline, report=report, allowed=allowed
         )
     options = Options(
@@ -97,9 +115,21 @@ def command(
         image=image,
         devices=gpus,
         pull_deadline_s=pull_timeout_s,
+        recipe=words,
     )
     if dry_run:
-        made = dry_run_of(package, options)
+        unbuilt = None if foreseen is None else foreseen.deployment
+        allowing = (word for rule in sorted(allowed) for word in ("--allow", rule))
+        made = dry_run_of(package, options, unbuilt, _note(foreseen, (*words, *allowing)))
         click.echo(json.dumps(made.as_json(), indent=2) if as_json else str(made))
         return
     serve(package, options, report, stop_on_signals())
+
+
+def _note(foreseen: Foreseen | None, words: tuple[str, ...]) -> str:
+    """What is to be done before the commands of a package that is not built can be run."""
+    if foreseen is None or foreseen.deployment is None:
+        return ""
+    lines = [f"Before: {shlex.join(('pipeline', 'build', *words))}"]
+    lines += [f"Where the package will be is not known: {foreseen.note}"] if foreseen.note else []
+    return "\n".join(lines)

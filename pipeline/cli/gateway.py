@@ -121,6 +121,17 @@ def command(
     Each choice counts as a request: two prompts with n=3 are six. What is refused counts, too. Tenants that wait for
     the same model take turns.
     """
+    from pipeline.gateway.caching import needs_of_cache
+    from pipeline.gateway.traces import ENDPOINTS
+    from pipeline.machine.packages import Need, require
+    from pipeline.recipe import load_recipe
+    from pipeline.store import Store
+
+    shelf = Store.at(store)
+    needs = [Need("gateway", "the gateway")]
+    needs += [Need("traces", "traces")] if traces or any(map(os.environ.get, ENDPOINTS)) else []
+    needs += [need for name in recipes for need in needs_of_cache(load_recipe(name, overrides), shelf)]
+    require("the gateway", needs)
     from pipeline.gateway.app import Gateway
     from pipeline.gateway.locating import locate
     from pipeline.gateway.server import ConnectionLimits, GatewayServer, bound
@@ -129,11 +140,10 @@ def command(
     from pipeline.gateway.traces import spans
     from pipeline.gateway.track import log_to_stderr
     from pipeline.gateway.web import AllowedHosts
-    from pipeline.store import Store
 
     if as_json and not dry_run:
         raise click.UsageError("--json goes with --dry-run")
-    shelf, elsewhere = Store.at(store), dict[str, list[str]]()
+    elsewhere: dict[str, list[str]] = {}
     for name, url in map(_endpoint, endpoints):
         elsewhere.setdefault(name, []).append(url)
     tenants = Tenants.load(keys) if keys else Tenants()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -88,7 +89,7 @@ def copy(recipe: str, destination: str, force: bool) -> None:
     file = find_recipe(recipe)
     written = copy_recipe(file, destination, force=force)
     click.echo(f"wrote {written}, a copy of {file}")
-    click.echo(f"next: edit it, then pipeline recipes validate {written}")
+    click.echo(f"next: edit it, then pipeline recipes validate {shlex.quote(str(written))}")
 
 
 @command.command()

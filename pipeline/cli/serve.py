@@ -42,10 +42,9 @@ def command(
     from pipeline.store import Store
     from pipeline.triton.launch import Ports
 
-    stop = stop_on_signals()
     report = progress_to.for_stream()
     shelf = Store.at(store)
-    package = package_of(
+    package, words = package_of(
         recipe, overrides, shelf, build=build, offline=offline, report=report, allowed=allowed
     )
     options = Options(
@@ -57,5 +56,6 @@ def command(
         running=shelf.running,
         hashes=shelf.hashes,
         allowed=allowed,
+        recipe=words,
     )
-    serve(package, options, report, stop)
+    serve(package, options, report, stop_on_signals())

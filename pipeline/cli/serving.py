@@ -62,24 +62,35 @@ def package_of(
     offline: bool,
     report: Progress,
     allowed: frozenset[str] = frozenset(),
-) -> Path:
-    """The package that a recipe makes, from the store; made first with `build`.
+) -> tuple[Path, tuple[str, ...]]:
+    """The package that a recipe makes, from the store; made first with `build`. And what names it to clients.
+
+    Returns:
+        The package's folder, and the words of a command line that find this recipe in this store again.
 
     Raises:
         UserError: it is not built. GateFailed: its figures are over the recipe's budgets.
     """
+    from pipeline.machine.packages import Need, require
     from pipeline.recipe import load_recipe
     from pipeline.stages import Builder, prepare
 
-    prepared = prepare(
-        load_recipe(recipe, overrides), shelf, offline=offline, progress=report, allowed=allowed
-    )
+    loaded = load_recipe(recipe, overrides)
+    prepared = prepare(loaded, shelf, offline=offline, progress=report, allowed=allowed)
     builder = Builder(prepared.plan, shelf, prepared.work(report, shelf), report)
-    return (builder.run() if build else builder.finished()).path
+    serving = [Need(extra, "serve") for extra in ("cpu", "server")] if loaded.runtime.kind == "cpu" else []
+    if build:
+        prepared.check(shelf, afterwards=serving)
+    package = builder.run() if build else builder.finished()
+    require(loaded.name, serving)
+    return package.path, (*loaded.words, *shelf.words)
 
 
 def stop_on_signals() -> threading.Event:
-    """An event that SIGINT and SIGTERM set."""
+    """An event that SIGINT and SIGTERM set from now on; to be called when there is a server to stop.
+
+    Before, while a package is built, both signals end the command at once as they end `pipeline build`.
+    """
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -109,19 +110,37 @@ def verify_(names: tuple[str, ...], store: Path | None, as_json: bool, remove: b
 @json_option
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
-def gc_(store: Path | None, as_json: bool, yes: bool, dry_run: bool) -> None:
+@click.option(
+    "--drop-handed-over",
+    "dropped",
+    multiple=True,
+    metavar="RECIPE",
+    help="Give up the builds of RECIPE that were handed over to another machine; then what only they need may go.",
+)
+def gc_(store: Path | None, as_json: bool, yes: bool, dry_run: bool, dropped: tuple[str, ...]) -> None:
     """Remove what no recipe needs any longer, after saying what and asking.
 
-    The newest package of each recipe stays, with all that it was made from, and so does whatever a running
-    build or server uses. Leftovers of killed builds go, also downloads that could have been resumed.
+    The newest package of each recipe stays, with all that it was made from; so does what a build needs that waits for
+    `pipeline adopt`, and whatever a running build or server uses. Leftovers of killed builds go, also downloads that
+    could have been resumed.
     """
     shelf = Store.at(store)
-    garbage = gc.find_garbage(shelf)
+    waiting = gc.awaited_builds(shelf)
+    given_up = [build for build in waiting if build.recipe in dropped]
+    for recipe in sorted(set(dropped) - {build.recipe for build in given_up}):
+        raise UserError(f"--drop-handed-over {recipe}: no build of it waits for `pipeline adopt`")
+    kept = [build for build in waiting if build not in given_up]
+    garbage = gc.find_garbage(shelf, given_up)
     if as_json and not (yes or dry_run):
         raise UserError("--json cannot ask: add --yes to remove, or --dry-run to look")
     if not as_json:
         rows = [(item.name, human_bytes(item.bytes), item.reason) for item in garbage]
         _table(("ARTIFACT", "SIZE", "WHY IT CAN GO"), rows)
+        for build in kept:
+            _note(
+                f"kept for {build.recipe}, whose build was handed over at {build.created} ({build.script}); "
+                f"--drop-handed-over {build.recipe} gives it up"
+            )
     total = human_bytes(sum(item.bytes for item in garbage))
     if not as_json and (dry_run or not garbage):
         _note(f"{_count(len(garbage), 'directory', 'directories')}, {total} could go from {shelf.root}")
@@ -129,6 +148,8 @@ def gc_(store: Path | None, as_json: bool, yes: bool, dry_run: bool) -> None:
         click.confirm(
             f"Remove {_count(len(garbage), 'directory', 'directories')}, {total}?", abort=True, err=True
         )
+    for build in () if dry_run else given_up:
+        build.drop(shelf)
     removed = () if dry_run else gc.collect(shelf, garbage)
     freed = sum(item.bytes for item in removed)
     if as_json:
@@ -143,7 +164,14 @@ def gc_(store: Path | None, as_json: bool, yes: bool, dry_run: bool) -> None:
             }
             for g in garbage
         ]
-        _print({"root": str(shelf.root), "garbage": listed, "removed_bytes": freed})
+        _print(
+            {
+                "root": str(shelf.root),
+                "garbage": listed,
+                "removed_bytes": freed,
+                "handed_over": [asdict(build) for build in kept],
+            }
+        )
     elif removed:
         _note(f"removed {_count(len(removed), 'directory', 'directories')}, {human_bytes(freed)}")
     for item in [] if dry_run else garbage:

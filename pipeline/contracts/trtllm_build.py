@@ -59,8 +59,36 @@ def flags(version: str) -> Mapping[str, Flag]:
 
 
 def tunable(version: str) -> tuple[str, ...]:
-    """Flags that a recipe may say itself."""
+    """Flags that a recipe may say itself (`runtime.build_flags`)."""
     return tuple(name for name in data()["tunable"]["names"] if name in flags(version))
+
+
+def decided(version: str) -> Mapping[str, str]:
+    """All other flags, each with the reason why a recipe may not say it."""
+    reasons = {name: entry["because"] for entry in data()["decided"] for name in entry["names"]}
+    return {name: reasons[name] for name in flags(version) if name in reasons}
+
+
+def words_of(entry: str) -> tuple[str, ...]:
+    """The words of the command line for one entry of `runtime.build_flags`: `name=value`, or the name of a switch.
+
+    >>> words_of("reduce_fusion=enable"), words_of("fast_build")
+    (('--reduce_fusion', 'enable'), ('--fast_build',))
+    """
+    name, equals, value = entry.partition("=")
+    return (f"--{name}", value) if equals else (f"--{name}",)
+
+
+def entries_of(flag: Flag) -> tuple[str, ...]:
+    """How `runtime.build_flags` may say a flag; of a whole number only one example.
+
+    >>> entries_of(flags("1.2.1")["reduce_fusion"]), entries_of(flags("1.2.1")["fast_build"])
+    (('reduce_fusion=enable', 'reduce_fusion=disable'), ('fast_build',))
+    """
+    if flag.kind == "switch":
+        return (flag.name,)
+    number = flag.default or data()["tunable"]["example"].get(flag.name)
+    return tuple(f"{flag.name}={value}" for value in flag.choices or (number,))
 
 
 def check(version: str, argv: Sequence[str]) -> list[str]:

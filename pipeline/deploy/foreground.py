@@ -56,6 +56,8 @@ class Options:
     allowed: frozenset[str] = frozenset()  # rules of preflight whose errors are let pass
     # Those of the package's files that need not be read again.
     hashes: FileHashes = field(default_factory=lambda: FileHashes(None))
+    # Words that name recipe and store on a command line; empty: the package is all.
+    recipe: tuple[str, ...] = ()
 
 
 def serve(
@@ -96,6 +98,7 @@ def serve(
         options.running,
         progress,
         verified=check.passed,
+        recipe=options.recipe,
         on_ready=lambda: on_ready(server),
         on_ill=on_ill,
     )
@@ -179,9 +182,16 @@ def _hold(deployment: Deployment, found: tuple[Finding, ...], progress: Progress
     refuse(deployment, found)
 
 
-def dry_run_of(package: Path, options: Options) -> Outline:
-    """What `serve` would run, and what this machine lacks for it; nothing is started or pulled."""
-    deployment = Deployment.load(package)
+def dry_run_of(
+    package: Path, options: Options, foreseen: Deployment | None = None, note: str = ""
+) -> Outline:
+    """What `serve` would run, and what this machine lacks for it; nothing is started or pulled.
+
+    Args:
+        foreseen: of a package that is not built yet; then nothing of it is read.
+        note: what a reader must know besides.
+    """
+    deployment = foreseen or Deployment.load(package)
     docker = None
     if deployment.runtime == "cpu":
         _target(deployment, options)
@@ -206,6 +216,8 @@ def dry_run_of(package: Path, options: Options) -> Outline:
         start_deadline_s=options.start_deadline_s or deployment.start_deadline_s,
         docker=docker,
         findings=tuple(found),
+        built=foreseen is None,
+        note=note,
     )
 
 
@@ -215,7 +227,8 @@ def check_local(deployment: Deployment, package: Path, options: Options) -> tupl
     if plan is None:
         return _checked(preflight(deployment, None, _here(options, "temporary")), options)
     software, here = software_here(plan.programs, modules_of(package)), _here(options, *_OF_GPUS, *_LIMITS)
-    return _checked(preflight(deployment, plan, here, software, "local"), options)
+    found = preflight(deployment, plan, here, software, "local", options.recipe or _of(package))
+    return _checked(found, options)
 
 
 def check_container(
@@ -224,7 +237,13 @@ def check_container(
     """What keeps a container of this host from serving. `image`: None if it is not to be asked."""
     software = software_of_image(image.reference, modules_of(package)) if image else None
     here = _here(options, *_OF_GPUS, "docker")
-    return _checked(preflight(deployment, _plan(deployment, options), here, software, "docker"), options)
+    plan, served = _plan(deployment, options), options.recipe or _of(package)
+    return _checked(preflight(deployment, plan, here, software, "docker", served), options)
+
+
+def _of(package: Path) -> tuple[str, ...]:
+    """The words that name a package on a command line."""
+    return ("--package", str(package.absolute()))
 
 
 def _checked(found: tuple[Finding, ...], options: Options) -> tuple[Finding, ...]:

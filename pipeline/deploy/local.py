@@ -7,6 +7,7 @@ by real inference all the while: Triton reports itself ready even when the proce
 from __future__ import annotations
 
 import contextlib
+import shlex
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from pipeline.errors import ServerError, UserError
 from pipeline.progress import Progress
+from pipeline.triton.layout import ENTRY
 from pipeline.triton.running import RunningServer
 from pipeline.triton.server import Stopped, TritonServer
 
@@ -33,6 +35,8 @@ class LocalDeployment:
     progress: Progress
     # Waits until all files of the package are verified; False if they are not, or the server is to stop.
     verified: Callable[[], bool] = lambda: True
+    # Words that name it for `stream` and `chat`; empty: they are given its address.
+    recipe: tuple[str, ...] = ()
     on_ready: Callable[[], None] = lambda: None  # called once, after warm-up
     on_ill: Callable[[], None] = lambda: None  # called when a health check fails, and at the end
 
@@ -63,7 +67,7 @@ class LocalDeployment:
                     f"metrics {server.metrics_url}\n"
                     f"  models: {', '.join(server.models)}; clients talk to {server.entry_model}\n"
                     f"  first token of a short prompt, warm: {warm.first_s * 1000:.1f} ms; log: {server.log_file}\n"
-                    f'  ask: pipeline stream {self.name} "…"   talk: pipeline chat {self.name}   stop: Ctrl-C'
+                    f'  ask: pipeline stream {self._words} "…"   talk: pipeline chat {self._words}   stop: Ctrl-C'
                 )
                 self.on_ready()
                 self._watch(stop, health_interval_s)
@@ -84,6 +88,16 @@ class LocalDeployment:
             self.progress.say(
                 f"{self.running} cannot be written ({error.strerror}): clients find this server by its --url only"
             )
+
+    @property
+    def _words(self) -> str:
+        """What a client's command line finds this server by."""
+        if self.recipe:
+            return shlex.join(self.recipe)
+        deployment = self.server.deployment
+        tokenizer = str(self.package.absolute() / deployment.tokenizer_dir)
+        model = () if deployment.entry_model == ENTRY else ("--model", deployment.entry_model)
+        return shlex.join(("--url", self.server.grpc_url, "--tokenizer", tokenizer, *model))
 
     def _refuse_a_second(self) -> None:
         running = RunningServer.read(self.running, self.name) if self.running is not None else None

@@ -31,12 +31,16 @@ class Outline:
     shm_mib: int | None
     start_deadline_s: float
     findings: tuple[Finding, ...]  # what this machine lacks
+    built: bool = True  # False: the package is not there yet, and sizes of weights are estimates
+    note: str = ""  # what a reader must know besides
 
     def as_json(self) -> dict[str, Any]:
         """For `json.dumps`."""
         return {
             "name": self.name,
             "package": str(self.package),
+            "built": self.built,
+            "note": self.note,
             "command": list(self.command),
             "environment": self.environment,
             "docker": list(self.docker),
@@ -47,6 +51,11 @@ class Outline:
 
     def __str__(self) -> str:
         lines = [f"# {self.name}, from {self.package}"]
+        if not self.built:
+            lines += [
+                "# This package is not built yet; its size, and so the time to load it, is an estimate."
+            ]
+        lines += [f"# {line}" for line in self.note.splitlines()]
         if self.docker:
             lines += ["# in a container:", shell_lines(self.docker), ""]
             lines += [f"# without docker, inside the image, with the package at {CONTAINER_ROOT}:"]
@@ -66,6 +75,8 @@ def outline(
     start_deadline_s: float,
     docker: DockerLauncher | None,
     findings: tuple[Finding, ...] = (),
+    built: bool = True,
+    note: str = "",
 ) -> Outline:
     """`docker`: how a container would be started; None for a deployment that needs none.
 
@@ -82,7 +93,9 @@ def outline(
         plan = docker.plan(start)
         command, environment = plan.command, dict(plan.environment)
         line, shm_mib = docker.launch(start, name=f"pipeline-{deployment.name}").command, plan.shm_mib
-    return Outline(deployment.name, package, command, environment, line, shm_mib, start_deadline_s, findings)
+    return Outline(
+        deployment.name, package, command, environment, line, shm_mib, start_deadline_s, findings, built, note
+    )
 
 
 def shell_lines(command: tuple[str, ...]) -> str:

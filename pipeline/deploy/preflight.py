@@ -7,6 +7,7 @@ number of GPUs.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,6 +29,7 @@ def preflight(
     here: MachineFacts,
     software: Software | None = None,
     where: Where = "local",
+    served: Sequence[str] = ("RECIPE",),
 ) -> tuple[Finding, ...]:
     """All findings, the gravest first.
 
@@ -36,9 +38,16 @@ def preflight(
         here: the machine; what is not known of it is not judged.
         software: what would serve; None: unknown, as of an image that is not here yet.
         where: by processes of this machine, or in a container, which has limits of its own.
+        served: the words by which `pipeline deploy` was told what to serve: a recipe, or --package and its folder.
     """
     facts = replace(here, software=software.facts()) if software is not None else here
-    return machine_findings(needs_of(deployment, plan, where), facts)
+    recipe = ("RECIPE",) if served[0] == "--package" else served
+    needs = replace(
+        needs_of(deployment, plan, where),
+        build=shlex.join(("pipeline", "build", *recipe)),
+        deploy=shlex.join(("pipeline", "deploy", *served)),
+    )
+    return machine_findings(needs, facts)
 
 
 def needs_of(deployment: Deployment, plan: LaunchPlan | None, where: Where) -> Needs:

@@ -1,20 +1,26 @@
-"""The response cache that a recipe's `cache` section asks for."""
+"""The response cache that a recipe's `cache` section asks for. The web framework is not needed for it."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.cache.backend import Capacity
 from pipeline.cache.lifetime import DYNAMIC_WHEN, Lifetime
+from pipeline.cache.pgvector.database import SCHEMES as POSTGRES
+from pipeline.cache.qdrant.collections import SCHEMES as QDRANT
+from pipeline.cache.redis.address import SCHEMES as REDIS
 from pipeline.cache.response_cache import ResponseCache
-from pipeline.cache.sealing import Secret
+from pipeline.cache.sealing import KEY, Secret
 from pipeline.cache.semantic.embedder import Embedder
 from pipeline.cache.semantic.layer import SemanticLayer
 from pipeline.cache.setup import CacheSettings, CacheSetupError, SemanticSettings, open_cache
 from pipeline.errors import UserError
-from pipeline.gateway.errors import ApiError
+from pipeline.machine.packages import Need, require
 from pipeline.progress import Progress
-from pipeline.recipe import Recipe
+from pipeline.recipe import HubSource, Recipe
+from pipeline.stages.sighting import in_store
 from pipeline.store import Store
 
 
@@ -27,6 +33,7 @@ def response_cache(recipe: Recipe, store: Store, progress: Progress | None = Non
     settings = recipe.cache
     if not settings.enabled:
         return None
+    require(f"{recipe.name}: its response cache", needs_of_cache(recipe, store))
     semantic = None
     if settings.semantic is not None:
         from pipeline.stages.embedder import encoder
@@ -48,16 +55,30 @@ def response_cache(recipe: Recipe, store: Store, progress: Progress | None = Non
         raise UserError(f"{recipe.name}: the response cache cannot be used:\n  {faults}") from error
 
 
-def check_ttl(ttl_s: float | None, cache: ResponseCache | None) -> None:
-    """Where there is no cache, nothing is served again, for however short a time.
-
-    Raises:
-        ApiError: 400, if a request wants its answer kept for longer than the recipe allows.
-    """
-    if ttl_s is None or cache is None or ttl_s <= cache.lifetime.static_s:
+def needs_of_cache(recipe: Recipe, store: Store) -> Iterator[Need]:
+    """What the cache of a recipe imports, to answer requests; nothing if it is off."""
+    settings = recipe.cache
+    if not settings.enabled:
         return
-    text = f"ttl_s: {ttl_s:g} is too long; this deployment keeps answers for at most {cache.lifetime.static_s:g} s"
-    raise ApiError(400, text, param="ttl_s")
+    yield from needs_of_backend(cache_place(recipe, store), sealed=settings.encryption is not None)
+    if settings.semantic is not None:
+        yield Need("cache", "cache.semantic", frozenset({"onnxruntime", "tokenizers"}))
+        source, revision = settings.semantic.embedder, settings.semantic.embedder_revision
+        if isinstance(source, HubSource) and in_store(source, revision, store) is None:
+            yield Need("hub", "cache.semantic.embedder")
+
+
+def needs_of_backend(place: Path | str, *, sealed: bool = False) -> Iterator[Need]:
+    """What keeping answers at a place imports. `sealed`: with a key; also if the environment has one."""
+    scheme = "" if isinstance(place, Path) else place.partition("://")[0]
+    if scheme in REDIS:
+        yield Need("cache", f"{scheme}://", frozenset({"redis"}))
+    elif scheme in POSTGRES:
+        yield Need("pgvector", f"{scheme}://")
+    elif scheme in QDRANT:
+        yield Need("qdrant", f"{scheme}://")
+    if sealed or os.environ.get(KEY):
+        yield Need("cache", "encryption", frozenset({"cryptography"}))
 
 
 def cache_settings(recipe: Recipe, store: Store, semantic: SemanticSettings | None = None) -> CacheSettings:

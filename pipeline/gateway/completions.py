@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from pipeline.cache.response_cache import ResponseCache
 from pipeline.client import Cached, Chunk, Sampling
-from pipeline.gateway.caching import check_ttl
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.generation import Job, Prompt, usage
 from pipeline.gateway.guides import guide_of
@@ -45,7 +45,7 @@ class Completion:
         tenant.check(len(given) * (request.n or 1))
         box = toolbox(request, served.template) if isinstance(request, ChatRequest) else Toolbox()
         prompts = [Prompt(one, *served.prompt(one, box.tools)) for one in given]
-        check_ttl(request.ttl_s, served.cache)
+        _check_ttl(request.ttl_s, served.cache)
         guide: Sampling = {**guide_of(request.response_format), **box.sampling}
         self.job = Job(served, tenant, request, prompts, box, guide, request_id)
         self._said = [Said(self.job, index) for index in range(self.job.choices)]
@@ -120,3 +120,15 @@ class Completion:
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self._created, "model": self.job.served.name}
+
+
+def _check_ttl(ttl_s: float | None, cache: ResponseCache | None) -> None:
+    """Where there is no cache, nothing is served again, for however short a time.
+
+    Raises:
+        ApiError: 400, if a request wants its answer kept for longer than the recipe allows.
+    """
+    if ttl_s is None or cache is None or ttl_s <= cache.lifetime.static_s:
+        return
+    text = f"ttl_s: {ttl_s:g} is too long; this deployment keeps answers for at most {cache.lifetime.static_s:g} s"
+    raise ApiError(400, text, param="ttl_s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -75,10 +76,10 @@ def locate(
         if name not in known
     ]
     found, deadline = [], time.monotonic() + (0 if faults else wait_s)
-    for given, recipe in zip(names, recipes, strict=True):
+    for recipe in recipes:
         try:
             urls, left_s = endpoints.get(recipe.name, ()), deadline - time.monotonic()
-            found.append(_locate(given, recipe, shelf, urls, left_s))
+            found.append(_locate(recipe, shelf, urls, left_s))
         except UserError as error:
             faults.append(str(error))
     if faults:
@@ -86,15 +87,14 @@ def locate(
     return found
 
 
-def _locate(given: str, recipe: Recipe, shelf: Store, urls: Sequence[str], wait_s: float) -> Located:
+def _locate(recipe: Recipe, shelf: Store, urls: Sequence[str], wait_s: float) -> Located:
     if urls:
         prepared = prepare(recipe, shelf, offline=True)
         package = Builder(prepared.plan, shelf, prepared.work(Silent(), shelf), Silent()).finished().path
         return Located(recipe, package, tuple(urls))
     running = RunningServer.find(shelf.running, recipe.name, wait_s=wait_s)
     if running is None:
+        serve = shlex.join(("pipeline", "serve", *recipe.words, *shelf.words))
         elsewhere = f"--endpoint {recipe.name}=HOST:PORT"
-        raise UserError(
-            f"{recipe.name}: is not served here; pipeline serve {given}, or {elsewhere}, or --wait-s"
-        )
+        raise UserError(f"{recipe.name}: is not served here; {serve}, or {elsewhere}, or --wait-s")
     return Located(recipe, running.deployment.parent, (running.grpc_url,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from pipeline import resources
+from pipeline.errors import UserError
 from pipeline.extras import DISTRIBUTION, install_line
 
 _LEFT_OUT = ("all", "dev")  # of others, and for those who work on the project itself
@@ -79,6 +80,57 @@ def read_python() -> PythonFacts:
 def read_extras() -> tuple[Extra, ...]:
     """All extras, and first what needs none; the versions are of this Python's environment."""
     return tuple(Extra(name, tuple(map(_package, wanted))) for name, wanted in _wanted().extras.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one piece of work imports of an extra."""
+
+    extra: str
+    purpose: str  # "calibrate.target": what needs it
+    packages: frozenset[str] | None = None  # names of distributions; None: all of the extra
+
+
+def require(what: str, needs: Iterable[Need]) -> None:
+    """Hold what some work imports against this environment. Other versions than wanted count as there.
+
+    Args:
+        what: whose work it is, such as the name of a recipe.
+
+    Raises:
+        UserError: something is not installed; the text names every extra, and the one line that installs them.
+    """
+    text = missing_text(needs)
+    if text:
+        raise UserError(f"{what} needs distributions that are not installed here:\n{text}")
+
+
+def missing_text(needs: Iterable[Need]) -> str:
+    """What of some needs is not installed, a line for each extra, and what installs it all; empty if all is there."""
+    extras = {extra.name: extra for extra in read_extras()}
+    missing: dict[str, set[str]] = {}
+    purposes: dict[str, list[str]] = {}
+    for need in needs:
+        absent = {one.name for one in extras[need.extra].packages if one.installed is None}
+        absent &= need.packages if need.packages is not None else absent
+        if absent:
+            missing.setdefault(need.extra, set()).update(absent)
+            purposes.setdefault(need.extra, []).append(need.purpose)
+    lines = [
+        f"  {extra}: {', '.join(sorted(missing[extra]))} (for {', '.join(dict.fromkeys(purposes[extra]))})"
+        for extra in missing
+    ]
+    return "\n".join([*lines, f"  {install_line(*missing)}"]) if missing else ""
+
+
+def pinned_version(distribution: str) -> str | None:
+    """The one version that an extra wants of a distribution; None where several would do."""
+    for extra in read_extras():
+        for package in extra.packages:
+            pin = package.wanted.removeprefix("==")
+            if package.name == distribution and pin != package.wanted and "," not in pin:
+                return pin
+    return None
 
 
 def version_of(distribution: str) -> str | None:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from pipeline.contracts import llmapi
+from pipeline.errors import UserError
 from pipeline.planning.parallelism import Parallelism, parallelism
 from pipeline.recipe import Gate, Recipe
 from pipeline.store import ArtifactKey, Json
@@ -48,7 +49,11 @@ class Plan:
         return iter(self.steps)
 
     def __getitem__(self, name: str) -> Step:
-        return next(step for step in self.steps if step.name == name)
+        """Raises UserError: there is no such step."""
+        for step in self.steps:
+            if step.name == name:
+                return step
+        raise UserError(f"no step {name!r}; this build has {', '.join(step.name for step in self.steps)}")
 
     def __contains__(self, name: object) -> bool:
         return any(step.name == name for step in self.steps)

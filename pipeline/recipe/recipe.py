@@ -67,6 +67,11 @@ class Recipe(Section):
         """The file and the overrides that it was read from."""
         return self._provenance
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What names it on a command line; `RECIPE`, as in a command's help, where it was read from no file."""
+        return self._provenance.words or ("RECIPE",)
+
     def read_from(self, provenance: Provenance) -> Self:
         """The same recipe, with where it came from."""
         copy = self.model_copy()

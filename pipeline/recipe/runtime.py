@@ -89,8 +89,9 @@ class TensorRTRuntime(_GpuRuntime):
     build_flags: tuple[str, ...] = Field(
         default=(),
         strict=False,
-        description="Flags of trtllm-build for the target's engine that nothing else here decides, as name=value.",
-        examples=[["reduce_fusion=enable", "user_buffer=enable"]],
+        description="Flags of trtllm-build for the target's engine that nothing else here decides: name=value, "
+        "or the name alone of a flag without a value.",
+        examples=[["reduce_fusion=enable", "user_buffer=enable", "fast_build"]],
     )
 
 

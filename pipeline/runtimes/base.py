@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from pipeline.contracts.models import ModelSizes
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
 from pipeline.store import Json
+from pipeline.triton.deployment import Deployment
 
 if TYPE_CHECKING:
     from pipeline.runtimes.tensorrt.executors.job import BuildJob
@@ -32,7 +34,7 @@ class Engines:
 class ExecutorChoice:
     """Who runs an engine's builder: this machine, a container on it, another machine."""
 
-    name: Literal["auto", "native", "docker", "print", "adopt"] = "auto"
+    name: Literal["auto", "native", "docker", "print", "print-all", "adopt"] = "auto"
     deadline_s: float | None = None  # for one engine; None: none
     devices: tuple[int, ...] = ()  # GPUs that may be used; empty: those that the builder finds
     folder: Path | None = None  # for adopt: what was built elsewhere
@@ -76,6 +78,19 @@ class Runtime(Protocol):
 
     def build(self, order: Order) -> Mapping[str, Json]:
         """Make one engine in the empty folder of the order; return the facts of it."""
+
+    def foresee(self, recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:
+        """The deployment.json of a package that is not made yet, as far as launching it depends on it.
+
+        What only the built engines and the tokenizer tell (token ids, digest) is empty, and the size of the weights
+        is estimated.
+
+        Args:
+            sizes: role -> sizes of its model, where they are known.
+
+        Raises:
+            UserError: it depends on sizes that are not known.
+        """
 
     def package_settings(self, recipe: Recipe) -> Mapping[str, Json]:
         """What `package` depends on besides the engines: limits, parameters, digests of the model sources."""

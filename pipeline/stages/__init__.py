@@ -5,18 +5,18 @@ Builder(prepared.plan, store, prepared.work(progress), progress).run()
 """
 
 from pipeline.stages.builder import Builder, Outcome, demanded
-from pipeline.stages.handover import HandedOver, adopt_commands, check_adoptable, check_executor, write_script
-from pipeline.stages.survey import Prepared, prepare
+from pipeline.stages.handover import HandoverScript, adopt, build_or_hand_over
+from pipeline.stages.survey import Foreseen, Prepared, foresee, prepare
 
 __all__ = [
     "Builder",
-    "HandedOver",
+    "Foreseen",
+    "HandoverScript",
     "Outcome",
     "Prepared",
-    "adopt_commands",
-    "check_adoptable",
-    "check_executor",
+    "adopt",
+    "build_or_hand_over",
     "demanded",
+    "foresee",
     "prepare",
-    "write_script",
 ]

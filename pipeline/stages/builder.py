@@ -6,8 +6,9 @@ where it was.
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,19 @@ from pipeline.planning.plan import Plan, Step
 from pipeline.progress import Progress
 from pipeline.runtimes.base import BuiltElsewhere
 from pipeline.stages.gate import hold_to_gate
-from pipeline.stages.handover import HandedOver
 from pipeline.stages.makers import MAKERS, Work
 from pipeline.store import Artifact, Json, Store
 
 if TYPE_CHECKING:
     from pipeline.runtimes.tensorrt.executors.job import BuildJob
+
+
+class HandedOver(Exception):
+    """A build stopped where another machine goes on. Not a failure."""
+
+    def __init__(self, jobs: Sequence[tuple[Step, BuildJob]]) -> None:
+        self.jobs = tuple(jobs)
+        super().__init__(", ".join(step.name for step, _ in self.jobs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +63,6 @@ class Builder:
             DamagedArtifact: what the store has is not what was published.
             UserError: there is no such step.
         """
-        if until not in self.plan:
-            raise UserError(f"no step {until!r}; this build has {', '.join(step.name for step in self.plan)}")
         if until == "package" and "evaluate" in self.plan:
             self._realize("evaluate")  # a package from the store is held to today's budgets, too
         return self._realize(until)
@@ -69,8 +75,10 @@ class Builder:
         """
         package = self.store.find(self.plan["package"].key)
         if package is None or not self.store.use(package):
+            recipe = self.plan.recipe
+            build = shlex.join(("pipeline", "build", *recipe.words, *self.store.words))
             raise UserError(
-                f"{self.plan.recipe.name} is not built as its recipe says now; run pipeline build, or serve --build"
+                f"{recipe.name} is not built as its recipe says now; run {build}, or serve --build"
             )
         evaluation = self.plan["evaluate"].key if "evaluate" in self.plan else None
         if evaluation is not None and (found := self.store.find(evaluation)) is not None:

@@ -8,6 +8,7 @@ compiled on it.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -28,7 +29,7 @@ from pipeline.runtimes.base import ExecutorChoice
 from pipeline.stages.fetch import HubCheckpoint, ResolvedSource
 from pipeline.store import Store
 
-_ELSEWHERE = ("print", "adopt")  # executors for which another machine compiles
+_ELSEWHERE = ("print", "print-all", "adopt")  # executors for which another machine compiles
 _LOOK_S = 60.0  # a driver that no process holds open takes long to answer
 
 
@@ -67,8 +68,10 @@ def _of_machine(
     plan: Plan, store: Store, models: Mapping[str, ModelFacts], making: Making
 ) -> tuple[Finding, ...]:
     """What this machine lacks for the steps that are to be made on it."""
+    needs = needs_of(subject(plan.recipe, models))
+    build = shlex.join(("pipeline", "build", *plan.recipe.words, *store.words))
     wanted = to_build(
-        needs_of(subject(plan.recipe, models)),
+        replace(needs, build=build),
         compiles="build" in making.stages and making.executor.name not in _ELSEWHERE,
         calibrates="calibrate" in making.stages,
     )

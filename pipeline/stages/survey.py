@@ -5,23 +5,27 @@ This is where a plan's inputs come from; `planning.make_plan` itself touches not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
+from pipeline.errors import SourceError, UserError
+from pipeline.machine.packages import Need, missing_text, pinned_version, version_of
 from pipeline.planning.plan import DRAFT, TARGET, Plan, Step, Surroundings, make_plan
 from pipeline.planning.preflight import Emission, Finding, allow, findings, refuse, said
 from pipeline.progress import Progress, Silent
 from pipeline.recipe import Recipe
 from pipeline.runtimes.base import AUTO, ExecutorChoice, Runtime, runtime_of
-from pipeline.stages.builder import demanded
+from pipeline.stages.builder import Builder, demanded
 from pipeline.stages.dataset import identity
+from pipeline.stages.extras import needs_of_stage
 from pipeline.stages.fetch import ResolvedSource, resolve
 from pipeline.stages.fitness import Making, judge_fit
 from pipeline.stages.judging import emission
 from pipeline.stages.makers import Work
+from pipeline.stages.sighting import see_models
 from pipeline.store import Json, Store
+from pipeline.triton.deployment import Deployment
 
 # Distributions whose versions change what a stage makes. `build` is the runtime's own.
 _PACKAGES = {
@@ -41,6 +45,43 @@ class Prepared:
     emitted: Emission
     allowed: frozenset[str]  # rules whose errors are let pass
 
+    def check(
+        self,
+        store: Store,
+        executor: ExecutorChoice = AUTO,
+        until: str = "package",
+        afterwards: Iterable[Need] = (),
+    ) -> None:
+        """Whether this machine can make all that the store lacks, up to a step; before any of it is made.
+
+        Args:
+            executor: who is to build engines; see `runtimes.base.Order`.
+            afterwards: what else must be installed, because it is to run when all is made.
+
+        Raises:
+            UserError: distributions are missing, or nothing here builds engines; all of it in one text.
+            InvalidInput: the machine lacks room, memory or GPUs.
+        """
+        steps = [step for step, _, needed in demanded(self.plan, store, until) if needed]
+        recipe = self.plan.recipe
+        needs = [need for step in steps for need in needs_of_stage(recipe, *step.name.split("."))]
+        missing = missing_text([*needs, *afterwards])
+        faults = [f"distributions are not installed here:\n{missing}"] if missing else []
+        if recipe.runtime.kind == "tensorrt" and any(step.stage == "build" for step in steps):
+            from pipeline.runtimes.tensorrt.executors import executor_of
+
+            try:
+                executor_of(executor).check(recipe.runtime.version)
+            except UserError as error:
+                faults.append(str(error))
+        if faults:
+            raise UserError("\n".join(f"{recipe.name}: {fault}" for fault in faults))
+        judge_fit(self.plan, store, self.emitted, self.allowed, self._making(store, executor, until))
+
+    def _making(self, store: Store, executor: ExecutorChoice, until: str) -> Making:
+        stages = frozenset(one.stage for one, _, needed in demanded(self.plan, store, until) if needed)
+        return Making(stages, executor, self.sources)
+
     def work(
         self, progress: Progress, store: Store, executor: ExecutorChoice = AUTO, until: str = "package"
     ) -> Callable[[Step, Mapping[str, Path], Path], Work]:
@@ -53,10 +94,8 @@ class Prepared:
 
         def work(step: Step, inputs: Mapping[str, Path], into: Path) -> Work:
             role = step.name.partition(".")[2]
-            making = frozenset(one.stage for one, _, needed in demanded(self.plan, store, until) if needed)
-            found = judge_fit(
-                self.plan, store, self.emitted, self.allowed, Making(making, executor, self.sources)
-            )
+            making = self._making(store, executor, until)
+            found = judge_fit(self.plan, store, self.emitted, self.allowed, making)
             return Work(
                 recipe=self.plan.recipe,
                 role=role,
@@ -110,17 +149,67 @@ def prepare(
     return Prepared(plan, sources, found, emitted, allowed)
 
 
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """The package of a recipe, built or not."""
+
+    package: Path  # in the store, where it is or will be; UNKNOWN if nobody can tell
+    deployment: (
+        Deployment | None
+    )  # what its deployment.json will say; None: the package is there and says it itself
+    note: str = ""  # why the folder is not known
+
+
+UNKNOWN = Path("/PACKAGE")
+
+
+def foresee(
+    recipe: Recipe,
+    store: Store,
+    *,
+    offline: bool = False,
+    progress: Progress | None = None,
+    allowed: frozenset[str] = frozenset(),
+) -> Foreseen:
+    """Where the package of a recipe is, or will be, and how it will be launched. Nothing is made.
+
+    Raises:
+        InvalidInput: the recipe asks for what does not exist. UserError: its model is not known, and neither the store
+        nor the Hub tells of it. GateFailed: it is built, and its figures are over the recipe's budgets.
+    """
+    package, note = UNKNOWN, ""
+    try:
+        prepared = prepare(recipe, store, offline=offline, progress=progress, allowed=allowed)
+        key = prepared.plan["package"].key
+        if store.find(key) is not None:
+            report = progress or Silent()
+            return Foreseen(
+                Builder(prepared.plan, store, prepared.work(report, store), report).finished().path, None
+            )
+        package = store.artifacts / key.name
+    except SourceError as error:
+        note = str(error)
+    models = see_models(recipe, store, offline=offline)
+    sizes = {role: seen.sizes for role, seen in models.items() if seen.sizes is not None}
+    return Foreseen(package, runtime_of(recipe).foresee(recipe, sizes), note)
+
+
 def tool_versions(runtime: Runtime) -> dict[str, dict[str, str]]:
-    """Stage -> distribution -> version; "absent" where it is not installed (the stage itself will say what to do)."""
+    """Stage -> distribution -> version, as it enters the keys of artifacts.
+
+    Of a distribution that is not installed it is the version that the extra pins: an artifact that another machine made
+    with it is then found here, where nothing but its name is needed. "absent" stands where several versions would do.
+    """
     wanted = {**_PACKAGES, "build": runtime.packages}
     return {stage: {name: _version(name) for name in names} for stage, names in wanted.items()}
 
 
 def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "absent"
+    """Without the local part (2.13.0+cpu), which says from which index a wheel came, and not what it computes on."""
+    installed = version_of(distribution)
+    if installed is None:
+        return pinned_version(distribution) or "absent"
+    return installed.partition("+")[0]
 
 
 def _dataset_identity(recipe: Recipe) -> Mapping[str, Json]:

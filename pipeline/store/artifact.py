@@ -113,6 +113,8 @@ def check(
     hashes: FileHashes,
     progress: Progress | None = None,
     only: Callable[[str, FileEntry], bool] = lambda *_: True,
+    *,
+    command: str = "pipeline store verify --remove",
 ) -> None:
     """Make sure that an artifact's files are those that were published, before they are used.
 
@@ -121,15 +123,13 @@ def check(
     result = verify(artifact, progress, hashes, again=False, only=only)
     hashes.save()
     if result.faults:
-        raise damaged(artifact, result)
+        raise damaged(artifact, result, command)
 
 
-def damaged(artifact: Artifact, result: Verification) -> DamagedArtifact:
-    """What to say of an artifact that is."""
+def damaged(artifact: Artifact, result: Verification, command: str) -> DamagedArtifact:
+    """What to say of an artifact that is; `command` is for a person to find and remove it."""
     lines = [f"{artifact.path}: damaged", *(f"  {fault}" for fault in result.faults)]
-    help_ = (
-        "`pipeline store verify --remove` finds and removes what is damaged in the store; then build it again"
-    )
+    help_ = f"`{command}` finds and removes what is damaged in the store; then build it again"
     return DamagedArtifact("\n".join([*lines, help_]))
 
 

@@ -1,16 +1,18 @@
 """Which artifacts nobody needs any longer, and their removal.
 
 Needed is all that the newest package of each recipe was made from, followed through the inputs in the
-manifests, and all that a process uses or makes right now. "Newest" is the package that its recipe obtained
-last, so going back to older settings makes theirs the newest again. Reports and the records of servers are
-left alone.
+manifests; all that a build has which goes on on another machine (`AwaitedBuild`); and all that a process uses or
+makes right now. "Newest" is the package that its recipe obtained last, so going back to older settings makes
+theirs the newest again. Reports and the records of servers are left alone.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import secrets
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipeline.errors import StoreError
@@ -30,6 +32,49 @@ class Garbage:
     name: str  # of the artifact, and so of its lock
     bytes: int
     reason: str
+
+
+@dataclass(frozen=True)
+class AwaitedBuild:
+    """A build that goes on on another machine, and comes back by `pipeline adopt`."""
+
+    recipe: str
+    script: str  # what was printed for the other machine
+    created: str  # UTC, ISO 8601, to the second
+    result: str  # name of the artifact with which the build is complete
+    artifacts: tuple[str, ...]  # names of all that the build consists of, there or not
+
+    def record(self, store: Store) -> None:
+        """Keep the artifacts from `find_garbage` until the result is in the store, or the record is dropped."""
+        path = self._file(store)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        draft.replace(path)
+
+    def drop(self, store: Store) -> None:
+        """Give the build up: what only it needs may go."""
+        self._file(store).unlink(missing_ok=True)
+
+    def _file(self, store: Store) -> Path:
+        return store.handed_over / f"{self.result}.json"
+
+
+def awaited_builds(store: Store) -> tuple[AwaitedBuild, ...]:
+    """The builds that other machines have not given back yet, the oldest first.
+
+    Raises:
+        StoreError: a record is damaged, so that nobody knows what it would keep.
+    """
+    found = []
+    for path in store.handed_over.glob("*.json"):
+        try:
+            read = json.loads(path.read_text(encoding="utf-8"))
+            found.append(AwaitedBuild(**{**read, "artifacts": tuple(read["artifacts"])}))
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise StoreError(f"{path}: is not a record of a build ({error}); remove it") from error
+    waiting = (one for one in found if not (store.artifacts / one.result).is_dir())
+    return tuple(sorted(waiting, key=lambda one: (one.created, one.result)))
 
 
 def roots(artifacts: Iterable[Artifact]) -> dict[str, Artifact]:
@@ -54,10 +99,12 @@ def reachable(start: Iterable[Artifact], artifacts: Iterable[Artifact]) -> froze
     return frozenset(seen)
 
 
-def find_garbage(store: Store) -> tuple[Garbage, ...]:
-    """What `collect` would remove now, leftovers first. Changes nothing."""
+def find_garbage(store: Store, given_up: Collection[AwaitedBuild] = ()) -> tuple[Garbage, ...]:
+    """What `collect` would remove now, leftovers first. Changes nothing. `given_up`: builds that keep nothing."""
     artifacts = store.list()
-    kept = reachable(roots(artifacts).values(), artifacts)
+    waiting = {name for build in awaited_builds(store) if build not in given_up for name in build.artifacts}
+    awaited = (artifact for artifact in artifacts if artifact.name in waiting)
+    kept = reachable((*roots(artifacts).values(), *awaited), artifacts)
     found = []
     for path in sorted(store.work.iterdir()) if store.work.is_dir() else ():
         name = path.name.removesuffix(_REMOVED)
@@ -81,6 +128,10 @@ def find_garbage(store: Store) -> tuple[Garbage, ...]:
 
 def collect(store: Store, garbage: Iterable[Garbage]) -> tuple[Garbage, ...]:
     """Remove `garbage`, but what came into use meanwhile; returns what was removed."""
+    waiting = {f"{build.result}.json" for build in awaited_builds(store)}
+    for record in store.handed_over.glob("*.json"):
+        if record.name not in waiting:  # it came back, and would count again when its result is removed
+            record.unlink(missing_ok=True)
     return tuple(item for item in garbage if remove(store, item))
 
 

@@ -23,7 +23,7 @@ from pipeline.store.key import ArtifactKey
 from pipeline.store.manifest import FileEntry, Manifest, Provenance
 
 # Why a file cannot become longer, and what helps.
-_ROOM = "make room (`pipeline store gc`) or set PIPELINE_STORE to a larger disk"
+_ROOM = "make room (`{gc}`) or set PIPELINE_STORE to a larger disk"
 _NO_ROOM = {
     errno.ENOSPC: ("no space left", _ROOM),
     errno.EDQUOT: ("the disk quota is used up", _ROOM),
@@ -77,7 +77,10 @@ def publish(
 
 
 def no_room(error: BaseException) -> tuple[str, str] | None:
-    """Why nothing more could be written and what helps, if `error` came from that; C++ and Rust say so in words."""
+    """Why nothing more could be written and what helps, if `error` came from that; C++ and Rust say so in words.
+
+    What helps may hold `{gc}`, the place of a command.
+    """
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in _NO_ROOM:

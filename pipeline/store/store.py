@@ -3,6 +3,7 @@
     <root>/artifacts/<stage>-<digest20>/   published: complete, on the disk, read-only
            work/<stage>-<digest20>/        being made, or left by a make that was killed
            locks/<stage>-<digest20>.lock   held exclusively by the maker, shared by users (see `lock`)
+           handed_over/<name>.json         builds that go on on another machine (see `gc.AwaitedBuild`)
            reports/  running/  caches/     kept for the stages and for servers; the store does not look inside
 
 An artifact appears by one rename after all its bytes are on the disk, so that it is there whole or not at
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import stat
 import threading
@@ -33,6 +35,7 @@ from pipeline.store.sizes import human_bytes
 
 Make = Callable[[Path], Mapping[str, Json]]
 
+_VARIABLE, _USUAL = "PIPELINE_STORE", "~/.cache/pipeline/store"
 _POLL_S = 0.2
 _REMIND_S = 30.0
 
@@ -51,6 +54,7 @@ class Store:
         self.reports = root / "reports"
         self.running = root / "running"
         self.caches = root / "caches"
+        self.handed_over = root / "handed_over"
         self.hashes = FileHashes(root / "hashes.json")
         self._used: dict[
             str, lock.Lock
@@ -63,12 +67,26 @@ class Store:
     @classmethod
     def default(cls) -> Store:
         """The store at `$PIPELINE_STORE`, or at `~/.cache/pipeline/store`."""
-        return cls.at(Path(os.environ.get("PIPELINE_STORE") or "~/.cache/pipeline/store"))
+        return cls.at(Path(os.environ.get(_VARIABLE) or _USUAL))
 
     @classmethod
     def at(cls, root: Path | None) -> Store:
         """The store at `root`; the default one for None."""
         return cls.default() if root is None else cls(root.expanduser().absolute())
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What names it on a command line in any shell: nothing for the store that is taken without options."""
+        usual = not os.environ.get(_VARIABLE) and self.root == Path(_USUAL).expanduser()
+        return () if usual else ("--store", str(self.root))
+
+    def command(self, *words: str) -> str:
+        """A `pipeline store` command for this store, to be shown to a person.
+
+        >>> Store(Path("/disk/my store")).command("gc")
+        "pipeline store gc --store '/disk/my store'"
+        """
+        return shlex.join(("pipeline", "store", *words, *self.words))
 
     # reading
 
@@ -86,7 +104,7 @@ class Store:
             raise StoreError(f"{path}: holds {artifact.digest}, not {key.digest}: remove it and build again")
         result = quick_check(artifact)
         if not result.ok:
-            raise damaged(artifact, result)
+            raise damaged(artifact, result, self.command("verify", "--remove"))
         return artifact
 
     def check(self, artifact: Artifact, progress: Progress | None = None) -> None:
@@ -95,7 +113,7 @@ class Store:
         Raises:
             DamagedArtifact: with all that differ.
         """
-        check(artifact, self.hashes, progress)
+        check(artifact, self.hashes, progress, command=self.command("verify", "--remove"))
 
     def list(self) -> tuple[Artifact, ...]:
         """Every readable artifact, the one used last first."""
@@ -124,7 +142,7 @@ class Store:
             return near[0]
         if near:
             raise UserError(f"{name!r} is short for {len(near)} artifacts: {', '.join(a.name for a in near)}")
-        raise UserError(f"no artifact {name!r} in {self.root}; `pipeline store ls` shows what there is")
+        raise UserError(f"no artifact {name!r} in {self.root}; `{self.command('ls')}` shows what there is")
 
     def newest(self, stage: str, recipe: str) -> Artifact | None:
         """The artifact of `stage` that `recipe` obtained last."""
@@ -171,7 +189,9 @@ class Store:
         finally:
             held.release()
         if not self.use(artifact):
-            raise StoreError(f"{artifact.path}: removed as soon as made: `pipeline store gc` ran meanwhile")
+            raise StoreError(
+                f"{artifact.path}: removed as soon as made: `{self.command('gc')}` ran meanwhile"
+            )
         return artifact
 
     def _make(
@@ -199,7 +219,8 @@ class Store:
             if reason := no_room(error):
                 why, fix = reason
                 raise StoreError(
-                    f"{key.name}: {why} in {self.root}: {human_bytes(written)} were written, {free} are free; {fix}"
+                    f"{key.name}: {why} in {self.root}: {human_bytes(written)} were written, {free} are free; "
+                    + fix.format(gc=self.command("gc"))
                 ) from error
             raise
 
@@ -213,7 +234,7 @@ class Store:
         if needed > free:
             raise StoreError(
                 f"{name}: needs {human_bytes(needed)}, {self.root} has {human_bytes(free)} free; make room "
-                "(`pipeline store gc`) or set PIPELINE_STORE to a larger disk"
+                f"(`{self.command('gc')}`) or set {_VARIABLE} to a larger disk"
             )
 
     # use
@@ -269,7 +290,7 @@ class Store:
         except OSError as error:
             raise StoreError(
                 f"the store {self.root} cannot be written: {error.strerror}; "
-                "set PIPELINE_STORE to a directory of your own"
+                f"set {_VARIABLE} to a directory of your own"
             ) from error
 
 

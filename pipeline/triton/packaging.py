@@ -82,12 +82,7 @@ def package_cpu(
         runtime="cpu",
         entry_model=ENTRY,
         models=tuple(config.name for config in configs),
-        limits=DeploymentLimits(
-            max_input_tokens=settings.max_input_tokens,
-            max_output_tokens=settings.max_output_tokens,
-            max_concurrency=settings.max_concurrency,
-            max_draft_tokens=settings.max_draft_tokens,
-        ),
+        limits=deployment_limits(settings),
         tokenizer_dir=f"{REPOSITORY}/preprocessing/{TOKENIZER}",
         end_id=ids.end,
         pad_id=ids.pad,
@@ -97,6 +92,16 @@ def package_cpu(
         versions=versions(CONTRACT, "openvino", "tokenizers", "llguidance"),
     )
     return finish(deployment, into, progress)
+
+
+def deployment_limits(settings: CpuSettings) -> DeploymentLimits:
+    """What clients may ask for."""
+    return DeploymentLimits(
+        max_input_tokens=settings.max_input_tokens,
+        max_output_tokens=settings.max_output_tokens,
+        max_concurrency=settings.max_concurrency,
+        max_draft_tokens=settings.max_draft_tokens,
+    )
 
 
 def _draft_kv_share(target: Path, draft: Path) -> float:

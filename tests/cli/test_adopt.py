@@ -75,17 +75,17 @@ def test_print(run: Run, recipe: str, tmp_path: Path) -> None:
     script = Path(done.out.strip())
     assert script == tmp_path / "store" / "reports" / "tiny-build.sh"
     assert os.access(script, os.X_OK)
-    words = f"'{recipe}' --set limits.max_concurrency=3"
+    words = f"'{recipe}' --set limits.max_concurrency=3 --store {tmp_path / 'store'}"
     assert f"next: pipeline adopt {words} build.target tiny-engines/target\n" in done.err
     assert f"next: pipeline build {words}\n" in done.err
     assert f"#          pipeline adopt {words} build.target tiny-engines/target" in script.read_text()
     assert "--max_batch_size 3 \\\n" in script.read_text()
 
 
-def test_print_as_json(run: Run, recipe: str) -> None:
+def test_print_as_json(run: Run, recipe: str, tmp_path: Path) -> None:
     said = json.loads(run("build", recipe, "--executor", "print", "--json").out)
     assert [part["step"] for part in said["handed_over"]] == ["build.target"]
-    assert said["next"][-1] == f"pipeline build '{recipe}'"
+    assert said["next"][-1] == f"pipeline build '{recipe}' --store {tmp_path / 'store'}"
 
 
 def test_adopt(run: Run, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,10 +128,11 @@ def test_adopt_for_a_changed_recipe(
 
 
 def test_adopt_what_cannot_be(run: Run, recipe: str, tmp_path: Path) -> None:
-    done = run("adopt", recipe, "package", str(tmp_path))
-    assert (done.code, "no engine 'package'; this recipe has build.target" in done.err) == (2, True)
-    done = run("adopt", "tiny-cpu", "build.target", str(tmp_path))
-    assert (done.code, "only engines of tensorrt are adopted" in done.err) == (2, True)
+    done = run("adopt", recipe, "pakage", str(tmp_path))
+    assert (done.code, "no step 'pakage'; this build has fetch.target" in done.err) == (2, True)
+    for step, named in (("package", recipe), ("build.target", "tiny-cpu")):
+        done = run("adopt", named, step, str(tmp_path))
+        assert (done.code, "no manifest.json: not an artifact of another store" in done.err) == (2, True)
     done = run("adopt", recipe, "build.target", str(tmp_path))
     assert (done.code, "not a folder that a script of --executor print filled" in done.err) == (2, True)
     assert run("adopt", recipe, "build.target", str(tmp_path / "none")).code == 2

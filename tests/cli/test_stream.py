@@ -133,9 +133,9 @@ def test_words_that_do_not_fit(words: tuple[str, ...]) -> None:
 def test_not_running(tmp_path: Path) -> None:
     done = run("stream", "tiny-cpu", "Hi", store=tmp_path)
     assert done.returncode == 1
-    assert (
-        done.stderr
-        == "pipeline: tiny-cpu is not running. Start it in another terminal:\n  pipeline serve tiny-cpu\n"
+    assert done.stderr == (
+        "pipeline: tiny-cpu is not running. Start it in another terminal:\n"
+        f"  pipeline serve tiny-cpu --store {tmp_path}\n"
     )
 
 

@@ -16,11 +16,14 @@ from pipeline.contracts.trtllm_build import (
     check,
     config_value,
     data,
+    decided,
+    entries_of,
     flags,
     parse,
     said,
     tunable,
     versions,
+    words_of,
 )
 from pipeline.errors import UserError
 from tests.support.trtllm_build import parser
@@ -28,7 +31,7 @@ from tests.support.trtllm_build import parser
 ENTRIES = [
     *data()["flags"], *data()["messages"], *data()["refusals"], *data()["recommended"],
     data()["speculative_modes"], data()["fp8_context"], data()["config"], data()["tunable"],
-    data()["mixed"],
+    data()["mixed"], *data()["decided"],
 ]  # fmt: skip
 
 
@@ -68,13 +71,29 @@ def test_flags_are_sound(version: str) -> None:
 
 @pytest.mark.parametrize("version", versions())
 def test_what_a_recipe_may_say(version: str) -> None:
-    """Nothing that decides what an engine can do, and nothing that config.json does not tell."""
+    """Nothing that decides what an engine can do, and nothing that config.json does not tell; all else has a reason."""
     assert tunable(version) == tuple(data()["tunable"]["names"])
+    assert sorted([*tunable(version), *decided(version)]) == sorted(flags(version)), (
+        "each in one of the lists"
+    )
     for name in tunable(version):
         assert flags(version)[name].config is not None
         assert not name.startswith(
             ("max_", "kv_", "use_paged", "use_fp8", "speculative", "tokens", "context", "gather")
         )
+
+
+@pytest.mark.parametrize("version", versions())
+def test_a_recipe_can_say_every_flag_that_it_may(version: str) -> None:
+    entries = [entry for name in tunable(version) for entry in entries_of(flags(version)[name])]
+    assert {flags(version)[entry.partition("=")[0]].kind for entry in entries} == {
+        "integer", "choice", "toggle", "switch",
+    }  # fmt: skip
+    for entry in entries:
+        name, _, value = entry.partition("=")
+        assert check(version, words_of(entry)) == []
+        read = parser(version).parse_args(words_of(entry))
+        assert str(getattr(read, name)) == (value or "True")
 
 
 def test_what_differs_between_versions() -> None:

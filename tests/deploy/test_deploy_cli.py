@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import cast
@@ -18,7 +20,7 @@ from pipeline.progress import Lines
 from pipeline.triton.launch import Ports
 from pipeline.triton.running import RunningServer
 from pipeline.triton.server import TritonServer
-from tests.support.command import Command
+from tests.support.command import Command, pasted
 
 
 def deploy(*arguments: str) -> Result:
@@ -75,6 +77,10 @@ def test_a_package_is_served_and_announced(cpu_package: Path, tmp_path: Path) ->
         deploying.wait_for("ready after")
         assert RunningServer.find(tmp_path / "running", "support") is not None
         assert "for at most 120 s" in deploying.said
+        (ask,) = re.findall(r"ask: (.*)   talk: ", deploying.said)
+        asked = subprocess.run(pasted(ask), capture_output=True, text=True, timeout=60, check=False)
+        assert asked.returncode == 0, f"without a recipe it is found by its address: {ask}\n{asked.stderr}"
+        assert asked.stdout.strip()
         assert deploying.stop() == 0
     assert RunningServer.find(tmp_path / "running", "support") is None
     assert "Started GRPCInferenceService" in (tmp_path / "triton.log").read_text()

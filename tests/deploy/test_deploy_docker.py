@@ -132,7 +132,7 @@ def test_the_wrong_gpu_is_refused_before_anything_is_pulled(
     text = refusal(gpu_package, tmp_path)
     assert "support cannot be served here: 3 faults" in text
     assert "compute capability 8.9, it is for 9.0" in text
-    assert "pipeline build support --set runtime.gpu=l4-24g" in text
+    assert "pipeline build RECIPE --set runtime.gpu=l4-24g" in text, "of a package it is not known"
     assert "535.1 is older than 590.44.01" in text
     assert {call[0] for call in docker.calls} == {"image", "info"}
 

@@ -45,7 +45,7 @@ def found(
     plan: LaunchPlan | None = PLAN,
 ) -> tuple[Finding, ...]:
     where: Where = "local" if software is not None and software.own else "docker"
-    return preflight(deployment, plan, machine, software, where)
+    return preflight(deployment, plan, machine, software, where, ("llama",))
 
 
 def only(machine: MachineFacts = FITTING, software: Software | None = SOFTWARE) -> Finding:

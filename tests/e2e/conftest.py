@@ -24,6 +24,27 @@ def pipeline(*arguments: str, store: Path, timeout_s: float = 240) -> subprocess
     )
 
 
+def launch(recipe: Path, store: Path, *, built: bool) -> dict[str, Any]:
+    """How `deploy --dry-run` says that a recipe is started; all that does not depend on estimates."""
+    ports = (
+        "--http-port",
+        "7000",
+        "--grpc-port",
+        "7001",
+        "--metrics-port",
+        "7002",
+        "--start-timeout-s",
+        "300",
+    )
+    done = pipeline("deploy", str(recipe), "--dry-run", "--json", *ports, store=store)
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout)
+    assert said["built"] is built
+    assert ("Before: pipeline build" in said["note"]) is not built
+    shown = {key: said[key] for key in ("name", "command", "environment", "shm_mib", "start_deadline_s")}
+    return {**shown, "docker": [word.replace(str(store), "STORE") for word in said["docker"]]}
+
+
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("store")

@@ -14,7 +14,7 @@ from pipeline.client import Client
 from pipeline.contracts import llm_args
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
-from tests.e2e.conftest import pipeline
+from tests.e2e.conftest import launch, pipeline
 from tests.support.llmapi import served, statuses
 from tests.support.served import CHECKPOINTS
 
@@ -60,6 +60,14 @@ def test_the_artifacts(built: dict[str, Path]) -> None:
         assert (folder / "checkpoint" / "model.safetensors").is_file()
         facts = json.loads((folder / "build.json").read_text())
         assert facts["quantization"] == "none"
+
+
+def test_how_it_is_started_is_known_before_it_is_built(
+    folder: Path, built: dict[str, Path], tmp_path: Path
+) -> None:
+    assert built
+    recipe = folder / "recipe.yaml"
+    assert launch(recipe, tmp_path, built=False) == launch(recipe, folder / "store", built=True)
 
 
 def test_the_package_is_served(built: dict[str, Path], tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import yaml
 from pipeline.contracts.releases import container
 from pipeline.store import Manifest
 from pipeline.triton.deployment import Deployment
-from tests.e2e.conftest import pipeline
+from tests.e2e.conftest import launch, pipeline
 from tests.support.builder_docker import DIGEST, BuilderDocker
 from tests.support.nvidia_smi import line, put_nvidia_smi
 from tests.support.served import CHECKPOINTS
@@ -29,7 +29,13 @@ RECIPE: dict[str, Any] = {
     "model": {"source": f"local:{CHECKPOINTS / 'support-target'}"},
     "draft": {"source": f"local:{CHECKPOINTS / 'support-draft'}", "max_draft_tokens": 4},
     "quantization": {"format": "none"},
-    "runtime": {"kind": "tensorrt", "version": "1.2.1", "gpu": "h100-sxm-80g", "tensor_parallel": 2},
+    "runtime": {
+        "kind": "tensorrt",
+        "version": "1.2.1",
+        "gpu": "h100-sxm-80g",
+        "tensor_parallel": 2,
+        "build_flags": ["fast_build", "gemm_plugin=bfloat16"],
+    },
     "limits": {"max_input_tokens": 256, "max_output_tokens": 128, "max_concurrency": 4},
 }
 IMAGE = container("1.2.1").image
@@ -48,6 +54,12 @@ class Place:
         done = pipeline("build", str(self.recipe), "--json", *arguments, store=self.store)
         assert done.returncode == code, done.stderr
         return json.loads(done.stdout) if code == 0 else {"error": done.stderr}
+
+    def collected(self, *arguments: str, code: int = 0) -> list[str]:
+        """What `store gc` removed."""
+        done = pipeline("store", "gc", "--yes", "--json", *arguments, store=self.store)
+        assert done.returncode == code, done.stderr
+        return [item["name"] for item in json.loads(done.stdout)["garbage"]] if code == 0 else []
 
     def steps(self, *arguments: str) -> dict[str, Path]:
         """Step -> artifact."""
@@ -82,6 +94,7 @@ def check_engines(artifacts: dict[str, Path], executor: str) -> None:
     }
     config = json.loads((target / "engine" / "config.json").read_text())["build_config"]
     assert (config["max_draft_len"], config["max_seq_len"]) == (4, 384 + 4)
+    assert config["plugin_config"]["manage_weights"] is True, "the recipe's own flag, which has no value"
     assert config["input_timing_cache"] == "timing.cache", "an engine does not tell where it was built"
     facts = Manifest.load(target).facts
     assert facts == json.loads((target / "build.json").read_text())
@@ -91,7 +104,10 @@ def check_engines(artifacts: dict[str, Path], executor: str) -> None:
 
 @pytest.mark.usefixtures("builder")
 def test_native(place: Place) -> None:
+    foreseen = launch(place.recipe, place.store, built=False)
     artifacts = place.steps()
+    assert foreseen == launch(place.recipe, place.store, built=True)
+    assert f"/{artifacts['package'].name},target=" in str(foreseen["docker"])
     check_engines(artifacts, "native")
     facts = Manifest.load(artifacts["build.target"]).facts["build"]
     assert facts["gpu"] == "NVIDIA H100 80GB HBM3"  # type: ignore[index, call-overload]
@@ -121,6 +137,7 @@ def test_print_and_adopt(place: Place, tmp_path: Path, monkeypatch: pytest.Monke
 
     printed = place.build("--executor", "print")
     assert [waiting["step"] for waiting in printed["handed_over"]] == ["build.target", "build.draft"]
+    assert place.collected() == [], "all that is there waits for the engines"
     with monkeypatch.context() as over_there:
         put_trtllm_build(tmp_path / "program", over_there)
         there = tmp_path / "there"
@@ -135,10 +152,19 @@ def test_print_and_adopt(place: Place, tmp_path: Path, monkeypatch: pytest.Monke
         done = pipeline("adopt", str(place.recipe), f"build.{role}", str(engines / role), store=place.store)
         assert done.returncode == 0, done.stderr
         assert Path(done.stdout.strip()).parent == place.store / "artifacts"
+        assert place.collected() == []
     artifacts = place.steps("--executor", "print")
     check_engines(artifacts, "adopted")
+    assert place.collected("--drop-handed-over", "tiny-tensorrt", code=2) == [], "none waits any more"
     again = pipeline("adopt", str(place.recipe), "build.draft", str(engines / "draft"), store=place.store)
     assert "in the store already" in again.stderr
+
+
+def test_a_build_that_is_given_up_keeps_nothing(place: Place) -> None:
+    place.build("--executor", "print")
+    made = {path.name for path in (place.store / "artifacts").iterdir()}
+    assert set(place.collected("--drop-handed-over", "tiny-tensorrt")) == made
+    assert place.collected() == []
 
 
 @pytest.mark.usefixtures("builder")

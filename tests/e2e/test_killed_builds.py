@@ -1,4 +1,4 @@
-"""kill -9 in each stage; the next build finishes with the same artifacts and leaves no debris."""
+"""kill -9 in each stage, or Ctrl-C; the next build finishes with the same artifacts and leaves no debris."""
 
 from __future__ import annotations
 
@@ -29,13 +29,11 @@ def reference(build: Build) -> dict[str, Path]:
 
 @pytest.mark.parametrize("stage", ORDER)
 def test_killed_in(stage: str, reference: dict[str, Path], tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.artifacts.mkdir()
-    for step in ORDER[: ORDER.index(stage)]:  # what was finished before
-        shutil.copytree(reference[step], store.artifacts / reference[step].name, copy_function=os.link)
+    store = store_before(stage, reference, tmp_path)
 
-    kill_while_making(reference[stage].name, store)
+    code = signalled_while_making(reference[stage].name, store, signal.SIGKILL, "build")
 
+    assert code == -signal.SIGKILL
     assert not (store.artifacts / reference[stage].name).exists()
     done = pipeline("build", *RECIPE, "--json", store=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -46,9 +44,30 @@ def test_killed_in(stage: str, reference: dict[str, Path], tmp_path: Path) -> No
     assert list(store.work.iterdir()) == []
 
 
-def kill_while_making(name: str, store: Store) -> None:
-    """Start a build and kill its whole process group while artifact `name` is being made."""
-    command = [sys.executable, "-m", "pipeline.cli.main", "build", *RECIPE]
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_signal_ends_the_build_that_serve_began(
+    number: signal.Signals, code: int, reference: dict[str, Path], tmp_path: Path
+) -> None:
+    """As it ends `pipeline build`: no package is made, and no server is started that would then be stopped."""
+    store = store_before("calibrate.target", reference, tmp_path)
+    ended = signalled_while_making(reference["calibrate.target"].name, store, number, "serve", "--build")
+    assert ended == code
+    assert not (store.artifacts / reference["package"].name).exists()
+    assert number == signal.SIGTERM or list(store.work.iterdir()) == [], "what was half made is put away"
+
+
+def store_before(stage: str, reference: dict[str, Path], folder: Path) -> Store:
+    """A store with all that is made before a stage."""
+    store = Store(folder)
+    store.artifacts.mkdir()
+    for step in ORDER[: ORDER.index(stage)]:
+        shutil.copytree(reference[step], store.artifacts / reference[step].name, copy_function=os.link)
+    return store
+
+
+def signalled_while_making(name: str, store: Store, number: signal.Signals, *verb: str) -> int:
+    """Run a command on the recipe, and signal its whole process group while artifact `name` is being made."""
+    command = [sys.executable, "-m", "pipeline.cli.main", *verb, *RECIPE]
     environment = {**os.environ, "PIPELINE_STORE": str(store.root)}
     process = subprocess.Popen(
         command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
@@ -59,10 +78,13 @@ def kill_while_making(name: str, store: Store) -> None:
             assert process.poll() is None, process.stderr and process.stderr.read().decode()
             assert time.monotonic() < deadline
             time.sleep(0.0005)
+        os.killpg(process.pid, number)
+        process.communicate(timeout=120)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=30)
-    assert process.returncode == -signal.SIGKILL
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    return process.returncode
 
 
 def contents(artifact: Path) -> dict[str, str]:

@@ -6,22 +6,38 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from itertools import product
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pipeline.contracts.gpus import gpu
-from pipeline.contracts.trtllm_build import check, flags, parse, said, versions
+from pipeline.contracts.trtllm_build import (
+    check,
+    entries_of,
+    flags,
+    parse,
+    said,
+    tunable,
+    versions,
+    words_of,
+)
 from pipeline.contracts.trtllm_build_effects import Model, effects
 from pipeline.errors import InvalidInput, StageError, UserError
+from pipeline.planning.model_facts import known_models
 from pipeline.planning.parallelism import parallelism
+from pipeline.planning.preflight.checks import RECIPE_CHECKS
+from pipeline.planning.preflight.finding import Said
+from pipeline.planning.preflight.subject import subject
 from pipeline.recipe import Recipe, load_recipe, packaged
 from pipeline.runtimes.tensorrt.flags import Formats, build_flags, checkpoint_formats, formats
 from pipeline.runtimes.tensorrt.limits import engine_limits
 from pipeline.runtimes.tensorrt.runtime import TensorRTRuntime
+from pipeline.stages.judging import emission
 from tests.support.rank_checkpoints import rank_config
 from tests.support.tensorrt_recipes import FORMATS, recipe, recipes, roles
 
@@ -176,6 +192,47 @@ def test_flags_that_a_recipe_says_itself() -> None:
     )
     assert parse("1.2.1", build_flags(made, "draft"))["reduce_fusion"] == "disable", "they are the target's"
     assert build_flags(made, "target").count("--gemm_plugin") == 1
+
+
+NAMES = sorted({*flags("0.19.0"), *flags("1.2.1"), "reduce_fusoin", "--user_buffer", ""})
+VALUES = ["", "=", "=enable", "=on", "=true", "=auto", "=fp8", "=8", "=0", "=-5", "=1.5", "=8 --dry_run"]
+of_recipes = st.one_of(
+    st.sampled_from([entry for name in tunable("1.2.1") for entry in entries_of(flags("1.2.1")[name])]),
+    st.tuples(st.sampled_from(NAMES), st.sampled_from(VALUES)).map("".join),
+)
+
+
+@given(version=st.sampled_from(versions()), said=st.lists(of_recipes, max_size=3))
+@settings(max_examples=50)
+def test_what_a_recipe_says_is_built_or_refused_with_an_advice_that_works(
+    version: str, said: list[str]
+) -> None:
+    """Whoever follows each advice, for one entry after the other, ends with a command that trtllm-build takes."""
+    for _ in range(20):
+        made = load_recipe("qwen2.5-72b-fp8", [f"runtime.version={version}", f"runtime.build_flags={said}"])
+        about = subject(made, known_models(made), emitted=emission(made))
+        objections = [*RECIPE_CHECKS["build.flags"](about), *RECIPE_CHECKS["runtime.refuses"](about)]
+        if not objections:
+            break
+        said = followed(said, objections[0])
+    words = build_flags(made, "target")
+    assert check(version, words) == []
+    assert said == [] or all(set(words_of(entry)) <= set(words) for entry in said)
+
+
+def followed(said: list[str], one: Said) -> list[str]:
+    """What a person makes of the recipe's entries who reads one objection."""
+    if one.fix.startswith("leave out "):
+        return [entry for entry in said if entry != one.fix.removeprefix("leave out ")]
+    if one.fix == "keep one of them":
+        name = one.problem.removeprefix("has ").removesuffix(" more than once")
+        first = next(entry for entry in said if entry.partition("=")[0] == name)
+        return [first, *(entry for entry in said if entry.partition("=")[0] != name)]
+    wrong = max((entry for entry in said if f" {entry}: " in one.problem), key=len)
+    words = re.split(r"[ ,]+", one.fix)
+    advised = [word for word in words if word.partition("=")[0] in tunable("1.2.1")]
+    assert advised, one
+    return [advised[0] if entry == wrong else entry for entry in said]
 
 
 def test_flags_that_the_builder_would_turn_off() -> None:

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.runtimes.tensorrt.executors.script import Handover, render, write_script
+from pipeline.runtimes.tensorrt.executors.script import Handover, render
 from tests.support.build_jobs import job_in
 
 ARTIFACT = "build-0123456789abcdef0123"
@@ -23,7 +23,9 @@ def handovers(folder: Path) -> list[Handover]:
 
 def script_in(folder: Path, engines: Sequence[Handover]) -> Path:
     path = folder / "tiny-build.sh"
-    write_script(path, render("tiny", "tiny.yaml --set 'a=b c'", engines))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(render("tiny", "tiny.yaml --set 'a=b c'", engines))
+    path.chmod(0o755)
     return path
 
 

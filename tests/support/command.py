@@ -5,16 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.waiting import wait_for
 
 
+def pasted(line: str) -> list[str]:
+    """What a shell runs when a command that was printed is pasted into it: `pipeline …`, by this Python."""
+    return ["bash", "-c", f'pipeline() {{ exec "$0" -m pipeline.cli.main "$@"; }}; {line}', sys.executable]
+
+
 class Command:
     """Ended by `with`, whatever happens."""
 
-    def __init__(self, arguments: list[str], log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, arguments: list[str], log: Path, environment: Mapping[str, str], folder: Path | None = None
+    ) -> None:
         self._log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen(
@@ -22,6 +30,7 @@ class Command:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                cwd=folder,
                 env=os.environ | environment,
             )
 

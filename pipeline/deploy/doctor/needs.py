@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pipeline.deploy.doctor.report import Obstacle
 from pipeline.machine.inventory import Inventory
 from pipeline.machine.packages import Extra
+from pipeline.planning.plan import REVISIONS
 from pipeline.recipe import HubSource, Recipe, TensorRTRuntime
+from pipeline.stages.extras import needs_of_stage
 
 
 def hub_repositories(recipe: Recipe) -> dict[str, str | None]:
@@ -21,12 +23,8 @@ def hub_repositories(recipe: Recipe) -> dict[str, str | None]:
 
 def extras_to_build(recipe: Recipe) -> tuple[str, ...]:
     """The extras that a build imports; "" is what every part needs."""
-    formats = [recipe.quantization.format, *([recipe.draft.quantization] if recipe.draft is not None else [])]
-    needed = [""]
-    needed += ["hub"] if hub_repositories(recipe) else []
-    needed += ["calibrate"] if any(one != "none" for one in formats) else []
-    needed += ["cpu"] if recipe.runtime.kind == "cpu" else []
-    return tuple(needed)
+    needed = (need.extra for stage in REVISIONS for need in needs_of_stage(recipe, stage))
+    return tuple(dict.fromkeys(("", *needed)))
 
 
 def packages(names: Sequence[str], extras: Sequence[Extra]) -> Iterator[Obstacle]:

@@ -37,7 +37,7 @@ def _count(needs: Needs, here: MachineFacts) -> Iterator[Said]:
         yield Said(
             (TENSOR, "runtime.pipeline_parallel", GPU),
             f"{len(here.gpus)} GPUs may be used, it needs {wanted.gpus}",
-            f"pipeline build {needs.name} --set {TENSOR}={smaller}",
+            f"{needs.build} --set {TENSOR}={smaller}",
         )
 
 
@@ -124,7 +124,7 @@ def _driver(needs: Needs, here: MachineFacts) -> Iterator[Said]:
 
 def _for_this(needs: Needs, seen: GpuFacts, wanted: Serving) -> str:
     known = contract_name(seen)
-    return f"pipeline build {needs.name} --set {GPU}={known}" if known else f"use a {wanted.gpu.name}"
+    return f"{needs.build} --set {GPU}={known}" if known else f"use a {wanted.gpu.name}"
 
 
 def _listed(seen: list[GpuFacts]) -> str:

@@ -7,6 +7,7 @@ a machine is not judged.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 
 from pipeline.contracts.rules import rule
@@ -69,7 +70,8 @@ def _disk(needs: Needs, here: MachineFacts) -> Iterator[Said]:
     lacking = needs.build_bytes - here.store.held_bytes
     if here.store.free_bytes < lacking:
         text = _lacks("disk", lacking, here.store.free_bytes, f"are free in {here.store.folder}")
-        yield Said(("model.source",), text, "free some (pipeline store gc), or name another --store")
+        collect = shlex.join(("pipeline", "store", "gc", "--store", here.store.folder))
+        yield Said(("model.source",), text, f"free some ({collect}), or name another --store")
 
 
 def _temporary(needs: Needs, here: MachineFacts) -> Iterator[Said]:

@@ -5,6 +5,7 @@ Each function is one rule of contracts/data/rules, under its id in CHECKS.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 
 from pipeline.errors import UserError
@@ -27,7 +28,7 @@ def _fits(subject: Subject) -> Iterator[Said]:
     else:
         problem = f"holds {memory.tokens} tokens in its KV cache, and one request may have {longest}"
     keys = (GPU, TENSOR, "quantization.format", "limits.max_input_tokens")
-    yield Said(keys, problem, "pipeline plan names what would fit")
+    yield Said(keys, problem, f"{_plan(subject)} names what would fit")
 
 
 def _concurrency(subject: Subject) -> Iterator[Said]:
@@ -37,8 +38,12 @@ def _concurrency(subject: Subject) -> Iterator[Said]:
         yield Said(
             (CONCURRENCY, GPU, TENSOR),
             f"is more than the {held} requests of {longest} tokens that the KV cache holds at a time",
-            f"{held}, or what pipeline plan names",
+            f"{held}, or what {_plan(subject)} names",
         )
+
+
+def _plan(subject: Subject) -> str:
+    return shlex.join(("pipeline", "plan", *subject.recipe.words))
 
 
 def _planned(subject: Subject) -> MemoryPlan | None:

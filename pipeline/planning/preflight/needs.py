@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -46,6 +47,8 @@ class Needs:
 
     name: str  # of the recipe
     kind: str  # runtime.kind
+    build: str = "pipeline build RECIPE"  # the command line that builds it, and to which --set may be added
+    deploy: str = "pipeline deploy RECIPE"  # and the one that serves it
     values: Mapping[str, object] = field(
         default_factory=dict
     )  # keys of the recipe -> what they say, where it is known
@@ -69,6 +72,8 @@ def needs_of(subject: Subject) -> Needs:
     return Needs(
         name=subject.recipe.name,
         kind=subject.kind,
+        build=shlex.join(("pipeline", "build", *subject.recipe.words)),
+        deploy=shlex.join(("pipeline", "deploy", *subject.recipe.words)),
         values={key: values[key] for key in _KEYS},
         serving=_serving(subject, rank),
         spawns=subject.kind == "tensorrt" and subject.draft is not None,

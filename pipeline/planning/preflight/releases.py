@@ -19,7 +19,7 @@ from pipeline.planning.preflight.subject import Subject
 from pipeline.recipe import PyTorchRuntime, TensorRTRuntime
 
 VERSION, KIND, GPU = "runtime.version", "runtime.kind", "runtime.gpu"
-KV_CACHE = "quantization.kv_cache"
+BUILD_FLAGS = "runtime.build_flags"
 
 
 def _release(subject: Subject) -> Iterator[Said]:
@@ -126,17 +126,42 @@ def _build_flags(subject: Subject) -> Iterator[Said]:
     runtime = subject.recipe.runtime
     if not isinstance(runtime, TensorRTRuntime) or subject.release_problem:
         return
-    allowed, key = trtllm_build.tunable(runtime.version), "runtime.build_flags"
-    for flag in runtime.build_flags:
-        name, equals, _ = flag.partition("=")
-        if not equals:
-            yield Said((key,), f"has {flag}, which has no value", f"write {flag}=enable")
-        elif name not in allowed:
-            near = difflib.get_close_matches(name, allowed, n=3) or allowed
-            yield Said((key, VERSION), f"may not have {name}", f"what it may have: {', '.join(near)}")
+    keys = (BUILD_FLAGS, VERSION)
+    names = [entry.partition("=")[0] for entry in runtime.build_flags]
+    for name, entry in zip(names, runtime.build_flags, strict=True):
+        if name in trtllm_build.tunable(runtime.version):
+            for fault in _faults_of_value(runtime.version, name, entry):
+                yield Said(keys, f"has {entry}: {fault}", _right_values(runtime.version, name))
         else:
-            for fault in trtllm_build.check(runtime.version, [f"--{flag}"]):
-                yield Said((key, VERSION), f"has {fault.removeprefix('--')}")
+            unknown = f"trtllm-build {runtime.version} has no such flag"
+            reason = trtllm_build.decided(runtime.version).get(name, unknown)
+            yield Said(keys, f"may not have {entry}: {reason}", _right_names(runtime.version, name))
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield Said(keys, f"has {name} more than once", "keep one of them")
+
+
+def _faults_of_value(version: str, name: str, entry: str) -> Iterator[str]:
+    """What trtllm-build, or the engine that it would make, has against the value of a flag."""
+    words = trtllm_build.words_of(entry)
+    faults = trtllm_build.check(version, words)
+    yield from (fault.removeprefix(f"{' '.join(words)}: ") for fault in faults)
+    if not faults and trtllm_build.flags(version)[name].kind == "integer" and int(words[1]) < 1:
+        yield "must be at least 1"
+
+
+def _right_values(version: str, name: str) -> str:
+    """How an entry for this flag is written."""
+    flag = trtllm_build.flags(version)[name]
+    *others, last = trtllm_build.entries_of(flag)
+    any_number = ", or another number of at least 1" if flag.kind == "integer" else ""
+    return f"write {', '.join(others)} or {last}" if others else f"write {last}{any_number}"
+
+
+def _right_names(version: str, name: str) -> str:
+    """Entries for flags that a recipe may have, for those with similar names if there are any."""
+    allowed, known = trtllm_build.tunable(version), trtllm_build.flags(version)
+    near = difflib.get_close_matches(name.lstrip("-"), allowed, n=3) or allowed
+    return f"what it may have: {', '.join(trtllm_build.entries_of(known[one])[0] for one in near)}"
 
 
 CHECKS: Mapping[str, Check] = {

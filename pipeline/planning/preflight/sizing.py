@@ -9,7 +9,11 @@ from collections.abc import Mapping
 
 from pipeline.contracts.models import ModelSizes
 from pipeline.contracts.rules import rule
+from pipeline.errors import UserError
+from pipeline.planning.model_facts import with_sizes
 from pipeline.planning.preflight.subject import Model, Subject
+from pipeline.planning.preflight.subject import subject as make_subject
+from pipeline.recipe import Recipe
 
 _PUBLISHED = "none"  # checkpoints are published in 16 bits
 
@@ -36,6 +40,24 @@ def published_bytes(model: Model) -> int | None:
 def stored_bytes(model: Model) -> int | None:
     """Of the checkpoint, or the engine, in the recipe's format."""
     return _bytes(model, model.format)
+
+
+def weight_bytes(recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> int:
+    """Of all models of a recipe together, in the recipe's formats.
+
+    Raises:
+        UserError: the sizes of a model are not known.
+    """
+    total = 0
+    for model in make_subject(recipe, with_sizes(sizes)).models:
+        stored = stored_bytes(model)
+        if stored is None:
+            raise UserError(
+                f"{recipe.name}: how it is served depends on the size of its {model.role}, which is not known here; "
+                "ask where the Hub can be reached, or fetch the checkpoint first (build --until fetch.target)"
+            )
+        total += stored
+    return total
 
 
 def build_bytes(subject: Subject) -> int | None:

@@ -32,7 +32,7 @@ def _software(needs: Needs, here: MachineFacts) -> Iterator[Said]:
         yield Said(
             (VERSION,),
             f"TensorRT-LLM {have.tensorrt_llm} is installed, it was made for {wanted.version}",
-            f"{inside}; or pipeline build {needs.name} --set {VERSION}={have.tensorrt_llm}",
+            f"{inside}; or {needs.build} --set {VERSION}={have.tensorrt_llm}",
         )
     if wanted.tensorrt is not None and have.tensorrt is None:
         yield Said(
@@ -42,7 +42,7 @@ def _software(needs: Needs, here: MachineFacts) -> Iterator[Said]:
         yield Said(
             (VERSION,),
             f"TensorRT {have.tensorrt} is installed, engines are built with {wanted.tensorrt}",
-            f"{inside}; or build again in this container: pipeline build {needs.name}",
+            f"{inside}; or build again in this container: {needs.build}",
         )
 
 
@@ -90,7 +90,7 @@ def _docker(needs: Needs, here: MachineFacts) -> Iterator[Said]:
 
 
 def _inside(needs: Needs, wanted: Serving) -> str:
-    return f"serve with {wanted.image}: pipeline deploy {needs.name} --target docker"
+    return f"serve with {wanted.image}: {needs.deploy} --target docker"
 
 
 def release_of(image: str) -> str | None:

@@ -8,13 +8,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from pipeline import resources
+from pipeline.contracts.models import ModelSizes
 from pipeline.errors import StageError
 from pipeline.progress import Progress
 from pipeline.recipe import CpuRuntime as Settings
 from pipeline.recipe import Recipe
 from pipeline.runtimes.base import Engines, Order
 from pipeline.store import Json
-from pipeline.triton.cpu_models import CpuSettings
+from pipeline.triton.cpu_models import CpuSettings, cpu_models
+from pipeline.triton.deployment import Deployment
+from pipeline.triton.layout import ENTRY
+from pipeline.triton.token_ids import TokenIds
 
 _ENGINE = Path(__file__).parent / "engine"  # travels inside the repository
 
@@ -42,6 +46,24 @@ class CpuRuntime:
             precision=settings.precision,
             simulate_activations=settings.simulate_activations,
             progress=order.progress,
+        )
+
+    def foresee(self, recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:  # noqa: ARG002
+        from pipeline.triton.packaging import deployment_limits
+
+        settings, ids = serving_settings(recipe), TokenIds(0, 0, (), 0)
+        return Deployment(
+            name=recipe.name,
+            runtime="cpu",
+            entry_model=ENTRY,
+            models=tuple(config.name for config in cpu_models(settings, ids)),
+            limits=deployment_limits(settings),
+            tokenizer_dir="",
+            end_id=ids.end,
+            pad_id=ids.pad,
+            stop_token_ids=ids.stop,
+            digest="",
+            versions={},
         )
 
     def package_settings(self, recipe: Recipe) -> Mapping[str, Json]:

@@ -13,8 +13,10 @@ from typing import Any
 
 from pipeline import resources
 from pipeline.contracts import gpus, releases
+from pipeline.contracts.models import ModelSizes
 from pipeline.planning.parallelism import parallelism
 from pipeline.planning.plan import TARGET
+from pipeline.planning.preflight.sizing import weight_bytes
 from pipeline.progress import Progress
 from pipeline.recipe import PyTorchRuntime as Settings
 from pipeline.recipe import Recipe
@@ -22,7 +24,8 @@ from pipeline.runtimes.base import Engines, Order
 from pipeline.runtimes.pytorch import artifact
 from pipeline.runtimes.pytorch.arguments import draft_tokens, llm_arguments
 from pipeline.store import Json
-from pipeline.triton.deployment import DeploymentLimits, Requirements
+from pipeline.triton.deployment import Deployment, DeploymentLimits, Requirements
+from pipeline.triton.layout import TARGET_MODEL
 from pipeline.triton.llmapi_models import LlmapiSettings, llmapi_model
 from pipeline.triton.pbtxt import render
 
@@ -69,6 +72,25 @@ class PyTorchRuntime:
             + ": read again, complete"
         )
         return facts
+
+    def foresee(self, recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:
+        from pipeline.triton.llmapi_packaging import launch_spec
+
+        return Deployment(
+            name=recipe.name,
+            runtime="pytorch",
+            entry_model=TARGET_MODEL,
+            models=(TARGET_MODEL,),
+            limits=_limits(recipe),
+            tokenizer_dir="",
+            end_id=0,
+            pad_id=0,
+            stop_token_ids=(),
+            digest="",
+            versions={},
+            requirements=_requirements(recipe),
+            launch=launch_spec(serving_settings(recipe), weight_bytes(recipe, sizes)),
+        )
 
     def package_settings(self, recipe: Recipe) -> Mapping[str, Json]:
         """Raises UserError if the version cannot serve what the recipe asks for."""

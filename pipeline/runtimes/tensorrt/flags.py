@@ -13,14 +13,14 @@ search, LoRA.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.contracts.gpus import gpu
 from pipeline.contracts.releases import require
-from pipeline.contracts.trtllm_build import data
-from pipeline.contracts.trtllm_build_effects import Model, effects
+from pipeline.contracts.trtllm_build import data, words_of
+from pipeline.contracts.trtllm_build_effects import Model, Outcome, effects
 from pipeline.errors import Fault, InvalidInput, StageError
 from pipeline.planning.model_facts import known_sizes
 from pipeline.planning.parallelism import parallelism
@@ -36,6 +36,7 @@ ALGORITHMS: dict[str, str | None] = {  # recipe's format -> quant_algo of the ch
     "nvfp4": "NVFP4",
     "auto": "MIXED_PRECISION",
 }
+OWN_FLAGS = "runtime.build_flags"
 _KV_CACHES: dict[str, str | None] = {"auto": None, "fp8": "FP8"}
 
 
@@ -94,15 +95,18 @@ def build_flags(recipe: Recipe, role: str, found: Formats | None = None) -> tupl
     require(runtime.version, "tensorrt")
     stored = found or formats(recipe, role)
     limits, sm = engine_limits(recipe, role), gpu(runtime.gpu).sm
-    values = dict(_values(recipe, stored, limits, sm))
-    if role == "target":
-        values |= dict(
-            flag.partition("=")[::2] for flag in runtime.build_flags
-        )  # planning.preflight has judged them
-    words = tuple(word for name, value in values.items() for word in (f"--{name}", str(value)))
+    derived = {name: str(value) for name, value in _values(recipe, stored, limits, sm)}
+    own = runtime.build_flags if role == "target" else ()
     if found is not None or stored.weights != "auto":
-        _refuse_changes(recipe, role, words, stored, sm)
-    return words
+        _refuse_changes(recipe, role, derived, own, stored, sm)
+    return _words(derived, own)
+
+
+def _words(derived: Mapping[str, str], own: Sequence[str]) -> tuple[str, ...]:
+    """The words of the command; `own`: entries of runtime.build_flags, which `preflight` judges."""
+    said: dict[str, tuple[str, ...]] = {name: (f"--{name}", value) for name, value in derived.items()}
+    said |= {_name(entry): words_of(entry) for entry in own}
+    return tuple(word for words in said.values() for word in words)
 
 
 def _values(recipe: Recipe, found: Formats, limits: EngineLimits, sm: int) -> Iterator[tuple[str, str | int]]:
@@ -139,8 +143,12 @@ def _computes_in_fp8(found: Formats, sm: int) -> bool:
     return able and found.kv_cache == "fp8"
 
 
-def _refuse_changes(recipe: Recipe, role: str, words: tuple[str, ...], found: Formats, sm: int) -> None:
-    sizes, known = parallelism(recipe, role), known_sizes(recipe)
+def _refuse_changes(
+    recipe: Recipe, role: str, derived: Mapping[str, str], own: Sequence[str], found: Formats, sm: int
+) -> None:
+    """Raises InvalidInput: the builder would refuse or change something. Entries of runtime.build_flags that are to
+    blame are named one by one, so that the recipe without them is taken; else it is the formats."""
+    runtime, sizes, known = _runtime(recipe), parallelism(recipe, role), known_sizes(recipe)
     model = Model(
         architecture=known[role].architecture if role in known else None,
         dtype="bfloat16",
@@ -149,23 +157,39 @@ def _refuse_changes(recipe: Recipe, role: str, words: tuple[str, ...], found: Fo
         tensor_parallel=sizes.tensor,
         ranks=sizes.world,
     )
-    outcome = effects(_runtime(recipe).version, words, model, sm)
-    reasons = [outcome.refusal] if outcome.refusal else [str(change) for change in outcome.changes]
-    if not reasons:
-        return
-    key = "quantization.format" if role == "target" else "draft.quantization"
-    raise InvalidInput(
-        f"recipe {recipe.name}, engine of the {role}",
-        [
-            Fault(
-                f"with quantization.kv_cache {found.kv_cache} on {_runtime(recipe).gpu}, {reason}",
-                key=key,
-                value=found.weights,
-                fix="choose other formats, another GPU, or do without what needs the flag",
-            )
-            for reason in reasons
-        ],
-    )
+
+    def objections(entries: Sequence[str]) -> dict[str, str]:
+        return _objections(effects(runtime.version, _words(derived, entries), model, sm))
+
+    where = f"with quantization.kv_cache {found.kv_cache} on {runtime.gpu}"
+    faults, left = list[Fault](), list(own)
+    while reasons := objections(left):
+        blamed = [entry for entry in left if reasons != objections([e for e in left if e != entry])]
+        if not blamed:
+            key = "quantization.format" if role == "target" else "draft.quantization"
+            fix = "choose other formats, another GPU, or do without what needs the flag"
+            faults += [
+                Fault(f"{where}, {text}", key=key, value=found.weights, fix=fix) for text in reasons.values()
+            ]
+            break
+        entry = next((entry for entry in blamed if _name(entry) in reasons), blamed[0])
+        text = reasons.get(_name(entry)) or next(iter(reasons.values()))
+        faults.append(Fault(f"has {entry}: {where}, {text}", key=OWN_FLAGS, fix=f"leave out {entry}"))
+        left.remove(entry)
+    if faults:
+        raise InvalidInput(f"recipe {recipe.name}, engine of the {role}", faults)
+
+
+def _objections(outcome: Outcome) -> dict[str, str]:
+    """Flag -> how the builder changes it; with the flag "" why it refuses the whole command."""
+    if outcome.refusal:
+        return {"": outcome.refusal}
+    return {change.flag: str(change) for change in outcome.changes}
+
+
+def _name(entry: str) -> str:
+    """The flag that an entry of runtime.build_flags says."""
+    return entry.partition("=")[0]
 
 
 def _toggle(on: bool) -> str:

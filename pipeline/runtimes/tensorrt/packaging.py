@@ -6,18 +6,25 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline import resources
+from pipeline.contracts import engine_memory
 from pipeline.contracts.gpus import gpu
+from pipeline.contracts.models import ModelSizes
 from pipeline.contracts.releases import container, require
 from pipeline.planning.parallelism import parallelism
+from pipeline.planning.plan import DRAFT, TARGET
+from pipeline.planning.preflight.sizing import weight_bytes
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe, TensorRTRuntime
 from pipeline.runtimes.base import Engines
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
-from pipeline.runtimes.tensorrt.serving import engine_settings
+from pipeline.runtimes.tensorrt.serving import engine_settings, settings_of
 from pipeline.store import Json
-from pipeline.triton.deployment import DeploymentLimits, Requirements
-from pipeline.triton.engine_packaging import EngineSources, package_engines
+from pipeline.triton.deployment import Deployment, DeploymentLimits, Requirements
+from pipeline.triton.engine_models import EngineModel, engine_models
+from pipeline.triton.engine_packaging import EngineSources, launch_spec, package_engines
+from pipeline.triton.layout import ENTRY
 from pipeline.triton.repository import content_digest
+from pipeline.triton.token_ids import TokenIds
 
 ENGINE = "engine"  # folder of a build's artifact
 
@@ -65,6 +72,31 @@ def package(recipe: Recipe, engines: Engines, into: Path, progress: Progress) ->
         sources,
         into,
         progress,
+    )
+
+
+def foresee(recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:
+    """See `pipeline.runtimes.base.Runtime.foresee`."""
+    weights, target = weight_bytes(recipe, sizes), sizes[TARGET]
+    fraction = recipe.kv_cache.memory_fraction or engine_memory.default_fraction()
+    roles = (TARGET,) if recipe.draft is None else (TARGET, DRAFT)
+    engines = {role: EngineModel(tuple(range(parallelism(recipe, role).world)), fraction) for role in roles}
+    settings = settings_of(recipe, engines[TARGET], engines.get(DRAFT))
+    ids, limits = TokenIds(0, 0, (), target.vocab), _limits(recipe)
+    return Deployment(
+        name=recipe.name,
+        runtime="tensorrt",
+        entry_model=ENTRY,
+        models=tuple(config.name for config in engine_models(settings, ids)),
+        limits=limits,
+        tokenizer_dir="",
+        end_id=ids.end,
+        pad_id=ids.pad,
+        stop_token_ids=ids.stop,
+        digest="",
+        versions={},
+        requirements=requirements(recipe),
+        launch=launch_spec(settings, limits, ids, weights),
     )
 
 

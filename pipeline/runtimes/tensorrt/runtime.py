@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from pipeline.contracts.models import ModelSizes
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
 from pipeline.runtimes.base import Engines, Order
 from pipeline.store import Json
+from pipeline.triton.deployment import Deployment
 
 
 class TensorRTRuntime:
@@ -25,6 +27,11 @@ class TensorRTRuntime:
         from pipeline.runtimes.tensorrt.building import build
 
         return build(order)
+
+    def foresee(self, recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:
+        from pipeline.runtimes.tensorrt.packaging import foresee
+
+        return foresee(recipe, sizes)
 
     def package_settings(self, recipe: Recipe) -> Mapping[str, Json]:
         from pipeline.runtimes.tensorrt.packaging import package_settings

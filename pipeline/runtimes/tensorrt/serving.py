@@ -37,11 +37,20 @@ def engine_settings(
         raise StageError(f"recipe {recipe.name} and its engines disagree: " + "; ".join(faults))
     fraction = recipe.kv_cache.memory_fraction or engine_memory.default_fraction()
     shares = None if draft is None else memory_shares(recipe, target, draft, gpu_bytes)
+    return settings_of(
+        recipe,
+        _model(target, shares.target if shares else fraction, shares),
+        None if draft is None or shares is None else _model(draft, shares.draft, shares),
+    )
+
+
+def settings_of(recipe: Recipe, target: EngineModel, draft: EngineModel | None) -> EngineSettings:
+    """The values of the Triton models, around those of the engines."""
     scheduler = recipe.scheduler
     return EngineSettings(
         version=_runtime(recipe).version,
-        target=_model(target, shares.target if shares else fraction, shares),
-        draft=None if draft is None or shares is None else _model(draft, shares.draft, shares),
+        target=target,
+        draft=draft,
         max_concurrency=recipe.limits.max_concurrency,
         kv_cache_reuse=recipe.kv_cache.reuse,
         chunked_context=scheduler.chunked_context,

@@ -58,7 +58,8 @@ class Download:
         if missing > free:
             raise SourceError(
                 f"{self.source.label}: {human_bytes(missing)} are to be downloaded, {self.into.parent} has "
-                f"{human_bytes(free)} free; make room (`pipeline store gc`) or set PIPELINE_STORE to a larger disk"
+                f"{human_bytes(free)} free; make room (pipeline store gc, with the same --store) or "
+                "set PIPELINE_STORE to a larger disk"
             )
         if missing < total:
             there, whole = human_bytes(total - missing), human_bytes(total)

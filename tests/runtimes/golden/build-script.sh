@@ -138,7 +138,7 @@ build draft "$DRAFT_CHECKPOINT" build-aa \
   --max_batch_size 8 \
   --use_paged_context_fmha enable
 
-printf '%s\n' '' "The engines are in $OUT. Where this script was printed, run:" \
-  "  pipeline adopt tiny.yaml build.target $OUT/target" \
-  "  pipeline adopt tiny.yaml build.draft $OUT/draft" \
-  "  pipeline build tiny.yaml"
+printf '%s\n' '' "The engines are in $OUT. Where this script was printed, run:"
+printf '  pipeline adopt %s %s %q\n' tiny.yaml build.target "$OUT/target"
+printf '  pipeline adopt %s %s %q\n' tiny.yaml build.draft "$OUT/draft"
+printf '  pipeline build %s\n' tiny.yaml

@@ -110,7 +110,7 @@ def check_space(job: BuildJob) -> None:
     if needed > free:
         raise StoreError(
             f"the engine of {job.name} needs about {human_bytes(needed)}, {job.output.parent} has {human_bytes(free)} "
-            "free; make room (`pipeline store gc`) or set PIPELINE_STORE to a larger disk"
+            "free; make room (pipeline store gc, with the same --store) or set PIPELINE_STORE to a larger disk"
         )
 
 

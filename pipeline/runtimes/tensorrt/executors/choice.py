@@ -23,7 +23,7 @@ def executor_of(choice: ExecutorChoice) -> Executor:
             return Native(choice.deadline_s, choice.devices)
         case "docker":
             return Docker(choice.deadline_s, choice.devices)
-        case "print":
+        case "print" | "print-all":
             return Printed()
         case "adopt":
             assert choice.folder is not None, "there is nothing to adopt without a folder"

@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
 
 from pipeline.contracts.launching import launching
 from pipeline.runtimes.tensorrt.executors.docker import CHECKPOINT, ENGINE, WORK
@@ -85,7 +84,7 @@ def render(recipe: str, words: str, engines: Sequence[Handover]) -> str:
         title=f"Engines of {recipe}: {roles}, built by trtllm-build of TensorRT-LLM {version}.",
         recipe=recipe,
         words=words,
-        words_in_quotes=_in_double_quotes(words),
+        quoted_words=shlex.quote(words),
         engines=engines,
         folder=folder_name(recipe),
         gpu=jobs[0].gpu,
@@ -105,19 +104,5 @@ def folder_name(recipe: str) -> str:
     return f"{recipe}-engines"
 
 
-def write_script(path: Path, text: str) -> None:
-    """Put it where a person finds it, ready to be run."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    path.chmod(0o755)
-
-
 def _ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
-
-
-def _in_double_quotes(text: str) -> str:
-    """Escaped for the inside of double quotes of a shell."""
-    for special in ("\\", '"', "$", "`"):
-        text = text.replace(special, "\\" + special)
-    return text
