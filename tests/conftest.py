@@ -6,7 +6,11 @@ from hypothesis import HealthCheck, settings
 
 # No test depends on how fast the machine is, and two runs of one commit judge the same examples.
 settings.register_profile(
-    "default", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "default",
+    deadline=None,
+    derandomize=True,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 # Other examples at each run, and more of them: scripts/test --hypothesis-profile=explore
 settings.register_profile(

@@ -206,6 +206,7 @@ def test_the_score_that_tuning_chooses_is_what_a_cache_then_asks_for(learned: Le
     assert json.loads(choice_json(measured, choice))["chosen"]["scorer"] is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("files", "traps", "true"), [("log_*", 0.01, 0.5), ("[!l]*", 0.03, 0.4)])
 def test_questions_written_aside_are_judged_as_the_documentation_says(
     learned: Learned, files: str, traps: float, true: float

@@ -227,7 +227,7 @@ def test_validate_looks_at_local_folders(run: Run, checkpoint: Path) -> None:
     for said in (
         "has no weights: neither model.safetensors nor model.safetensors.index.json [source.files]",
         "has no tokenizer.json (",
-        "config.json: vocab_size: must be a positive number [source.config]",
+        "config.json: vocab_size: must be a positive number of at most 2147483647 [source.config]",
         "config.json: hidden_act = gelu: is not supported (silu) [source.config]",
         "draft.source = local:/nowhere: there is no such folder [source.files]",
     ):

@@ -127,6 +127,7 @@ def test_sigterm_while_it_starts_is_not_waited_with(cpu_package: Path, tmp_path:
     wait_for(lambda: not processes(str(tmp_path / "pipeline-triton")), "the end of all processes")
 
 
+@pytest.mark.slow
 def test_a_model_that_dies_makes_it_unready_and_then_end(cpu_package: Path, tmp_path: Path) -> None:
     container = Container(cpu_package, tmp_path, PIPELINE_HEALTH_INTERVAL_S="0.5")
     with container.command:

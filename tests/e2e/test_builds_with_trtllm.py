@@ -167,6 +167,7 @@ def test_a_build_that_is_given_up_keeps_nothing(place: Place) -> None:
     assert place.collected() == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("builder")
 def test_one_engine_elsewhere_is_one_in_the_script(place: Place) -> None:
     place.build("--until", "build.draft")
@@ -208,7 +209,7 @@ def slow(programs: Path) -> tuple[Path, Path]:
     return begun, go
 
 
-@pytest.mark.parametrize("executor", ["native", "docker"])
+@pytest.mark.parametrize("executor", ["native", pytest.param("docker", marks=pytest.mark.slow)])
 def test_killed(
     place: Place, builder: Path, executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +231,7 @@ def test_killed(
     assert list((place.store / "work").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_two_at_once(place: Place, builder: Path) -> None:
     """One builds, the other waits and takes the result; and another recipe builds beside both."""
     begun, go = slow(builder)

@@ -38,7 +38,7 @@ def told_of(name: str, package: Path, done: subprocess.CompletedProcess[str]) ->
     assert done.returncode == 2, done.stderr
     assert f"{package}: damaged\n  {name}: has the SHA-256 " in done.stderr
     assert f", and was published with {published}\n" in done.stderr
-    assert "`pipeline store verify --remove` finds and removes what is damaged" in done.stderr
+    assert "` finds and removes what is damaged in the store; then build it again" in done.stderr
     assert "Traceback" not in done.stderr
     assert "ready after" not in done.stderr
 

@@ -50,7 +50,7 @@ def test_an_own_recipe_from_its_copy_to_its_answer(build: Build, store: Path, tm
     serve = following(built, "next: (pipeline serve .*)")
     assert serve == following(run([*pipeline, "stream", *own, "Hi"], here, shelf), "(pipeline serve .*)")
     unserved = run([*pipeline, "gateway", *own], here, shelf)
-    assert serve == following(unserved, "not served here; (pipeline serve .*), or ")
+    assert serve == following(unserved, "not served here; (pipeline serve .*), or --endpoint")
 
     port = Ports.free().grpc
     elsewhere = pasted(f"{serve} --address 127.0.0.2 --grpc-port {port}")

@@ -23,7 +23,7 @@ def test_too_small_a_disk_is_found_before_the_weights(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
     message = refused(into)
     assert "hf:org/name: 8.1 KiB are to be downloaded" in message
-    assert "has 4.0 KiB free; make room (`pipeline store gc`)" in message
+    assert "has 4.0 KiB free; make room (pipeline store gc, with the same --store)" in message
     assert not hub.fetched() & set(SHARDS)
 
 

@@ -129,7 +129,7 @@ def test_a_flipped_bit_is_found_before_the_artifact_is_used(
         f"{name}: has the SHA-256 {hashed(found, artifact.path / name)}, and was published with {published}"
         in str(caught.value)
     )
-    assert "`pipeline store verify --remove`" in str(caught.value)
+    assert f"`pipeline store verify --remove --store {tmp_path}`" in str(caught.value)
     assert caught.value.exit_code == 2
 
 

@@ -117,6 +117,7 @@ def test_a_launcher_that_goes_on_waiting_is_not_waited_for(
     assert time.monotonic() - start < 100
 
 
+@pytest.mark.slow
 def test_ranks_that_never_get_ready_are_ended_at_the_deadline(
     package: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

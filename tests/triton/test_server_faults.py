@@ -74,13 +74,33 @@ END_ID = '"end_id", value: { string_value: '
 @pytest.mark.parametrize(
     ("model", "file", "old", "new", "message"),
     [
-        ("tensorrt_llm_bls", "1/answer.py", "class Answer", "klass Answer", r"SyntaxError: invalid syntax \(answer"),
-        ("preprocessing", "config.pbtxt", f'{END_ID}"5"', f'{END_ID}"x"', "end_id = x: must be a whole number"),
-        ("postprocessing", "config.pbtxt", '"1/tokenizer"', '"1/gone"', "No such file or directory"),
+        (
+            "tensorrt_llm_bls",
+            "1/answer.py",
+            "class Answer",
+            "klass Answer",
+            r"SyntaxError: invalid syntax \(answer",
+        ),
+        pytest.param(
+            "preprocessing",
+            "config.pbtxt",
+            f'{END_ID}"5"',
+            f'{END_ID}"x"',
+            "end_id = x: must be a whole number",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "postprocessing",
+            "config.pbtxt",
+            '"1/tokenizer"',
+            '"1/gone"',
+            "No such file or directory",
+            marks=pytest.mark.slow,
+        ),
         ("tensorrt_llm", "1/target/engine.json", '"vocab_size"', '"vocabulary"', "vocab_size"),
     ],
     ids=["source", "parameter", "tokenizer", "engine"],
-)  # fmt: skip
+)
 def test_a_model_that_does_not_load(
     copy: Path, model: str, file: str, old: str, new: str, message: str
 ) -> None:
@@ -111,6 +131,7 @@ def test_a_port_that_is_lost_between_choice_and_start_is_chosen_again(copy: Path
         assert server.check_health().text is not None
 
 
+@pytest.mark.slow
 def test_a_start_that_aborts_is_tried_once_more(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +235,7 @@ def test_the_server_goes_when_its_owner_is_killed(copy: Path, tmp_path: Path) ->
     assert not list(tmp_path.glob("pipeline-triton-*"))
 
 
+@pytest.mark.slow
 def test_the_server_goes_when_its_guard_is_killed(copy: Path, tmp_path: Path) -> None:
     server = TritonServer.of_package(copy, log_file=copy / "log")
     server.start()

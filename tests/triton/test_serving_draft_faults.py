@@ -110,6 +110,7 @@ def test_a_draft_whose_process_is_killed(copy: Path) -> None:
         assert len(server.warnings()) == 1
 
 
+@pytest.mark.slow
 def test_a_draft_that_does_not_answer(copy: Path) -> None:
     timeout = 'parameters { key: "draft_timeout_ms", value: { string_value: "500" } }'
     change(
