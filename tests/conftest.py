@@ -2,6 +2,7 @@
 
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # No test depends on how fast the machine is, and two runs of one commit judge the same examples.
@@ -23,3 +24,11 @@ def pytest_configure() -> None:
     """A job that a script starts in the background ignores Ctrl-C, and so would all that tests start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Folders whose files take long: with them first, no process is left alone with one at the end.
+LONG = ("e2e", "triton", "deploy", "stages", "runtimes")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONG.index(folder) if (folder := item.path.parent.name) in LONG else len(LONG))
