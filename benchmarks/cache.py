@@ -20,8 +20,8 @@ import numpy as np
 
 from pipeline.cache.backend import Capacity
 from pipeline.cache.entry import Entry, Piece
+from pipeline.cache.hot_tier import Recent
 from pipeline.cache.key import Origin, Question, ask
-from pipeline.cache.memory import Recent
 from pipeline.cache.sqlite import SqliteBackend
 from pipeline.cache.vectors import VectorIndex
 

@@ -56,7 +56,7 @@ import sys, tempfile
 from pathlib import Path
 from tokenizers import Tokenizer, models, pre_tokenizers
 from pipeline.client import AsyncClient, ChatTemplate
-from pipeline.gateway.admission import Admission
+from pipeline.gateway.queue import Admission
 from pipeline.gateway.app import Gateway
 from pipeline.gateway.served import Bounds, Served
 from pipeline.gateway.server import GatewayServer

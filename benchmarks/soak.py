@@ -30,9 +30,9 @@ from typing import NamedTuple
 from pipeline import progress
 from pipeline.cli.serving import package_of
 from pipeline.client import AsyncClient, Sampling
+from pipeline.serving.server import TritonServer
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
-from pipeline.triton.server import TritonServer
 
 SAMPLES, LETTERS, LONGEST_ANSWER = 40, string.ascii_lowercase + "  ", 16
 STUB = "triton_python_backend_stub"

@@ -27,8 +27,10 @@ def pytest_configure() -> None:
 
 
 # Folders whose files take long: with them first, no process is left alone with one at the end.
-LONG = ("e2e", "triton", "deploy", "stages", "runtimes")
+LONG = ("e2e", "serving", "stages", "runtimes")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: LONG.index(folder) if (folder := item.path.parent.name) in LONG else len(LONG))
+    items.sort(
+        key=lambda item: LONG.index(folder) if (folder := item.path.parent.name) in LONG else len(LONG)
+    )

@@ -15,12 +15,12 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Self, Unpack
 
-from pipeline.cache.async_flights import AsyncFlight, AsyncFlights
+from pipeline.cache.async_single_flight import AsyncFlight, AsyncFlights
 from pipeline.cache.key import Origin, Question
-from pipeline.cache.passage import AsyncPassage
 from pipeline.cache.replay import Replay
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.stream import Asked, CachedStreamBase, Request, keep
+from pipeline.cache.subscriber import AsyncPassage
 from pipeline.client import Answer, AsyncClient, AsyncStream, Chunk
 from pipeline.client.base import Prompt
 

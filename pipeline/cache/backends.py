@@ -16,10 +16,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from pipeline.cache.backend import Backend, Capacity
+from pipeline.cache.encryption import Codec
 from pipeline.cache.pgvector.database import SCHEMES as POSTGRES
 from pipeline.cache.qdrant.collections import SCHEMES as QDRANT
 from pipeline.cache.redis.address import SCHEMES as REDIS
-from pipeline.cache.sealing import Codec
 
 FILES = ("file", "sqlite")
 MEMORY = "memory"

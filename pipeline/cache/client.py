@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Self, Unpack
 
-from pipeline.cache.flights import Flight, Flights
 from pipeline.cache.key import Origin, Question
-from pipeline.cache.passage import Passage
 from pipeline.cache.replay import Replay
 from pipeline.cache.response_cache import ResponseCache
+from pipeline.cache.single_flight import Flight, Flights
 from pipeline.cache.stream import Asked, CachedStreamBase, Request, keep
+from pipeline.cache.subscriber import Passage
 from pipeline.client import Answer, Chunk, Client, Stream
 from pipeline.client.base import Prompt
 

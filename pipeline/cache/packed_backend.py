@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
+from pipeline.cache.access_times import Uses
 from pipeline.cache.backend import Capacity, Vector
+from pipeline.cache.codec import Packed, Vault
+from pipeline.cache.encryption import Codec
 from pipeline.cache.entry import Entry
 from pipeline.cache.key import Question
-from pipeline.cache.sealing import Codec
-from pipeline.cache.uses import Uses
-from pipeline.cache.vault import Packed, Vault
 
 
 class PackedBackend(ABC):

@@ -17,9 +17,9 @@ from typing import Literal, Protocol
 from pipeline.cache.backend import Backend, BackendDown, Candidate, Vector
 from pipeline.cache.counters import Counters
 from pipeline.cache.entry import Entry, Piece
+from pipeline.cache.hot_tier import Recent
 from pipeline.cache.key import Question
 from pipeline.cache.lifetime import Lifetime
-from pipeline.cache.memory import Recent
 from pipeline.client.chunk import FinishReason
 from pipeline.client.stats import Cached
 

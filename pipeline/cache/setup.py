@@ -16,10 +16,10 @@ from typing import TypeVar
 
 from pipeline.cache.backend import Backend, BackendDown, Capacity
 from pipeline.cache.backends import open_backend
+from pipeline.cache.encryption import Secret, codec_of
 from pipeline.cache.lifetime import Lifetime
 from pipeline.cache.redaction import PHONE_REGIONS, Redaction
 from pipeline.cache.response_cache import ResponseCache, Semantic
-from pipeline.cache.sealing import Secret, codec_of
 from pipeline.cache.semantic.layer import SemanticLayer, Verifier
 from pipeline.extras import install_line
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
-from pipeline.cache.async_flights import AsyncFlight
-from pipeline.cache.flights import Flight
+from pipeline.cache.async_single_flight import AsyncFlight
 from pipeline.cache.key import Origin, Question, ask
-from pipeline.cache.passage import AsyncPassage, Passage
 from pipeline.cache.recording import pieces_of
 from pipeline.cache.replay import Replay
 from pipeline.cache.response_cache import ResponseCache
+from pipeline.cache.single_flight import Flight
+from pipeline.cache.subscriber import AsyncPassage, Passage
 from pipeline.client import Answer, AsyncStream, FinishReason, Refused, Sampling, Stats, Stream
 from pipeline.client.base import Prompt
 

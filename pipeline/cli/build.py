@@ -74,7 +74,7 @@ def command(
     pipeline build llama-3.1-8b-fp8 --executor docker --gpus 0
     pipeline build llama-3.1-8b-fp8 --executor print
     """
-    from pipeline.cli.tables import plan_json, plan_table
+    from pipeline.cli.render.tables import plan_json, plan_table
     from pipeline.recipe import load_recipe
     from pipeline.runtimes.base import ExecutorChoice
     from pipeline.stages import HandoverScript, build_or_hand_over, prepare

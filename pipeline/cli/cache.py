@@ -53,9 +53,9 @@ class Target:
 
     def _of_address(self) -> Backend:
         from pipeline.cache.backends import file_of, is_file, open_backend
-        from pipeline.cache.sealing import codec_of
-        from pipeline.gateway.caching import needs_of_backend
+        from pipeline.cache.encryption import codec_of
         from pipeline.machine.packages import require
+        from pipeline.stages.response_cache import needs_of_backend
 
         require("this response cache", needs_of_backend(self.text))
         if is_file(self.text) and not file_of(self.text).is_file():
@@ -72,8 +72,8 @@ class Target:
             raise UserError(f"redaction: {error}") from error
 
     def _of_recipe(self) -> Backend:
-        from pipeline.gateway.caching import needs_of_backend
         from pipeline.machine.packages import require
+        from pipeline.stages.response_cache import needs_of_backend
 
         settings = self._settings()
         if isinstance(settings.place, Path) and not settings.place.is_file():
@@ -85,8 +85,8 @@ class Target:
         return settings.backend()
 
     def _settings(self) -> CacheSettings:
-        from pipeline.gateway.caching import cache_settings
         from pipeline.recipe import load_recipe
+        from pipeline.stages.response_cache import cache_settings
         from pipeline.store import Store
 
         return cache_settings(load_recipe(self.text, self.overrides), Store.at(self.store))

@@ -102,7 +102,7 @@ def tune(
     from pipeline.cache.tuning.choosing import choose
     from pipeline.cache.tuning.measuring import measure
     from pipeline.cache.tuning.pairs import read_log, read_pairs
-    from pipeline.cli.cache_tune_page import choice_json, choice_page
+    from pipeline.cli.render.cache_tune import choice_json, choice_page
 
     report = progress_to.Silent() if as_json else progress_to.for_stream()
     if pairs is not None:
@@ -131,7 +131,7 @@ def _survey(
     as_json: bool,
 ) -> None:
     from pipeline.cache.tuning.repeats import repeats
-    from pipeline.cli.repeats_page import repeats_json, repeats_page
+    from pipeline.cli.render.repeats import repeats_json, repeats_page
 
     with _told(embedder, report, len(set(log))) as embed:
         found = repeats(log, embed, verifier)

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pipeline.cli.asking import Destination
+from pipeline.cli.request_options import Destination
 from pipeline.errors import PipelineError, ServerError, UserError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _caching(
         return None
     from pipeline.cache.client import CachingClient
     from pipeline.cache.key import Origin
-    from pipeline.gateway.caching import response_cache
+    from pipeline.stages.response_cache import response_cache
     from pipeline.triton.deployment import Deployment
 
     cache = response_cache(recipe, store)

@@ -78,11 +78,11 @@ def command(
     pipeline deploy llama-3.1-8b-fp8 --target docker --gpus 0
     pipeline deploy --package ./package --grpc-port 9001
     """
-    from pipeline.deploy.foreground import Options, dry_run_of, serve
     from pipeline.recipe import load_recipe
+    from pipeline.serving.launch import Ports
+    from pipeline.serving.serve import Options, dry_run_of, serve
     from pipeline.stages import foresee
     from pipeline.store import Store
-    from pipeline.triton.launch import Ports
 
     if (recipe is None) == (package is None):
         raise click.UsageError("name a RECIPE, or a folder with --package")

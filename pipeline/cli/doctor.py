@@ -37,9 +37,9 @@ def command(
     pipeline doctor llama-3.1-8b-fp8 my.yaml
     pipeline doctor --json
     """
-    from pipeline.cli.doctor_table import print_report
-    from pipeline.deploy.doctor import examine
-    from pipeline.deploy.doctor.report import schema_text
+    from pipeline.cli.render.doctor import print_report
+    from pipeline.doctor import examine
+    from pipeline.doctor.report import schema_text
     from pipeline.store import Store
 
     if schema:

@@ -121,10 +121,10 @@ def command(
     Each choice counts as a request: two prompts with n=3 are six. What is refused counts, too. Tenants that wait for
     the same model take turns.
     """
-    from pipeline.gateway.caching import needs_of_cache
     from pipeline.gateway.traces import ENDPOINTS
     from pipeline.machine.packages import Need, require
     from pipeline.recipe import load_recipe
+    from pipeline.stages.response_cache import needs_of_cache
     from pipeline.store import Store
 
     shelf = Store.at(store)
@@ -132,13 +132,12 @@ def command(
     needs += [Need("traces", "traces")] if traces or any(map(os.environ.get, ENDPOINTS)) else []
     needs += [need for name in recipes for need in needs_of_cache(load_recipe(name, overrides), shelf)]
     require("the gateway", needs)
+    from pipeline.cli.discovery import locate, served
+    from pipeline.gateway.access_log import log_to_stderr
     from pipeline.gateway.app import Gateway
-    from pipeline.gateway.locating import locate
     from pipeline.gateway.server import ConnectionLimits, GatewayServer, bound
-    from pipeline.gateway.setup import served
     from pipeline.gateway.tenants import Tenants
     from pipeline.gateway.traces import spans
-    from pipeline.gateway.track import log_to_stderr
     from pipeline.gateway.web import AllowedHosts
 
     if as_json and not dry_run:
@@ -155,10 +154,7 @@ def command(
     log_to_stderr(as_json=log_format == "json")
     with bound(host, port) as sockets:
         located = locate(recipes, overrides, shelf, elsewhere, wait_s=wait_s)
-        models = {
-            one.recipe.name: served(one.recipe, one.package, one.urls, shelf, max_waiting=max_waiting)
-            for one in located
-        }
+        models = {one.recipe.name: served(one, shelf, max_waiting=max_waiting) for one in located}
         hosts = AllowedHosts(host, allowed_hosts)
         if not hosts.loopback and (advice := _advice(allowed_hosts, keys=tenants.need_keys)):
             click.echo(advice, err=True)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from pipeline.cli.asking import asking_options, find
 from pipeline.cli.connection import Connection, as_pipeline_error, connected
 from pipeline.cli.options import opened, output_option, set_option, store_option
 from pipeline.cli.prompts import Prompt, read_prompts
+from pipeline.cli.request_options import asking_options, find
 from pipeline.errors import PipelineError
 
 if TYPE_CHECKING:

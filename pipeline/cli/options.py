@@ -68,7 +68,7 @@ gpus_option = click.option(
 def _rules(_context: click.Context, _parameter: click.Parameter, names: tuple[str, ...]) -> frozenset[str]:
     if not names:
         return frozenset()
-    from pipeline.planning.preflight import allowance
+    from pipeline.plan.preflight import allowance
 
     return allowance(names)
 

@@ -56,13 +56,13 @@ def command(
     pipeline plan llama-3.3-70b-fp8 --compare --price h100-sxm=2.5 --price h200=3.5 --output front.html
     pipeline plan --accuracy
     """
-    from pipeline.cli.plan_accuracy import accuracy_page
-    from pipeline.cli.plan_bars import Look
-    from pipeline.cli.plan_page import document, page
-    from pipeline.planning.performance.document import schema_text as comparison_schema
+    from pipeline.cli.render.accuracy import accuracy_page
+    from pipeline.cli.render.bars import Look
+    from pipeline.cli.render.plan import document, page
+    from pipeline.plan.performance.document import schema_text as comparison_schema
     from pipeline.recipe import load_recipe
-    from pipeline.stages.outlook import look_ahead
-    from pipeline.stages.outlook_document import schema_text
+    from pipeline.stages.plan_report import look_ahead
+    from pipeline.stages.plan_report_json import schema_text
     from pipeline.store import Store
 
     if schema:

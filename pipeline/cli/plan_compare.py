@@ -51,7 +51,7 @@ class Speed:
 
     def asked(self) -> Any:
         """Read, with every fault at once (`planning.performance.asked.Asked`)."""
-        from pipeline.planning.performance.asked import read_asked
+        from pipeline.plan.performance.workload import read_asked
 
         misplaced = {"--gpus": self.devices, "--output": self.output}
         faults = [
@@ -91,10 +91,10 @@ def speed_options(command: Command) -> Command:
 
 def compare_page(recipe: Any, store: Any, speed: Speed, *, offline: bool, as_json: bool, width: int) -> str:
     """What `--compare` prints; writes `--output`."""
-    from pipeline.planning.performance.document import comparison_text
-    from pipeline.planning.performance.plots import front_lines, front_page, front_picture
-    from pipeline.planning.performance.words_compare import comparison_lines
-    from pipeline.stages.comparing import compare_recipe
+    from pipeline.plan.performance.document import comparison_text
+    from pipeline.plan.performance.plots import front_lines, front_page, front_picture
+    from pipeline.plan.performance.tables_compare import comparison_lines
+    from pipeline.stages.comparison import compare_recipe
 
     found = compare_recipe(recipe, store, speed.asked(), offline=offline)
     if speed.output is not None:

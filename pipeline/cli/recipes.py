@@ -21,7 +21,7 @@ from pipeline.recipe.schema import SCHEMA_FILE, schema_is_current, schema_text
 from pipeline.recipe.yaml_reader import dump_yaml
 
 if TYPE_CHECKING:
-    from pipeline.planning.preflight import Finding
+    from pipeline.plan.preflight import Finding
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -156,7 +156,7 @@ class _Verdict:
 
 
 def _judge(recipe: str, overrides: Sequence[str]) -> _Verdict:
-    from pipeline.stages.judging import judge
+    from pipeline.stages.recipe_check import judge
 
     try:
         return _Verdict(findings=judge(load_recipe(recipe, overrides)))

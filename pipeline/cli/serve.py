@@ -38,9 +38,9 @@ def command(
     pipeline serve tiny-cpu
     pipeline serve tiny-cpu --grpc-port 9001 --log triton.log
     """
-    from pipeline.deploy.foreground import Options, serve
+    from pipeline.serving.launch import Ports
+    from pipeline.serving.serve import Options, serve
     from pipeline.store import Store
-    from pipeline.triton.launch import Ports
 
     report = progress_to.for_stream()
     shelf = Store.at(store)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.asking import asking_options, describe, find
 from pipeline.cli.connection import connected
 from pipeline.cli.options import set_option, store_option
+from pipeline.cli.request_options import asking_options, describe, find
 
 if TYPE_CHECKING:
     from pipeline.cli.connection import AnyStream

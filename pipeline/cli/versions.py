@@ -17,7 +17,7 @@ from pipeline.recipe.quantization import Format, KvCacheFormat
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pipeline.planning.offer import Answer
+    from pipeline.plan.compatibility import Answer
 
 _WIDE = 160  # columns, where the output is no terminal
 _FORMATS, _KV_CACHES = get_args(Format), get_args(KvCacheFormat)
@@ -53,7 +53,7 @@ def command(
     pipeline versions 1.2.1
     pipeline versions --check 1.2.1 --gpu b200-sxm-180g --quantization int4_awq
     """
-    from pipeline.planning.offer import ask
+    from pipeline.plan.compatibility import ask
 
     combining = bool(gpu or quantization != "none" or kv_cache != "auto")
     if check or combining:

@@ -30,12 +30,12 @@ from pipeline.client.errors import (
     Refused,
     ServerFailed,
 )
-from pipeline.client.prompt_limit import PromptLimit
+from pipeline.client.prompt import PromptLimit
 from pipeline.client.sampling import Sampling
 from pipeline.client.stats import Cached, Stats, percentile
 from pipeline.client.sync import Client, Stream
-from pipeline.client.template import ChatTemplate, Message
 from pipeline.client.timeouts import Timeouts
+from pipeline.models.chat_template import ChatTemplate, Message, TemplateError
 
 __all__ = [
     "Answer",
@@ -65,6 +65,7 @@ __all__ = [
     "ServerFailed",
     "Stats",
     "Stream",
+    "TemplateError",
     "Timeouts",
     "percentile",
 ]

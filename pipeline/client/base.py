@@ -24,14 +24,14 @@ from pipeline.client.errors import (
     Refused,
 )
 from pipeline.client.exchange import Exchange
-from pipeline.client.likeliest import Likeliest
 from pipeline.client.model import Model
-from pipeline.client.prompt_limit import PromptLimit
+from pipeline.client.prompt import PromptLimit, as_prompt
 from pipeline.client.request import build_request
 from pipeline.client.sampling import Sampling, Value, read_sampling
 from pipeline.client.stats import Stats
-from pipeline.client.template import ChatTemplate, Message, as_prompt
 from pipeline.client.timeouts import Timeouts
+from pipeline.client.top_logprobs import Likeliest
+from pipeline.models.chat_template import ChatTemplate, Message
 
 Prompt = str | Sequence[Message]
 # After its last message a server closes the call; leaving sooner would look like a cancellation to it.

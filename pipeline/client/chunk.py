@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.client.likeliest import TopLogProbs
 from pipeline.client.stats import Cached, Stats
+from pipeline.client.top_logprobs import TopLogProbs
 
 # stop: an end token or a stop word; length: max_tokens were generated; unknown: the server does not tell
 FinishReason = Literal["stop", "length", "unknown"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pipeline.client.template import Message
+from pipeline.models.chat_template import Message
 
 
 @dataclass(slots=True)

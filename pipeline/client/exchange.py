@@ -16,10 +16,10 @@ from tritonclient.grpc import service_pb2 as pb
 from pipeline.client import failures, wire
 from pipeline.client.chunk import Answer, Chunk, FinishReason
 from pipeline.client.errors import ClientError, ServerFailed
-from pipeline.client.likeliest import Likeliest, TopLogProbs
 from pipeline.client.model import Model
 from pipeline.client.request import LOG_PROBS, LOGITS, TOKEN_IDS
 from pipeline.client.stats import Stats
+from pipeline.client.top_logprobs import Likeliest, TopLogProbs
 
 _FINAL = "triton_final_response"
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}

@@ -137,7 +137,7 @@ def read_sampling(given: Mapping[str, object]) -> dict[str, Value]:
 
 
 def _unlike_logits(values: Mapping[str, Value]) -> list[str]:
-    """What keeps the likeliest tokens from being told: see `pipeline.client.likeliest`."""
+    """What keeps the likeliest tokens from being told: see `pipeline.client.top_logprobs`."""
     faults = [] if values.get("log_probs") else ["top_log_probs: needs log_probs = True"]
     return faults + [
         f"top_log_probs: cannot be told with {name} = {values[name]!r}, which changes what a token is drawn from"

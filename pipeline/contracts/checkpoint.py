@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.checkpoint import Architecture, Format
+from pipeline.models import Architecture, Format
 
 
 @dataclass(frozen=True, slots=True)

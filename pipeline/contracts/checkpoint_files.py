@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.checkpoint import TensorFiles
-from pipeline.checkpoint.tensors import TensorHeader
 from pipeline.contracts.checkpoint import Expected, Layout, facts, needed_keys
 from pipeline.errors import CheckpointError
+from pipeline.models import TensorFiles
+from pipeline.models.tensors import TensorHeader
 
 _AT_ONCE = 2**23  # numbers
 _DTYPES = {"BF16": "bfloat16", "F16": "float16"}

@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 import yaml
 
-from pipeline.contracts.history import precedes
 from pipeline.contracts.releases import Track
+from pipeline.contracts.version_range import precedes
 from pipeline.errors import UserError
 
 

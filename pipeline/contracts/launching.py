@@ -1,7 +1,7 @@
 """How Triton with TensorRT-LLM is started, by version: programs, arguments, environment, container options.
 
 The facts are data (`data/launching.yaml`, each with its source); this answers from them. Commands are put together
-elsewhere (`pipeline.triton.gpu_launch`).
+elsewhere (`pipeline.serving.gpu_launch`).
 
 >>> launching("1.2.1").llmapi_wrapper
 'trtllm-llmapi-launch'
@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
-from pipeline.contracts.history import precedes
 from pipeline.contracts.releases import release
+from pipeline.contracts.version_range import precedes
 
 
 @dataclass(frozen=True, slots=True)

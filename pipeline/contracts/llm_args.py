@@ -20,9 +20,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from pipeline.contracts.history import holding, refuse_unknown, release_of
 from pipeline.contracts.llm_models import Models
 from pipeline.contracts.llm_rules import RULES
+from pipeline.contracts.version_range import holding, refuse_unknown, release_of
 from pipeline.errors import Fault, UserError
 
 ARGUMENTS = "LlmArgs"

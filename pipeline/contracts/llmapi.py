@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from pipeline.contracts.history import holding, refuse_unknown
 from pipeline.contracts.inflight_batcher import Tensor, Tensors
+from pipeline.contracts.version_range import holding, refuse_unknown
 
 
 def versions() -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 With them a recipe is judged, and its memory planned, before anything is downloaded. The facts are data
 (`data/models/*.yaml`, each with its source); a model is added by adding data. What a model computes is not said here
-(`pipeline.checkpoint.Architecture` knows that, of those that we can convert).
+(`pipeline.models.Architecture` knows that, of those that we can convert).
 
 >>> known_model("meta-llama/Llama-3.1-8B-Instruct").kv_heads
 8

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import yaml
 
-from pipeline.contracts.history import release_of
+from pipeline.contracts.version_range import release_of
 from pipeline.errors import UserError
 
 Track = Literal["tensorrt", "pytorch"]

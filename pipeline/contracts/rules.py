@@ -1,6 +1,6 @@
 """The rules of preflight: where each holds, how grave it is, why, what helps, who says so, whether it may be allowed.
 
-The facts are data (`data/rules/*.yaml`, one file a group); what a rule compares is in `pipeline.planning.preflight`,
+The facts are data (`data/rules/*.yaml`, one file a group); what a rule compares is in `pipeline.plan.preflight`,
 under the same ids. A rule that is held where something is written has no check there, but `held` and `by`.
 
 >>> rule("rt.spec_same_vocab").severity("pytorch")
@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import yaml
 
-from pipeline.contracts.history import precedes
+from pipeline.contracts.version_range import precedes
 
 Severity = Literal["error", "warning", "note"]
 GROUPS = (

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import yaml
 
-from pipeline.contracts.history import holding, refuse_unknown
+from pipeline.contracts.version_range import holding, refuse_unknown
 
 Kind = Literal["text", "integer", "choice", "toggle", "switch", "list"]
 Value = str | int | bool | tuple[str, ...] | None

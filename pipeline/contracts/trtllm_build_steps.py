@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from pipeline.contracts.history import holding
 from pipeline.contracts.trtllm_build import data, speculative_modes, versions
+from pipeline.contracts.version_range import holding
 
 _UNSCALED_ROTARY = ("su", "longrope", "llama3")  # builder.py: their factor says nothing about the length
 _NO_POSITIONS = 2048  # builder.py: length of a model that does not say

@@ -17,18 +17,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pipeline.client import ClientError, PromptTooLong
-from pipeline.gateway.admission import Admission
+from pipeline.gateway.access_log import Track, Tracking
 from pipeline.gateway.completions import Completion
 from pipeline.gateway.embeddings import Embeds, embedding_model, embeddings
 from pipeline.gateway.errors import ApiError, answer_error, from_client
 from pipeline.gateway.metrics import Metrics
 from pipeline.gateway.page import page
+from pipeline.gateway.queue import Admission
 from pipeline.gateway.responses import Events, Noted, while_read, whole
 from pipeline.gateway.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse
 from pipeline.gateway.served import Served
 from pipeline.gateway.tenants import Tenant, Tenants
 from pipeline.gateway.traces import Spans, Unsent
-from pipeline.gateway.track import Track, Tracking
 from pipeline.gateway.web import AllowedHosts, WebGuard, with_cors
 
 _MAX_BODY_BYTES = 4 * 2**20

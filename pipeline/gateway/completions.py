@@ -11,10 +11,10 @@ from pipeline.cache.response_cache import ResponseCache
 from pipeline.client import Cached, Chunk, Sampling
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.generation import Job, Prompt, usage
-from pipeline.gateway.guides import guide_of
 from pipeline.gateway.log_probs import chat_log_probs, text_log_probs
 from pipeline.gateway.messages import read_messages
-from pipeline.gateway.said import Said
+from pipeline.gateway.response_delta import Said
+from pipeline.gateway.response_format import guide_of
 from pipeline.gateway.schema import ChatRequest, CompletionRequest
 from pipeline.gateway.served import Served
 from pipeline.gateway.sse import DONE, ChunkWriter

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.cache.aio import AsyncCachedStream, AsyncCachingClient
 from pipeline.client import AsyncStream, Chunk, Refused, Sampling, Stats
-from pipeline.gateway.guides import refusal
+from pipeline.gateway.response_format import refusal
 from pipeline.gateway.schema import Generation
 from pipeline.gateway.served import Served
 from pipeline.gateway.tenants import Tenant

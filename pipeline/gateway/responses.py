@@ -11,12 +11,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from pipeline.client import ClientError
+from pipeline.gateway.access_log import Track
 from pipeline.gateway.completions import Completion
 from pipeline.gateway.errors import ApiError, as_api_error
 from pipeline.gateway.metrics import Metrics
-from pipeline.gateway.outbox import Outbox, ReaderTooSlow
 from pipeline.gateway.sse import event
-from pipeline.gateway.track import Track
+from pipeline.gateway.write_coalescer import Outbox, ReaderTooSlow
 
 
 class Noted:

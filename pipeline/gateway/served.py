@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pipeline.cache.aio import AsyncCachingClient
 from pipeline.cache.key import Origin
 from pipeline.cache.response_cache import ResponseCache
-from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Sampling
+from pipeline.cache.semantic.embedder import Embedder
+from pipeline.cache.semantic.layer import SemanticLayer
+from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Refused, Sampling
+from pipeline.client.prompt import as_prompt
 from pipeline.client.sampling import PARAMETERS
-from pipeline.client.template import as_prompt
-from pipeline.gateway.admission import Admission
+from pipeline.errors import UserError
 from pipeline.gateway.embeddings import Embeds
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.log_probs import Tokenizer
+from pipeline.gateway.queue import Admission
+from pipeline.models.chat_template import TemplateError
+from pipeline.triton.deployment import Deployment
+
+_log = logging.getLogger("pipeline.gateway")
 
 # Parameter of the engine -> what asks for it, and what the engine then needs.
 _ABILITIES = {
@@ -59,6 +68,45 @@ class Served:
     likeliest: bool = True  # whether its engine returns logits
     _caching: dict[str, AsyncCachingClient] = field(default_factory=dict)  # tenant -> client
 
+    @classmethod
+    def of_package(
+        cls, name: str, package: Path, urls: Sequence[str], *, cache: ResponseCache | None, max_waiting: int
+    ) -> Served:
+        """The model of a package, whose tokenizer and limits are used.
+
+        Args:
+            package: the folder of deployment.json.
+            urls: host:port of the gRPC of each Triton server that runs it.
+            cache: in front of it; None: every request is generated.
+            max_waiting: how many requests may wait for a place.
+
+        Raises:
+            UserError: its tokenizer cannot be read.
+        """
+        deployment = Deployment.load(package)
+        tokenizer = package / deployment.tokenizer_dir
+        limits = deployment.limits
+        try:
+            prompts = PromptLimit.from_tokenizer(tokenizer, limits.max_input_tokens)
+        except Refused as error:
+            raise UserError(str(error)) from error
+        counter: Any = prompts.tokenizer
+        template = template_of(tokenizer)
+        return cls(
+            name=name,
+            created=int((package / "deployment.json").stat().st_mtime),
+            deployment=deployment.digest,
+            plain=AsyncClient(urls, model=deployment.entry_model, template=template),
+            template=template,
+            tokenizer=counter,
+            bounds=Bounds(limits.max_input_tokens, limits.max_output_tokens, prompts.max_chars_per_token),
+            admission=Admission(limits.max_concurrency, max_waiting=max_waiting),
+            cache=cache,
+            embedder=embedder_of(cache),
+            guides=deployment.guided_decoding,
+            likeliest=deployment.runtime == "cpu",  # other engines return logits only if they were built to
+        )
+
     def client(self, tenant: str) -> AsyncClient | AsyncCachingClient:
         """The client for the next request of a tenant: tenants share no answers."""
         if self.cache is None:
@@ -101,3 +149,19 @@ class Served:
         await self.plain.aclose()
         if self.cache is not None:
             self.cache.close()
+
+
+def template_of(tokenizer: Path) -> ChatTemplate | None:
+    """The chat template of a packaged tokenizer; None where there is none: such a model completes texts only."""
+    try:
+        return ChatTemplate.from_directory(tokenizer).compile()
+    except TemplateError as error:
+        _log.warning("no chats: %s", error)
+        return None
+
+
+def embedder_of(cache: ResponseCache | None) -> Embedder | None:
+    """What a cache compares questions with, where it does."""
+    layer = None if cache is None else cache.semantic
+    embedder = layer.embedder if isinstance(layer, SemanticLayer) else None
+    return embedder if isinstance(embedder, Embedder) else None

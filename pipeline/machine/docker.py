@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.machine.asking import ask
+from pipeline.machine.probe import ask
 
 _DEADLINE_S = 30.0
 _HOOK = "nvidia-container-runtime-hook"  # `--gpus` needs no more than this beside a local daemon

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from pipeline.machine import nvml
-from pipeline.machine.asking import Said, ask
-from pipeline.planning.machine_facts import GpuFacts
+from pipeline.machine.probe import Said, ask
+from pipeline.plan.machine_facts import GpuFacts
 
 _QUERY = "index,uuid,name,compute_cap,memory.total,memory.free,driver_version"
 _DEADLINE_S = 30.0

@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from pipeline import __version__
-from pipeline.machine.asking import Late, at_once
+from pipeline.machine.probe import Late, at_once
 
 _DEADLINE_S = 10.0
 _TRUE = ("1", "ON", "YES", "TRUE")

@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ServerError
-from pipeline.machine.asking import Late, at_once
 from pipeline.machine.disks import Disk, read_disk, shared_memory_bytes
 from pipeline.machine.docker import Docker, read_docker
 from pipeline.machine.gpus import GpuSurvey, survey_gpus, visible
 from pipeline.machine.host import Memory, Processors, Ulimits, read_memory, read_processors, read_ulimits
 from pipeline.machine.hub import Hub, read_hub
+from pipeline.machine.locale_clock import batch_system
 from pipeline.machine.ports import Listener, listeners
+from pipeline.machine.probe import Late, at_once
 from pipeline.machine.programs import EngineBuilder, Mpi, TritonProgram, read_builder, read_mpi, read_triton
 from pipeline.machine.software import Software, software_here
-from pipeline.machine.surroundings import batch_system
 from pipeline.machine.topology import Topology, read_topology
-from pipeline.planning.machine_facts import DiskFacts, DockerFacts, GpuFacts, MachineFacts
+from pipeline.plan.machine_facts import DiskFacts, DockerFacts, GpuFacts, MachineFacts
 
 DEADLINE_S = 2.0
 MARGIN = 0.8  # of the deadline that a program is given, so that its own reason is heard

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.machine.asking import ask
+from pipeline.machine.probe import ask
 
 _DEADLINE_S = 60.0
 _BUILDER = "trtllm-build"

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.errors import ServerError
-from pipeline.machine.asking import ask
-from pipeline.planning.machine_facts import SoftwareFacts
+from pipeline.machine.probe import ask
+from pipeline.plan.machine_facts import SoftwareFacts
 
 _DEADLINE_S = 120.0
 _QUESTION = """

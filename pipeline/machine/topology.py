@@ -11,9 +11,9 @@ import re
 from dataclasses import dataclass
 from typing import get_args
 
-from pipeline.machine.asking import ask
-from pipeline.planning.machine_facts import GpuLink
-from pipeline.planning.machine_facts import Path as Way
+from pipeline.machine.probe import ask
+from pipeline.plan.machine_facts import GpuLink
+from pipeline.plan.machine_facts import Path as Way
 
 _DEADLINE_S = 30.0
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # the heading is underlined, even in a pipe

@@ -12,10 +12,10 @@ from pipeline.errors import Fault
 from pipeline.recipe.document import Document, Path, dotted
 from pipeline.recipe.explain import UNION, explain
 from pipeline.recipe.recipe import Recipe
-from pipeline.recipe.rule import Problem, Unsound, Values
-from pipeline.recipe.rules import broken_rules
 from pipeline.recipe.section import Section
 from pipeline.recipe.shape import field_at, without_tags
+from pipeline.recipe.validator import Problem, Unsound, Values
+from pipeline.recipe.validators import broken_rules
 
 
 def faults_of(error: ValidationError, document: Document) -> list[Fault]:

@@ -10,7 +10,7 @@ from pipeline.recipe.document import Document
 from pipeline.recipe.faults import fault_of
 from pipeline.recipe.overrides import apply_overrides
 from pipeline.recipe.recipe import Recipe
-from pipeline.recipe.rule import Problem
+from pipeline.recipe.validator import Problem
 from pipeline.recipe.yaml_reader import read_document
 
 

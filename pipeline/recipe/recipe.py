@@ -16,12 +16,12 @@ from pipeline.recipe.limits import Limits
 from pipeline.recipe.provenance import Provenance
 from pipeline.recipe.quantization import Quantization
 from pipeline.recipe.response_cache import ResponseCache
-from pipeline.recipe.rule import Values
-from pipeline.recipe.rules import broken_rules
 from pipeline.recipe.runtime import CpuRuntime, Runtime
 from pipeline.recipe.section import Section, refusal
 from pipeline.recipe.serving import KvCache, Scheduler, Slo, TransactionPolicy
 from pipeline.recipe.source import Checkpoint
+from pipeline.recipe.validator import Values
+from pipeline.recipe.validators import broken_rules
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 

@@ -5,8 +5,8 @@ Builder(prepared.plan, store, prepared.work(progress), progress).run()
 """
 
 from pipeline.stages.builder import Builder, Outcome, demanded
-from pipeline.stages.handover import HandoverScript, adopt, build_or_hand_over
-from pipeline.stages.survey import Foreseen, Prepared, foresee, prepare
+from pipeline.stages.prepare import Foreseen, Prepared, foresee, prepare
+from pipeline.stages.remote_build import HandoverScript, adopt, build_or_hand_over
 
 __all__ = [
     "Builder",

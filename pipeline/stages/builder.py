@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import UserError
-from pipeline.planning.plan import Plan, Step
+from pipeline.plan.plan import Plan, Step
 from pipeline.progress import Progress
 from pipeline.runtimes.base import BuiltElsewhere
 from pipeline.stages.gate import hold_to_gate
-from pipeline.stages.makers import MAKERS, Work
+from pipeline.stages.stage_registry import MAKERS, Work
 from pipeline.store import Artifact, Json, Store
 
 if TYPE_CHECKING:

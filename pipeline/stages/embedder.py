@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipeline.errors import UserError
 from pipeline.extras import missing
-from pipeline.planning.plan import REVISIONS
+from pipeline.plan.plan import REVISIONS
 from pipeline.progress import Progress, Silent
 from pipeline.recipe import HubSource, LocalSource, Recipe
 from pipeline.stages.fetch import fetch, resolve

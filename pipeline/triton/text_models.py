@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 
 from pipeline.contracts.inflight_batcher import DataTypes, Tensor, ensemble_steps, tensors
+from pipeline.models.token_ids import TokenIds
 from pipeline.triton.config import DynamicBatching, ModelConfig
 from pipeline.triton.layout import DRAFT_MODEL, TARGET_MODEL, TOKENIZER
-from pipeline.triton.token_ids import TokenIds
 
 # Parameters that our own sources of the models read besides upstream's.
 OURS = frozenset(

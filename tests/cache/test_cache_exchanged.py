@@ -7,7 +7,7 @@ import pytest
 from pipeline.cache.semantic.scoring.facts import facts
 from pipeline.cache.semantic.verification import CHECKS
 from pipeline.cache.semantic.verification.checks import SURE
-from pipeline.cache.semantic.verification.reading import read
+from pipeline.cache.semantic.verification.parsed_question import read
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pipeline.cache.sealing import Plain
-from pipeline.cache.vault import Vault
+from pipeline.cache.codec import Vault
+from pipeline.cache.encryption import Plain
 from pipeline.cache.vectors import follower
 from pipeline.cache.vectors.follower import Follower, Row
 

@@ -29,7 +29,7 @@ from pipeline.cache.semantic.verification import CHECKS, Checked
 from pipeline.cache.tuning.choosing import choose
 from pipeline.cache.tuning.measuring import measure
 from pipeline.cache.tuning.pairs import Pair
-from pipeline.cli.cache_tune_page import choice_json, choice_page
+from pipeline.cli.render.cache_tune import choice_json, choice_page
 from tests.support.encoder import write_encoder
 from tests.support.minilm import minilm
 

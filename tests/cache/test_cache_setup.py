@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cache.encryption import KEY, Sealed, Secret
 from pipeline.cache.entry import Piece
 from pipeline.cache.key import Origin, Question, ask
 from pipeline.cache.lifetime import Lifetime
 from pipeline.cache.response_cache import ResponseCache
-from pipeline.cache.sealing import KEY, Sealed, Secret
 from pipeline.cache.setup import CacheSettings, CacheSetupError, SemanticSettings, open_cache
 from pipeline.errors import UserError
-from pipeline.gateway.caching import cache_settings, embedder_of, response_cache
+from pipeline.gateway.served import embedder_of
 from pipeline.recipe import Recipe, load_recipe
+from pipeline.stages.response_cache import cache_settings, response_cache
 from pipeline.store import Store
 from tests.support.encoder import write_encoder
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from pipeline.cache.backend import BackendDown, Capacity, Which
+from pipeline.cache.encryption import Sealed
 from pipeline.cache.entry import Entry, Piece
 from pipeline.cache.key import Origin, Question, ask
-from pipeline.cache.sealing import Sealed
 from pipeline.cache.sqlite import SqliteBackend
 
 ORIGIN = Origin("package")
@@ -146,7 +146,7 @@ import sys
 from pathlib import Path
 from pipeline.cache.entry import Entry, Piece
 from pipeline.cache.key import Origin, ask
-from pipeline.cache.sealing import Sealed
+from pipeline.cache.encryption import Sealed
 from pipeline.cache.sqlite import SqliteBackend
 backend = SqliteBackend(Path(sys.argv[1]))
 for n in range(int(sys.argv[3])):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from pipeline.cache.semantic.verification import CHECKS
+from pipeline.cache.tuning.ablation import by_category, weigh
 from pipeline.cache.tuning.measuring import Measured
 from pipeline.cache.tuning.pairs import Pair
-from pipeline.cache.tuning.weighing import by_category, weigh
 
 
 def drawn(seed: int, count: int = 200) -> Measured:

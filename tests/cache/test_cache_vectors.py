@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pipeline.cache.vectors import VectorIndex
 from pipeline.cache.vectors.index import EXACT
-from pipeline.cache.vectors.largest import largest
+from pipeline.cache.vectors.top_k import largest
 
 Vectors = NDArray[np.float32]
 

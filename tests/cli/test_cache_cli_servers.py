@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pipeline.cache.backends import open_backend
+from pipeline.cache.encryption import KEY, Sealed
 from pipeline.cache.entry import Entry, Piece
 from pipeline.cache.key import Origin, ask
-from pipeline.cache.sealing import KEY, Sealed
 from pipeline.cli.cache import command
 from pipeline.errors import UserError
 from tests.support.servers import PostgresServer, RedisServer, Server, Unavailable

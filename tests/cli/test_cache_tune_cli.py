@@ -205,8 +205,8 @@ def test_checks_of_a_recipe_are_known_ones_and_the_cache_asks_no_others(
 ) -> None:
     from pipeline.cache.semantic.layer import SemanticLayer
     from pipeline.cache.semantic.verification import Checked
-    from pipeline.gateway.caching import response_cache
     from pipeline.recipe import load_recipe
+    from pipeline.stages.response_cache import response_cache
     from pipeline.store import Store
 
     def given(checks: str) -> list[str]:

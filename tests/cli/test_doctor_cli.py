@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from pydantic import TypeAdapter
 
 from pipeline.cli.main import cli
-from pipeline.deploy.doctor.report import SCHEMA_FILE, Report, json_schema, schema_text
+from pipeline.doctor.report import SCHEMA_FILE, Report, json_schema, schema_text
 from pipeline.recipe import packaged
 from tests.support.tools import HANGS, put_tool
 

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from pipeline.cli import plan_accuracy
 from pipeline.cli.plan import command
-from pipeline.cli.plan_bars import Look, bar, legend
+from pipeline.cli.render import accuracy
+from pipeline.cli.render.bars import Look, bar, legend
 from pipeline.contracts import gpu_rates, gpus
 from pipeline.errors import InvalidInput, UserError
 from pipeline.machine.host import Memory
-from pipeline.planning.memory import Demand, ModelNeed, plan_memory
+from pipeline.plan.memory import Demand, ModelNeed, plan_memory
 from pipeline.recipe.library import packaged
-from pipeline.stages import outlook
+from pipeline.stages import plan_report
 
 GOLDEN = Path(__file__).parent / "golden"
 GIB = 2**30
@@ -31,7 +31,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without a hub, on a machine of 16 GiB, with a store of its own."""
     monkeypatch.setenv("PIPELINE_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(outlook, "read_memory", lambda: Memory(16 * GIB, 8 * GIB, 0, None))
+    monkeypatch.setattr(plan_report, "read_memory", lambda: Memory(16 * GIB, 8 * GIB, 0, None))
 
 
 def run(*arguments: str) -> Result:
@@ -299,7 +299,7 @@ def test_the_model_s_errors_are_printed() -> None:
     assert found
     assert float(found[1]) <= 3
     assert float(found[2]) <= 6
-    parts = json.loads(plan_accuracy.accuracy_page(as_json=True))
+    parts = json.loads(accuracy.accuracy_page(as_json=True))
     assert len(parts["capacity"]["figures"]) == 24
 
 

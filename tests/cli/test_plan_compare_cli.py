@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from pipeline.cli.plan import command
 from pipeline.errors import InvalidInput, UserError
-from pipeline.planning.performance.document import ComparisonDocument
+from pipeline.plan.performance.document import ComparisonDocument
 
 GOLDEN = Path(__file__).parent / "golden" / "plan-compare.txt"
 ASKED = (

@@ -15,11 +15,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from pipeline.checkpoint import Architecture
 from pipeline.cli.build import command as build
 from pipeline.cli.main import main
 from pipeline.cli.plan import command as plan
 from pipeline.errors import InvalidInput
+from pipeline.models import Architecture
 from pipeline.recipe import load_recipe, packaged
 from pipeline.recipe.schema import SCHEMA_FILE, schema_text
 

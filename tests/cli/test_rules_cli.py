@@ -12,7 +12,7 @@ from pipeline.cli import build, plan, rules, serve
 from pipeline.cli.store import command as store_command
 from pipeline.contracts.rules import rules as all_rules
 from pipeline.errors import InvalidInput, UserError
-from pipeline.planning.preflight import ALLOWABLE
+from pipeline.plan.preflight import ALLOWABLE
 from pipeline.store import Store
 
 # A recipe for a GPU that its release does not know: nothing of it is run here.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from pipeline.client import AsyncClient, ChatTemplate, Client, PromptLimit, PromptTooLong, Refused
-from pipeline.client.prompt_limit import max_chars_per_token
+from pipeline.client.prompt import max_chars_per_token
 from pipeline.client.testing import FakeServer
 from tests.support import nasty_tokenizers
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.contracts.history import holding
 from pipeline.contracts.llm_args import check, names, speculation, versions
 from pipeline.contracts.llm_rules import RULES, graph_sizes
+from pipeline.contracts.version_range import holding
 from pipeline.errors import UserError
 
 DATA: dict[str, Any] = yaml.safe_load(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pipeline import resources
-from pipeline.checkpoint import Architecture
 from pipeline.contracts import models
 from pipeline.contracts.models import ModelSizes, known_model, known_models
+from pipeline.models import Architecture
 
 
 @pytest.mark.parametrize("repo", known_models())

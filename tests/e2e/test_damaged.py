@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli.discovery import Located, served
 from pipeline.errors import DamagedArtifact
-from pipeline.gateway.setup import served
 from pipeline.progress import Silent
 from pipeline.recipe import load_recipe
+from pipeline.serving.launch import Ports
 from pipeline.store import FileHashes, Manifest, Store
 from pipeline.triton.integrity import check_package, check_without_weights
-from pipeline.triton.launch import Ports
 from tests.e2e.conftest import Build, pipeline
 from tests.store.test_hashes import flip_a_bit
 from tests.support.hashed import HashedFiles
@@ -60,7 +60,7 @@ def test_what_is_damaged_is_neither_built_on_nor_served(copied: tuple[Path, Path
     )
     told_of(name, package, pipeline("serve", "tiny-cpu", *given, store=root))
     container = subprocess.run(
-        [sys.executable, "-m", "pipeline.deploy.entrypoint"],
+        [sys.executable, "-m", "pipeline.serving.entrypoint"],
         capture_output=True,
         text=True,
         timeout=120,
@@ -88,7 +88,7 @@ def test_the_gateway_takes_no_other_tokenizer(copied: tuple[Path, Path]) -> None
     root, package = copied
     flip_a_bit(package / TOKENIZER)
     with pytest.raises(DamagedArtifact, match=TOKENIZER):
-        served(load_recipe("tiny-cpu"), package, "127.0.0.1:1", Store(root), max_waiting=1)
+        served(Located(load_recipe("tiny-cpu"), package, ("127.0.0.1:1",)), Store(root), max_waiting=1)
 
 
 @pytest.mark.parametrize("manifest", [True, False])

@@ -23,8 +23,8 @@ from click.testing import CliRunner, Result
 
 from pipeline.cli.gateway import command
 from pipeline.errors import UserError
+from pipeline.serving.server import TritonServer
 from pipeline.triton.running import RunningServer
-from pipeline.triton.server import TritonServer
 from tests.e2e.conftest import Build
 from tests.support.served import CHECKPOINTS
 from tests.support.waiting import wait_for

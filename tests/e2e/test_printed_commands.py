@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pipeline.triton.launch import Ports
+from pipeline.serving.launch import Ports
 from tests.e2e.conftest import Build
 from tests.support.command import Command, pasted
 

@@ -13,8 +13,8 @@ import pytest
 from pipeline import resources
 from pipeline.client import ChatTemplate, Client
 from pipeline.runtimes.cpu.engine import Engine, EngineSettings, Output, Request
+from pipeline.serving.server import TritonServer
 from pipeline.triton.deployment import Deployment
-from pipeline.triton.server import TritonServer
 from tests.e2e.conftest import Build
 
 UNQUANTIZED = "quantization={format: none}"

@@ -16,9 +16,9 @@ from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.sqlite import SqliteBackend
 from pipeline.client import AsyncClient, ChatTemplate
 from pipeline.client.testing import FakeServer, Received, Reply
-from pipeline.gateway.admission import Admission
 from pipeline.gateway.app import Gateway
 from pipeline.gateway.embeddings import Embeds
+from pipeline.gateway.queue import Admission
 from pipeline.gateway.served import Bounds, Served
 from pipeline.gateway.server import ConnectionLimits, GatewayServer
 from pipeline.gateway.tenants import Tenants

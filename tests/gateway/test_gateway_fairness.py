@@ -11,8 +11,8 @@ from contextlib import AsyncExitStack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.gateway.admission import Admission
 from pipeline.gateway.errors import ApiError
+from pipeline.gateway.queue import Admission
 
 S_PER_TOKEN = 0.01
 PAUSES = st.lists(

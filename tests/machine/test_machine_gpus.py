@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.machine import gpus as module
-from pipeline.machine.asking import Said
 from pipeline.machine.gpus import GpuSeen, read_gpus, survey_gpus
 from pipeline.machine.nvml import survey
+from pipeline.machine.probe import Said
 from pipeline.machine.topology import Link, parse, read_topology
-from pipeline.planning.machine_facts import GpuLink
+from pipeline.plan.machine_facts import GpuLink
 from tests.support.nvidia_smi import line, put_nvidia_smi
 from tests.support.tools import HANGS, put_tool
 

@@ -9,7 +9,7 @@ import pytest
 from pipeline.machine.cgroup import Limits, read_limits
 from pipeline.machine.disks import read_disk, shared_memory_bytes
 from pipeline.machine.host import count_cores, read_memory, read_processors
-from pipeline.machine.surroundings import batch_system
+from pipeline.machine.locale_clock import batch_system
 
 GIB = 1 << 30
 NO_LIMIT = Limits(None, None, None)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pipeline.checkpoint import Checkpoint, Format, TensorFiles
 from pipeline.errors import CheckpointError, InvalidInput, UserError
+from pipeline.models import Checkpoint, Format, TensorFiles
 from pipeline.progress import Silent
 from pipeline.runtimes.cpu.ir import build_ir
 from pipeline.runtimes.cpu.ir.weights import Weights

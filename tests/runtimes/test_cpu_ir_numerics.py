@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from pipeline.checkpoint import Rope
+from pipeline.models import Rope
 from pipeline.runtimes.cpu.ir.constants import Constants
 from pipeline.runtimes.cpu.ir.nodes import Node
 from pipeline.runtimes.cpu.ir.numerics import quantize_int8, round_e4m3, round_int8

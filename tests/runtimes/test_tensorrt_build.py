@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.contracts.trtllm_build import versions
 from pipeline.errors import InvalidInput, StageError
-from pipeline.planning.parallelism import parallelism
+from pipeline.plan.parallelism import parallelism
 from pipeline.progress import Lines, Silent
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.runtimes.base import AUTO, BuiltElsewhere, ExecutorChoice, Order

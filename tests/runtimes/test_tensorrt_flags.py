@@ -28,16 +28,16 @@ from pipeline.contracts.trtllm_build import (
 )
 from pipeline.contracts.trtllm_build_effects import Model, effects
 from pipeline.errors import InvalidInput, StageError, UserError
-from pipeline.planning.model_facts import known_models
-from pipeline.planning.parallelism import parallelism
-from pipeline.planning.preflight.checks import RECIPE_CHECKS
-from pipeline.planning.preflight.finding import Said
-from pipeline.planning.preflight.subject import subject
+from pipeline.plan.model_facts import known_models
+from pipeline.plan.parallelism import parallelism
+from pipeline.plan.preflight.checks import RECIPE_CHECKS
+from pipeline.plan.preflight.context import subject
+from pipeline.plan.preflight.finding import Said
 from pipeline.recipe import Recipe, load_recipe, packaged
 from pipeline.runtimes.tensorrt.flags import Formats, build_flags, checkpoint_formats, formats
 from pipeline.runtimes.tensorrt.limits import engine_limits
 from pipeline.runtimes.tensorrt.runtime import TensorRTRuntime
-from pipeline.stages.judging import emission
+from pipeline.stages.recipe_check import emission
 from tests.support.rank_checkpoints import rank_config
 from tests.support.tensorrt_recipes import FORMATS, recipe, recipes, roles
 

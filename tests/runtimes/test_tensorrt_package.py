@@ -13,16 +13,16 @@ import pytest
 
 from pipeline.contracts.releases import container
 from pipeline.errors import StageError, UserError
-from pipeline.planning.plan import Plan, Step, Surroundings, make_plan
+from pipeline.plan.plan import Plan, Step, Surroundings, make_plan
 from pipeline.progress import Silent
 from pipeline.recipe import Recipe, TensorRTRuntime, load_recipe
 from pipeline.runtimes.base import AUTO
 from pipeline.runtimes.tensorrt.packaging import package_settings, requirements
+from pipeline.serving.gpu_launch import launch_faults
 from pipeline.stages.builder import Builder
-from pipeline.stages.makers import Work
+from pipeline.stages.stage_registry import Work
 from pipeline.store import Artifact, Json, Store
 from pipeline.triton.deployment import Deployment
-from pipeline.triton.gpu_launch import launch_faults
 from pipeline.triton.repository import content_digest
 from tests.support.engine_folders import make_engine
 from tests.support.served import CHECKPOINTS

@@ -11,8 +11,8 @@ import pytest
 from pipeline.errors import StageError
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
-from pipeline.runtimes.tensorrt.serving import engine_settings
-from pipeline.triton.engine_models import EngineModel, EngineSettings
+from pipeline.runtimes.tensorrt.triton_models import EngineModel, EngineSettings
+from pipeline.runtimes.tensorrt.triton_settings import engine_settings
 from tests.support.engine_folders import make_engine
 
 GIB = 2**30

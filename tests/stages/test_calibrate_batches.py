@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from pipeline.checkpoint import Architecture
 from pipeline.errors import StageError
+from pipeline.models import Architecture
 from pipeline.stages.calibrate.batches import check_packing, forward, make_batches, read_samples
 from pipeline.stages.calibrate.model import load
 from tests.support.calibrated import Calibrations

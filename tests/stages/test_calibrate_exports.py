@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.checkpoint import Architecture, Checkpoint, Format, TensorFiles
-from pipeline.checkpoint.layers import round_e4m3, unpack_rows
 from pipeline.contracts.checkpoint import Layout
 from pipeline.contracts.checkpoint_files import check
 from pipeline.errors import CheckpointError
-from pipeline.planning.parallelism import Parallelism
+from pipeline.models import Architecture, Checkpoint, Format, TensorFiles
+from pipeline.models.layers import round_e4m3, unpack_rows
+from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
+from pipeline.runtimes.tensorrt.checkpoint import RankCheckpoint
 from pipeline.stages.calibrate import calibrate, fusion, tensorrt_llm, unified
 from pipeline.stages.calibrate.batches import make_batches, read_samples
 from pipeline.stages.calibrate.measurement import measure
 from pipeline.stages.calibrate.model import load
 from pipeline.stages.calibrate.scales import check_scales
 from pipeline.stages.calibrate.third_party import Notes, quietly
-from pipeline.stages.convert import RankCheckpoint
 from pipeline.stages.threads import suited_to
 from tests.support.calibrated import Calibrations, facts, quantization
 from tests.support.models import CLASSES

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.checkpoint import Architecture, Checkpoint, Format, TensorFiles
 from pipeline.errors import InvalidInput
-from pipeline.planning.parallelism import Parallelism
+from pipeline.models import Architecture, Checkpoint, Format, TensorFiles
+from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
 from pipeline.stages.calibrate import calibrate, experts, tensorrt_llm
 from pipeline.stages.calibrate.batches import make_batches, read_samples

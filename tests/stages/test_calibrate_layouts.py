@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.checkpoint import Checkpoint, Format
+from pipeline.models import Checkpoint, Format
 from pipeline.stages.calibrate.experts import all_experts
 from pipeline.stages.evaluate.decoder import Decoder
 from tests.support.calibrated import Calibrations

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.checkpoint import Architecture, Format
 from pipeline.errors import InvalidInput
-from pipeline.planning.parallelism import Parallelism
+from pipeline.models import Architecture, Format
+from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
 from pipeline.stages.calibrate import calibrate
-from pipeline.stages.calibrate.preflight import check
+from pipeline.stages.calibrate.refusals import check
 from tests.support.calibrated import quantization
 from tests.support.models import make_checkpoint
 

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pipeline.checkpoint import Architecture, Format, TensorFiles
 from pipeline.errors import CheckpointError, StageError, UserError
 from pipeline.machine.host import Memory
-from pipeline.planning.parallelism import Parallelism
+from pipeline.models import Architecture, Format, TensorFiles
+from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent, Task
 from pipeline.stages.calibrate import calibrate, model
 from pipeline.stages.calibrate.scales import check_scales
@@ -32,7 +32,7 @@ from tests.support.models import make_checkpoint
 AGAIN = """
 import sys
 from pathlib import Path
-from pipeline.planning.parallelism import Parallelism
+from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
 from pipeline.stages.calibrate import calibrate
 from tests.support.calibrated import quantization

@@ -19,7 +19,7 @@ from pipeline.progress import Silent
 from pipeline.recipe.source import LocalSource, NamedDataset
 from pipeline.resources import folder
 from pipeline.stages.dataset import freeze, identity
-from pipeline.stages.dataset.drawing import SHORTEST, order
+from pipeline.stages.dataset.sampling import SHORTEST, order
 from tests.support.models import make_tokenizer
 
 

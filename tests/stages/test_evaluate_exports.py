@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pipeline.checkpoint import TensorFiles
 from pipeline.errors import CheckpointError, StageError
+from pipeline.models import TensorFiles
 from pipeline.progress import Silent
 from pipeline.recipe import Gate, load_recipe
 from pipeline.runtimes.base import AUTO
 from pipeline.stages.evaluate import Export, Metrics, evaluate, judge, read_metrics
 from pipeline.stages.gate import hold_to_gate
-from pipeline.stages.makers import MAKERS, Work
+from pipeline.stages.stage_registry import MAKERS, Work
 from pipeline.store import ArtifactKey, Json, Store
 from tests.support.calibrated import TRAINED, Calibrations
 

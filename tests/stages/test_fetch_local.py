@@ -14,8 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.checkpoint.folder import CheckpointFolder
 from pipeline.errors import InvalidInput, SourceError
+from pipeline.models.folder import CheckpointFolder
 from pipeline.progress import Silent
 from pipeline.reading import UnreadableFile
 from pipeline.recipe import LocalSource

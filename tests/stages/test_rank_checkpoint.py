@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from pipeline.checkpoint import Architecture, Format, Quantization, TensorFiles
 from pipeline.contracts.checkpoint import Layout
 from pipeline.errors import CheckpointError
-from pipeline.planning.parallelism import Parallelism
-from pipeline.stages.convert import RankCheckpoint
-from pipeline.stages.convert.layout import parts
-from pipeline.stages.convert.parts import Rank
+from pipeline.models import Architecture, Format, Quantization, TensorFiles
+from pipeline.plan.parallelism import Parallelism
+from pipeline.runtimes.tensorrt.checkpoint import RankCheckpoint
+from pipeline.runtimes.tensorrt.checkpoint.layout import parts
+from pipeline.runtimes.tensorrt.checkpoint.parts import Rank
 from pipeline.stages.evaluate.decoder import Decoder
 from tests.support import raw_ranks
 from tests.support.calibrated import Calibrations

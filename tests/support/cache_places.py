@@ -16,8 +16,8 @@ from qdrant_client.http.exceptions import UnexpectedResponse
 
 from pipeline.cache.backend import Backend, Capacity
 from pipeline.cache.backends import file_of, open_backend
+from pipeline.cache.encryption import Codec
 from pipeline.cache.qdrant import QdrantBackend
-from pipeline.cache.sealing import Codec
 from tests.support.servers import Server
 
 _names = count()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import resources
-from pipeline.planning.parallelism import Parallelism
+from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
 from pipeline.recipe import Quantization
 from pipeline.recipe.source import NamedDataset

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pipeline.checkpoint import Architecture, Checkpoint, Format
+from pipeline.models import Architecture, Checkpoint, Format
 from pipeline.progress import Silent
 from pipeline.stages.calibrate import fusion, unified
 from pipeline.stages.calibrate.batches import make_batches, read_samples

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from pipeline.progress import Silent
+from pipeline.runtimes.pytorch.model_repository import LlmapiSources, package_llmapi
+from pipeline.runtimes.pytorch.triton_models import LlmapiSettings
+from pipeline.serving.embedded_launch import EmbeddedLauncher
+from pipeline.serving.server import TritonServer
 from pipeline.triton.deployment import REPOSITORY, Deployment, DeploymentLimits, Requirements
-from pipeline.triton.embedded_launch import EmbeddedLauncher
-from pipeline.triton.llmapi_models import LlmapiSettings
-from pipeline.triton.llmapi_packaging import LlmapiSources, package_llmapi
-from pipeline.triton.server import TritonServer
 from tests.support.models import make_checkpoint
 
 STANDIN = Path(__file__).parent / "standin" / "tensorrt_llm"

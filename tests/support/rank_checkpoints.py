@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.planning.parallelism import Parallelism
+from pipeline.plan.parallelism import Parallelism
 from pipeline.runtimes.tensorrt.flags import ALGORITHMS
 
 

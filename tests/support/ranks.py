@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.serving.installation import Installation
+from pipeline.serving.native_launch import NativeLauncher
 from pipeline.triton.deployment import Deployment, LaunchSpec
-from pipeline.triton.installation import Installation
-from pipeline.triton.native_launch import NativeLauncher
 from tests.support.deployments import gpu_deployment
 
 _SERVER = """#!{python}

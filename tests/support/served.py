@@ -7,8 +7,8 @@ from pathlib import Path
 from pipeline.progress import Silent
 from pipeline.runtimes import cpu
 from pipeline.runtimes.cpu.ir import build_ir
-from pipeline.triton.cpu_models import CpuSettings
-from pipeline.triton.packaging import CpuSources, package_cpu
+from pipeline.runtimes.cpu.model_repository import CpuSources, package_cpu
+from pipeline.runtimes.cpu.triton_models import CpuSettings
 from tests.support.models import make_checkpoint
 
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "recipes" / "checkpoints"

@@ -94,7 +94,7 @@ def stream(
             if over or count == leave_after:
                 return
     finally:
-        client.stop_stream(cancel_requests=not over)  # see pipeline.triton.health
+        client.stop_stream(cancel_requests=not over)  # see pipeline.serving.health
         client.close()
 
 

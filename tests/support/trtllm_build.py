@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.contracts.history import precedes
 from pipeline.contracts.trtllm_build import Flag, data, flags
 from pipeline.contracts.trtllm_build_effects import Model, Outcome, effects
+from pipeline.contracts.version_range import precedes
 
 FAILS = "STAND_IN_TRTLLM_BUILD_FAILS"
 FAILURES = {  # what happens

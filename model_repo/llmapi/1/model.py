@@ -30,9 +30,9 @@ class TritonPythonModel:
         if gpus:
             choose_gpus(gpus)  # before tensorrt_llm is imported, which initializes CUDA
         import llm_ranks
-        from llm_desk import Desk
+        from llm_request_manager import RequestManager
 
-        self._desk: Desk | None = None
+        self._manager: RequestManager | None = None
         if not llm_ranks.is_leader():
             pb_utils.Logger.log_info(f"[trtllm] rank{llm_ranks.rank()} is waiting for the leader node...")
             llm_ranks.work_for_leader()
@@ -42,24 +42,26 @@ class TritonPythonModel:
             arguments["gpus_per_node"] = len(gpus)
         pb_utils.Logger.log_info(f"[trtllm] starting the LLM with {settings.arguments}")
         try:
-            self._desk = Desk(arguments, settings, _types(config), decoupled=is_decoupled(config))
+            self._manager = RequestManager(
+                arguments, settings, _types(config), decoupled=is_decoupled(config)
+            )
         except Exception as error:
             pb_utils.Logger.log_error(f"[trtllm] Failed to start engine: {error}")
             raise
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            if self._desk is None:
+            if self._manager is None:
                 error = pb_utils.TritonError("this rank works for another and takes no requests")
                 sender = request.get_response_sender()
                 response = pb_utils.InferenceResponse(error=error)
                 sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
             else:
-                self._desk.take(request)
+                self._manager.take(request)
 
     def finalize(self) -> None:
-        if self._desk is not None:
-            self._desk.close()
+        if self._manager is not None:
+            self._manager.close()
             pb_utils.Logger.log_info("[trtllm] Shutdown complete")
 
 

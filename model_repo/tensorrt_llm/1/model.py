@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import engine
-from desk import Desk
 from gauges import Gauges
-from intake import Limits
+from request_manager import RequestManager
+from request_parser import Limits
 from shared.parameters import Parameters
 
 
@@ -28,7 +28,7 @@ class TritonPythonModel:
             parameters.path("gpt_model_path"), draft, settings, _vocabulary(parameters)
         )
         queue = _max_queue_size(args)
-        self._desk = Desk(
+        self._manager = RequestManager(
             self._engine,
             Limits(
                 max_input_tokens=parameters.number("cpu_max_input_tokens"),
@@ -47,12 +47,12 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            self._desk.take(request)
+            self._manager.take(request)
 
     def finalize(self) -> None:
         self._gauges.close()
         self._engine.close()
-        self._desk.close()
+        self._manager.close()
 
 
 def _settings(parameters: Parameters) -> engine.EngineSettings:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import engine
 import numpy as np
-from intake import Wishes
+from request_parser import Wishes
 from shared.cancellation import WatchedSender
 from shared.refusal import Refused
 from shared.tensors import FINAL, Array, failure, response

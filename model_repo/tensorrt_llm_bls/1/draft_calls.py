@@ -19,7 +19,7 @@ from draft_figures import Figures
 from draft_target import Made, Position, Proposal
 from engine_inputs import LOG_PROBS, PERFORMANCE
 from engine_model import EngineModel
-from patience import DEADLINE_S, patiently
+from retry import DEADLINE_S, with_retries
 from shared.refusal import Refused
 from shared.tensors import Array
 from speculation import Speculation
@@ -159,7 +159,7 @@ class EnginePair:
         stopping = False
         try:
             call = partial(model.responses, self._id, inputs, outputs, timeout_s=timeout_s)
-            for response in patiently(call, self._stopped, timeout_s or DEADLINE_S):
+            for response in with_retries(call, self._stopped, timeout_s or DEADLINE_S):
                 yield response
                 if self._stopped.is_set() and not stopping:  # `stop` may have come before the call was known
                     stopping = True

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from pipeline.cache.backend import BackendDown
+from pipeline.cache.circuit_breaker import Rest, Unanswered
 from pipeline.cache.password import PASSWORD, without_password
-from pipeline.cache.resting import Rest, Unanswered
 from pipeline.extras import install_line
 
 SCHEMES = ("postgresql", "postgres")

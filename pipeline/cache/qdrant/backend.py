@@ -16,11 +16,11 @@ from functools import partial
 from typing import Any
 
 from pipeline.cache.backend import ANY, EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
+from pipeline.cache.codec import Packed
+from pipeline.cache.encryption import Codec
 from pipeline.cache.packed_backend import PackedBackend
 from pipeline.cache.qdrant.collections import Collections, Missing
 from pipeline.cache.qdrant.points import IDS, Account, content, found_by, id_of, key_of, surplus, whole
-from pipeline.cache.sealing import Codec
-from pipeline.cache.vault import Packed
 
 _PAGE = 256  # entries that are read at a time
 _ACCOUNTS = 10_000  # accounts that are read at a time

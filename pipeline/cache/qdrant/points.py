@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from pipeline.cache.backend import Capacity, Vector
-from pipeline.cache.vault import Packed
+from pipeline.cache.codec import Packed
 
 IDS = ("scope", "engine", "tenant")  # of a payload, in hex
 

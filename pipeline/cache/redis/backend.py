@@ -12,13 +12,13 @@ from contextlib import suppress
 from typing import Any
 
 from pipeline.cache.backend import ANY, EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
+from pipeline.cache.codec import Packed
+from pipeline.cache.encryption import Codec
 from pipeline.cache.packed_backend import PackedBackend
 from pipeline.cache.redis import scripts
 from pipeline.cache.redis.address import Address
 from pipeline.cache.redis.engine import QueryEngine
 from pipeline.cache.redis.server import Script, Server
-from pipeline.cache.sealing import Codec
-from pipeline.cache.vault import Packed
 from pipeline.cache.vectors.follower import Follower, Row
 
 _PAGE = 256  # entries that one command reads or removes

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from pipeline.cache.backend import BackendDown
+from pipeline.cache.circuit_breaker import Rest, Unanswered
 from pipeline.cache.redis.address import Address
-from pipeline.cache.resting import Rest, Unanswered
 from pipeline.extras import install_line
 
 _CONNECT_S = 0.5

@@ -9,11 +9,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipeline.cache.backend import ANY, EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
-from pipeline.cache.conditions import condition_of
+from pipeline.cache.codec import Packed
+from pipeline.cache.encryption import Codec
 from pipeline.cache.packed_backend import PackedBackend
-from pipeline.cache.sealing import Codec
+from pipeline.cache.sql_where import condition_of
 from pipeline.cache.sqlite.schema import VERSION, connect
-from pipeline.cache.vault import Packed
 from pipeline.cache.vectors.follower import Follower, Row
 
 _GET = "SELECT answer FROM entries WHERE key = ?"

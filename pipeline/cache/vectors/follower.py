@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pipeline.cache.backend import Candidate, Vector
-from pipeline.cache.vault import Vault
+from pipeline.cache.codec import Vault
 from pipeline.cache.vectors.index import VectorIndex
 
 _MAX_VECTORS = 4_000_000  # in memory, of all scopes together; the scope used longest ago goes first

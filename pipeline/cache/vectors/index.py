@@ -11,9 +11,9 @@ import threading
 import numpy as np
 
 from pipeline.cache.backend import ANY
-from pipeline.cache.vectors.clusters import Clusters, Floats, Ids
-from pipeline.cache.vectors.growing import Rows
-from pipeline.cache.vectors.largest import largest
+from pipeline.cache.vectors.growable_array import Rows
+from pipeline.cache.vectors.ivf import Clusters, Floats, Ids
+from pipeline.cache.vectors.top_k import largest
 
 EXACT = 2048  # vectors that are compared one by one while there are no clusters
 _TAIL = 256  # and beside them

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.client import ChatTemplate, Sampling
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.guides import checked
+from pipeline.gateway.response_format import checked
 from pipeline.gateway.schema import ChatRequest
 from pipeline.gateway.tools.dialect import FORCED, Dialect, dialect_of, takes_tools
 from pipeline.gateway.tools.reader import CallReader

@@ -10,8 +10,8 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from pipeline.gateway.tools.call_parsers import Found, NotYet, find
 from pipeline.gateway.tools.dialect import Dialect
-from pipeline.gateway.tools.forms import Found, NotYet, find
 from pipeline.gateway.tools.parts import Arguments, Call, Part, Text
 from pipeline.gateway.tools.scanning import ObjectScan, held_back
 

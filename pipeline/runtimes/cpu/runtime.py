@@ -10,15 +10,15 @@ from pathlib import Path
 from pipeline import resources
 from pipeline.contracts.models import ModelSizes
 from pipeline.errors import StageError
+from pipeline.models.token_ids import TokenIds
 from pipeline.progress import Progress
 from pipeline.recipe import CpuRuntime as Settings
 from pipeline.recipe import Recipe
 from pipeline.runtimes.base import Engines, Order
+from pipeline.runtimes.cpu.triton_models import CpuSettings, cpu_models
 from pipeline.store import Json
-from pipeline.triton.cpu_models import CpuSettings, cpu_models
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.layout import ENTRY
-from pipeline.triton.token_ids import TokenIds
 
 _ENGINE = Path(__file__).parent / "engine"  # travels inside the repository
 
@@ -49,7 +49,7 @@ class CpuRuntime:
         )
 
     def foresee(self, recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:  # noqa: ARG002
-        from pipeline.triton.packaging import deployment_limits
+        from pipeline.runtimes.cpu.model_repository import deployment_limits
 
         settings, ids = serving_settings(recipe), TokenIds(0, 0, (), 0)
         return Deployment(
@@ -77,7 +77,7 @@ class CpuRuntime:
         }
 
     def package(self, recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:
-        from pipeline.triton.packaging import CpuSources, package_cpu
+        from pipeline.runtimes.cpu.model_repository import CpuSources, package_cpu
 
         settings = serving_settings(recipe)
         if settings.guided_decoding and (fault := _unguidable(engines)):
@@ -96,8 +96,8 @@ def _runtime(recipe: Recipe) -> Settings:
 
 def _unguidable(engines: Engines) -> str | None:
     """Why the engine could hold no answer to a form: its library does not know every kind of tokenizer."""
+    from pipeline.models.token_ids import token_ids
     from pipeline.runtimes.cpu.engine.grammars import Grammars, Vocabulary
-    from pipeline.triton.token_ids import token_ids
 
     facts = json.loads((engines.target / "engine.json").read_text(encoding="utf-8"))
     ids = token_ids(engines.tokenizer, facts["vocab_size"])

@@ -16,9 +16,9 @@ from typing import Any
 
 import yaml
 
-from pipeline.checkpoint import Format, Quantization, TensorFiles
 from pipeline.contracts import llm_args
 from pipeline.errors import StageError
+from pipeline.models import Format, Quantization, TensorFiles
 from pipeline.store import Json
 from pipeline.store.files import link_or_copy, walk
 

@@ -14,19 +14,19 @@ from typing import Any
 from pipeline import resources
 from pipeline.contracts import gpus, releases
 from pipeline.contracts.models import ModelSizes
-from pipeline.planning.parallelism import parallelism
-from pipeline.planning.plan import TARGET
-from pipeline.planning.preflight.sizing import weight_bytes
+from pipeline.plan.parallelism import parallelism
+from pipeline.plan.plan import TARGET
+from pipeline.plan.preflight.sizing import weight_bytes
 from pipeline.progress import Progress
 from pipeline.recipe import PyTorchRuntime as Settings
 from pipeline.recipe import Recipe
 from pipeline.runtimes.base import Engines, Order
 from pipeline.runtimes.pytorch import artifact
 from pipeline.runtimes.pytorch.arguments import draft_tokens, llm_arguments
+from pipeline.runtimes.pytorch.triton_models import LlmapiSettings, llmapi_model
 from pipeline.store import Json
 from pipeline.triton.deployment import Deployment, DeploymentLimits, Requirements
 from pipeline.triton.layout import TARGET_MODEL
-from pipeline.triton.llmapi_models import LlmapiSettings, llmapi_model
 from pipeline.triton.pbtxt import render
 
 
@@ -74,7 +74,7 @@ class PyTorchRuntime:
         return facts
 
     def foresee(self, recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:
-        from pipeline.triton.llmapi_packaging import launch_spec
+        from pipeline.runtimes.pytorch.model_repository import launch_spec
 
         return Deployment(
             name=recipe.name,
@@ -108,7 +108,7 @@ class PyTorchRuntime:
         }
 
     def package(self, recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:
-        from pipeline.triton.llmapi_packaging import LlmapiSources, package_llmapi
+        from pipeline.runtimes.pytorch.model_repository import LlmapiSources, package_llmapi
 
         arguments: dict[str, Any] = artifact.read_arguments(engines.target)
         sources = LlmapiSources(

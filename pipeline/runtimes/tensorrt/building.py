@@ -17,7 +17,7 @@ from pipeline.contracts.releases import container
 from pipeline.contracts.trtllm_build import check
 from pipeline.contracts.trtllm_build_effects import Model, Outcome, effects, understood
 from pipeline.errors import StageError
-from pipeline.planning.parallelism import parallelism
+from pipeline.plan.parallelism import parallelism
 from pipeline.recipe import Recipe, TensorRTRuntime
 from pipeline.runtimes.base import Order
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder

@@ -22,8 +22,8 @@ from pipeline.contracts.releases import require
 from pipeline.contracts.trtllm_build import data, words_of
 from pipeline.contracts.trtllm_build_effects import Model, Outcome, effects
 from pipeline.errors import Fault, InvalidInput, StageError
-from pipeline.planning.model_facts import known_sizes
-from pipeline.planning.parallelism import parallelism
+from pipeline.plan.model_facts import known_sizes
+from pipeline.plan.parallelism import parallelism
 from pipeline.recipe import Recipe, TensorRTRuntime
 from pipeline.runtimes.tensorrt.limits import EngineLimits, engine_limits
 

@@ -10,21 +10,21 @@ from pipeline.contracts import engine_memory
 from pipeline.contracts.gpus import gpu
 from pipeline.contracts.models import ModelSizes
 from pipeline.contracts.releases import container, require
-from pipeline.planning.parallelism import parallelism
-from pipeline.planning.plan import DRAFT, TARGET
-from pipeline.planning.preflight.sizing import weight_bytes
+from pipeline.models.token_ids import TokenIds
+from pipeline.plan.parallelism import parallelism
+from pipeline.plan.plan import DRAFT, TARGET
+from pipeline.plan.preflight.sizing import weight_bytes
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe, TensorRTRuntime
 from pipeline.runtimes.base import Engines
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
-from pipeline.runtimes.tensorrt.serving import engine_settings, settings_of
+from pipeline.runtimes.tensorrt.model_repository import EngineSources, launch_spec, package_engines
+from pipeline.runtimes.tensorrt.triton_models import EngineModel, engine_models
+from pipeline.runtimes.tensorrt.triton_settings import engine_settings, settings_of
 from pipeline.store import Json
 from pipeline.triton.deployment import Deployment, DeploymentLimits, Requirements
-from pipeline.triton.engine_models import EngineModel, engine_models
-from pipeline.triton.engine_packaging import EngineSources, launch_spec, package_engines
 from pipeline.triton.layout import ENTRY
 from pipeline.triton.repository import content_digest
-from pipeline.triton.token_ids import TokenIds
 
 ENGINE = "engine"  # folder of a build's artifact
 

@@ -8,14 +8,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint import Architecture, Checkpoint, Format
 from pipeline.contracts import checkpoint_files
 from pipeline.contracts.checkpoint import Layout
 from pipeline.errors import UserError
-from pipeline.planning.parallelism import Parallelism
+from pipeline.models import Architecture, Checkpoint, Format
+from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Progress
 from pipeline.recipe import Quantization
-from pipeline.stages.calibrate import preflight
+from pipeline.stages.calibrate import refusals
 from pipeline.stages.calibrate.third_party import Notes, quietly
 from pipeline.stages.threads import suited_to
 from pipeline.store import Json
@@ -38,7 +38,7 @@ def run(
     began, notes = time.monotonic(), Notes()
     architecture = Architecture.read(checkpoint_dir)
     device = device or _device()
-    form = preflight.check(architecture, quantization, exports, has_cuda=device == "cuda")
+    form = refusals.check(architecture, quantization, exports, has_cuda=device == "cuda")
     source = Checkpoint(checkpoint_dir)
     if form is not Format.NONE and source.quantization.format is not Format.NONE:
         raise UserError(
@@ -98,7 +98,7 @@ class _Calibration:
         self._source, self._architecture, self._form = source, architecture, form
         self._quantization, self._device, self._into = quantization, device, into
         self._progress, self._notes = progress, notes
-        self.group_size = preflight.group_size(form, quantization)
+        self.group_size = refusals.group_size(form, quantization)
 
     def load(self) -> Any:
         """The model; known to ModelOpt, or refused in seconds."""
@@ -114,9 +114,9 @@ class _Calibration:
 
     def measure(self, model: Any, dataset_dir: Path) -> dict[str, Json]:
         """Scales, checked; and a sample answer."""
-        from pipeline.stages.calibrate.answer import answer
         from pipeline.stages.calibrate.batches import check_packing, make_batches, read_samples
         from pipeline.stages.calibrate.measurement import measure
+        from pipeline.stages.calibrate.sample_generation import answer
         from pipeline.stages.calibrate.scales import check_scales
 
         samples = read_samples(dataset_dir / "calibration.jsonl", self._architecture.vocab)
@@ -193,7 +193,7 @@ class _Calibration:
         return self._judged(directory, size)
 
     def _divide(self, size: Parallelism) -> Json:
-        from pipeline.stages.convert import split
+        from pipeline.runtimes.tensorrt.checkpoint import split
 
         split(Checkpoint(self._into / "hf"), size, self._into / size.folder, self._progress)
         return self._judged(self._into / size.folder, size)

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.checkpoint import Format
+from pipeline.models import Format
 
 # ModelOpt's own defaults; the output projection stays as it is in all of them.
 _CONFIGS: Mapping[Format, str] = {

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.checkpoint import Format
+from pipeline.models import Format
 
 _ONE_SCALE = (Format.FP8, Format.NVFP4)  # of gate and up: engines multiply them in one
 _INTO_NORM = (Format.INT4_AWQ, Format.W4A8_AWQ)  # where the Hugging Face export puts the smoothing

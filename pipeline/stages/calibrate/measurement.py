@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pipeline.checkpoint import Format
+from pipeline.models import Format
 from pipeline.progress import Progress
 from pipeline.stages.calibrate.batches import Batch, forward
 from pipeline.stages.calibrate.experts import all_experts

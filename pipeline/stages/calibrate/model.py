@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from pipeline.checkpoint import Architecture, TensorFiles
 from pipeline.errors import StageError, UserError
 from pipeline.machine.host import read_memory
+from pipeline.models import Architecture, TensorFiles
+from pipeline.runtimes.tensorrt.checkpoint import MODEL_TYPES
 from pipeline.stages.calibrate import attention, experts
-from pipeline.stages.convert import MODEL_TYPES
 
 
 def check_known(directory: Path, architecture: Architecture) -> None:

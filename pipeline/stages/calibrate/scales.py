@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.checkpoint import Architecture, Format
 from pipeline.errors import StageError
+from pipeline.models import Architecture, Format
 from pipeline.store import Json
 
 _WITH_INPUT = (Format.FP8, Format.W4A8_AWQ, Format.INT8_SQ, Format.NVFP4)

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from pipeline.checkpoint import Architecture
-from pipeline.planning.parallelism import Parallelism
+from pipeline.models import Architecture
+from pipeline.plan.parallelism import Parallelism
+from pipeline.runtimes.tensorrt.checkpoint import MODEL_TYPES, describe
 from pipeline.stages.calibrate.snapshot import restored
 from pipeline.stages.calibrate.unified import write_json
-from pipeline.stages.convert import MODEL_TYPES, describe
 
 
 def export(model: Any, architecture: Architecture, sizes: Parallelism, into: Path) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from pipeline.checkpoint import Architecture, Checkpoint, Format
-from pipeline.checkpoint.rope import rope_settings
-from pipeline.checkpoint.tensors import read_headers
 from pipeline.errors import StageError
+from pipeline.models import Architecture, Checkpoint, Format
+from pipeline.models.rope import rope_settings
+from pipeline.models.tensors import read_headers
 from pipeline.stages.calibrate import fusion
 
 # Everything of a checkpoint that is neither weights nor their index.

@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.errors import SourceError, UserError
+from pipeline.models.chat_template import ChatTemplate, TemplateError
 from pipeline.reading import read_tokenizer
 from pipeline.stages.dataset.resolution import sha256_of
 from pipeline.stages.dataset.rows import Row
 from pipeline.store import Json
-
-if TYPE_CHECKING:
-    from pipeline.client import ChatTemplate
 
 # Some templates write the date. Theirs stands still, or samples would differ from day to day.
 TODAY = datetime(2024, 7, 26)
@@ -66,25 +64,20 @@ class Encoder:
         return text
 
     def _render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False) -> str:
-        from pipeline.client import Refused
-
         try:
             return self.template.render(
                 messages, add_generation_prompt=add_generation_prompt, strftime_now=_strftime_today
             )
-        except Refused as error:
+        except TemplateError as error:
             raise TemplateRefusal(str(error)) from error
 
     @property
     def template(self) -> ChatTemplate:
         """Raises SourceError: there is none, or it cannot be read."""
         if self._template is None:
-            # Not before it is needed: the client brings gRPC along.
-            from pipeline.client import ChatTemplate, Refused
-
             try:
                 self._template = ChatTemplate.from_directory(self.directory).compile()
-            except Refused as error:
+            except TemplateError as error:
                 raise SourceError(
                     f"samples of messages need the checkpoint's chat template, and {error}; give a data set of plain "
                     "text, or mend chat_template.jinja"

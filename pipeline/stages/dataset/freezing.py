@@ -12,10 +12,10 @@ from pathlib import Path
 from pipeline.errors import UserError
 from pipeline.progress import Progress
 from pipeline.recipe.source import LocalSource, NamedDataset
-from pipeline.stages.dataset.drawing import Draw, Sample, draw
 from pipeline.stages.dataset.encoding import Encoder
 from pipeline.stages.dataset.resolution import HELDOUT, TRAIN, Files, resolve, sha256_of
 from pipeline.stages.dataset.rows import Row
+from pipeline.stages.dataset.sampling import Draw, Sample, draw
 from pipeline.store import Json
 
 

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.checkpoint import Architecture, Checkpoint
 from pipeline.errors import CheckpointError, StageError
-from pipeline.planning.parallelism import RANKS
+from pipeline.models import Architecture, Checkpoint
+from pipeline.plan.parallelism import RANKS
 from pipeline.progress import Progress
-from pipeline.stages.convert import RankCheckpoint
+from pipeline.runtimes.tensorrt.checkpoint import RankCheckpoint
 from pipeline.stages.evaluate import Export
 from pipeline.stages.evaluate.decoder import Decoder
-from pipeline.stages.evaluate.figures import Figures, measure
 from pipeline.stages.evaluate.metrics import Metrics, Position, write_metrics
+from pipeline.stages.evaluate.scoring_run import Figures, measure
 from pipeline.stages.threads import suited_to
 from pipeline.store import Json
 

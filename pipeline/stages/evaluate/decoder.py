@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.checkpoint import Architecture, Checkpoint
 from pipeline.errors import StageError
+from pipeline.models import Architecture, Checkpoint
 from pipeline.stages.evaluate.rounding import round_e4m3, round_input
 
 _ROWS = 4096  # tokens that go through a linear layer together

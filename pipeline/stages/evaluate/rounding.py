@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pipeline.checkpoint import Format
+from pipeline.models import Format
 
 E4M3_MAX, E2M1_MAX, BLOCK = 448.0, 6.0, 16
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

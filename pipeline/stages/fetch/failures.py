@@ -53,7 +53,7 @@ class Subject:
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-class Patience:
+class RetryPolicy:
     """Counts failures in a row; sleeps after one that may pass, raises SourceError after any other."""
 
     def __init__(

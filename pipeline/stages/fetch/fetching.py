@@ -7,9 +7,9 @@ import math
 from collections import Counter
 from pathlib import Path
 
-from pipeline.checkpoint.folder import CONFIG
 from pipeline.errors import CheckpointError, SourceError
 from pipeline.extras import missing
+from pipeline.models.folder import CONFIG
 from pipeline.progress import Progress
 from pipeline.reading import UnreadableFile, read_json, read_tokenizer
 from pipeline.stages.fetch.local import copy_local
@@ -52,7 +52,7 @@ def _download(resolved: HubCheckpoint, into: Path, progress: Progress) -> bool:
 
 def _inspect(folder: Path, label: str) -> dict[str, Json]:
     """Read the configuration and every header; what they say."""
-    from pipeline.checkpoint.tensors import TensorFiles
+    from pipeline.models.tensors import TensorFiles
 
     try:
         config = read_json(folder / CONFIG)

@@ -21,7 +21,7 @@ from huggingface_hub.utils import get_session, hf_raise_for_status
 
 from pipeline import __version__
 from pipeline.errors import SourceError
-from pipeline.stages.fetch.failures import NotAHub, Patience, Subject
+from pipeline.stages.fetch.failures import NotAHub, RetryPolicy, Subject
 
 Result = TypeVar("Result")
 
@@ -64,7 +64,7 @@ class Hub:
             with _understanding():
                 return str(self._get(f"{self.endpoint}/api/models/{repo}{at}").json()["sha"])
 
-        return self._patiently(ask, repo, revision, say)
+        return self._with_retries(ask, repo, revision, say)
 
     def files(self, repo: str, commit: str, say: Callable[[str], None]) -> dict[str, RemoteFile]:
         """Name -> file, of the top folder of a commit."""
@@ -80,7 +80,7 @@ class Hub:
                 page = response.links.get("next", {}).get("url")
             return found
 
-        return self._patiently(ask, repo, commit, say)
+        return self._with_retries(ask, repo, commit, say)
 
     @contextmanager
     def open(self, repo: str, commit: str, name: str, offset: int) -> Iterator[httpx.Response]:
@@ -121,7 +121,7 @@ class Hub:
                         break
                 return found[:size]
 
-        return self._patiently(ask, repo, commit, say)
+        return self._with_retries(ask, repo, commit, say)
 
     def _get(self, url: str) -> httpx.Response:
         headers = self._headers() if url.startswith(self.endpoint + "/") else {}
@@ -134,15 +134,15 @@ class Hub:
         agent = f"pipeline/{__version__}; hf_hub/{huggingface_hub.__version__}"
         return {"user-agent": agent} | ({"authorization": f"Bearer {self.token}"} if self.token else {})
 
-    def _patiently(
+    def _with_retries(
         self, ask: Callable[[], Result], repo: str, revision: str | None, say: Callable[[str], None]
     ) -> Result:
-        patience = Patience(self.subject(repo, revision), say)
+        retries = RetryPolicy(self.subject(repo, revision), say)
         while True:
             try:
                 return ask()
             except (httpx.HTTPError, httpx.InvalidURL, NotAHub) as error:
-                patience.after(error)
+                retries.after(error)
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from functools import partial
 from io import BufferedReader
 from pathlib import Path
 
-from pipeline.checkpoint.folder import CheckpointFolder
 from pipeline.errors import SourceError
+from pipeline.models.folder import CheckpointFolder
 from pipeline.progress import Progress
 from pipeline.reading import UnreadableFile
 from pipeline.stages.fetch.resolved import LocalCheckpoint

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from pipeline.checkpoint.folder import COMPANIONS, CONFIG
 from pipeline.errors import SourceError
+from pipeline.models.folder import COMPANIONS, CONFIG
 from pipeline.reading import UnreadableFile, parse_json
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"

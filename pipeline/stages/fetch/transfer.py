@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import httpx
 
 from pipeline.errors import SourceError
-from pipeline.stages.fetch.failures import BrokenTransfer, Patience, Stopped
+from pipeline.stages.fetch.failures import BrokenTransfer, RetryPolicy, Stopped
 from pipeline.stages.fetch.hub import Hub, RemoteFile
 
 _BLOCK = 1 << 20
@@ -70,12 +70,12 @@ class Transfer:
         return out.tell() > 0
 
     def _fill(self, out: BinaryIO) -> None:
-        patience = Patience(self.hub.subject(self.repo, self.commit), self.say, self.stopped)
+        retries = RetryPolicy(self.hub.subject(self.repo, self.commit), self.say, self.stopped)
         while (before := out.tell()) < self.file.bytes:
             try:
                 self._receive(out)
             except (httpx.HTTPError, BrokenTransfer) as error:
-                patience.after(error, progressed=out.tell() - before >= _PROGRESS_BYTES)
+                retries.after(error, progressed=out.tell() - before >= _PROGRESS_BYTES)
 
     def _receive(self, out: BinaryIO) -> None:
         """One request for all that is lacking; it may break at any place."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.cache.backend import BackendDown
-from pipeline.cache.resting import Rest, Unanswered
+from pipeline.cache.circuit_breaker import Rest, Unanswered
 
 
 class Clock:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from pipeline.cache.backend import BackendDown
+from pipeline.cache.encryption import Sealed
 from pipeline.cache.entry import Piece
 from pipeline.cache.response_cache import ResponseCache
-from pipeline.cache.sealing import Sealed
 from tests.support.cache_asking import NOW, entry, question
 from tests.support.cache_places import Place
 from tests.support.waiting import wait_for

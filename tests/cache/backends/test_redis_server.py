@@ -12,9 +12,9 @@ import redis
 
 from pipeline.cache.backend import BackendDown, Capacity
 from pipeline.cache.backends import open_backend
+from pipeline.cache.encryption import Sealed
 from pipeline.cache.password import PASSWORD
 from pipeline.cache.redis import Address
-from pipeline.cache.sealing import Sealed
 from tests.support.cache_asking import NOW, entry, question
 from tests.support.servers import RedisServer, Unavailable
 

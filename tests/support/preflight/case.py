@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.contracts.rules import Severity
-from pipeline.planning.machine_facts import MachineFacts
-from pipeline.planning.model_facts import ModelFacts, known_models
-from pipeline.planning.preflight import Emission, Finding, findings
-from pipeline.planning.preflight.emission import DatasetFacts
+from pipeline.plan.machine_facts import MachineFacts
+from pipeline.plan.model_facts import ModelFacts, known_models
+from pipeline.plan.preflight import Emission, Finding, findings
+from pipeline.plan.preflight.generated_config import DatasetFacts
 from pipeline.recipe import load_recipe
-from pipeline.stages.judging import emission
+from pipeline.stages.recipe_check import emission
 
 FP8, LLAMA_70B, QWEN72, MIXTRAL = "llama-3.1-8b-fp8", "llama-3.3-70b-fp8", "qwen2.5-72b-fp8", "mixtral-8x7b"
 EAGLE, NVFP4, AWQ = "llama-3.1-8b-eagle3", "llama-3.3-70b-nvfp4", "llama-3.1-8b-int4-awq"

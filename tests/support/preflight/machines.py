@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pipeline.planning.machine_facts import (
+from pipeline.plan.machine_facts import (
     DiskFacts,
     DockerFacts,
     GpuFacts,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.errors import Fault
-from pipeline.planning.machine_facts import MachineFacts
+from pipeline.plan.machine_facts import MachineFacts
 from tests.support.preflight.case import (
     AWQ,
     EAGLE,

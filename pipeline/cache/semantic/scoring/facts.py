@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipeline.cache.semantic.verification.alignment import aligned
 from pipeline.cache.semantic.verification.checks import CHECKS, SURE
-from pipeline.cache.semantic.verification.reading import Reading, read
+from pipeline.cache.semantic.verification.parsed_question import Reading, read
 
 _MANY = 3  # words that only one side has: more of them say nothing more
 # What an objection is about: the words before its colon. Others count as "other".

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from pipeline.cache.semantic.verification.lexicon import lexicon
-from pipeline.cache.semantic.verification.reading import Reading, Word
+from pipeline.cache.semantic.verification.parsed_question import Reading, Word
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from pipeline.cache.semantic.verification.alignment import aligned
 from pipeline.cache.semantic.verification.lexicon import lexicon
-from pipeline.cache.semantic.verification.reading import ARTICLES, Reading
+from pipeline.cache.semantic.verification.parsed_question import ARTICLES, Reading
 from pipeline.cache.semantic.verification.stems import is_participle, stem
 
 Check = Callable[[Reading, Reading], str | None]

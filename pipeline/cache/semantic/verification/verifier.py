@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from pipeline.cache.semantic.verification.checks import CHECKS
-from pipeline.cache.semantic.verification.reading import read
+from pipeline.cache.semantic.verification.parsed_question import read
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .block_manager import Pages
 from .matcher import Matcher
 from .request import FinishReason, Metrics, Output, Request
-from .words import WordList
+from .token_sequences import WordList
 
 Sink = Callable[[Output], None]
 

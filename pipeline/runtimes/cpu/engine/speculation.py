@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 
+from .adaptive_drafting import Mode, Pace
 from .block_manager import BlockManager
-from .pace import Mode, Pace
 from .paged_model import PagedModel, Slice, StepFailed
 from .sampler import Row, choose
 from .scheduler import Scheduler

@@ -14,7 +14,7 @@ import openvino.opset15 as ops
 from openvino import Type
 from openvino.op import util
 
-from pipeline.checkpoint import Architecture
+from pipeline.models import Architecture
 from pipeline.runtimes.cpu.ir.nodes import Node, f32, i64, parameter, swap_heads
 
 MASKED = -65504.0  # the score of a key that must not be seen

@@ -11,8 +11,8 @@ from typing import Any
 
 import openvino as ov
 
-from pipeline.checkpoint import Checkpoint
 from pipeline.errors import StageError, UserError
+from pipeline.models import Checkpoint
 from pipeline.progress import Progress
 from pipeline.runtimes.cpu.ir.files import MODEL, WEIGHTS, save
 from pipeline.runtimes.cpu.ir.model import decoder

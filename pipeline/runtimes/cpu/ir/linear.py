@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import openvino.opset15 as ops
 
-from pipeline.checkpoint import Format, LinearLayer
+from pipeline.models import Format, LinearLayer
 from pipeline.runtimes.cpu.ir.constants import Constants, widen
 from pipeline.runtimes.cpu.ir.nodes import Node, f32, i64
 from pipeline.runtimes.cpu.ir.numerics import quantize_int8, to_e4m3

@@ -9,7 +9,7 @@ from __future__ import annotations
 import openvino as ov
 import openvino.opset15 as ops
 
-from pipeline.checkpoint import Architecture
+from pipeline.models import Architecture
 from pipeline.progress import Task
 from pipeline.runtimes.cpu.ir import rope
 from pipeline.runtimes.cpu.ir.attention import Attention, Inputs

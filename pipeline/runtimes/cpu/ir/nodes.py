@@ -15,7 +15,7 @@ import openvino as ov
 import openvino.opset15 as ops
 from openvino import Type
 
-from pipeline.checkpoint.tensors import Array
+from pipeline.models.tensors import Array
 
 Node: TypeAlias = ov.Node
 

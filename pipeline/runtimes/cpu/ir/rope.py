@@ -14,8 +14,8 @@ import numpy as np
 import openvino.opset15 as ops
 from openvino import Type
 
-from pipeline.checkpoint import Rope
-from pipeline.checkpoint.tensors import Array
+from pipeline.models import Rope
+from pipeline.models.tensors import Array
 from pipeline.runtimes.cpu.ir.nodes import Node, f32, i64
 
 

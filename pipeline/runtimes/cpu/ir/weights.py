@@ -8,9 +8,9 @@ from __future__ import annotations
 import openvino.opset15 as ops
 from openvino import Type
 
-from pipeline.checkpoint import Checkpoint, Format
-from pipeline.checkpoint.inspection import PARTS
 from pipeline.errors import UserError
+from pipeline.models import Checkpoint, Format
+from pipeline.models.inspection import PARTS
 from pipeline.runtimes.cpu.ir.constants import Constants, widen
 from pipeline.runtimes.cpu.ir.linear import Linears
 from pipeline.runtimes.cpu.ir.nodes import Node, i64

@@ -2,7 +2,7 @@
 
 The log file is the builder's standard output, and it is locked as long as anything of the builder has it open: whoever
 comes next, after a builder that was killed with its parent, waits at the lock until the last of it is gone. The guard
-(`pipeline.triton.guard`) ends the builder when this process is gone, however it went.
+(`pipeline.machine.process_guard`) ends the builder when this process is gone, however it went.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pipeline.errors import StageError
-from pipeline.triton import guard
+from pipeline.machine import process_guard
 
 _POLL_S = 0.1
 _STOP_DEADLINE_S = 10.0  # between SIGTERM and SIGKILL
@@ -71,7 +71,7 @@ def run(
     Raises:
         StageError: it was ended because it took longer than the deadline.
     """
-    duty = guard.Duty(
+    duty = process_guard.Duty(
         _STOP_DEADLINE_S,
         stage=str(launch.folder / "nothing"),
         mark=f"pipeline-build-{secrets.token_hex(6)}",
@@ -79,12 +79,12 @@ def run(
     )
     started = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-I", guard.__file__, json.dumps(asdict(duty)), *launch.command],
+        [sys.executable, "-I", process_guard.__file__, json.dumps(asdict(duty)), *launch.command],
         stdin=subprocess.PIPE,
         stdout=log,
         stderr=subprocess.STDOUT,
         cwd=launch.folder,
-        env={**launch.environment, guard.MARK: duty.mark},
+        env={**launch.environment, process_guard.MARK: duty.mark},
         start_new_session=True,
     )
     try:
@@ -104,7 +104,7 @@ def run(
         _end(process, duty)
 
 
-def _end(process: subprocess.Popen[bytes], duty: guard.Duty) -> None:
+def _end(process: subprocess.Popen[bytes], duty: process_guard.Duty) -> None:
     assert process.stdin is not None, "it was started with a pipe"
     process.stdin.close()
     if process.poll() is None:
@@ -115,7 +115,7 @@ def _end(process: subprocess.Popen[bytes], duty: guard.Duty) -> None:
         process.kill()  # the kernel then kills the builder
         process.wait()
     if process.returncode < 0:  # it could not do its duty
-        guard.remove_traces(duty)
+        process_guard.remove_traces(duty)
 
 
 def _lock(log: BinaryIO) -> bool:

@@ -1,0 +1,170 @@
+"""Where requests of Triton and requests of the engine meet: takes them in, answers, and ends them early.
+
+The engine's thread only puts what it has made into the outbox; another thread sends it. So the next step runs while
+the tokens of the last one are on their way.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from typing import Any
+
+import engine
+import triton_python_backend_utils as pb_utils
+from reply import Reply
+from request_parser import Limits, read_requests, read_wishes
+from shared.cancellation import CancellationWatch, WatchedSender
+from shared.refusal import NOT_DECOUPLED, Refused
+from shared.tensors import FINAL, failure, read, read_flag, response
+
+# Responses a second that all streams share: beyond it, tokens of several steps go out together. Each costs about half
+# a millisecond of a core on its way through Triton, the text model and gRPC. A single stream gets every token at once.
+_MAX_RESPONSES_PER_S = 1200
+_IDLE_S = 0.01  # after this long without news from the engine, nothing waits any longer
+
+
+class RequestManager:
+    """All open requests of one engine."""
+
+    def __init__(
+        self,
+        runner: engine.Engine,
+        limits: Limits,
+        *,
+        exclude_input_in_output: bool,
+        decoupled: bool,
+        max_open: int | None,
+        cancellation_period_s: float,
+    ) -> None:
+        """`decoupled`: several responses to a request; else one. `max_open`: requests that may run and wait; None is no
+        limit.
+        """
+        self._engine = runner
+        self._limits = limits
+        self._exclude_input_in_output = exclude_input_in_output
+        self._decoupled = decoupled
+        self._max_open = max_open
+        self._numbers = count(1)
+        self._open: dict[str, list[Reply]] = defaultdict(list)  # by Triton's request id, which may repeat
+        self._lock = Lock()  # guards _open
+        self._watch = CancellationWatch(cancellation_period_s)
+        self._outbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = Thread(target=self._send_all, name="responses", daemon=True)
+        self._thread.start()
+
+    def take(self, request: Any) -> None:
+        """Answer a request of Triton, now or later."""
+        sender = WatchedSender(request.get_response_sender())
+        try:
+            if read_flag(request, "stop"):
+                self._stop(request.request_id())
+                sender.send(response(), flags=FINAL)  # empty, as upstream's
+            else:
+                self._start(self._enter(request, sender))
+        except Exception as error:
+            sender.send(failure(error), flags=FINAL)
+
+    def close(self) -> None:
+        """Send what the engine still says; the engine must be closed."""
+        self._outbox.put(None)
+        self._thread.join()
+        self._watch.close()
+
+    def _enter(self, request: Any, sender: WatchedSender) -> Reply:
+        tensor = partial(read, request)
+        wishes = read_wishes(tensor, exclude_input_in_output=self._exclude_input_in_output)
+        requests = read_requests(tensor, self._limits, new_id=lambda: str(next(self._numbers)))
+        if not self._decoupled and wishes.streaming:
+            raise Refused(f"streaming = true: {NOT_DECOUPLED}")
+        if not self._decoupled and len(requests) != 1:
+            raise Refused(f"input_ids: has {len(requests)} prompts, must be one: {NOT_DECOUPLED}")
+        reply = Reply(request.request_id(), sender, requests, wishes)
+        with self._lock:
+            waiting = sum(len(replies) for replies in self._open.values())
+            if self._max_open is not None and waiting >= self._max_open:
+                raise Refused(
+                    f"Exceeds maximum queue size: {waiting} requests run or wait"
+                )  # Triton's own words
+            self._open[reply.id].append(reply)
+        return reply
+
+    def _start(self, reply: Reply) -> None:
+        self._watch.watch(reply.sender, on_cancel=partial(self._cancel, reply))
+        try:
+            for row, request in enumerate(reply.requests):
+                self._engine.submit(request, partial(self._put, reply, row))
+        except Exception as error:
+            reply.fail(Refused(str(error)) if isinstance(error, engine.Refused) else error)
+            self._cancel(reply)
+            self._leave(reply)
+
+    def _stop(self, request_id: str) -> None:
+        if not request_id:
+            raise Refused("stop: the request id says what is to be stopped, and this request has none")
+        with self._lock:
+            replies = list(self._open.get(request_id, ()))
+        for reply in replies:
+            self._cancel(reply)
+
+    def _cancel(self, reply: Reply) -> None:
+        for request in reply.requests:
+            self._engine.cancel(request.id)
+
+    def _leave(self, reply: Reply) -> None:
+        with self._lock:
+            others = [other for other in self._open.pop(reply.id, ()) if other is not reply]
+            if others:
+                self._open[reply.id] = others
+
+    def _put(self, reply: Reply, row: int, output: engine.Output) -> None:
+        """Called by the engine's thread."""
+        if reply.requests[row].draft_tokens is not None and output.tokens and not output.finish:
+            self._engine.cancel(output.request_id)  # verified: what was accepted, and one token more
+        self._outbox.put(partial(self._pass_on, reply, row, output))
+
+    def _pass_on(self, reply: Reply, row: int, output: engine.Output) -> None:
+        if reply.is_done():
+            return
+        try:
+            reply.take(row, output, pause_s=(self._streams() - 1) / _MAX_RESPONSES_PER_S)
+        except Exception as error:
+            self._cancel(reply)
+            self._break_off(reply, error)
+        if reply.is_done():
+            self._leave(reply)
+
+    def _break_off(self, reply: Reply, error: Exception) -> None:
+        try:
+            reply.break_off(error)
+        except Exception as second:  # Triton takes no more for this request
+            pb_utils.Logger.log_error(f"request {reply.id!r}: {error}; then: {second}")
+
+    def _streams(self) -> int:
+        with self._lock:
+            return max(1, sum(len(replies) for replies in self._open.values()))
+
+    def _send_all(self) -> None:
+        while True:
+            try:
+                send = self._outbox.get(timeout=_IDLE_S if self._open else None)
+            except Empty:
+                send = self._flush
+            if send is None:
+                return
+            send()
+
+    def _flush(self) -> None:
+        with self._lock:
+            replies = [reply for replies in self._open.values() for reply in replies]
+        for reply in replies:
+            try:
+                reply.flush()
+            except Exception as error:
+                self._cancel(reply)
+                self._break_off(reply, error)
+                self._leave(reply)

@@ -1,0 +1,103 @@
+"""The doctor's report as tables for a terminal."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pipeline.doctor import Obstacle, Report, Verdict
+
+_MARKS = {"ok": "✓", "note": "·", "warning": "!", "missing": "✗", "unknown": "?"}
+_STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "missing": "red", "unknown": "magenta"}
+_WAYS = {"build": "build", "local": "deploy", "docker": "docker"}
+_FEW = 3  # recipes that are named; of more, their number
+_WIDE = 160  # columns, where the output is no terminal
+
+
+def print_report(report: Report) -> None:
+    """Print what was found, then the recipes with what stands in their way."""
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
+    console = Console(width=shutil.get_terminal_size().columns if terminal else _WIDE, highlight=False)
+    with console.capture() as captured:
+        console.print(_machine(report))
+        console.print(_recipes(report))
+    click.echo("\n".join(line.rstrip() for line in captured.get().strip("\n").splitlines()))
+    _print_obstacles(report.recipes)
+    runnable = sum(verdict.runnable for verdict in report.recipes)
+    click.echo(
+        f"{runnable} of {len(report.recipes)} recipes are runnable here; looked at in {report.seconds:.1f} s"
+    )
+
+
+def _machine(report: Report) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for section in report.sections:
+        table.add_row("", f"[bold]{section.title}[/bold]", "")
+        for check in section.checks:
+            mark = f"[{_STYLES[check.state]}]{_MARKS[check.state]}[/]"
+            table.add_row(mark, _plain(check.subject), _plain(check.text))
+            if check.fix:
+                table.add_row("", "", f"[dim]→[/dim] {_plain(check.fix)}")
+    return table
+
+
+def _recipes(report: Report) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("RECIPE", "RUNTIME", "NEEDS", "BUILD", "DEPLOY HERE", "DEPLOY BY DOCKER", "RUNNABLE"):
+        table.add_column(name)
+    for verdict in report.recipes:
+        ways = {way.name: way.possible for way in verdict.ways}
+        cells = [_answer(ways.get(name)) for name in ("build", "local", "docker")]
+        needs = f"{verdict.gpus} x {verdict.gpu}" if verdict.gpus else "CPU"
+        table.add_row(
+            _plain(verdict.recipe), verdict.runtime or "not valid", needs, *cells, _answer(verdict.runnable)
+        )
+    return table
+
+
+def _answer(possible: bool | None) -> str:
+    if possible is None:
+        return "[dim]-[/dim]"
+    return "[green]yes[/green]" if possible else "[red]no[/red]"
+
+
+def _print_obstacles(verdicts: Sequence[Verdict]) -> None:
+    """What stands in the way, each thing once: what it is about, what would help, and which recipes it stops."""
+    groups: dict[tuple[str, str], dict[str, list[str]]] = {}  # (about, fix) -> "build: problem" -> recipes
+    for verdict in verdicts:
+        ways: dict[Obstacle, list[str]] = {}
+        for way in verdict.ways:
+            for one in way.obstacles:
+                ways.setdefault(one, []).append(_WAYS[way.name])
+        for one, names in ways.items():
+            fix = one.fix if len(verdicts) == 1 else one.fix.replace(f" {verdict.recipe} ", " RECIPE ")
+            lines = groups.setdefault((one.rule or one.subject, fix), {})
+            lines.setdefault(f"{', '.join(names)}: {one.problem}", []).append(verdict.recipe)
+    for (about, fix), lines in groups.items():
+        click.echo(f"{about}{f' → {fix}' if fix else ''}")
+        for problem, recipes in lines.items():
+            stopped = ", ".join(recipes) if len(recipes) <= _FEW else f"{len(recipes)} recipes"
+            click.echo(f"    {stopped}: {problem}")
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

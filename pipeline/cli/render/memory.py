@@ -1,0 +1,113 @@
+"""The memory of a plan as a table, bars and a few sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pipeline.cli.render.bars import Look, bar, legend
+from pipeline.plan.memory import Alternative, Line, MemoryPlan, RankMemory
+from pipeline.plan.performance.tables import wrapped
+
+_GIB = 2**30
+_NAMES = {"kv_cache": "KV cache", "runtime": "", "graphs": ""}
+
+
+def memory_lines(memory: MemoryPlan, look: Look, doubts: Sequence[str] = ()) -> Iterator[str]:
+    """All of it; ranks that hold the same are shown once. `doubts`: about the models, beside those of the figures."""
+    demand, kinds = memory.demand, distinct(memory.ranks)
+    share = f", {demand.fraction:.0%} of what is left for KV caches" if demand.is_gpu else ""
+    unit, name = _unit(memory)
+    yield f"memory of {_devices(memory)}{share}, {name}"
+    yield ""
+    yield from _table(memory, kinds, look, unit)
+    yield ""
+    for rank, same in kinds:
+        label = f"  {_label(rank, same, demand.is_gpu):<10}"
+        figures = f" {rank.used / unit:.1f} of {rank.capacity / unit:.1f}"
+        yield label + bar(rank, max(10, look.width - len(label) - len(figures) - 4), look) + figures
+    yield f"  {'':<10}{legend(memory.ranks, look)}"
+    yield ""
+    yield from _capacity(memory)
+    for warning in (*doubts, *memory.warnings):
+        yield from wrapped(f"warning: {warning}", look.width)
+
+
+def alternative_lines(found: Sequence[Alternative]) -> Iterator[str]:
+    """What to change, each with its figures."""
+    yield "what would hold more"
+    yield ""
+    width = max(len(one.command) for one in found)
+    for one in found:
+        plan = one.plan
+        weights = max(rank.group("weights") for rank in plan.ranks) / _GIB
+        yield (
+            f"  {one.command:<{width}}  {plan.verdict}: {plan.sequences} x {plan.demand.sequence_tokens} tokens on "
+            f"{_devices(plan)}, {weights:.1f} GiB of weights on each"
+        )
+
+
+def distinct(ranks: Sequence[RankMemory]) -> list[tuple[RankMemory, int]]:
+    """Ranks that differ, each with the number of those that follow and hold the same."""
+    found: list[tuple[RankMemory, int]] = []
+    for rank in ranks:
+        if found and found[-1][0].lines == rank.lines:
+            found[-1] = (found[-1][0], found[-1][1] + 1)
+        else:
+            found.append((rank, 1))
+    return found
+
+
+def _label(rank: RankMemory, same: int, is_gpu: bool) -> str:
+    if not is_gpu:
+        return "memory"
+    return f"GPU {rank.index}" if same == 1 else f"GPU {rank.index}-{rank.index + same - 1}"
+
+
+def _unit(memory: MemoryPlan) -> tuple[int, str]:
+    """GiB, or MiB where all of it is small."""
+    return (_GIB, "GiB") if max(rank.used for rank in memory.ranks) > _GIB else (_GIB >> 10, "MiB")
+
+
+def _devices(memory: MemoryPlan) -> str:
+    return f"{len(memory.ranks)} x {memory.demand.device}" if memory.demand.is_gpu else memory.demand.device
+
+
+def _table(
+    memory: MemoryPlan, kinds: Sequence[tuple[RankMemory, int]], look: Look, unit: int
+) -> Iterator[str]:
+    columns = "".join(f"{_label(rank, same, memory.demand.is_gpu):>9}" for rank, same in kinds)
+    yield f"  {'':<22}{columns}"
+    rows = dict.fromkeys(line.key for rank, _ in kinds for line in rank.lines)
+    for key in rows:
+        lines = [next((line for line in rank.lines if line.key == key), None) for rank, _ in kinds]
+        first = next(line for line in lines if line is not None)
+        cells = "".join(f"{line.bytes / unit:>9.2f}" if line is not None else f"{'-':>9}" for line in lines)
+        yield _cut(f"  {_name(first):<22}{cells}  {first.formula}", look)
+    cells = "".join(f"{rank.headroom / unit:>9.2f}" for rank, _ in kinds)
+    yield _cut(f"  {'left':<22}{cells}  what nothing is planned for", look)
+
+
+def _name(line: Line) -> str:
+    """`target attention`"""
+    group = _NAMES.get(line.group, line.group)
+    return " ".join(part for part in (line.role, line.name or group) if part)
+
+
+def _capacity(memory: MemoryPlan) -> Iterator[str]:
+    demand = memory.demand
+    costs = " + ".join(f"{size / 1024:g} KiB ({role})" for role, size in memory.token_bytes.items())
+    caches = "each KV cache" if len(memory.token_bytes) > 1 else "the KV cache"
+    blocks = f"{memory.blocks:,} blocks of {memory.block_tokens}"
+    yield f"  {caches} holds {memory.tokens:,} tokens: {blocks}, {costs} a token"
+    yield (
+        f"  whole sequences of {demand.sequence_tokens:,} tokens at a time: {memory.sequences:,}; "
+        f"limits.max_concurrency is {demand.concurrency:,}"
+    )
+    windowed = sum(1 for window in demand.models[0].sizes.windows if window)
+    if windowed:
+        layers = demand.models[0].sizes.layers
+        yield f"  {windowed} of {layers} layers see a window only; pages beyond it are kept, as no window is set"
+
+
+def _cut(line: str, look: Look) -> str:
+    return line if len(line) <= look.width or not look.cuts else line[: look.width - 1] + "…"

@@ -1,0 +1,123 @@
+"""Which recipes are runnable here: by the rules of preflight, and by what builds and servers need besides.
+
+The rules are asked for each way apart, because each needs something else: a build one GPU of the right kind and room,
+a server of this machine what is installed on it, a container a Docker that has GPUs to give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from pipeline.contracts.rules import rule
+from pipeline.doctor import needs
+from pipeline.doctor.report import Obstacle, Verdict, Way, WayName
+from pipeline.errors import InvalidInput
+from pipeline.machine.inventory import Inventory
+from pipeline.machine.packages import Extra
+from pipeline.plan.machine_facts import MachineFacts, SoftwareFacts
+from pipeline.plan.model_facts import known_models
+from pipeline.plan.parallelism import parallelism
+from pipeline.plan.plan import TARGET
+from pipeline.plan.preflight import Finding, findings
+from pipeline.plan.preflight.context import subject
+from pipeline.plan.preflight.needs import needs_of, to_build, to_serve
+from pipeline.plan.preflight.run_rules import machine_findings
+from pipeline.recipe import Recipe
+
+_ALL: tuple[WayName, ...] = ("build", "local", "docker")
+_REFUSED = 400  # HTTP statuses from here on
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """All that a recipe is held against."""
+
+    machine: Inventory
+    extras: tuple[Extra, ...]
+    server_problem: str  # why the embedded Triton cannot run; empty if it can
+    in_store: Mapping[str, int]  # repository of the hub whose files the store has -> their bytes
+
+    def facts(self, recipe: Recipe, way: WayName) -> MachineFacts:
+        """As rules see the machine: what the store has of a recipe needs no room, and no hub."""
+        facts, here = self.machine.facts(), self.in_store
+        held = sum(here.get(repo, 0) for repo in needs.hub_repositories(recipe))
+        store = replace(facts.store, held_bytes=held) if facts.store is not None else None
+        hub = {repo: status for repo, status in facts.hub.items() if repo not in here}
+        return replace(
+            facts,
+            store=store,
+            hub=hub,
+            software=self._software() if way == "local" else None,
+            docker=facts.docker if way == "docker" else None,
+            memlock_limited=facts.memlock_limited if way == "local" else None,
+        )
+
+    def _software(self) -> SoftwareFacts | None:
+        """What is installed, and which programs of a launch are there."""
+        here = self.machine
+        if here.software is None or here.triton is None:
+            return None
+        mpirun = {"mpirun"} if here.mpi is not None and not here.mpi.problem else set[str]()
+        server = {here.triton.path} if here.triton.path is not None else set[str]()
+        return replace(here.software.facts(), programs=frozenset(mpirun | server))
+
+
+def judge(name: str, recipe: Recipe, of_recipe: tuple[Finding, ...], found: Found) -> Verdict:
+    """Whether a recipe can be built and deployed here. `of_recipe`: what is to be said of it on any machine."""
+    names: tuple[WayName, ...] = ("build", "local") if recipe.runtime.kind == "cpu" else _ALL
+    said = {way: (*of_recipe, *_findings(way, recipe, found)) for way in names}
+    ways = tuple(_way(way, said[way], _of_needs(way, recipe, found)) for way in names)
+    built, *deployed = (way.possible for way in ways)
+    runtime, file = recipe.runtime, recipe.provenance.file
+    warnings = (_obstacle(one) for way in names for one in said[way] if one.severity == "warning")
+    return Verdict(
+        recipe=name,
+        file=str(file) if file else None,
+        runtime=runtime.kind,
+        gpus=0 if runtime.kind == "cpu" else parallelism(recipe, TARGET).world,
+        gpu=None if runtime.kind == "cpu" else runtime.gpu,
+        runnable=built and any(deployed),
+        ways=ways,
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
+
+
+def _findings(way: WayName, recipe: Recipe, found: Found) -> Iterator[Finding]:
+    """What is to be said of this machine."""
+    facts, wanted = found.facts(recipe, way), needs_of(subject(recipe, known_models(recipe)))
+    if way == "build":
+        if any(status >= _REFUSED for status in facts.hub.values()):
+            asked = findings(recipe, machine=MachineFacts(hub=facts.hub))
+            yield from (one for one in asked if rule(one.rule).group == "sourcing")
+        yield from machine_findings(to_build(wanted), facts)
+    else:
+        yield from machine_findings(to_serve(wanted, way), facts)
+
+
+def unreadable(name: str, error: InvalidInput) -> Verdict:
+    """The verdict of a recipe that cannot be loaded: every fault stands in every way."""
+    faults = tuple(Obstacle(fault.key or fault.where or "recipe", str(fault)) for fault in error.faults)
+    return Verdict(name, None, None, 0, None, False, tuple(Way(way, False, faults) for way in _ALL))
+
+
+def _way(name: WayName, said: Iterable[Finding], lacking: Iterable[Obstacle]) -> Way:
+    refusing = (_obstacle(finding) for finding in said if finding.severity == "error")
+    unique = tuple(dict.fromkeys((*refusing, *lacking)))
+    return Way(name, not unique, unique)
+
+
+def _of_needs(way: WayName, recipe: Recipe, found: Found) -> Iterator[Obstacle]:
+    match way, recipe.runtime.kind:
+        case "build", _:
+            yield from needs.packages(needs.extras_to_build(recipe), found.extras)
+            yield from needs.hub(recipe, found.machine, found.in_store)
+            yield from needs.engine_builder(recipe, found.machine)
+        case "local", "cpu":
+            yield from needs.packages(("", "server"), found.extras)
+            if found.server_problem:
+                yield Obstacle("Triton", found.server_problem)
+
+
+def _obstacle(finding: Finding) -> Obstacle:
+    return Obstacle(finding.keys[0], finding.problem, finding.fix, finding.rule)

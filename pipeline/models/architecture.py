@@ -1,0 +1,252 @@
+"""What a decoder is, from its config.json: sizes, rotary embedding, biases, norms, sliding windows.
+
+Covers Llama, Qwen2, Qwen3, Mistral, Mixtral and Phi-3 (which is phi-4, too), in the layout that transformers 5
+writes (`rope_parameters`) and in the one of most checkpoints on the hub (`rope_theta`, `rope_scaling`). What these
+architectures can be told but we do not build (another activation, multi-dimensional positions, experts elsewhere) is
+refused by name, all of it at once. Not every runtime takes every family; those say so themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import Fault, InvalidInput, SourceError
+from pipeline.models.rope import Rope, rope_faults
+from pipeline.reading import read_json
+
+FAMILIES: Mapping[str, str] = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "MixtralForCausalLM": "mixtral",
+    "Phi3ForCausalLM": "phi3",
+}
+# Above every published model; names and windows are made for each layer.
+MAX_LAYERS, MAX_SIZE = 10_000, 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    """A linear layer that the architecture has."""
+
+    name: str  # "model.layers.0.self_attn.q_proj"
+    rows: int  # outputs
+    columns: int  # inputs
+    bias: bool
+    router: bool = False  # it ranks experts, and keeps its precision
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A decoder-only transformer with rotary positions, RMS norms and a gated feed-forward."""
+
+    family: str  # llama | mistral | qwen2 | qwen3 | mixtral | phi3
+    class_name: str  # "LlamaForCausalLM"
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    max_positions: int
+    norm_epsilon: float
+    rope: Rope
+    tied: bool  # the output projection is the embedding
+    qkv_bias: bool
+    output_bias: bool  # on o_proj
+    mlp_bias: bool
+    qk_norm: bool  # RMS norm over each head of q and k, before the rotation
+    windows: tuple[int | None, ...]  # a layer: how many positions it sees; None: all
+    dtype: str  # "bfloat16" | "float16" | "float32"
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    experts: int = 0  # in each feed-forward; 0: it is dense
+    experts_per_token: int = 0
+    fused: bool = False  # one weight for q, k and v, and one for gate and up
+
+    @classmethod
+    def read(cls, directory: Path) -> Architecture:
+        """From `directory`/config.json.
+
+        Raises:
+            InvalidInput: with every reason why it cannot be built. SourceError, UnreadableFile: there is no such file.
+        """
+        path = directory / "config.json"
+        if not path.exists():
+            raise SourceError(f"{path} is missing: this is not a checkpoint")
+        return cls.from_config(read_json(path), where=str(path))
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], where: str = "config.json") -> Architecture:
+        try:
+            faults = list(_faults(config))
+            if not faults:
+                return cls._of(config)
+        except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+            faults = [Fault(f"has a value of another kind than it should: {error}")]
+        raise InvalidInput(
+            "This model cannot be built",
+            [Fault(f.problem, where=where, key=f.key, value=f.value, fix=f.fix) for f in faults],
+        )
+
+    @classmethod
+    def _of(cls, config: Mapping[str, Any]) -> Architecture:
+        class_name = config["architectures"][0]
+        family = FAMILIES[class_name]
+        heads = int(config["num_attention_heads"])
+        attention_bias = bool(config.get("attention_bias", False))
+        eos = config.get("eos_token_id")
+        return cls(
+            family=family,
+            class_name=class_name,
+            hidden=int(config["hidden_size"]),
+            layers=int(config["num_hidden_layers"]),
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
+            intermediate=int(config["intermediate_size"]),
+            vocab=int(config["vocab_size"]),
+            max_positions=int(config["max_position_embeddings"]),
+            norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
+            rope=Rope.from_config(config),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=family == "qwen2" or (family in ("llama", "qwen3") and attention_bias),
+            output_bias=family in ("llama", "qwen3") and attention_bias,
+            mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
+            qk_norm=family == "qwen3",
+            windows=_windows(config, family),
+            dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+            bos_token_id=config.get("bos_token_id"),
+            eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
+            experts=int(config["num_local_experts"]) if family == "mixtral" else 0,
+            experts_per_token=int(config.get("num_experts_per_tok", 2)) if family == "mixtral" else 0,
+            fused=family == "phi3",
+        )
+
+    def linears(self) -> Iterator[LinearShape]:
+        """The linear layers of the blocks, in the order of execution (the output projection is not among
+        them).
+        """
+        queries, pairs = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        for layer in range(self.layers):
+            attention = f"model.layers.{layer}.self_attn."
+            if self.fused:
+                yield LinearShape(attention + "qkv_proj", queries + 2 * pairs, self.hidden, self.qkv_bias)
+            else:
+                yield LinearShape(attention + "q_proj", queries, self.hidden, self.qkv_bias)
+                yield LinearShape(attention + "k_proj", pairs, self.hidden, self.qkv_bias)
+                yield LinearShape(attention + "v_proj", pairs, self.hidden, self.qkv_bias)
+            yield LinearShape(attention + "o_proj", self.hidden, queries, self.output_bias)
+            yield from self._feed_forward(f"model.layers.{layer}.")
+
+    def _feed_forward(self, block: str) -> Iterator[LinearShape]:
+        inner, hidden, mlp = self.intermediate, self.hidden, f"{block}mlp."
+        if self.experts:
+            moe = f"{block}block_sparse_moe."
+            yield LinearShape(moe + "gate", self.experts, hidden, False, router=True)
+            for expert in range(self.experts):
+                yield LinearShape(f"{moe}experts.{expert}.w1", inner, hidden, False)
+                yield LinearShape(f"{moe}experts.{expert}.w3", inner, hidden, False)
+                yield LinearShape(f"{moe}experts.{expert}.w2", hidden, inner, False)
+            return
+        if self.fused:
+            yield LinearShape(mlp + "gate_up_proj", 2 * inner, hidden, self.mlp_bias)
+        else:
+            yield LinearShape(mlp + "gate_proj", inner, hidden, self.mlp_bias)
+            yield LinearShape(mlp + "up_proj", inner, hidden, self.mlp_bias)
+        yield LinearShape(mlp + "down_proj", hidden, inner, self.mlp_bias)
+
+    def output_projection(self) -> LinearShape:
+        """`lm_head`; its weight is the embedding's where `tied`."""
+        return LinearShape("lm_head", self.vocab, self.hidden, False)
+
+    def norms(self) -> Iterator[tuple[str, int]]:
+        """Name and size of every norm's weight."""
+        for layer in range(self.layers):
+            block = f"model.layers.{layer}."
+            yield block + "input_layernorm.weight", self.hidden
+            if self.qk_norm:
+                yield block + "self_attn.q_norm.weight", self.head_dim
+                yield block + "self_attn.k_norm.weight", self.head_dim
+            yield block + "post_attention_layernorm.weight", self.hidden
+        yield "model.norm.weight", self.hidden
+
+    @property
+    def embedding(self) -> str:
+        return "model.embed_tokens.weight"
+
+
+def _windows(config: Mapping[str, Any], family: str) -> tuple[int | None, ...]:
+    """Qwen windows its upper layers, from `max_window_layers` on, where told to; Mistral all of them, where
+    it has one.
+    """
+    layers = int(config["num_hidden_layers"])
+    window = config.get("sliding_window")
+    if family.startswith("qwen") and not config.get("use_sliding_window", False):
+        window = None
+    if window is None or family == "llama":
+        return (None,) * layers
+    kinds = config.get("layer_types")
+    if kinds is None and family.startswith("qwen"):
+        first = int(config.get("max_window_layers", 28))
+        kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
+    if kinds is None:
+        return (int(window),) * layers
+    return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
+
+
+_NEEDED = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
+
+
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    "num_key_value_heads": int,
+    "head_dim": int,
+    "rms_norm_eps": (int, float),
+    "sliding_window": int,
+    "max_window_layers": int,
+    "layer_types": list,
+    "num_local_experts": int,
+    "num_experts_per_tok": int,
+    "bos_token_id": int,
+    "eos_token_id": (int, list),
+    "rope_theta": (int, float),
+    "rope_parameters": dict,
+    "rope_scaling": dict,
+}
+
+
+def _faults(config: Mapping[str, Any]) -> Iterator[Fault]:
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in tuple(FAMILIES):
+        yield Fault("is not known", key="architectures", value=names, fix=f"one of {', '.join(FAMILIES)}")
+        return  # another class has other keys
+    for key in _NEEDED:
+        most = MAX_LAYERS if key == "num_hidden_layers" else MAX_SIZE
+        if not isinstance(config.get(key), int) or not 0 < config[key] <= most:
+            yield Fault(f"must be a positive number of at most {most}", key=key, value=config.get(key))
+    for key, kind in _KINDS.items():
+        if config.get(key) is not None and not isinstance(config[key], kind):
+            yield Fault("is of another kind than it should be", key=key, value=config[key])
+    if config.get("hidden_act", "silu") != "silu":
+        yield Fault("is not supported", key="hidden_act", value=config["hidden_act"], fix="silu")
+    mixtral = names == ["MixtralForCausalLM"]
+    if mixtral and not config.get("num_local_experts"):
+        yield Fault(
+            "must be a positive number", key="num_local_experts", value=config.get("num_local_experts")
+        )
+    for key, plain in (("num_experts", 0), ("num_local_experts", 0), ("pretraining_tp", 1)):
+        if config.get(key) not in (None, 0, plain) and not (mixtral and key == "num_local_experts"):
+            yield Fault("is not supported", key=key, value=config[key])
+    yield from rope_faults(config)

@@ -1,0 +1,117 @@
+"""One linear layer as it is stored, and the weight that it stands for.
+
+    y = round_input(x * pre_quant_scale) @ dequantize().T + bias
+
+Layouts of ModelOpt 0.47's unified Hugging Face export (tests/stages/test_calibrate_layouts.py compares them
+with ModelOpt's own fake-quantized model):
+
+    fp8       weight e4m3 [out, in];  weight_scale f32 scalar; input_scale f32 scalar
+    int4_awq  weight u8 [out/2, in], rows 2i in the low and 2i+1 in the high nibble, two's complement;
+              weight_scale f32 [out, in/group]; pre_quant_scale [in] on o_proj and down_proj; the others' is
+              folded into the norm before them
+    w4a8_awq  as int4_awq, and weight_scale_2 f32 scalar: the dequantized weight is rounded to e4m3 multiples
+              of it; input_scale f32 scalar
+    int8_sq   weight i8 [out, in]; weight_scale f32 [out]; input_scale f32 scalar; pre_quant_scale [in]
+    nvfp4     weight u8 [out, in/2], columns 2j low and 2j+1 high, e2m1; weight_scale e4m3 [out, in/16];
+              weight_scale_2 f32 scalar; input_scale f32 scalar
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from pipeline.models.quantization import Format
+from pipeline.models.tensors import Array
+
+E4M3_MAX = 448.0
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearLayer:
+    """The tensors of one linear layer, as stored."""
+
+    name: str
+    format: Format
+    weight: Array  # shape and type by format, see above; [out, in] in the model's type if not quantized
+    bias: Array | None = None
+    weight_scale: Array | None = None
+    weight_scale_2: Array | None = None
+    input_scale: Array | None = None
+    pre_quant_scale: Array | None = None
+    group_size: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, inputs), whatever the packing."""
+        rows, columns = self.weight.shape
+        if self.format in (Format.INT4_AWQ, Format.W4A8_AWQ):
+            rows *= 2
+        if self.format is Format.NVFP4:
+            columns *= 2
+        return rows, columns
+
+    def codes(self) -> Array:
+        """The stored numbers unpacked, [out, in]: int8 (4 and 8 bits), e4m3 (fp8), float32 (nvfp4, none)."""
+        if self.format in (Format.INT4_AWQ, Format.W4A8_AWQ):
+            return unpack_rows(self.weight)
+        if self.format is Format.NVFP4:
+            return unpack_e2m1(self.weight)
+        if self.format is Format.NONE:
+            return self.weight.astype(np.float32)
+        return self.weight
+
+    def scales(self) -> Array:
+        """float32 [out, groups]; [out, 1] where a row shares one scale, [1, 1] where the tensor does.
+
+        The second step of w4a8_awq is not in it.
+        """
+        if self.format is Format.NONE:
+            return np.ones((1, 1), np.float32)
+        assert self.weight_scale is not None
+        scale = self.weight_scale.astype(np.float32)
+        if self.format is Format.NVFP4:
+            assert self.weight_scale_2 is not None
+            return scale * self.weight_scale_2.astype(np.float32)
+        return scale.reshape(-1, 1) if scale.ndim < 2 else scale
+
+    def dequantize(self) -> Array:
+        """The weight that the layer multiplies with, float32 [out, in]; infinite where it is beyond float32."""
+        codes, scales = self.codes().astype(np.float32), self.scales()
+        rows, columns = codes.shape
+        groups = scales.shape[1]
+        with np.errstate(over="ignore"):
+            grouped = codes.reshape(rows, groups, columns // groups) * scales[:, :, None]
+        weight: Array = grouped.reshape(rows, columns)
+        if self.format is Format.W4A8_AWQ:
+            assert self.weight_scale_2 is not None
+            weight = round_e4m3(weight, self.weight_scale_2.reshape(()).item())
+        return weight
+
+
+def unpack_rows(packed: Array) -> Array:
+    """uint8 [out/2, in] -> int8 [out, in]: the low nibble is the even row, the high nibble the odd one.
+
+    >>> unpack_rows(np.array([[0xF1]], np.uint8)).tolist()
+    [[1], [-1]]
+    """
+    signed = packed.view(np.int8)
+    low, high = (signed << 4) >> 4, signed >> 4
+    rows: Array = np.stack([low, high], axis=1).reshape(-1, packed.shape[1])
+    return rows
+
+
+def unpack_e2m1(packed: Array) -> Array:
+    """uint8 [out, in/2] -> float32 [out, in]: low nibble the even column, high nibble the odd one."""
+    pairs = np.stack([packed & 0x0F, packed >> 4], axis=2).reshape(packed.shape[0], -1)
+    values: Array = _E2M1[pairs]
+    return values
+
+
+def round_e4m3(values: Array, scale: float) -> Array:
+    """`values` as e4m3 multiples of `scale`, saturating at ±448; float32."""
+    ratio = np.clip(values / np.float32(scale), -E4M3_MAX, E4M3_MAX)
+    return ratio.astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * np.float32(scale)

@@ -1,0 +1,152 @@
+"""The tensors of a folder of safetensors files, mapped and not loaded.
+
+Only the header is parsed (8 bytes of length, then JSON), and checked: offsets must cover the file exactly.
+So a torn file is found before anything is computed from it. Format:
+https://github.com/huggingface/safetensors, version 0.x.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import CheckpointError
+from pipeline.models.header import LONGEST_BYTES, parse_header
+from pipeline.reading import UnreadableFile, open_file, read_json
+
+Array = NDArray[Any]
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "F64": np.dtype("float64"),
+    "F32": np.dtype("float32"),
+    "F16": np.dtype("float16"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "I64": np.dtype("int64"),
+    "I32": np.dtype("int32"),
+    "I16": np.dtype("int16"),
+    "I8": np.dtype("int8"),
+    "U8": np.dtype("uint8"),
+    "BOOL": np.dtype("bool"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """Where a tensor lies and what it is."""
+
+    name: str
+    file: Path
+    dtype: str  # as the format spells it: "BF16", "F8_E4M3", …
+    shape: tuple[int, ...]
+    begin: int  # bytes from the start of the file
+    end: int
+
+
+class TensorKind(Protocol):
+    """What a tensor is."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str:
+        """As the format spells it: "BF16", "F8_E4M3", …"""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+class Tensors(Mapping[str, Array]):
+    """Name -> array; what each is is known before it is read."""
+
+    headers: Mapping[str, TensorKind]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.headers)
+
+    def __len__(self) -> int:
+        return len(self.headers)
+
+    @property
+    def elements(self) -> int:
+        """Numbers in all tensors together, as they are stored."""
+        return sum(math.prod(header.shape) for header in self.headers.values())
+
+
+class TensorFiles(Tensors):
+    """The tensors (read-only, mapped) of all files of a folder that match `pattern`."""
+
+    headers: dict[str, TensorHeader]
+
+    def __init__(self, directory: Path, pattern: str = "*.safetensors") -> None:
+        self.directory = directory
+        self.headers = {}
+        files = sorted(directory.glob(pattern))
+        if not files:
+            raise CheckpointError(f"{directory} holds no {pattern} file")
+        for file in files:
+            for header in read_headers(file):
+                if header.name in self.headers:
+                    raise CheckpointError(
+                        f"{header.name} is in both {self.headers[header.name].file.name} and {file.name}"
+                    )
+                self.headers[header.name] = header
+        self._check_index()
+
+    def __getitem__(self, name: str) -> Array:
+        header = self.headers[name]
+        if 0 in header.shape:
+            return np.empty(header.shape, DTYPES[header.dtype])
+        raw = np.memmap(
+            header.file, np.uint8, mode="r", offset=header.begin, shape=(header.end - header.begin,)
+        )
+        return raw.view(DTYPES[header.dtype]).reshape(header.shape)
+
+    def _check_index(self) -> None:
+        index = self.directory / "model.safetensors.index.json"
+        if not index.exists():
+            return
+        try:
+            placed = read_json(index).get("weight_map")
+        except UnreadableFile as error:
+            raise CheckpointError(str(error)) from error
+        if not isinstance(placed, dict):
+            raise CheckpointError(f"{index}: has no weight_map, of names of tensors to files")
+        absent = sorted(
+            name
+            for name, file in placed.items()
+            if name not in self.headers or self.headers[name].file.name != file
+        )
+        if absent:
+            raise CheckpointError(
+                f"{index} names tensors that its files do not hold: {', '.join(absent[:8])}"
+            )
+
+
+def read_headers(file: Path) -> Iterator[TensorHeader]:
+    """The headers of one file, checked against its size."""
+    with open_file(file) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or not 2 <= length <= min(size - 8, LONGEST_BYTES):
+            raise CheckpointError(f"{file} is not a safetensors file, or is cut short")
+        entries = parse_header(stream.read(length), str(file))
+    covered = 0
+    for one in entries:
+        if one.dtype not in DTYPES:
+            raise CheckpointError(f"{file}: {one.name} has the unknown type {one.dtype}")
+        expected = math.prod(one.shape) * DTYPES[one.dtype].itemsize
+        if one.begin != covered or one.end - one.begin != expected:
+            raise CheckpointError(f"{file}: the bytes of {one.name} do not match its shape {list(one.shape)}")
+        covered = one.end
+        yield TensorHeader(one.name, file, one.dtype, one.shape, 8 + length + one.begin, 8 + length + one.end)
+    if 8 + length + covered != size:
+        raise CheckpointError(f"{file} is {size} bytes long, but its header describes {8 + length + covered}")

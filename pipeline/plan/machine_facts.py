@@ -1,0 +1,90 @@
+"""What is known of a machine, as far as a rule judges it. Plain values: who gathers them is `pipeline.serving`.
+
+None means "nobody looked, or nobody could tell"; a rule that needs it then says nothing, so that a plan made on a
+laptop is not judged by the laptop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+# How two GPUs reach each other, as `nvidia-smi topo -m` abbreviates it, nearest first.
+#   NV   NVLink (NV# of the table: # is the number of links, kept in `GpuLink.lanes`)
+#   PIX  one PCIe switch, PXB several, PHB over the CPU's own PCIe bridge, NODE within a NUMA node, SYS between sockets
+Path = Literal["NV", "PIX", "PXB", "PHB", "NODE", "SYS"]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """One GPU, as its driver reports it."""
+
+    index: int
+    name: str  # "NVIDIA H100 80GB HBM3"
+    sm: int  # 90 for compute capability 9.0
+    memory_mib: int
+    free_mib: int
+    driver: str  # "590.44.01"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLink:
+    """The way between two GPUs."""
+
+    path: Path
+    lanes: int = 0  # NVLinks bonded; 0 where the path is not NV
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFacts:
+    """The file system that a folder lies on."""
+
+    folder: str  # the one that was asked about
+    device: int  # st_dev: two folders of one file system share what is free
+    free_bytes: int
+    held_bytes: int = 0  # by artifacts of the recipe that is judged, which need not be made again
+
+
+@dataclass(frozen=True, slots=True)
+class DockerFacts:
+    """The container engine, if there is one that answers."""
+
+    version: str | None  # of the server; None: it does not answer
+    gpu_runtime: bool | None = None  # containers may be given GPUs (nvidia runtime or CDI)
+    problem: str = ""  # why it does not answer
+    fix: str = ""  # what would help
+
+
+@dataclass(frozen=True, slots=True)
+class SoftwareFacts:
+    """What would execute the engines: the Python that Triton's models run in, here or in an image."""
+
+    tensorrt_llm: str | None = None  # None: not installed
+    tensorrt: str | None = None
+    container: str | None = None  # release of the Triton container: "26.07"
+    missing: tuple[str, ...] = ()  # modules that the models import and that are not there
+    programs: frozenset[str] | None = None  # of those that a launch runs, the ones that are there
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """One machine, or the container that this runs in."""
+
+    gpus: tuple[GpuFacts, ...] | None = None  # those that may be used; (): there are none
+    gpu_problem: str = ""  # why there are none
+    links: Mapping[tuple[int, int], GpuLink] | None = None  # (lower index, higher index) -> way
+    store: DiskFacts | None = None  # where artifacts go
+    temporary: DiskFacts | None = None  # where scratch files go
+    memory_bytes: int | None = None  # of the host
+    memory_available_bytes: int | None = None  # of it, without swapping
+    shm_bytes: int | None = None  # size of /dev/shm
+    memlock_bytes: int | None = None  # that a process may lock; see memlock_limited
+    memlock_limited: bool | None = None  # False: any amount
+    batch_system: str | None = None  # within a job of which this runs: "Slurm"
+    mpi_slots: int | None = None  # ranks that mpirun starts without --oversubscribe
+    is_root: bool | None = None
+    taken_ports: frozenset[int] | None = None  # of those that a server would listen on
+    docker: DockerFacts | None = None
+    software: SoftwareFacts | None = None
+    hub: Mapping[str, int] = field(default_factory=dict)  # repository -> HTTP status of its config.json

@@ -1,0 +1,95 @@
+"""The memory model against published measurements: `pipeline plan --accuracy` prints it.
+
+The model takes its constants from elsewhere (`contracts/data/engine_memory.yaml`); none was chosen by these points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from pipeline.contracts.gpus import gpu
+from pipeline.contracts.memory_measurements import CapacityPoint, LoadLog, capacity_points, load_logs
+from pipeline.contracts.models import known_model
+from pipeline.plan.memory.capacity import MemoryPlan, plan_memory
+from pipeline.plan.memory.demand import Demand, ModelNeed
+from pipeline.plan.parallelism import Parallelism
+
+_SLACK = 1000  # tokens that the measurements had beyond isl + osl
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One figure, measured and computed."""
+
+    what: str
+    measured: float
+    computed: float
+    source: str
+
+    @property
+    def error(self) -> float:
+        """Relative: -0.02 is two percent too small."""
+        return self.computed / self.measured - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """All of one kind."""
+
+    figures: tuple[Compared, ...]
+
+    @property
+    def median(self) -> float:
+        return median(abs(figure.error) for figure in self.figures)
+
+    @property
+    def worst(self) -> float:
+        return max(abs(figure.error) for figure in self.figures)
+
+
+def capacity_accuracy(points: Sequence[CapacityPoint] | None = None) -> Accuracy:
+    """Sequences that a KV cache holds; by default of all published points."""
+    chosen = capacity_points() if points is None else points
+    return Accuracy(tuple(_capacity(point) for point in chosen))
+
+
+def load_log_accuracy() -> Accuracy:
+    """Weights, and blocks of the KV cache, of engines that were loaded."""
+    return Accuracy(tuple(figure for log in load_logs() for figure in _log(log)))
+
+
+def planned(point: CapacityPoint) -> MemoryPlan:
+    """What the model says of a measured set-up."""
+    sizes = known_model(point.model)
+    assert sizes is not None, "measured models are among the data"
+    need = ModelNeed(
+        "target", sizes, Parallelism(tensor=point.tensor_parallel), sizes.stored, step_tokens=2 * point.isl
+    )
+    length = point.isl + point.osl + _SLACK
+    return plan_memory(_demand(point.gpu, need, length, point.fraction))
+
+
+def _capacity(point: CapacityPoint) -> Compared:
+    what = f"{point.gpu}  {point.model.partition('/')[2]}  {point.fraction}  {point.isl} + {point.osl}"
+    return Compared(what, point.sequences, planned(point).sequences, "; ".join(point.source))
+
+
+def _log(log: LoadLog) -> tuple[Compared, ...]:
+    need = ModelNeed(
+        "target", log.sizes, format=log.format, kv_cache=log.kv_cache, block_tokens=log.block_tokens
+    )
+    memory = plan_memory(_demand(log.gpu, need, log.sizes.max_positions, log.fraction))
+    source = "; ".join(log.source)
+    return (
+        Compared(
+            "weights of the engine, MiB", log.engine_mib, memory.ranks[0].group("weights") / 2**20, source
+        ),
+        Compared("blocks of the KV cache", log.blocks, memory.blocks, source),
+    )
+
+
+def _demand(name: str, need: ModelNeed, length: int, fraction: float) -> Demand:
+    device = gpu(name)
+    return Demand(name, device.driver_mib * 2**20, (need,), length, concurrency=1, fraction=fraction)

@@ -1,0 +1,137 @@
+"""What to change when a recipe does not fit, or not at its concurrency: each change with figures of the same model.
+
+Changes are overrides of the recipe (`--set`). A change that its GPU or the release is known not to take is left out;
+what else speaks against one, preflight says when it is planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pipeline.contracts.gpus import gpu, gpus, support
+from pipeline.contracts.rules import rule
+from pipeline.plan.memory.capacity import MemoryPlan, plan_memory
+from pipeline.plan.memory.demand import Demand, ModelNeed
+from pipeline.recipe import CpuRuntime, PyTorchRuntime, Recipe, TensorRTRuntime
+
+_FORMATS = ("fp8", "int4_awq", "nvfp4")
+_WAYS = (2, 4, 8)
+_GPUS = 2  # larger ones that are named
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One change."""
+
+    overrides: tuple[str, ...]  # "runtime.tensor_parallel=2"
+    plan: MemoryPlan
+
+    @property
+    def command(self) -> str:
+        """As words of a command line."""
+        return " ".join(f"--set {override}" for override in self.overrides)
+
+
+def alternatives(recipe: Recipe, demand: Demand) -> tuple[Alternative, ...]:
+    """Those that hold more whole sequences than the demand as it is; none where it fits."""
+    now = plan_memory(demand)
+    if now.verdict == "fits":
+        return ()
+    found = [Alternative(overrides, plan_memory(changed)) for overrides, changed in _changes(recipe, demand)]
+    better = [one for one in found if one.plan.sequences > now.sequences or one.plan.verdict == "fits"]
+    return tuple(better)
+
+
+def _changes(recipe: Recipe, demand: Demand) -> Iterator[tuple[tuple[str, ...], Demand]]:
+    runtime = recipe.runtime
+    if isinstance(runtime, CpuRuntime):
+        yield from _limits(recipe, demand)
+        return
+    yield from _tensor_parallel(runtime, demand)
+    yield from _formats(recipe, runtime, demand)
+    yield from _kv_cache(recipe, runtime, demand)
+    yield from _limits(recipe, demand)
+    yield from _larger_gpus(recipe, runtime, demand)
+
+
+def _tensor_parallel(
+    runtime: TensorRTRuntime | PyTorchRuntime, demand: Demand
+) -> Iterator[tuple[tuple[str, ...], Demand]]:
+    target = demand.models[0]
+    for ways in _WAYS:
+        if ways <= target.split.tensor or target.sizes.heads % ways or target.split.expert > 1:
+            continue
+        shared = (
+            len(demand.models) if runtime.kind == "pytorch" else 1
+        )  # there, a draft is split like its target
+        models = tuple(
+            replace(need, split=replace(need.split, tensor=ways)) if index < shared else need
+            for index, need in enumerate(demand.models)
+        )
+        yield (f"runtime.tensor_parallel={ways}",), replace(demand, models=models)
+
+
+def _formats(
+    recipe: Recipe, runtime: TensorRTRuntime | PyTorchRuntime, demand: Demand
+) -> Iterator[tuple[tuple[str, ...], Demand]]:
+    chosen, kv_cache = recipe.quantization.format, recipe.quantization.kv_cache
+    kept: list[str] = rule("kvq.weight_combo").facts["kept_with"]
+    for form in _FORMATS:
+        if form == chosen or not _is_supported(runtime, form, kv_cache):
+            continue
+        overrides: tuple[str, ...] = (f"quantization.format={form}",)
+        changes = {"format": form}
+        if runtime.kind == "tensorrt" and kv_cache == "fp8" and form not in kept:
+            overrides += ("quantization.kv_cache=auto",)  # the builder turns off what reuse and drafts need
+            changes["kv_cache"] = demand.models[0].sizes.dtype
+        if recipe.quantization.calibration is None:
+            overrides += ("quantization.calibration.dataset=cnn_dailymail",)
+        yield overrides, _with_target(demand, **changes)
+
+
+def _kv_cache(
+    recipe: Recipe, runtime: TensorRTRuntime | PyTorchRuntime, demand: Demand
+) -> Iterator[tuple[tuple[str, ...], Demand]]:
+    chosen = recipe.quantization
+    kept: list[str] = rule("kvq.weight_combo").facts["kept_with"]
+    keeps = runtime.kind == "pytorch" or chosen.format in kept
+    if chosen.kv_cache == "auto" and keeps and _is_supported(runtime, chosen.format, "fp8"):
+        yield ("quantization.kv_cache=fp8",), _with_target(demand, kv_cache="fp8")
+
+
+def _limits(recipe: Recipe, demand: Demand) -> Iterator[tuple[tuple[str, ...], Demand]]:
+    """The concurrency that fits; and where nothing does, shorter sequences."""
+    now, limits = plan_memory(demand), recipe.limits
+    if now.sequences >= 1:
+        yield (f"limits.max_concurrency={now.sequences}",), replace(demand, concurrency=now.sequences)
+    beyond = demand.sequence_tokens - limits.max_input_tokens
+    shorter = now.tokens // demand.concurrency // now.block_tokens * now.block_tokens - beyond
+    if 0 < shorter < limits.max_input_tokens:
+        yield (f"limits.max_input_tokens={shorter}",), replace(demand, sequence_tokens=shorter + beyond)
+
+
+def _larger_gpus(
+    recipe: Recipe, runtime: TensorRTRuntime | PyTorchRuntime, demand: Demand
+) -> Iterator[tuple[tuple[str, ...], Demand]]:
+    """The smallest that are larger, and on which all of it fits."""
+    named = 0
+    for larger in sorted(gpus(), key=lambda one: one.driver_mib):
+        changed = replace(demand, device=larger.name, capacity=larger.driver_mib * 2**20)
+        moved = runtime.model_copy(update={"gpu": larger.name})
+        fits = larger.driver_mib > gpu(runtime.gpu).driver_mib and plan_memory(changed).verdict == "fits"
+        if fits and _is_supported(moved, recipe.quantization.format, recipe.quantization.kv_cache):
+            yield (f"runtime.gpu={larger.name}",), changed
+            named += 1
+        if named == _GPUS:
+            return
+
+
+def _is_supported(runtime: TensorRTRuntime | PyTorchRuntime, form: str, kv_cache: str) -> bool:
+    found = support(gpu(runtime.gpu), form, kv_cache, runtime.kind, runtime.version)
+    return not any(one.severity == "error" for one in found)
+
+
+def _with_target(demand: Demand, **changes: str) -> Demand:
+    target: ModelNeed = replace(demand.models[0], **changes)  # type: ignore[arg-type]
+    return replace(demand, models=(target, *demand.models[1:]))

@@ -1,0 +1,44 @@
+"""What is to lie in the memory of the GPUs (or of the machine) together: the question that `plan_memory` answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pipeline.contracts.models import ModelSizes
+from pipeline.plan.parallelism import Parallelism
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNeed:
+    """One model, as its engine is asked for."""
+
+    role: str  # "target" | "draft"
+    sizes: ModelSizes
+    split: Parallelism = field(default_factory=Parallelism)
+    format: str = "none"  # of the weights: the recipe's words, or fp8_block
+    kv_cache: str = "bfloat16"  # data type of keys and values
+    step_tokens: int = 8192  # max_num_tokens: in one step, of all requests
+    block_tokens: int = 32  # of a page of the KV cache
+    awq_block: int = 128
+    bits: float | None = None  # average of a weight, for format auto
+    unexplained: int = 0  # weights that the checkpoint has besides those that its sizes explain
+    copies_tied: bool = False  # whether an output projection that is the embedding is stored twice
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A deployment. Ranks of all models lie on the same GPUs, from the first one on; they load in the order given."""
+
+    device: str  # "h100-sxm-80g"
+    capacity: int  # bytes of one GPU, as its driver reports them
+    models: tuple[ModelNeed, ...]
+    sequence_tokens: int  # prompt, answer, and drafts that are verified
+    concurrency: int  # requests that the recipe wants to run at a time
+    fraction: float = 0.9  # of what weights and buffers leave, for KV caches
+    graph_batch: int = 0  # largest batch that CUDA graphs are captured for; 0: none
+    pool_bytes: int | None = None  # of the KV caches, where it is not a share of what is left (cpu)
+    is_gpu: bool = True
+
+    @property
+    def ranks(self) -> int:
+        return max(model.split.world for model in self.models)

@@ -1,0 +1,202 @@
+"""The weights of a decoder, matrix by matrix, and what one rank holds of each.
+
+From sizes alone, so that it is known before anything is downloaded; of the families that `contracts.model_config` reads
+it is exact (tests/plan/memory compares it with headers of checkpoints and with published counts). Not counted:
+vision towers, multi-token prediction layers, and whatever else a checkpoint may bring along.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.contracts import engine_memory
+from pipeline.contracts.models import ModelSizes
+from pipeline.plan.parallelism import Parallelism
+
+Kind = Literal["embedding", "attention", "mlp", "experts", "lm_head", "norms"]
+KINDS: tuple[Kind, ...] = ("embedding", "attention", "mlp", "experts", "lm_head", "norms")
+# How ranks share a matrix [rows, columns] = [outputs, inputs]:
+#   rows, columns   evenly, the last ones padded
+#   pairs           rows by whole KV heads, each copied where there are more ranks than heads
+#   vocabulary      rows, padded to a multiple of the ranks
+#   copy            every rank holds all of it
+Split = Literal["rows", "columns", "pairs", "vocabulary", "copy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A matrix, or with one column a vector; `copies` of it lie in each place (experts)."""
+
+    kind: Kind
+    rows: int
+    columns: int
+    split: Split = "copy"
+    quantizable: bool = False
+    copies: int = 1
+
+    @property
+    def parameters(self) -> int:
+        return self.rows * self.columns * self.copies
+
+    @property
+    def is_expert(self) -> bool:
+        """Whether it is one of the experts', of which a token passes a few."""
+        return self.kind == "experts" and self.copies > 1
+
+    def format(self, chosen: str) -> str:
+        """The format that it is in where the model's is `chosen`."""
+        keeps = not self.quantizable or (engine_memory.is_experts_only(chosen) and not self.is_expert)
+        return "none" if keeps else chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one rank holds of a tensor."""
+
+    rows: int
+    columns: int
+    copies: int = 1
+
+    @property
+    def parameters(self) -> int:
+        return self.rows * self.columns * self.copies
+
+
+def part(tensor: Tensor, sizes: ModelSizes, split: Parallelism, vocabulary_multiple: int = 1) -> Part:
+    """The largest that any rank holds of a tensor."""
+    ways = split.tensor
+    if tensor.is_expert:
+        held = math.ceil(tensor.copies / split.expert)
+        inner = math.ceil(ways / split.expert)
+        rows = math.ceil(tensor.rows / inner) if tensor.split == "rows" else tensor.rows
+        columns = math.ceil(tensor.columns / inner) if tensor.split == "columns" else tensor.columns
+        return Part(rows, columns, held)
+    match tensor.split:
+        case "rows":
+            return Part(math.ceil(tensor.rows / ways), tensor.columns)
+        case "columns":
+            return Part(tensor.rows, math.ceil(tensor.columns / ways))
+        case "pairs":
+            return Part(math.ceil(sizes.kv_heads / ways) * sizes.head_dim, tensor.columns)
+        case "vocabulary":
+            multiple = math.lcm(ways, vocabulary_multiple)
+            return Part(math.ceil(tensor.rows / multiple) * multiple // ways, tensor.columns)
+        case _:
+            return Part(tensor.rows, tensor.columns, tensor.copies)
+
+
+def embedding(sizes: ModelSizes) -> Iterator[Tensor]:
+    """What the first stage of a pipeline holds besides its layers."""
+    if not is_eagle_head(sizes):
+        yield Tensor("embedding", sizes.vocab, sizes.hidden, "vocabulary")
+
+
+def output(sizes: ModelSizes) -> Iterator[Tensor]:
+    """What the last stage holds besides its layers; without the projection where it is the embedding."""
+    yield Tensor("norms", sizes.hidden, 1)
+    if not sizes.tied:
+        yield Tensor("lm_head", sizes.draft_vocab or sizes.vocab, sizes.hidden, "vocabulary")
+
+
+def layer(sizes: ModelSizes, index: int) -> Iterator[Tensor]:
+    """One layer."""
+    yield from _latent_attention(sizes) if sizes.latent is not None else _attention(sizes)
+    if sizes.experts and index >= sizes.dense_layers:
+        yield from _experts(sizes)
+    else:
+        yield from _feed_forward(sizes, sizes.dense_intermediate if sizes.experts else sizes.intermediate)
+    yield Tensor("norms", sizes.hidden, 1, copies=sizes.layer_norms)
+    if sizes.qk_norm:
+        yield Tensor("norms", sizes.head_dim, 1, copies=2)
+    if is_eagle_head(sizes):
+        yield Tensor("norms", sizes.hidden, 1)  # over the target's hidden states
+        yield Tensor("attention", sizes.hidden, 3 * sizes.hidden)  # joins those of three layers of the target
+
+
+def whole(sizes: ModelSizes) -> Iterator[Tensor]:
+    """Every tensor of a model."""
+    yield from embedding(sizes)
+    for index in range(sizes.layers):
+        yield from layer(sizes, index)
+    yield from output(sizes)
+
+
+def parameters(sizes: ModelSizes) -> dict[Kind, int]:
+    """Kind -> weights of the whole model, each counted once.
+
+    >>> from pipeline.contracts.models import known_model
+    >>> sum(parameters(known_model("meta-llama/Llama-3.1-8B")).values())
+    8030261248
+    """
+    found: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+    for tensor in whole(sizes):
+        found[tensor.kind] += tensor.parameters
+    return found
+
+
+def is_eagle_head(sizes: ModelSizes) -> bool:
+    """Whether it is an Eagle-3 head: it uses its target's embedding and reads its hidden states."""
+    return "Eagle3" in sizes.architecture
+
+
+def _attention(sizes: ModelSizes) -> Iterator[Tensor]:
+    queries, pairs = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    inputs = sizes.hidden * (2 if is_eagle_head(sizes) else 1)
+    yield Tensor("attention", queries, inputs, "rows", quantizable=True)
+    for _ in ("k", "v"):
+        yield Tensor("attention", pairs, inputs, "pairs", quantizable=True)
+    yield Tensor("attention", sizes.hidden, queries, "columns", quantizable=True)
+    if sizes.qkv_bias:
+        yield Tensor("attention", queries, 1, "rows")
+        for _ in ("k", "v"):
+            yield Tensor("attention", pairs, 1, "pairs")
+    if sizes.output_bias:
+        yield Tensor("attention", sizes.hidden, 1)
+    if sizes.sinks:
+        yield Tensor("attention", sizes.heads, 1, "rows")
+
+
+def _latent_attention(sizes: ModelSizes) -> Iterator[Tensor]:
+    latent = sizes.latent
+    assert latent is not None, "the caller looked"
+    queries = sizes.heads * (latent.nope + latent.rope)
+    if latent.query_rank:
+        yield Tensor("attention", latent.query_rank, sizes.hidden, quantizable=True)
+        yield Tensor("norms", latent.query_rank, 1)
+    yield Tensor("attention", queries, latent.query_rank or sizes.hidden, "rows", quantizable=True)
+    yield Tensor("attention", latent.kv_rank + latent.rope, sizes.hidden, quantizable=True)
+    yield Tensor("norms", latent.kv_rank, 1)
+    expanded = sizes.heads * (latent.nope + latent.value)
+    yield Tensor("attention", expanded, latent.kv_rank, "rows", quantizable=True)
+    yield Tensor("attention", sizes.hidden, sizes.heads * latent.value, "columns", quantizable=True)
+
+
+def _feed_forward(sizes: ModelSizes, inner: int, kind: Kind = "mlp") -> Iterator[Tensor]:
+    for _ in ("gate", "up"):
+        yield Tensor(kind, inner, sizes.hidden, "rows", quantizable=True)
+    yield Tensor(kind, sizes.hidden, inner, "columns", quantizable=True)
+    if sizes.mlp_bias:
+        for _ in ("gate", "up"):
+            yield Tensor(kind, inner, 1, "rows")
+        yield Tensor(kind, sizes.hidden, 1)
+
+
+def _experts(sizes: ModelSizes) -> Iterator[Tensor]:
+    inner, hidden = sizes.intermediate, sizes.hidden
+    yield Tensor("experts", sizes.experts, hidden)  # the router keeps its precision
+    for _ in ("gate", "up"):
+        yield Tensor("experts", inner, hidden, "rows", quantizable=True, copies=sizes.experts)
+    yield Tensor("experts", hidden, inner, "columns", quantizable=True, copies=sizes.experts)
+    if sizes.shared_intermediate:
+        yield from _feed_forward(sizes, sizes.shared_intermediate, "experts")
+    if sizes.shared_gate:
+        yield Tensor("experts", 1, hidden)
+    if sizes.expert_bias:
+        yield Tensor("experts", sizes.experts, 1)
+        yield Tensor("experts", 2 * inner, 1, "rows", copies=sizes.experts)
+        yield Tensor("experts", hidden, 1, copies=sizes.experts)
+    if sizes.score_bias:
+        yield Tensor("experts", sizes.experts, 1)

@@ -1,0 +1,100 @@
+"""What is known of the models of a recipe before, or after, they are here. Reads small files of local checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.contracts.model_config import class_of
+from pipeline.contracts.models import ModelSizes, known_model
+from pipeline.errors import Fault, InvalidInput
+from pipeline.models.architecture import FAMILIES, Architecture
+from pipeline.plan.plan import DRAFT, TARGET
+from pipeline.plan.tokenizer_facts import TokenizerFacts
+from pipeline.reading import UnreadableFile, read_json
+from pipeline.recipe import Checkpoint, HubSource, Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """One model. None: not known, and rules that need it say nothing."""
+
+    sizes: ModelSizes | None = None
+    tokenizer: TokenizerFacts | None = None
+    weight_bytes: int | None = None  # of the published weights, all files together
+    access: int | None = None  # HTTP status with which the hub answers for its files; None: nobody asked
+    architecture: str | None = None  # the class that config.json names: "LlamaForCausalLM"; "": it names none
+    problem: str = ""  # why its folder is not a checkpoint
+    config_faults: tuple[Fault, ...] = ()  # of config.json, if its class is one of ours
+    has_tokenizer: bool | None = None  # tokenizer.json
+    has_template: bool | None = None  # a chat template
+
+
+def checkpoints_of(recipe: Recipe) -> dict[str, Checkpoint]:
+    """Role -> what the recipe says of the checkpoint."""
+    found: dict[str, Checkpoint] = {TARGET: recipe.model}
+    return found if recipe.draft is None else found | {DRAFT: recipe.draft}
+
+
+def known_models(recipe: Recipe) -> dict[str, ModelFacts]:
+    """Role -> what can be known offline: sizes from the contracts, or from the files of a local checkpoint."""
+    return {
+        role: ModelFacts(known_model(checkpoint.source.repo))
+        if isinstance(checkpoint.source, HubSource)
+        else facts_in(checkpoint.source.path)
+        for role, checkpoint in checkpoints_of(recipe).items()
+    }
+
+
+def known_sizes(recipe: Recipe) -> dict[str, ModelSizes]:
+    """Role -> sizes, of the models whose sizes can be had offline: from the contracts, or a local config.json."""
+    return {role: facts.sizes for role, facts in known_models(recipe).items() if facts.sizes is not None}
+
+
+def with_sizes(sizes: Mapping[str, ModelSizes]) -> dict[str, ModelFacts]:
+    """Facts of which only the sizes are known."""
+    return {role: ModelFacts(one) for role, one in sizes.items()}
+
+
+def facts_in(folder: Path) -> ModelFacts:
+    """What the files of a checkpoint say, weights aside; nothing if config.json cannot be read, which fetching
+    explains.
+    """
+    try:
+        config = read_json(folder / "config.json")
+    except UnreadableFile:
+        return ModelFacts()
+    return ModelFacts(
+        sizes=ModelSizes.from_config(config),
+        architecture=class_of(config),
+        config_faults=_faults(config),
+        has_tokenizer=(folder / "tokenizer.json").is_file(),
+        has_template=_has_template(folder),
+    )
+
+
+def _has_template(folder: Path) -> bool | None:
+    """Whether there is a template for plain conversations; None: a file that may hold it cannot be read."""
+    if (folder / "chat_template.jinja").exists():
+        return True
+    try:
+        file = folder / "tokenizer_config.json"
+        inside = read_json(file).get("chat_template") if file.exists() else None
+    except UnreadableFile:
+        return None
+    if isinstance(inside, list):
+        return any(isinstance(entry, dict) and entry.get("name") == "default" for entry in inside)
+    return "default" in inside if isinstance(inside, dict) else bool(inside)
+
+
+def _faults(config: Mapping[str, Any]) -> tuple[Fault, ...]:
+    """Why a model of a class that we read cannot be built."""
+    if class_of(config) not in FAMILIES:
+        return ()
+    try:
+        Architecture.from_config(config)
+    except InvalidInput as error:
+        return error.faults
+    return ()

@@ -1,0 +1,26 @@
+"""How fast a deployment will be, before it is built: a roofline with constants fitted to published figures.
+
+    forecast_recipe(recipe, demand)    first token, time between tokens, tokens a second, where the SLO breaks
+
+One file a noun: load (what a model asks of a rank), step (how long that takes), engine (prompts and answers),
+speculation, service (many requests), forecast. `published` and `accuracy` hold the model against what others measured.
+Pure; facts are in `data/` and in `contracts/data/gpu_rates.yaml`.
+"""
+
+from pipeline.plan.performance.engine import Engine, Workload
+from pipeline.plan.performance.estimate import Estimate
+from pipeline.plan.performance.forecast import Forecast, Gain, forecast, forecast_recipe
+from pipeline.plan.performance.service import Load
+from pipeline.plan.performance.workload import Asked
+
+__all__ = [
+    "Asked",
+    "Engine",
+    "Estimate",
+    "Forecast",
+    "Gain",
+    "Load",
+    "Workload",
+    "forecast",
+    "forecast_recipe",
+]

@@ -1,0 +1,144 @@
+"""How far the model is off, on published figures that its constants were fitted to and on those that they were not.
+
+And which forecasts that says something of: `unchecked` names what no figure that was held aside is of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.contracts.releases import Track
+from pipeline.plan.memory.demand import ModelNeed
+from pipeline.plan.performance.efficiency import family, fitted, is_measured
+from pipeline.plan.performance.estimate import Quantity
+from pipeline.plan.performance.published import (
+    Figure,
+    Kind,
+    Use,
+    computed,
+    figures,
+    fills_steps,
+    most_together,
+)
+
+KINDS: tuple[Kind, ...] = ("full-load", "fixed-batch", "first-token")
+COVERAGE = 0.8  # share of held-out figures that an interval covers
+_MOST_STAGES = 4  # figures of more pipeline stages are missed by up to half, in both directions
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A figure, and what the model says."""
+
+    figure: Figure
+    computed: float
+
+    @property
+    def error(self) -> float:
+        """Relative: -0.1 is ten percent too little."""
+        return self.computed / self.figure.measured - 1
+
+    @property
+    def log_ratio(self) -> float:
+        return math.log(self.computed / self.figure.measured)
+
+
+def compared(use: Use, given: Mapping[str, Any] | None = None) -> tuple[Compared, ...]:
+    """All figures of one use."""
+    return tuple(Compared(figure, computed(figure, given)) for figure in figures(use))
+
+
+def reach(quantity: Quantity) -> dict[str, Any]:
+    """What the figures of a quantity that were held aside are of, as `data/efficiency.yaml` keeps it.
+
+    Sets of `tracks`, `families` (of GPUs) and `formats`; `experts`, with the class, the format and the GPUs of models
+    that have some; the most `gpus` of a deployment, and the smallest `batch` of requests at a time.
+    """
+    ones = [one for one in figures("held-out") if (one.kind == "first-token") == (quantity == "first-token")]
+    return {
+        "tracks": sorted({one.track for one in ones}),
+        "families": sorted({family(one.gpu) for one in ones}),
+        "formats": sorted({one.form for one in ones}),
+        "experts": sorted({_experts(one.need) for one in ones if one.need.sizes.experts}),
+        "gpus": max(one.split.world for one in ones),
+        "batch": min(one.batch or most_together(one) for one in ones),
+    }
+
+
+def fewest_requests() -> int:
+    """At a time, that a figure of throughput held aside is of."""
+    return int(fitted()["reach"]["throughput"]["batch"])
+
+
+def _experts(need: ModelNeed) -> str:
+    gpus = need.split.world
+    return f"{need.sizes.architecture} in {need.format} on {gpus} GPU{'s' if gpus > 1 else ''}"
+
+
+def unchecked(
+    quantity: Quantity, need: ModelNeed, device: str, track: Track, *, batch: int = 1, drafts: bool = False
+) -> tuple[str, ...]:
+    """What of a deployment no figure held aside is of; nothing where they speak for it.
+
+    Each dimension is looked at by itself: figures that were held aside are of combinations that no constant has seen.
+
+    Args:
+        batch: requests at a time.
+        drafts: whether a draft's gain is in the forecast.
+    """
+    known, sizes, split = fitted()["reach"][quantity], need.sizes, need.split
+    doubts = {
+        f"runtime.kind {track}": track not in known["tracks"],
+        f"the generation of {device}": family(device) not in known["families"] or not is_measured(device),
+        "unquantized weights" if need.format == "none" else f"weights in {need.format}": (
+            need.format not in known["formats"]
+        ),
+        f"experts of {_experts(need)}": bool(sizes.experts) and _experts(need) not in known["experts"],
+        "multi-head latent attention": sizes.latent is not None,
+        "layers that see a window": any(sizes.windows),
+        f"{split.pipeline} pipeline stages": split.pipeline > _MOST_STAGES,
+        f"{split.world} GPUs": split.world > known["gpus"],
+        "drafts": drafts,
+        f"fewer than {known['batch']} requests at a time": batch < known["batch"],
+    }
+    return tuple(doubt for doubt, holds in doubts.items() if holds)
+
+
+def error_summary(use: Use, given: Mapping[str, Any] | None = None) -> dict[str, dict[str, float]]:
+    """Kind -> how far off; `throughput` is both kinds of it, `full-steps` those of full load whose steps prompts fill.
+
+    Count; median and 90th percentile of the relative error; and the two ends of 80 percent of the ratios: `low` and
+    `high` are measured over computed, what a computed figure is to be multiplied by.
+    """
+    everything = compared(use, given)
+    found: dict[str, list[Compared]] = {
+        kind: [one for one in everything if one.figure.kind == kind] for kind in KINDS
+    }
+    found["throughput"] = [one for one in everything if one.figure.kind != "first-token"]
+    found["full-steps"] = [one for one in everything if fills_steps(one.figure)]
+    return {name: summary(ones) for name, ones in found.items()}
+
+
+def summary(ones: Sequence[Compared]) -> dict[str, float]:
+    """Of some figures."""
+    errors = sorted(abs(one.error) for one in ones)
+    ratios = sorted(-one.log_ratio for one in ones)
+    edge = (1 - COVERAGE) / 2
+    return {
+        "count": len(ones),
+        "median": round(quantile(errors, 0.5), 3),
+        "p90": round(quantile(errors, 0.9), 3),
+        "low": round(math.exp(quantile(ratios, edge)), 3),
+        "high": round(math.exp(quantile(ratios, 1 - edge)), 3),
+    }
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Of values in order, between neighbours in proportion."""
+    place = share * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)

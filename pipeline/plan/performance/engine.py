@@ -1,0 +1,152 @@
+"""One engine on its GPUs: steps put together into prompts, answers and long runs. All times are seconds.
+
+Requests are alike: so many tokens in the prompt, so many in the answer. With chunked context a long prompt is done in
+pieces, beside the sequences that generate; each piece and they share one step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pipeline.contracts.gpu_rates import Rates, rates
+from pipeline.contracts.releases import Track
+from pipeline.plan.memory.demand import ModelNeed
+from pipeline.plan.performance.efficiency import Efficiency, efficiency
+from pipeline.plan.performance.load import ModelLoad, model_load
+from pipeline.plan.performance.step import Step, StepTime, step_time
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests that are all alike."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def mean_context(self) -> float:
+        """Tokens that a sequence has behind it, over its answer."""
+        return self.prompt_tokens + self.output_tokens / 2
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One model of a deployment, on the GPUs that it is split over."""
+
+    load: ModelLoad
+    rates: Rates
+    efficiency: Efficiency
+    step_tokens: int = 8192  # most in one step
+    chunked: bool = True  # prompts may be split over steps
+
+    @classmethod
+    def of(
+        cls,
+        need: ModelNeed,
+        device: str,
+        track: Track,
+        *,
+        chunked: bool = True,
+        given: Mapping[str, Any] | None = None,
+    ) -> Engine:
+        """`given` replaces the fitted constants."""
+        peaks = rates(device)
+        return cls(
+            model_load(need, peaks), peaks, efficiency(device, track, given), need.step_tokens, chunked
+        )
+
+    @cached_property
+    def gpus(self) -> int:
+        return self.load.ranks * self.load.stages
+
+    def step(self, step: Step) -> StepTime:
+        """One step."""
+        return step_time(step, self.load, self.rates, self.efficiency)
+
+    def decode(self, sequences: float, context: float, tokens_each: float = 1) -> float:
+        """A step that only generates; with more than one token each, one that verifies drafts."""
+        return self.step(Step(sequences, context, tokens_each)).total
+
+    def prefill(self, prompts: float, tokens: float) -> float:
+        """Prompts that are done together while nothing else runs, one piece after the other."""
+        whole, size = prompts * tokens, self._piece(0, tokens)
+        pieces = max(1, math.ceil(whole / size))
+        each = whole / pieces
+        before = max(0.0, min(tokens - each, tokens / 2)) if pieces > 1 else 0.0
+        spread = Step(prompt=each, prompt_before=before)
+        one = self.step(spread)
+        # Attention of short prompts that share a step stays within each of them.
+        within = self.step(Step(prompt=min(each, tokens), prompt_before=before)).attention
+        attention = within * max(1.0, each / max(tokens, 1))
+        return self.efficiency.prompt_s + pieces * (one.total - one.attention + attention)
+
+    def first_token(self, prompt_tokens: int, sequences: float = 0, context: float = 0) -> float:
+        """From the start of a prompt to its first token, beside so many sequences that generate."""
+        size = self._piece(sequences, prompt_tokens)
+        pieces = math.ceil(prompt_tokens / size)
+        total = self.efficiency.prompt_s
+        for index in range(pieces):
+            done = index * size
+            piece = min(size, prompt_tokens - done)
+            total += self.step(Step(sequences, context, 1, piece, done)).total
+        return total
+
+    def mixed_step(self, sequences: float, work: Workload) -> tuple[float, float]:
+        """Seconds of a step with a piece of prompt, and how many such steps there are for each token of an answer.
+
+        In the steady state, as many prompts begin as answers end.
+        """
+        arriving = sequences * work.prompt_tokens / work.output_tokens
+        piece = min(self._piece(sequences, work.prompt_tokens), max(float(work.prompt_tokens), arriving))
+        before = max(0.0, work.prompt_tokens - piece) / 2
+        whole = Step(sequences, work.mean_context, 1, piece, before)
+        seconds = self.step(whole)
+        within = self.step(Step(prompt=min(piece, work.prompt_tokens), prompt_before=before)).attention
+        alone = self.step(Step(sequences, work.mean_context)).attention
+        attention = alone + within * max(1.0, piece / work.prompt_tokens)
+        return seconds.total - seconds.attention + attention, arriving / piece
+
+    def most_decoding(self, work: Workload, tokens_each: float = 1, progress: float = 1) -> int:
+        """The most sequences that generate at a time for long.
+
+        As many prompts begin as answers end, so a step in which each sequence generates does, on average,
+        `prompt_tokens / output_tokens` tokens of prompts for each of them; all of that has to fit into `step_tokens`.
+        What memory holds beyond so many sequences waits.
+
+        Args:
+            tokens_each: that a sequence takes up in a step: more than one where drafts are verified.
+            progress: tokens of the answer that a step brings a sequence.
+        """
+        each = tokens_each + progress * work.prompt_tokens / work.output_tokens
+        return max(1, int(self.step_tokens / each))
+
+    def token_interval(self, sequences: float, work: Workload) -> float:
+        """Mean time between tokens of each of so many sequences, prompts of new ones included."""
+        return self.decode(sequences, work.mean_context) + self.prompt_share(sequences, work)
+
+    def prompt_share(self, sequences: float, work: Workload) -> float:
+        """What the prompts of new sequences add to the mean time between tokens."""
+        mixed, often = self.mixed_step(sequences, work)
+        alone = self.decode(sequences, work.mean_context)
+        return often * mixed - min(often, 1.0) * alone
+
+    def static_batch(self, batch: int, work: Workload) -> float:
+        """All prompts, then all answers, of a batch that starts and ends together."""
+        generating = (work.output_tokens - 1) * self.decode(batch, work.mean_context)
+        return self.prefill(batch, work.prompt_tokens) + generating
+
+    def run(self, requests: int, most: int, work: Workload) -> float:
+        """So many requests that all wait at the start, at most `most` at a time."""
+        together = min(requests, most, self.most_decoding(work))
+        waves, rest = divmod(requests, together)
+        seconds = waves * work.output_tokens * self.token_interval(together, work)
+        return seconds + (work.output_tokens * self.token_interval(rest, work) if rest else 0.0)
+
+    def _piece(self, sequences: float, prompt_tokens: float) -> float:
+        """Tokens of prompts that fit into a step beside the sequences; a prompt that may not be split is one piece."""
+        room = max(1.0, self.step_tokens - sequences)
+        return room if self.chunked else max(room, float(prompt_tokens))

@@ -1,0 +1,271 @@
+"""What a recipe will do before it is built: first token, time between tokens, tokens a second, where its SLO breaks.
+
+    forecast(demand, track, work, slo)     of a demand on memory, as `planning.memory` makes it
+    forecast_recipe(recipe, demand)        at the recipe's own lengths
+
+Figures are of a roofline (`step`) with constants fitted to published figures; `Estimate` says how far to trust them,
+and `Forecast.warnings` of what nobody can say.
+Not modelled: time outside the engine (network, tokenizer, Triton), reuse of prefixes, and speculation without a draft
+model (n-gram, MTP).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pipeline.contracts.releases import Track
+from pipeline.plan.memory import Demand, plan_memory
+from pipeline.plan.performance import estimate
+from pipeline.plan.performance.accuracy import unchecked
+from pipeline.plan.performance.cost import Cost, cost
+from pipeline.plan.performance.engine import Engine, Workload
+from pipeline.plan.performance.estimate import Estimate
+from pipeline.plan.performance.service import Ended, Load, Service
+from pipeline.plan.performance.speculation import Speculation, best_length
+from pipeline.plan.performance.tables import forecast_lines
+from pipeline.recipe import CpuRuntime, Recipe, Slo
+from pipeline.store import Json
+
+ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)  # at which gains are listed
+UNDER_LOAD = (
+    "first tokens under load (p95), and what of the SLO depends on them, come from a queueing formula; measured ones "
+    "often lie far from it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What a draft does at an acceptance."""
+
+    acceptance: float
+    alone: float  # times as fast for one request
+    loaded: float  # ... at the largest load
+    best_length: int  # tokens to propose for one request
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """One deployment at one workload. All in milliseconds and tokens a second."""
+
+    gpu: str
+    gpus: int
+    work: Workload
+    sequences: int  # that memory holds from beginning to end
+    concurrency: int  # ... and the limits let in, and steps keep up with
+    wanted: int  # that the limits let in
+    slo: Slo
+    ttft_ms: Estimate  # of one request on an idle engine
+    itl_ms: Estimate  # of one request
+    curve: tuple[Load, ...]  # by requests at a time, to `concurrency`
+    within_slo: Load | None  # the largest load that meets the SLO; None: not even one request does
+    ended_by: Ended  # what ends it; "memory" is the limits, too; "steps": prompts of new requests fill them
+    acceptance: float | None  # that the figures are with; None: without a draft's gain
+    gains: tuple[Gain, ...]  # of the draft; () without one
+    # What of it no published figure of throughput, or of a first token on an idle engine, is of; (): they speak for it.
+    unchecked: tuple[str, ...] = ()
+    unchecked_first: tuple[str, ...] = ()
+    gpu_hour: float | None = None  # price of one GPU
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of it was compared with nothing, as sentences."""
+        draft = " and what a draft gains are" if self.gains else " is"
+        return (
+            *_of_nothing("throughput, and with it time between tokens and cost,", self.unchecked),
+            *_of_nothing("the first token, alone,", self.unchecked_first),
+            f"the time between tokens of one request alone{draft} compared with no published figure",
+            *((UNDER_LOAD,) if self.concurrency > 1 else ()),
+        )
+
+    @property
+    def title(self) -> str:
+        gpus = f"{self.gpus} x {self.gpu}" if self.gpus > 1 else self.gpu
+        lengths = f"prompts of {self.work.prompt_tokens} and answers of {self.work.output_tokens} tokens"
+        return f"speed on {gpus}, {lengths}"
+
+    @property
+    def has_slo(self) -> bool:
+        return self.slo.ttft_p95_ms is not None or self.slo.itl_p95_ms is not None
+
+    @property
+    def meets_slo(self) -> bool | None:
+        """With as many requests at a time as the limits let in; None without an SLO."""
+        if not self.has_slo:
+            return None
+        return self.within_slo is not None and self.within_slo.batch >= self.wanted
+
+    def lines(self, width: int) -> Iterator[str]:
+        """For people."""
+        for line in forecast_lines(self, width):
+            yield line if len(line) <= width else f"{line[: width - 1]}…"
+
+    @property
+    def cost(self) -> Cost | None:
+        """At the largest load within the SLO, if there is a price."""
+        if self.gpu_hour is None or self.within_slo is None:
+            return None
+        return cost(self.within_slo, self.work, self.gpus, self.gpu_hour)
+
+    @property
+    def tokens_per_s(self) -> Estimate | None:
+        """Output, of the whole deployment, at the largest load within the SLO."""
+        load = self.within_slo
+        return estimate.rate(load.tokens_per_s, checked=not self.unchecked) if load else None
+
+    @property
+    def tokens_per_s_per_gpu(self) -> Estimate | None:
+        whole = self.tokens_per_s
+        return whole.scaled(1 / self.gpus) if whole else None
+
+    def as_json(self) -> Mapping[str, Json]:
+        """Plain values, short figures."""
+        return {
+            "gpu": self.gpu,
+            "gpus": self.gpus,
+            "prompt_tokens": self.work.prompt_tokens,
+            "output_tokens": self.work.output_tokens,
+            "sequences": self.sequences,
+            "concurrency": self.concurrency,
+            "wanted": self.wanted,
+            "meets_slo": self.meets_slo,
+            "slo": self.slo.model_dump(mode="json"),
+            "ttft_ms": self.ttft_ms.as_json(),
+            "itl_ms": self.itl_ms.as_json(),
+            "curve": [load_json(load) for load in self.curve],
+            "within_slo": load_json(self.within_slo) if self.within_slo else None,
+            "ended_by": self.ended_by,
+            "tokens_per_s": self.tokens_per_s.as_json() if self.tokens_per_s else None,
+            "cost": self.cost.as_json(checked=not self.unchecked) if self.cost else None,
+            "warnings": list(self.warnings),
+            "acceptance": self.acceptance,
+            "gains": [
+                {
+                    "acceptance": gain.acceptance,
+                    "alone": round(gain.alone, 2),
+                    "loaded": round(gain.loaded, 2),
+                    "best_draft_tokens": gain.best_length,
+                }
+                for gain in self.gains
+            ],
+        }
+
+
+def load_json(load: Load) -> Mapping[str, Json]:
+    """Plain values of one load."""
+    return {
+        "batch": load.batch,
+        "ttft_p95_ms": round(load.ttft_ms, 1),
+        "itl_ms": round(load.itl_ms, 2),
+        "itl_p95_ms": round(load.itl_p95_ms, 2),
+        "tokens_per_s": round(load.tokens_per_s, 1),
+        "user_tokens_per_s": round(load.user_tokens_per_s, 1),
+    }
+
+
+def forecast(
+    demand: Demand,
+    track: Track,
+    work: Workload,
+    slo: Slo,
+    *,
+    acceptance: float | None = None,
+    draft_tokens: int = 0,
+    chunked: bool = True,
+    sequences: int | None = None,
+    gpu_hour: float | None = None,
+) -> Forecast | None:
+    """Of a demand; None if not even one request of the workload fits.
+
+    Args:
+        acceptance: of each token that the draft proposes, 0 to 1; None leaves the draft out of all but `gains`.
+        draft_tokens: that the draft proposes in a round.
+        sequences: that memory holds; by default as `planning.memory` says.
+        gpu_hour: price of an hour of one GPU.
+    """
+    held = plan_memory(demand).sequences if sequences is None else sequences
+    if held < 1:
+        return None
+    engines = [Engine.of(need, demand.device, track, chunked=chunked) for need in demand.models]
+    service = _service(engines, acceptance, draft_tokens)
+    most = min(held, demand.concurrency)
+    best, ended = service.most_within(work, most, slo.ttft_p95_ms, slo.itl_p95_ms)
+    curve = tuple(service.curve(work, most))
+    target, alone = demand.models[0], curve[0]
+    with_draft = service.speculation is not None
+    batch = (best or curve[-1]).batch
+    first = unchecked("first-token", target, demand.device, track)
+    return Forecast(
+        gpu=demand.device,
+        gpus=demand.ranks,
+        work=work,
+        sequences=held,
+        concurrency=min(most, service.most_decoding(work)),
+        wanted=demand.concurrency,
+        slo=slo,
+        ttft_ms=estimate.first_token(alone.ttft_ms, checked=not first),
+        itl_ms=estimate.interval(alone.itl_ms, checked=False),  # no published figure is of one request
+        curve=curve,
+        within_slo=best,
+        ended_by=ended,
+        acceptance=acceptance if service.speculation else None,
+        gains=_gains(engines, draft_tokens, min(most, service.most_decoding(work)), work),
+        unchecked=unchecked("throughput", target, demand.device, track, batch=batch, drafts=with_draft),
+        unchecked_first=first,
+        gpu_hour=gpu_hour,
+    )
+
+
+def _of_nothing(what: str, doubts: tuple[str, ...]) -> Iterator[str]:
+    if doubts:
+        yield f"how far {what} is off is not known: no published figure is of {', '.join(doubts)}"
+
+
+def forecast_recipe(
+    recipe: Recipe,
+    demand: Demand,
+    *,
+    acceptance: float | None = None,
+    prompt_tokens: int | None = None,
+    output_tokens: int | None = None,
+    sequences: int | None = None,
+    gpu_hour: float | None = None,
+) -> Forecast | None:
+    """At the recipe's longest prompts and answers, or at those given. None for `cpu`, and where nothing fits."""
+    if isinstance(recipe.runtime, CpuRuntime):
+        return None
+    limits = recipe.limits
+    work = Workload(prompt_tokens or limits.max_input_tokens, output_tokens or limits.max_output_tokens)
+    return forecast(
+        demand,
+        recipe.runtime.kind,
+        work,
+        recipe.slo,
+        acceptance=acceptance,
+        draft_tokens=recipe.draft.max_draft_tokens if recipe.draft else 0,
+        chunked=recipe.scheduler.chunked_context,
+        sequences=sequences,
+        gpu_hour=gpu_hour,
+    )
+
+
+def _service(engines: list[Engine], acceptance: float | None, draft_tokens: int) -> Service:
+    target = engines[0]
+    if len(engines) == 1 or acceptance is None:
+        return Service(target)
+    return Service(target, Speculation(target, engines[1], draft_tokens, acceptance))
+
+
+def _gains(engines: list[Engine], draft_tokens: int, most: int, work: Workload) -> tuple[Gain, ...]:
+    if len(engines) == 1:
+        return ()
+    target, draft = engines
+    return tuple(
+        Gain(
+            acceptance,
+            Speculation(target, draft, draft_tokens, acceptance).gain(1, work.mean_context),
+            Speculation(target, draft, draft_tokens, acceptance).gain(most, work.mean_context),
+            best_length(target, draft, acceptance, 1, work.mean_context),
+        )
+        for acceptance in ACCEPTANCES
+    )

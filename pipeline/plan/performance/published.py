@@ -1,0 +1,159 @@
+"""Figures that others measured and published, and what the model says in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+import yaml
+
+from pipeline.contracts.gpu_rates import rates
+from pipeline.contracts.gpus import gpu
+from pipeline.contracts.models import ModelSizes, known_model
+from pipeline.contracts.releases import Track
+from pipeline.plan.memory.capacity import plan_memory
+from pipeline.plan.memory.demand import Demand, ModelNeed
+from pipeline.plan.parallelism import Parallelism
+from pipeline.plan.performance.efficiency import efficiency
+from pipeline.plan.performance.engine import Engine, Workload
+from pipeline.plan.performance.load import ModelLoad, model_load
+
+Kind = Literal["full-load", "fixed-batch", "first-token"]
+Use = Literal["calibrate", "held-out"]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One published number: output tokens a second of all GPUs, or milliseconds for `first-token`."""
+
+    kind: Kind
+    use: Use
+    model: str
+    gpu: str
+    form: str
+    kv_cache: str
+    split: Parallelism
+    prompt_tokens: int
+    output_tokens: int
+    batch: int  # 0: as many as fit
+    measured: float
+    source: str
+
+    @property
+    def track(self) -> Track:
+        return "pytorch" if self.kind == "full-load" else "tensorrt"
+
+    @property
+    def need(self) -> ModelNeed:
+        """The model as it was run."""
+        return ModelNeed("target", _sizes(self.model), self.split, self.form, self.kv_cache)
+
+    @property
+    def label(self) -> str:
+        split = f"TP{self.split.tensor}" + (f" PP{self.split.pipeline}" if self.split.pipeline > 1 else "")
+        batch = f" batch {self.batch}" if self.batch > 1 else ""
+        return f"{self.model} {self.form} {self.gpu} {split} {self.prompt_tokens}/{self.output_tokens}{batch}"
+
+
+def figures(use: Use | None = None) -> tuple[Figure, ...]:
+    """All, or those of one use."""
+    return tuple(figure for figure in _figures() if use is None or figure.use == use)
+
+
+def computed(figure: Figure, given: Mapping[str, Any] | None = None) -> float:
+    """What the model says, in the unit of the figure; `given` replaces the fitted constants."""
+    engine, work = _engine(figure, given), Workload(figure.prompt_tokens, figure.output_tokens)
+    if figure.kind == "first-token":
+        return 1000 * engine.first_token(figure.prompt_tokens)
+    if figure.kind == "fixed-batch":
+        return figure.batch * figure.output_tokens / engine.static_batch(figure.batch, work)
+    requests = _requests(figure)
+    return requests * figure.output_tokens / engine.run(requests, most_together(figure), work)
+
+
+def fills_steps(figure: Figure) -> bool:
+    """Whether prompts fill the steps of a full load before the KV cache is full."""
+    if figure.kind != "full-load":
+        return False
+    work = Workload(figure.prompt_tokens, figure.output_tokens)
+    return _engine(figure, None).most_decoding(work) < min(most_together(figure), _requests(figure))
+
+
+def _engine(figure: Figure, given: Mapping[str, Any] | None) -> Engine:
+    constants = efficiency(figure.gpu, figure.track, given)
+    return Engine(_load(figure), rates(figure.gpu), constants, figure.need.step_tokens)
+
+
+@cache
+def most_together(figure: Figure) -> int:
+    """Requests that the KV cache holds under full load."""
+    device = gpu(figure.gpu)
+    length = figure.prompt_tokens + figure.output_tokens
+    demand = Demand(device.name, device.driver_mib * 2**20, (figure.need,), length, concurrency=1)
+    return max(1, min(plan_memory(demand).sequences, int(_data()["max_batch"])))
+
+
+@cache
+def _load(figure: Figure) -> ModelLoad:
+    return model_load(figure.need, rates(figure.gpu))
+
+
+def _requests(figure: Figure) -> int:
+    return int(_data()["requests"][f"{figure.prompt_tokens}/{figure.output_tokens}"])
+
+
+def source(figure: Figure) -> str:
+    """Where a figure was published."""
+    return str(_data()["sources"][figure.source])
+
+
+@cache
+def _sizes(name: str) -> ModelSizes:
+    entry = _data()["models"][name]
+    known = known_model(entry["known"]) if "known" in entry else ModelSizes(**entry)
+    assert known is not None, f"{name} is among the data"
+    return known
+
+
+@cache
+def _figures() -> tuple[Figure, ...]:
+    return tuple(figure for table in _data()["tables"] for figure in _rows(table))
+
+
+def _rows(table: Mapping[str, Any]) -> Iterator[Figure]:
+    for row in table["rows"]:
+        ways, pipeline = table.get("tensor", 1), table.get("pipeline", 1)
+        batch, output = 0, 1
+        if table["kind"] == "full-load":
+            prompt, output, measured = row
+            measured *= ways * pipeline if table["per_gpu"] else 1
+        elif table["kind"] == "fixed-batch":
+            batch, ways, prompt, output, measured = row
+            measured *= ways
+        else:
+            ways, prompt, measured = row
+            batch = 1
+        yield Figure(
+            kind=table["kind"],
+            use=table["use"],
+            model=table["model"],
+            gpu=table["gpu"],
+            form=table["format"],
+            kv_cache=table["kv_cache"],
+            split=Parallelism(ways, pipeline),
+            prompt_tokens=prompt,
+            output_tokens=output,
+            batch=batch,
+            measured=measured,
+            source=table["source"],
+        )
+
+
+@cache
+def _data() -> Mapping[str, Any]:
+    file = resources.files("pipeline.plan.performance") / "data" / "published.yaml"
+    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    return data

@@ -1,0 +1,123 @@
+"""A deployment under load: latencies at a number of requests at a time, and how many it can take within its SLO.
+
+As many requests are always in flight as are asked about; when one ends, the next begins. A prompt waits for those
+before it, as in a queue with random arrivals and even service (M/D/1): mean wait = r s / (2 (1 - r)), for a share r of
+the time that prompts take and s seconds each. The 95th percentile of the wait is taken as ln 20 times its mean, as of
+an exponential tail; nobody waits longer than all others together take. These are approximations: an error is stated of
+throughput and of an idle engine's first token alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.plan.performance.engine import Engine, Workload
+from pipeline.plan.performance.speculation import Speculation
+
+Ended = Literal["memory", "steps", "ttft", "itl"]
+_TAIL = math.log(20)  # 95th percentile over mean, exponential
+_SELDOM = 0.05  # a step that is more seldom than this does not show in the 95th percentile
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests at a time, and what they see. Milliseconds, and tokens a second."""
+
+    batch: int
+    ttft_ms: float  # 95th percentile
+    itl_ms: float  # mean time between tokens
+    itl_p95_ms: float
+    tokens_per_s: float  # output, of the whole deployment
+    prompt_share: float  # of the time, that prompts take
+
+    @property
+    def user_tokens_per_s(self) -> float:
+        return 1000 / self.itl_ms
+
+
+@dataclass(frozen=True)
+class Service:
+    """What serves: an engine, alone or with a draft."""
+
+    target: Engine
+    speculation: Speculation | None = None
+
+    @property
+    def gpus(self) -> int:
+        draft = self.speculation.draft.gpus if self.speculation else 0
+        return max(self.target.gpus, draft)  # a draft lies on GPUs of its target
+
+    def at(self, batch: int, work: Workload) -> Load:
+        """With so many requests at a time."""
+        answering = self.speculation or self.target
+        interval = answering.token_interval(batch, work)
+        first = answering.first_token(work.prompt_tokens, batch - 1, work.mean_context)
+        waiting = self._wait(batch, work, first, interval)
+        seconds = first + (work.output_tokens - 1) * interval
+        return Load(
+            batch=batch,
+            ttft_ms=1000 * (first + waiting),
+            itl_ms=1000 * interval,
+            itl_p95_ms=1000 * self._slow_interval(batch, work, interval),
+            tokens_per_s=batch * work.output_tokens / max(seconds, work.output_tokens * interval),
+            prompt_share=answering.prompt_share(batch, work) / interval,
+        )
+
+    def most_decoding(self, work: Workload) -> int:
+        """The most requests at a time that its steps keep up with, see `Engine.most_decoding`."""
+        if self.speculation is None:
+            return self.target.most_decoding(work)
+        return self.target.most_decoding(work, self.speculation.proposed + 1, self.speculation.progress)
+
+    def most_within(
+        self, work: Workload, most: int, ttft_ms: float | None, itl_ms: float | None
+    ) -> tuple[Load | None, Ended]:
+        """The largest load of at most so many within both limits, and what ends it. None: not even one.
+
+        It ends with a limit ("ttft", "itl"), with the steps that prompts fill ("steps"), or with what is asked for
+        ("memory": `most`, which is what memory holds and the limits let in).
+        """
+        best: Load | None = None
+        sustained = self.most_decoding(work)
+        ended: Ended = "steps" if sustained < most else "memory"
+        low, high = 1, min(most, sustained)
+        while low <= high:
+            middle = (low + high) // 2
+            load = self.at(middle, work)
+            broken = _broken(load, ttft_ms, itl_ms)
+            if broken is not None:
+                high, ended = middle - 1, broken
+            else:
+                best, low = load, middle + 1
+        return best, ended
+
+    def curve(self, work: Workload, most: int) -> Iterator[Load]:
+        """At powers of two, and at the most that its steps keep up with."""
+        most = min(most, self.most_decoding(work))
+        sizes = [2**power for power in range(max(most, 1).bit_length()) if 2**power < most]
+        for batch in (*sizes, most):
+            yield self.at(batch, work)
+
+    def _wait(self, batch: int, work: Workload, first: float, interval: float) -> float:
+        others = batch - 1
+        if not others:
+            return 0.0
+        share = min(others * first / (first + work.output_tokens * interval), 0.99)
+        return min(_TAIL * share * first / (2 * (1 - share)), others * first)
+
+    def _slow_interval(self, batch: int, work: Workload, interval: float) -> float:
+        mixed, often = self.target.mixed_step(batch, work)
+        return max(mixed, interval) if often > _SELDOM else interval
+
+
+def _broken(load: Load, ttft_ms: float | None, itl_ms: float | None) -> Ended | None:
+    if _over(load.itl_p95_ms, itl_ms):
+        return "itl"
+    return "ttft" if _over(load.ttft_ms, ttft_ms) else None
+
+
+def _over(value: float, limit: float | None) -> bool:
+    return limit is not None and value > limit

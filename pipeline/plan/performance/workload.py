@@ -1,0 +1,97 @@
+"""What a user asks about speed and cost, read from words: GPUs, prices, lengths, the acceptance of a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.contracts.gpus import gpu, gpus
+from pipeline.errors import Fault, InvalidInput, UserError
+from pipeline.plan.performance.compare import Question
+from pipeline.plan.performance.engine import Workload
+from pipeline.recipe import Limits
+
+_LONGEST = 10_000_000  # tokens, as a recipe's limits allow
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """None and (): the recipe's own."""
+
+    devices: tuple[str, ...] = ()
+    prices: Mapping[str, float] = field(default_factory=dict)
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    acceptance: float | None = None
+
+    def question(self, limits: Limits) -> Question:
+        """For a comparison. Without --gpus: all that have a price, or all that there are."""
+        return Question(
+            work=Workload(
+                self.prompt_tokens or limits.max_input_tokens, self.output_tokens or limits.max_output_tokens
+            ),
+            devices=self.devices or tuple(self.prices) or tuple(one.name for one in gpus()),
+            prices=self.prices,
+            acceptance=self.acceptance,
+        )
+
+
+def read_asked(
+    *,
+    devices: str | None = None,
+    prices: Sequence[str] = (),
+    prompt_tokens: int | None = None,
+    output_tokens: int | None = None,
+    acceptance: float | None = None,
+) -> Asked:
+    """From the words of a command line.
+
+    Raises:
+        InvalidInput: everything that is wrong with them.
+    """
+    faults: list[Fault] = []
+    names = _devices((devices or "").split(",") if devices is not None else (), faults)
+    by_gpu = _prices(prices, faults)
+    for option, tokens in (("--prompt-tokens", prompt_tokens), ("--output-tokens", output_tokens)):
+        if tokens is not None and not 1 <= tokens <= _LONGEST:
+            faults.append(Fault(f"must be 1 to {_LONGEST} tokens", key=option, value=tokens))
+    if acceptance is not None and not 0 <= acceptance <= 1:
+        faults.append(
+            Fault("must be 0 to 1", key="--acceptance", value=acceptance, fix="0.8 is four of five tokens")
+        )
+    if faults:
+        raise InvalidInput("command line", faults)
+    return Asked(names, by_gpu, prompt_tokens, output_tokens, acceptance)
+
+
+def _devices(words: Iterable[str], faults: list[Fault]) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for word in words:
+        try:
+            found |= dict.fromkeys(_named(word.strip()))
+        except UserError as error:
+            faults.append(Fault(str(error), key="--gpus", value=word))
+    return tuple(found)
+
+
+def _prices(words: Iterable[str], faults: list[Fault]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for word in words:
+        name, _, price = word.partition("=")
+        try:
+            value = float(price)
+            if not 0 < value < float("inf"):
+                raise ValueError
+            found |= dict.fromkeys(_named(name.strip()), value)
+        except ValueError:
+            fix = "write GPU=PRICE_PER_HOUR, like h100-sxm-80g=2.5"
+            faults.append(Fault("is not a price above 0", key="--price", value=word, fix=fix))
+        except UserError as error:
+            faults.append(Fault(str(error), key="--price", value=word))
+    return found
+
+
+def _named(word: str) -> tuple[str, ...]:
+    """A GPU by its name, or all whose names begin so: `h100` is each of three."""
+    begun = tuple(one.name for one in gpus() if one.name.startswith(f"{word}-"))
+    return begun or (gpu(word).name,)

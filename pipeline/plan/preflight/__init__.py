@@ -1,0 +1,34 @@
+"""Preflight: every rule that is known, held against a recipe, its models, what will be written, and a machine.
+
+    found = findings(recipe, models, machine, emitted)   # all at once, the gravest first
+    found = allow(found, allowance(["sm.fp8"]))          # errors that a user lets pass: --allow
+    refuse(recipe, found)                                # raises what stops a build, returns the others
+
+The rules themselves (severity, reason, sources, what may be allowed) are data: `pipeline.contracts.rules`. One file a
+group of checks, beside the data file of the same name:
+
+    releases      release, GPU, flags and models that a release must know
+    formats       weights and KV cache, by GPU
+    splitting     what must divide (arithmetic in `fitting`)
+    speculation   a draft and its target
+    tokenizers    whether both speak of the same tokens
+    budgets       lengths, and the tokens of a step
+    memory        whether it fits on its GPUs
+    serving       what Triton's models will say
+    sourcing      what the hub answers
+    caching       what the response cache answers
+    devices       GPUs of a machine
+    software      what is installed there
+    host          its memory, disks, limits and ports
+"""
+
+from pipeline.plan.preflight.allowing import ALLOWABLE, allow, allowance, kept, said
+from pipeline.plan.preflight.finding import Finding
+from pipeline.plan.preflight.generated_config import Emission
+from pipeline.plan.preflight.needs import Needs, Serving
+from pipeline.plan.preflight.run_rules import findings, machine_findings, refuse
+
+__all__ = [
+    "ALLOWABLE", "Emission", "Finding", "Needs", "Serving", "allow", "allowance", "findings", "kept",
+    "machine_findings", "refuse", "said",
+]  # fmt: skip

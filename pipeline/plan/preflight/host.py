@@ -1,0 +1,155 @@
+"""Rules about memory, disks, limits and ports of a machine, and how mpirun starts ranks there.
+
+Each function is one rule of contracts/data/rules/host.yaml, under its id in CHECKS: it compares what is needed with
+what is there, so that a recipe is judged by it before its build, and a package before its start. What is not known of
+a machine is not judged.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+
+from pipeline.contracts.rules import rule
+from pipeline.plan.machine_facts import MachineFacts
+from pipeline.plan.preflight.finding import Said
+from pipeline.plan.preflight.needs import MachineCheck, Needs
+from pipeline.store import human_bytes
+
+TENSOR, KIND, HOST_CACHE = "runtime.tensor_parallel", "runtime.kind", "kv_cache.host_memory_gib"
+FORMAT = "quantization.format"
+PORTS = (8000, 8001, 8002)  # Triton's own
+_MIB, _GIB = 2**20, 2**30
+
+
+def _memory(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+    have, free = here.memory_bytes, here.memory_available_bytes
+    if have is not None and have < needs.host_cache_bytes:
+        yield Said(
+            (HOST_CACHE,),
+            _lacks("host memory", needs.host_cache_bytes, have),
+            "fewer, or a machine with more",
+        )
+    elif have is not None and have < needs.build_memory_bytes:
+        text = _lacks("host memory to build", needs.build_memory_bytes, have)
+        yield Said((HOST_CACHE,), text, "build on a machine with more, or over more ranks", "warning")
+    elif free is not None and free < max(needs.host_cache_bytes, needs.build_memory_bytes):
+        text = _lacks("host memory", max(needs.host_cache_bytes, needs.build_memory_bytes), free, "are free")
+        yield Said((HOST_CACHE,), text, "end what else runs here", "warning")
+
+
+def _calibration(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+    """On GPUs, what they do not hold lies in host memory; without one, all of it."""
+    facts, free = rule("host.calibration").facts, here.memory_available_bytes
+    if free is None or not needs.calibrated_weights:
+        return
+    elsewhere = "calibrate on a machine with more memory, or with a GPU that holds it"
+    if not here.gpus:
+        needed = needs.calibrated_weights * facts["cpu_bytes"]
+        if free < needed:
+            yield Said((FORMAT,), _lacks("memory to calibrate on a CPU", needed, free, "are free"), elsewhere)
+        return
+    needed = needs.calibrated_weights * facts["gpu_bytes"]
+    on_gpus = sum(seen.free_mib for seen in here.gpus) * _MIB
+    if on_gpus + free < needed:
+        text = _lacks("memory to calibrate", needed, on_gpus + free, "are free on GPUs and host together")
+        yield Said((FORMAT,), text, elsewhere)
+    elif on_gpus < needed:
+        text = _lacks(
+            "GPU memory to calibrate",
+            needed,
+            on_gpus,
+            "are free; the rest lies in host memory, which is slow",
+        )
+        yield Said((FORMAT,), text, elsewhere, "warning")
+
+
+def _disk(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+    if here.store is None or needs.build_bytes is None:
+        return
+    lacking = needs.build_bytes - here.store.held_bytes
+    if here.store.free_bytes < lacking:
+        text = _lacks("disk", lacking, here.store.free_bytes, f"are free in {here.store.folder}")
+        collect = shlex.join(("pipeline", "store", "gc", "--store", here.store.folder))
+        yield Said(("model.source",), text, f"free some ({collect}), or name another --store")
+
+
+def _temporary(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+    del needs  # whatever it is
+    least = int(rule("host.temporary").facts["least_gib"] * _GIB)
+    if here.temporary is not None and here.temporary.free_bytes < least:
+        text = _lacks(
+            "temporary files", least, here.temporary.free_bytes, f"are free in {here.temporary.folder}"
+        )
+        yield Said((KIND,), text, "free some, or set TMPDIR")
+
+
+def _lacks(what: str, needed: int, there: int, how: str = "are there") -> str:
+    return f"it needs {human_bytes(needed)} of {what}, {human_bytes(there)} {how}"
+
+
+def _shared_memory(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+    wanted = needs.serving
+    if here.shm_bytes is None or wanted is None or needs.where == "docker":
+        return  # a container is given its own
+    if here.shm_bytes >= wanted.shm_mib * _MIB:
+        return
+    spans = wanted.gpus > 1 and here.shm_bytes < wanted.least_shm_mib * _MIB
+    yield Said(
+        (TENSOR,),
+        f"/dev/shm has {here.shm_bytes // _MIB} MiB, {wanted.shm_mib} MiB are wanted",
+        f"docker run --shm-size={wanted.shm_mib}m, or --ipc=host",
+        "error" if spans else None,
+    )
+
+
+def _locked_memory(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+    ranks = needs.serving.gpus if needs.serving is not None else 1
+    if here.memlock_limited and ranks > 1 and needs.where != "docker":
+        yield Said(
+            (TENSOR,),
+            f"a process may lock {(here.memlock_bytes or 0) >> 10} KiB of memory only",
+            "docker run --ulimit memlock=-1, or ulimit -l unlimited",
+        )
+
+
+def _ports(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+    taken = sorted((here.taken_ports or frozenset()) & set(PORTS))
+    if taken and needs.where == "anywhere":  # a start names the ports that it takes
+        others = "pipeline deploy chooses others, or name them: --http-port, --grpc-port, --metrics-port"
+        yield Said(("name",), f"ports {', '.join(map(str, taken))} are taken by another process", others)
+
+
+def _spawning(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+    if here.batch_system and needs.spawns and needs.where != "docker":  # which hides the job
+        yield Said(
+            ("draft",),
+            f"two engines are served by ranks that MPI spawns; within a job of {here.batch_system} it cannot",
+            "serve outside of the job, or build without a draft",
+        )
+
+
+def _slots(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+    ranks = needs.serving.gpus if needs.serving is not None else 1
+    if here.mpi_slots is not None and ranks > 1 and here.mpi_slots < ranks:
+        by_hand = "pipeline deploy passes --oversubscribe; by hand, pass it or widen the host file"
+        yield Said((TENSOR,), f"it needs {ranks} ranks, mpirun counts {here.mpi_slots} slots here", by_hand)
+
+
+def _root(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+    if here.is_root and needs.serving is not None and needs.serving.gpus > 1:
+        yield Said((TENSOR,), "mpirun refuses root without --allow-run-as-root", "pipeline deploy passes it")
+
+
+CHECKS: Mapping[str, MachineCheck] = {
+    "host.memory": _memory,
+    "host.calibration": _calibration,
+    "host.disk": _disk,
+    "host.temporary": _temporary,
+    "host.shm": _shared_memory,
+    "host.memlock": _locked_memory,
+    "host.ports": _ports,
+    "mpi.orchestrator": _spawning,
+    "mpi.slots": _slots,
+    "mpi.root": _root,
+}

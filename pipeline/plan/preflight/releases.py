@@ -1,0 +1,178 @@
+"""Rules about what a recipe names: its release, its GPU, and flags and models that a release must know.
+
+Each function is one rule of contracts/data/rules, under its id in CHECKS.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pipeline.contracts import gpus, llmapi, trtllm_build
+from pipeline.contracts.rules import rule
+from pipeline.contracts.version_range import precedes
+from pipeline.errors import UserError
+from pipeline.plan.preflight import formats
+from pipeline.plan.preflight.context import Subject
+from pipeline.plan.preflight.finding import Check, Said
+from pipeline.recipe import PyTorchRuntime, TensorRTRuntime
+
+VERSION, KIND, GPU = "runtime.version", "runtime.kind", "runtime.gpu"
+BUILD_FLAGS = "runtime.build_flags"
+
+
+def _release(subject: Subject) -> Iterator[Said]:
+    if subject.release_problem:
+        yield Said((VERSION, KIND), subject.release_problem)
+
+
+def _gpu(subject: Subject) -> Iterator[Said]:
+    runtime = subject.gpu_runtime
+    assert runtime is not None, "the rule is about TensorRT-LLM"
+    try:
+        gpus.gpu(runtime.gpu)
+    except UserError as error:
+        yield Said((GPU,), str(error))
+
+
+def _model_since(subject: Subject) -> Iterator[Said]:
+    runtime = subject.gpu_runtime
+    assert runtime is not None, "the rule is about TensorRT-LLM"
+    first: Mapping[str, Mapping[str, str]] = rule("model.since").facts["models"]
+    for model, sizes in subject.sized:
+        since = first.get(sizes.architecture, {}).get(runtime.kind)
+        if since is not None and precedes(runtime.version, since):
+            yield Said(
+                (VERSION, model.source_key),
+                f"does not build {sizes.architecture}, which {model.source_key} is, with runtime.kind {runtime.kind}",
+                f"at least {since}",
+            )
+
+
+def _class(subject: Subject) -> Iterator[Said]:
+    """Engines and CPU models are made from tensors that we read."""
+    facts = rule("model.class").facts
+    doing = {"tensorrt": "converted", "cpu": "cpu"}.get(subject.kind, "calibrated")
+    known: list[str] = facts[doing]
+    for model in subject.models:
+        if model.architecture is not None and model.architecture not in known and subject.is_read(model):
+            how = "run with runtime.kind cpu" if doing == "cpu" else doing
+            yield Said(
+                (model.source_key, KIND),
+                f"is a {model.architecture or 'model of no named class'}, which cannot be {how}",
+                f"one of {', '.join(known)}",
+            )
+
+
+def _served(subject: Subject) -> Iterator[Said]:
+    """What the PyTorch backend reads itself must be a class that it has."""
+    known: list[str] = rule("model.served").facts["classes"]
+    for model in subject.models:
+        if model.is_head or model.architecture is None or subject.is_read(model):
+            continue
+        if model.architecture not in known:
+            yield Said(
+                (model.source_key, KIND),
+                f"is a {model.architecture or 'model of no named class'}, which is not among the models that the "
+                "PyTorch backend of TensorRT-LLM serves",
+                f"one of {', '.join(name for name in known if name.endswith('ForCausalLM'))}; or a model of text and "
+                "images that is listed",
+            )
+
+
+def _refused(subject: Subject) -> Iterator[Said]:
+    """What the runtime itself said when it worked out what it will write."""
+    for fault in subject.emitted.refusals if subject.emitted is not None else ():
+        yield Said((fault.key or KIND,), fault.problem, fault.fix)
+
+
+def _instances(subject: Subject) -> Iterator[Said]:
+    runtime = subject.recipe.runtime
+    if not isinstance(runtime, PyTorchRuntime) or runtime.instances == 1 or subject.release_problem:
+        return
+    if not llmapi.has_instances(runtime.version):
+        yield Said(
+            ("runtime.instances", VERSION),
+            f"must be 1: the llmapi model of TensorRT-LLM {runtime.version} cannot spread instances over GPUs",
+            "remove runtime.instances, or choose a version that can",
+        )
+
+
+def _known_issue(subject: Subject) -> Iterator[Said]:
+    for issue in rule("known.issue").facts["issues"]:
+        if _has(issue, subject):
+            yield Said((issue["key"], VERSION), issue["problem"], issue["fix"])
+
+
+def _has(issue: Mapping[str, Any], subject: Subject) -> bool:
+    """Whether a recipe meets all conditions of an issue."""
+    runtime, target = subject.gpu_runtime, subject.target
+    assert runtime is not None, "the rule is about TensorRT-LLM"
+    version, sm = runtime.version, subject.gpu.sm if subject.gpu is not None else None
+    architecture = target.sizes.architecture if target.sizes is not None else None
+    return (
+        not precedes(version, issue["since"])
+        and precedes(version, issue["until"])
+        and runtime.kind in issue.get("runtimes", (runtime.kind,))
+        and sm in issue.get("capabilities", (sm,))
+        and architecture in issue.get("architectures", (architecture,))
+        and target.format in issue.get("formats", (target.format,))
+        and all(getattr(runtime, setting) > least for setting, least in issue["above"].items())
+    )
+
+
+def _build_flags(subject: Subject) -> Iterator[Said]:
+    runtime = subject.recipe.runtime
+    if not isinstance(runtime, TensorRTRuntime) or subject.release_problem:
+        return
+    keys = (BUILD_FLAGS, VERSION)
+    names = [entry.partition("=")[0] for entry in runtime.build_flags]
+    for name, entry in zip(names, runtime.build_flags, strict=True):
+        if name in trtllm_build.tunable(runtime.version):
+            for fault in _faults_of_value(runtime.version, name, entry):
+                yield Said(keys, f"has {entry}: {fault}", _right_values(runtime.version, name))
+        else:
+            unknown = f"trtllm-build {runtime.version} has no such flag"
+            reason = trtllm_build.decided(runtime.version).get(name, unknown)
+            yield Said(keys, f"may not have {entry}: {reason}", _right_names(runtime.version, name))
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield Said(keys, f"has {name} more than once", "keep one of them")
+
+
+def _faults_of_value(version: str, name: str, entry: str) -> Iterator[str]:
+    """What trtllm-build, or the engine that it would make, has against the value of a flag."""
+    words = trtllm_build.words_of(entry)
+    faults = trtllm_build.check(version, words)
+    yield from (fault.removeprefix(f"{' '.join(words)}: ") for fault in faults)
+    if not faults and trtllm_build.flags(version)[name].kind == "integer" and int(words[1]) < 1:
+        yield "must be at least 1"
+
+
+def _right_values(version: str, name: str) -> str:
+    """How an entry for this flag is written."""
+    flag = trtllm_build.flags(version)[name]
+    *others, last = trtllm_build.entries_of(flag)
+    any_number = ", or another number of at least 1" if flag.kind == "integer" else ""
+    return f"write {', '.join(others)} or {last}" if others else f"write {last}{any_number}"
+
+
+def _right_names(version: str, name: str) -> str:
+    """Entries for flags that a recipe may have, for those with similar names if there are any."""
+    allowed, known = trtllm_build.tunable(version), trtllm_build.flags(version)
+    near = difflib.get_close_matches(name.lstrip("-"), allowed, n=3) or allowed
+    return f"what it may have: {', '.join(trtllm_build.entries_of(known[one])[0] for one in near)}"
+
+
+CHECKS: Mapping[str, Check] = {
+    "release": _release,
+    "gpu.known": _gpu,
+    "gpu.since": formats.on_gpu("gpu.since"),
+    "model.class": _class,
+    "model.served": _served,
+    "runtime.refuses": _refused,
+    "model.since": _model_since,
+    "llmapi.instances": _instances,
+    "known.issue": _known_issue,
+    "build.flags": _build_flags,
+}

@@ -1,0 +1,120 @@
+"""All findings about a recipe, its models, what will be written for it, and a machine, at once; and what to do of them.
+
+Pure. The facts are those of `pipeline.contracts`; nothing is downloaded, and what is not known is not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from pipeline.contracts.rules import Rule, rule, rules
+from pipeline.errors import InvalidInput
+from pipeline.plan.machine_facts import MachineFacts
+from pipeline.plan.model_facts import ModelFacts, known_models
+from pipeline.plan.preflight.checks import MACHINE_CHECKS, RECIPE_CHECKS
+from pipeline.plan.preflight.context import Subject, subject
+from pipeline.plan.preflight.finding import Finding, Said
+from pipeline.plan.preflight.generated_config import Emission
+from pipeline.plan.preflight.needs import Needs, needs_of
+from pipeline.recipe import Recipe
+from pipeline.recipe.locating import located, shown
+from pipeline.recipe.validator import Problem, Values
+
+_ECHO = "runtime.refuses"
+_CLASS = ("model.class", "model.served")
+_ORDER = {"error": 0, "warning": 1, "note": 2}
+
+
+def findings(
+    recipe: Recipe,
+    models: Mapping[str, ModelFacts] | None = None,
+    machine: MachineFacts | None = None,
+    emitted: Emission | None = None,
+) -> tuple[Finding, ...]:
+    """Everything that is to be said, the gravest first.
+
+    Args:
+        models: role -> what is known of it; by default what is known offline.
+        machine: where it is to be built or served; None judges no machine.
+        emitted: what the runtime will write; None leaves those rules out.
+    """
+    looked_at = subject(recipe, known_models(recipe) if models is None else models, machine, emitted)
+    found = [
+        *_of_recipe(looked_at),
+        *(_of_machine(needs_of(looked_at), machine) if machine is not None else ()),
+    ]
+    return _sorted(_without_echoes(found))
+
+
+def machine_findings(needs: Needs, machine: MachineFacts) -> tuple[Finding, ...]:
+    """What a machine lacks, the gravest first: for a package, of which nothing but its needs is known."""
+    return _sorted(_of_machine(needs, machine))
+
+
+def refuse(recipe: Recipe, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """The findings, if none of them refuses the recipe: warnings, notes, and errors that are allowed.
+
+    Raises:
+        InvalidInput: with every other error as a fault, at its line of the recipe.
+    """
+    stopping = [finding for finding in found if finding.stops]
+    if stopping:
+        problems = [Problem(one.keys, one.problem, one.fix, one.rule) for one in stopping]
+        file = recipe.provenance.file
+        raise InvalidInput(shown(file) if file else f"recipe {recipe.name}", located(recipe, problems))
+    return found
+
+
+def _of_recipe(looked_at: Subject) -> list[Finding]:
+    """Of a model whose class nothing here can run, only that is said: its sizes are then nobody's."""
+    found = list(_checked(looked_at))
+    classes = [one for one in found if one.rule in _CLASS]
+    if not classes:
+        return found
+    rest = _checked(looked_at.without_sizes({one.keys[0] for one in classes}))
+    return [*classes, *(one for one in rest if one.rule not in _CLASS)]
+
+
+def _checked(looked_at: Subject) -> Iterator[Finding]:
+    values, runtime = Values(looked_at.recipe.model_dump(mode="json")), looked_at.gpu_runtime
+    version = runtime.version if runtime is not None and not looked_at.release_problem else None
+    for one in rules():
+        if one.id in RECIPE_CHECKS and one.concerns(looked_at.kind, version):
+            for said in RECIPE_CHECKS[one.id](looked_at):
+                yield _finding(one, looked_at.kind, said, values[said.keys[0]])
+
+
+def _of_machine(needs: Needs, machine: MachineFacts) -> Iterator[Finding]:
+    version = needs.serving.version if needs.serving is not None else None
+    for name, check in MACHINE_CHECKS.items():
+        if rule(name).concerns(needs.kind, version):
+            for said in check(needs, machine):
+                yield _finding(rule(name), needs.kind, said, needs.values.get(said.keys[0]))
+
+
+def _finding(one: Rule, kind: str, said: Said, value: object) -> Finding:
+    return Finding(
+        rule=one.id,
+        severity=said.severity or one.severity(kind),
+        keys=said.keys,
+        value=value,
+        problem=said.problem,
+        reason=one.reason,
+        fix=said.fix,
+        sources=said.sources or one.sources,
+    )
+
+
+def _without_echoes(found: list[Finding]) -> list[Finding]:
+    """Without the runtime's own refusals of what another rule explains, and stops for sure."""
+    explained = {
+        key
+        for one in found
+        if one.severity == "error" and one.rule != _ECHO and rule(one.rule).never_allowed
+        for key in one.keys
+    }
+    return [one for one in found if one.rule != _ECHO or not explained & {*one.keys, "runtime.kind"}]
+
+
+def _sorted(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(found, key=lambda finding: _ORDER[finding.severity]))

@@ -1,0 +1,109 @@
+"""Rules about where checkpoints and samples come from: what the hub answers, and what a local folder holds.
+
+Each function is one rule of contracts/data/rules, under its id in CHECKS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from pipeline.plan.preflight.context import Model, Subject
+from pipeline.plan.preflight.finding import Check, Said
+from pipeline.recipe import HubSource
+
+_REFUSED, _MISSING = (401, 403), (404,)
+DATASET = "quantization.calibration.dataset"
+
+
+def _gated(subject: Subject) -> Iterator[Said]:
+    for model, repo, status in _answers(subject, _REFUSED):
+        why = (
+            "is gated, private or not there: without a token" if status == 401 else "is gated: to this token"
+        )
+        yield Said(
+            (model.source_key,),
+            f"{why} the hub answers {status}",
+            f"accept the conditions at https://huggingface.co/{repo}, and set HF_TOKEN to a token that may read it",
+        )
+
+
+def _missing(subject: Subject) -> Iterator[Said]:
+    for model, _, _ in _answers(subject, _MISSING):
+        yield Said(
+            (model.source_key, model.source_key.replace("source", "revision")),
+            "has no config.json on the hub: it answers 404, as it does for a name or a revision that does not exist",
+            "write another name or revision",
+        )
+
+
+def _files(subject: Subject) -> Iterator[Said]:
+    for model in subject.models:
+        if model.facts.problem:
+            yield Said((model.source_key,), model.facts.problem)
+
+
+def _config(subject: Subject) -> Iterator[Said]:
+    for model in subject.models:
+        for fault in model.facts.config_faults if subject.is_read(model) else ():
+            said = f"{fault.key} = {fault.value}" if fault.value is not None else fault.key
+            yield Said((model.source_key,), f"config.json: {said}: {fault.problem}", fault.fix)
+
+
+def _tokenizer(subject: Subject) -> Iterator[Said]:
+    for model in subject.models:
+        used = model is subject.target or (model.format != "none" and not model.is_head)
+        if used and model.facts.has_tokenizer is False:
+            yield Said(
+                (model.source_key,),
+                "has no tokenizer.json",
+                "where there is only tokenizer.model, load it with AutoTokenizer of transformers and call "
+                "save_pretrained, which writes it",
+            )
+
+
+def _template(subject: Subject) -> Iterator[Said]:
+    """Without one a model completes texts, which is all that a base model does."""
+    model, dataset = subject.target, subject.emitted.dataset if subject.emitted is not None else None
+    if model.facts.has_template is not False:
+        return
+    if dataset is not None and dataset.conversations:
+        yield Said(
+            (model.source_key, DATASET),
+            f"has no chat template, which the conversations of {DATASET} need",
+            "give a data set of plain text, or add chat_template.jinja to the checkpoint",
+        )
+    else:
+        yield Said(
+            (model.source_key,),
+            "has no chat template: it is served for completions of text, and refuses chats",
+            "if it is a model for chats, add chat_template.jinja to the checkpoint",
+            severity="warning",
+        )
+
+
+def _dataset(subject: Subject) -> Iterator[Said]:
+    dataset = subject.emitted.dataset if subject.emitted is not None else None
+    if dataset is not None and dataset.problem:
+        yield Said((DATASET,), dataset.problem)
+
+
+def _answers(subject: Subject, wanted: tuple[int, ...]) -> Iterator[tuple[Model, str, int]]:
+    """Models of the hub, by their repository and what it answers for them."""
+    recipe, asked = subject.recipe, subject.machine.hub if subject.machine is not None else {}
+    for model, checkpoint in zip(subject.models, (recipe.model, recipe.draft), strict=False):
+        if checkpoint is None or not isinstance(checkpoint.source, HubSource):
+            continue
+        status = model.facts.access or asked.get(checkpoint.source.repo)
+        if status in wanted:
+            yield model, checkpoint.source.repo, status
+
+
+CHECKS: Mapping[str, Check] = {
+    "source.gated": _gated,
+    "source.missing": _missing,
+    "source.files": _files,
+    "source.config": _config,
+    "source.tokenizer": _tokenizer,
+    "source.template": _template,
+    "source.dataset": _dataset,
+}

@@ -1,0 +1,264 @@
+"""Rules about sizes: what must divide, what is padded or copied.
+
+Each function is one rule of contracts/data/rules, which has its severity and sources, under its id in
+CHECKS.
+A model whose sizes are not known is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from pipeline.contracts.models import ModelSizes
+from pipeline.contracts.rules import rule
+from pipeline.plan.preflight import fitting
+from pipeline.plan.preflight.context import Model, Subject
+from pipeline.plan.preflight.finding import Check, Said
+from pipeline.recipe.validators import AWQ
+
+PIPELINE, EXPERT = "runtime.pipeline_parallel", "runtime.expert_parallel"
+BLOCK = "quantization.awq_block_size"
+
+
+def _attention_heads(subject: Subject) -> Iterator[Said]:
+    for model, sizes in subject.sized:
+        if not fitting.heads_split(sizes, model.split.tensor):
+            yield Said(
+                (model.tensor_key, model.source_key),
+                f"must divide the {sizes.heads} attention heads of {_name(model)}",
+                _fitting(subject, model, sizes),
+            )
+
+
+def _kv_heads_even(subject: Subject) -> Iterator[Said]:
+    for model, sizes in subject.sized:
+        if sizes.kv_heads >= model.split.tensor and not fitting.kv_heads_split(sizes, model.split.tensor):
+            yield Said(
+                (model.tensor_key, model.source_key),
+                f"must divide the {sizes.kv_heads} key and value heads of {_name(model)}",
+                _fitting(subject, model, sizes),
+            )
+
+
+def _kv_heads_duplicate(subject: Subject) -> Iterator[Said]:
+    for model, sizes in subject.sized:
+        if sizes.kv_heads < model.split.tensor and not fitting.kv_heads_split(sizes, model.split.tensor):
+            yield Said(
+                (model.tensor_key, model.source_key),
+                f"must be a multiple of the {sizes.kv_heads} key and value heads of {_name(model)}, "
+                "each of which is copied to several ranks",
+                _fitting(subject, model, sizes),
+            )
+
+
+def _kv_heads_copied(subject: Subject) -> Iterator[Said]:
+    for model, sizes in subject.sized:
+        copies, rest = divmod(model.split.tensor, sizes.kv_heads)
+        if copies > 1 and not rest:
+            yield Said(
+                (model.tensor_key,),
+                f"each of the {sizes.kv_heads} key and value heads of {_name(model)} lies on {copies} ranks, "
+                "so a rank's KV cache is no smaller than with "
+                f"{sizes.kv_heads}",
+            )
+
+
+def _width(subject: Subject) -> Iterator[Said]:
+    for model, sizes in subject.sized:
+        if not fitting.width_splits(sizes, model.split):
+            shared = f" (with {model.split.expert} groups of experts)" if sizes.experts else ""
+            yield Said(
+                (model.tensor_key, model.source_key),
+                f"must divide the hidden size {sizes.hidden} and the inner size {sizes.intermediate} of "
+                f"{_name(model)}{shared}",
+                _fitting(subject, model, sizes),
+            )
+
+
+def _groups(subject: Subject) -> Iterator[Said]:
+    """Weights of a row that share a scale: whole groups, in every layer."""
+    of_format: dict[str, int] = rule("quantization.groups").facts["sizes"]
+    block = subject.recipe.quantization.awq_block_size
+    for model, sizes in subject.sized:
+        group = block if _has_awq(subject, model) else of_format.get(model.format, 1)
+        uneven = [columns for columns in _columns(sizes) if columns % group]
+        if uneven:
+            smaller = (
+                group == 128 and not any(columns % 64 for columns in uneven) and _has_blocks_of_64(subject)
+            )
+            yield Said(
+                (BLOCK if group == block else model.format_key, model.source_key),
+                f"groups of {group} weights do not divide {' and '.join(map(str, uneven))} columns of {_name(model)}",
+                "64" if smaller else "choose a format without groups, such as fp8",
+            )
+
+
+def _w4a8_groups(subject: Subject) -> Iterator[Said]:
+    """One finding for both models, which share the size of blocks."""
+    only: int = rule("quantization.w4a8_group").facts["group"]
+    wrong = [model for model in subject.models if "w4a8_awq" in subject.layer_formats(model)]
+    if not wrong or subject.recipe.quantization.awq_block_size == only:
+        return
+    keys = ["quantization.auto.formats" if model.format == "auto" else model.format_key for model in wrong]
+    sizes = [model.sizes for model in wrong if model.sizes is not None]
+    divides = not any(columns % only for one in sizes for columns in _columns(one))
+    instead = f"{' and '.join(keys)} to int4_awq"
+    yield Said(
+        (BLOCK, *(model.format_key for model in wrong)),
+        f"must be {only} for w4a8_awq: TensorRT-LLM has no kernels for other groups",
+        f"set {BLOCK} to {only}, or {instead}" if divides else f"set {instead}",
+    )
+
+
+def _has_blocks_of_64(subject: Subject) -> bool:
+    """Whether they may be advised; both models have blocks of one size."""
+    w4a8 = any("w4a8_awq" in subject.layer_formats(model) for model in subject.models)
+    return subject.gpu_runtime is None or not w4a8
+
+
+def _columns(sizes: ModelSizes) -> tuple[int, ...]:
+    """Inputs of the linear layers of a block, each size once."""
+    return tuple(dict.fromkeys((sizes.hidden, sizes.heads * sizes.head_dim, sizes.intermediate)))
+
+
+def _awq_blocks(subject: Subject) -> Iterator[Said]:
+    block = subject.recipe.quantization.awq_block_size
+    for model, sizes in subject.sized:
+        whole = any(columns % block for columns in _columns(sizes))  # then no split is to blame
+        if not _has_awq(subject, model) or whole or fitting.blocks_split(sizes, model.split, block):
+            continue
+        halved = block == 128 and fitting.blocks_split(sizes, model.split, 64) and _has_blocks_of_64(subject)
+        attention, inner = sizes.heads * sizes.head_dim, fitting.inner_per_rank(sizes, model.split)[0]
+        yield Said(
+            (model.tensor_key, BLOCK, model.format_key),
+            f"leaves a rank of {_name(model)} {attention / model.split.tensor:g} inputs of o_proj and {inner} of "
+            f"down_proj, which {BLOCK} {block} must divide",
+            (f"set {BLOCK} to 64, or " if halved else "") + _fitting(subject, model, sizes),
+        )
+
+
+def _padded_vocabulary(subject: Subject) -> Iterator[Said]:
+    for model, sizes in subject.sized:
+        over = sizes.vocab % model.split.tensor
+        if over:
+            padded = sizes.vocab + model.split.tensor - over
+            yield Said(
+                (model.tensor_key,),
+                f"the vocabulary of {_name(model)} is padded from {sizes.vocab} to {padded} tokens, and logits with it",
+            )
+
+
+def _padded_for_awq(subject: Subject) -> Iterator[Said]:
+    multiple: int = rule("vocab.pad_awq").facts["multiple"]
+    for model, sizes in subject.sized:
+        if _has_awq(subject, model) and sizes.vocab % multiple:
+            padded = -(-sizes.vocab // multiple) * multiple
+            yield Said(
+                (model.format_key,),
+                f"the output projection of {_name(model)} is padded from {sizes.vocab} to {padded} tokens",
+            )
+
+
+def _layers(subject: Subject) -> Iterator[Said]:
+    model, sizes = subject.target, subject.target.sizes
+    if sizes is not None and model.split.pipeline > sizes.layers:
+        yield Said(
+            (PIPELINE, model.source_key),
+            f"is more than the {sizes.layers} layers of {_name(model)}",
+            f"at most {sizes.layers}",
+        )
+
+
+def _even_layers(subject: Subject) -> Iterator[Said]:
+    model, sizes = subject.target, subject.target.sizes
+    if sizes is not None and model.split.pipeline <= sizes.layers and sizes.layers % model.split.pipeline:
+        divisors = [n for n in range(1, model.split.pipeline * 2) if sizes.layers % n == 0]
+        yield Said(
+            (PIPELINE, model.source_key),
+            f"does not divide the {sizes.layers} layers of {_name(model)}",
+            "one of " + ", ".join(map(str, divisors)),
+        )
+
+
+def _models_without_stages(subject: Subject) -> Iterator[Said]:
+    model, sizes = subject.target, subject.target.sizes
+    if (
+        sizes is not None
+        and model.split.pipeline > 1
+        and sizes.architecture in rule("pp.models").facts["models"]
+    ):
+        yield Said((PIPELINE, model.source_key), f"must be 1 for {sizes.architecture}", f"remove {PIPELINE}")
+
+
+def _experts(subject: Subject) -> Iterator[Said]:
+    model, sizes = subject.target, subject.target.sizes
+    if sizes is not None and sizes.experts and not fitting.experts_split(sizes, model.split.expert):
+        fits = [
+            n
+            for n in range(1, model.split.tensor + 1)
+            if not model.split.tensor % n and not sizes.experts % n
+        ]
+        yield Said(
+            (EXPERT, model.source_key),
+            f"must divide the {sizes.experts} experts of {_name(model)}",
+            "one of " + ", ".join(map(str, fits)),
+        )
+
+
+def _dense(subject: Subject) -> Iterator[Said]:
+    model, sizes = subject.target, subject.target.sizes
+    if sizes is not None and not sizes.experts and model.split.expert > 1:
+        yield Said(
+            (EXPERT, model.source_key), f"is given, but {_name(model)} has no experts", f"remove {EXPERT}"
+        )
+
+
+def _world(subject: Subject) -> Iterator[Said]:
+    """Of what will be written: a package's GPUs are those of its largest model, for each instance."""
+    if subject.emitted is None:
+        return
+    required = subject.emitted.of_package("requirements").get("gpus")
+    if required is not None and required != subject.world:
+        yield Said(
+            (subject.target.tensor_key, PIPELINE),
+            f"needs {subject.world} GPUs with the other sizes, the package would require {required}",
+        )
+
+
+def _has_awq(subject: Subject, model: Model) -> bool:
+    auto = subject.recipe.quantization.auto
+    return model.format in AWQ or (
+        model.format == "auto" and auto is not None and bool({*auto.formats} & {*AWQ})
+    )
+
+
+def _name(model: Model) -> str:
+    return f"the {model.role}"
+
+
+def _fitting(subject: Subject, model: Model, sizes: ModelSizes) -> str:
+    """Tensor-parallel sizes that break no rule of this file; of the target, with the recipe's other sizes."""
+    block = subject.recipe.quantization.awq_block_size if _has_awq(subject, model) else None
+    expert = model.split.expert if sizes.experts else 1
+    fits = fitting.fitting_tensor_sizes(sizes, block, expert)
+    return f"set {model.tensor_key} to {' or '.join(map(str, fits))}" if fits else ""
+
+
+CHECKS: Mapping[str, Check] = {
+    "tp.attention_heads": _attention_heads,
+    "tp.kv_heads_even": _kv_heads_even,
+    "tp.kv_heads_duplicate": _kv_heads_duplicate,
+    "tp.kv_heads_copied": _kv_heads_copied,
+    "tp.hidden_and_ffn": _width,
+    "quantization.groups": _groups,
+    "quantization.w4a8_group": _w4a8_groups,
+    "tp.awq_block": _awq_blocks,
+    "vocab.pad_tp": _padded_vocabulary,
+    "vocab.pad_awq": _padded_for_awq,
+    "pp.layers": _layers,
+    "pp.layers_even": _even_layers,
+    "pp.models": _models_without_stages,
+    "moe.ep": _experts,
+    "moe.dense": _dense,
+    "pp.world": _world,
+}

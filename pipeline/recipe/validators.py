@@ -1,0 +1,284 @@
+"""Rules that span fields. Each message names the fields and the fix.
+
+A rule reads plain values by dotted key, so that it can run on a recipe of which other parts are wrong:
+where a value that it reads is itself at fault, the rule is left out. What a TensorRT-LLM version or a GPU
+can do is not judged here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipeline.recipe.validator import Problem, Rule, Unsound, Values
+
+AWQ = ("int4_awq", "w4a8_awq")
+
+
+def broken_rules(values: Values) -> list[Problem]:
+    """Every problem of every rule that can be judged."""
+    problems: list[Problem] = []
+    for rule in RULES:
+        try:
+            problems += rule(values)
+        except Unsound:
+            continue
+    return problems
+
+
+def _revision_of_hub(values: Values) -> Iterator[Problem]:
+    for role in ("model", "draft"):
+        source, revision = f"{role}.source", f"{role}.revision"
+        if values[revision] is not None and str(values[source]).startswith("local:"):
+            yield Problem(
+                (revision, source), f"is given, but {source} is a local folder, which has no revisions",
+                f"remove {revision}",
+            )  # fmt: skip
+
+
+def _calibration_needed(values: Values) -> Iterator[Problem]:
+    given = values["quantization.calibration"] is not None
+    quantized = {key: values[key] for key in ("quantization.format", "draft.quantization")}
+    needing = [key for key, value in quantized.items() if value not in (None, "none")]
+    if needing and not given:
+        yield Problem(
+            ("quantization.calibration", *needing),
+            f"is missing, but {needing[0]} is {quantized[needing[0]]}",
+            "add quantization.calibration.dataset, such as support, or set quantization.format to none",
+        )
+    if given and not needing:
+        yield Problem(
+            ("quantization.calibration", "quantization.format"), "is given, but quantization.format is none",
+            "remove quantization.calibration (--set quantization.calibration=null), or choose a format",
+        )  # fmt: skip
+
+
+def _gate_needs_format(values: Values) -> Iterator[Problem]:
+    if values["quantization.gate"] is not None and values["quantization.format"] == "none":
+        yield Problem(
+            ("quantization.gate", "quantization.format"),
+            "is given, but quantization.format is none, so there is nothing to compare",
+            "remove quantization.gate (--set quantization.gate=null), or choose a format",
+        )
+
+
+def _sample_count(values: Values) -> Iterator[Problem]:
+    samples, allowed = "quantization.calibration.samples", "quantization.calibration.allow_sample_count"
+    if values[samples] is not None and not 128 <= values[samples] <= 512 and not values[allowed]:
+        yield Problem(
+            (samples, allowed), "must be 128 to 512",
+            f"or set {allowed} to true, which the manifests then record",
+        )  # fmt: skip
+
+
+def _awq_block_size(values: Values) -> Iterator[Problem]:
+    key = "quantization.awq_block_size"
+    formats = {values["quantization.format"], values["draft.quantization"]}
+    formats |= set(values["quantization.auto.formats"] or ())
+    if values[key] != 128 and not formats & set(AWQ):
+        yield Problem(
+            (key, "quantization.format"),
+            f"is given, but quantization.format {values['quantization.format']} has no AWQ blocks",
+            f"remove {key}, or set quantization.format to int4_awq or w4a8_awq",
+        )
+
+
+def _auto_budget(values: Values) -> Iterator[Problem]:
+    is_auto, given = values["quantization.format"] == "auto", values["quantization.auto"] is not None
+    if is_auto and not given:
+        yield Problem(
+            ("quantization.auto", "quantization.format"), "is missing, but quantization.format is auto",
+            "add quantization.auto.effective_bits, such as 6.0",
+        )  # fmt: skip
+    if given and not is_auto:
+        yield Problem(
+            ("quantization.auto", "quantization.format"),
+            f"is given, but quantization.format is {values['quantization.format']}",
+            "remove quantization.auto, or set quantization.format to auto",
+        )
+
+
+def _nvfp4_needs_gpu(values: Values) -> Iterator[Problem]:
+    if values["runtime.kind"] != "cpu":
+        return
+    for key in ("quantization.format", "draft.quantization", "quantization.auto.formats"):
+        if values[key] == "nvfp4" or (isinstance(values[key], list) and "nvfp4" in values[key]):
+            yield Problem(
+                (key, "runtime.kind"), "needs a GPU, but runtime.kind is cpu",
+                f"set {key} to fp8 or int4_awq, or runtime.kind to tensorrt or pytorch",
+            )  # fmt: skip
+
+
+def _kv_cache_format(values: Values) -> Iterator[Problem]:
+    key = "quantization.kv_cache"
+    unscaled = values["quantization.format"] == "none" and values["runtime.kind"] != "pytorch"
+    if values[key] not in (None, "auto") and unscaled:
+        yield Problem(
+            (key, "quantization.format"),
+            "needs scales from calibration, but quantization.format is none",
+            f"set {key} to auto, or choose a quantization.format such as fp8",
+        )
+
+
+def _draft_fits_limits(values: Values) -> Iterator[Problem]:
+    drafted, longest = values["draft.max_draft_tokens"], values["limits.max_output_tokens"]
+    if drafted is not None and drafted >= longest:
+        yield Problem(
+            ("draft.max_draft_tokens", "limits.max_output_tokens"),
+            f"must be less than limits.max_output_tokens, which is {longest}",
+            f"at most {longest - 1}" if longest > 1 else "raise limits.max_output_tokens",
+        )
+
+
+def _batch_fits_concurrency(values: Values) -> Iterator[Problem]:
+    key, budget, concurrency = (
+        "limits.max_batch_tokens",
+        values["limits.max_batch_tokens"],
+        values["limits.max_concurrency"],
+    )
+    drafted = values["draft.max_draft_tokens"] or 0
+    least = concurrency * (drafted + 1)
+    if budget is not None and budget < least:
+        product = f"limits.max_concurrency {concurrency}"
+        product += f" x (draft.max_draft_tokens {drafted} + 1)" if drafted else ""
+        yield Problem(
+            (key, "limits.max_concurrency", *(["draft.max_draft_tokens"] if drafted else [])),
+            f"must hold one step of all requests: {product}", f"at least {least}",
+        )  # fmt: skip
+
+
+def _batch_fits_prompt(values: Values) -> Iterator[Problem]:
+    """On tensorrt, a draft and its target are sent the answer so far with the prompt, and the target the drafts too."""
+    key, budget, longest = (
+        "limits.max_batch_tokens",
+        values["limits.max_batch_tokens"],
+        values["limits.max_input_tokens"],
+    )
+    keys: tuple[str, ...] = (key, "limits.max_input_tokens", "scheduler.chunked_context")
+    what = "limits.max_input_tokens"
+    if values["runtime.kind"] == "tensorrt" and values["draft"] is not None:
+        whole = longest + values["limits.max_output_tokens"]
+        longest = min(whole - 1 + values["draft.max_draft_tokens"], whole * values["limits.max_concurrency"])
+        keys = (*keys, "limits.max_output_tokens", "draft.max_draft_tokens")
+        what = "prompt, answer and drafts together,"
+    if budget is not None and budget < longest and not values["scheduler.chunked_context"]:
+        yield Problem(
+            keys,
+            f"must hold {what} {longest}, because scheduler.chunked_context is false",
+            f"at least {longest}, or set scheduler.chunked_context to true",
+        )
+
+
+def _expert_parallel(values: Values) -> Iterator[Problem]:
+    experts, tensors = values["runtime.expert_parallel"], values["runtime.tensor_parallel"]
+    if experts is not None and tensors is not None and tensors % experts:
+        yield Problem(
+            ("runtime.expert_parallel", "runtime.tensor_parallel"),
+            f"must divide runtime.tensor_parallel, which is {tensors}",
+            "one of " + ", ".join(str(n) for n in range(1, tensors + 1) if tensors % n == 0),
+            "moe.ep",
+        )
+
+
+def _exports_cover_runtime(values: Values) -> Iterator[Problem]:
+    key, sizes = "quantization.export_tensor_parallel", values["quantization.export_tensor_parallel"]
+    needed = values["runtime.tensor_parallel"] if values["runtime.kind"] == "tensorrt" else None
+    if sizes is not None and needed is not None and needed not in sizes:
+        yield Problem(
+            (key, "runtime.tensor_parallel"), f"lacks runtime.tensor_parallel, which is {needed}",
+            f"add {needed}, or remove {key}", "ckpt.mapping",
+        )  # fmt: skip
+
+
+def _speculation_method(values: Values) -> Iterator[Problem]:
+    kind = values["runtime.kind"]
+    if values["draft.method"] == "eagle3" and kind != "pytorch":
+        yield Problem(
+            ("draft.method", "runtime.kind"), f"needs runtime.kind pytorch, but it is {kind}",
+            "set draft.method to draft_target, or runtime.kind to pytorch", "rt.backend_supports_spec",
+        )  # fmt: skip
+    if values["draft"] is not None and kind == "pytorch" and values["runtime.speculation"] is not None:
+        yield Problem(
+            ("runtime.speculation", "draft"), "is given, and draft too; one of them proposes tokens",
+            "remove runtime.speculation or draft",
+        )  # fmt: skip
+
+
+def _draft_parallel(values: Values) -> Iterator[Problem]:
+    key, kind = "draft.tensor_parallel", values["runtime.kind"]
+    if values[key] not in (None, 1) and kind != "tensorrt":
+        yield Problem(
+            (key, "runtime.kind"), f"needs runtime.kind tensorrt, but it is {kind}",
+            f"remove {key}",
+        )  # fmt: skip
+
+
+def _draft_needs_reuse(values: Values) -> Iterator[Problem]:
+    by_bls = values["runtime.kind"] == "cpu" and values["runtime.speculation"] == "bls"
+    if not by_bls and values["runtime.kind"] != "tensorrt":
+        return
+    how = "runtime.speculation bls" if by_bls else "runtime.kind tensorrt"
+    if values["draft"] is not None and not values["kv_cache.reuse"]:
+        yield Problem(
+            ("kv_cache.reuse", "draft", "runtime.kind"),
+            f"must be true: with {how} a draft and its target take turns on one text, and would "
+            "compute all of it anew in every round",
+            "remove kv_cache.reuse, or draft",
+            "rt.spec_kv_reuse",
+        )
+
+
+def _bls_needs_draft(values: Values) -> Iterator[Problem]:
+    if values["runtime.kind"] == "cpu" and values["runtime.speculation"] == "bls" and values["draft"] is None:
+        yield Problem(
+            ("runtime.speculation", "draft"), "is bls, but there is no draft",
+            "remove runtime.speculation, or give a draft",
+        )  # fmt: skip
+
+
+def _gpu_memory(values: Values) -> Iterator[Problem]:
+    if values["runtime.kind"] != "cpu":
+        return
+    if values["kv_cache.memory_fraction"] is not None:
+        yield Problem(
+            ("kv_cache.memory_fraction", "runtime.kind"), "is a share of GPU memory, but runtime.kind is cpu",
+            "remove kv_cache.memory_fraction, and set runtime.kv_cache_mib if the size matters",
+        )  # fmt: skip
+    if values["kv_cache.host_memory_gib"]:
+        yield Problem(
+            ("kv_cache.host_memory_gib", "runtime.kind"), "relieves GPU memory, but runtime.kind is cpu",
+            "remove kv_cache.host_memory_gib",
+        )  # fmt: skip
+
+
+def _cpu_scheduler(values: Values) -> Iterator[Problem]:
+    if values["runtime.kind"] != "cpu":
+        return
+    if values["scheduler.policy"] != "guaranteed_no_evict":
+        yield Problem(
+            ("scheduler.policy", "runtime.kind"),
+            "is not offered by runtime.kind cpu, which never evicts a running request",
+            "set scheduler.policy to guaranteed_no_evict",
+        )
+    if not values["scheduler.chunked_context"]:
+        yield Problem(
+            ("scheduler.chunked_context", "runtime.kind"),
+            "cannot be turned off with runtime.kind cpu, which always splits long prompts",
+            "remove scheduler.chunked_context",
+        )
+
+
+def _semantic_needs_cache(values: Values) -> Iterator[Problem]:
+    if values["cache.semantic"] is not None and not values["cache.enabled"]:
+        yield Problem(
+            ("cache.semantic", "cache.enabled"), "is given, but cache.enabled is false",
+            "set cache.enabled to true, or remove cache.semantic",
+        )  # fmt: skip
+
+
+RULES: tuple[Rule, ...] = (
+    _revision_of_hub, _calibration_needed, _gate_needs_format, _sample_count, _awq_block_size, _auto_budget,
+    _nvfp4_needs_gpu, _kv_cache_format, _draft_fits_limits, _batch_fits_concurrency, _batch_fits_prompt,
+    _expert_parallel, _exports_cover_runtime, _speculation_method, _draft_parallel, _draft_needs_reuse,
+    _bls_needs_draft, _gpu_memory,
+    _cpu_scheduler, _semantic_needs_cache,
+)  # fmt: skip

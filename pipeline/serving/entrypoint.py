@@ -1,0 +1,165 @@
+"""What our container runs: check the manifest, start by the launch plan, warm up, then report ready.
+
+    python -m pipeline.serving.entrypoint              serve $PIPELINE_PACKAGE (/deployment)
+    python -m pipeline.serving.entrypoint COMMAND…     run something else instead, as NVIDIA's images do
+
+It ends with the server's exit code when the server ends by itself, with 2 when the machine does not fit the package or
+the package is damaged (its files are hashed while the server loads them, and it is not ready before that has ended),
+with 1 when the server does not start or falls ill, and with 0 when it was told to stop. Settings are environment
+variables, because a container's are:
+
+    PIPELINE_PACKAGE             folder with deployment.json; /deployment
+    PIPELINE_ADDRESS             where to listen; 0.0.0.0
+    PIPELINE_HTTP_PORT, PIPELINE_GRPC_PORT, PIPELINE_METRICS_PORT      8000, 8001, 8002
+    PIPELINE_START_TIMEOUT_S     time to become ready; what the package's size asks for
+    PIPELINE_STOP_TIMEOUT_S      time to end, a third of it for requests in flight; 45
+    PIPELINE_HEALTH_INTERVAL_S   time between checks by inference; 30, 0 makes none
+    PIPELINE_READY_FILE          there while it is ready; /tmp/pipeline/ready.json
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import Fault, InvalidInput, PipelineError
+from pipeline.progress import Lines
+from pipeline.serving.launch import ANYWHERE, Ports
+from pipeline.serving.local import ServerEnded
+from pipeline.serving.readiness import DEFAULT_FILE, FILE_VARIABLE, Ready
+from pipeline.serving.serve import Options, serve
+from pipeline.serving.server import TritonServer
+from pipeline.triton.deployment import CONTAINER_ROOT
+
+_FOLLOW_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The environment variables, read."""
+
+    package: Path
+    address: str
+    ports: Ports
+    start_deadline_s: float | None
+    stop_deadline_s: float
+    health_interval_s: float
+    ready_file: Path
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> Settings:
+        """Raises InvalidInput: values that are no numbers; all of them."""
+        faults: list[Fault] = []
+
+        def number(name: str, otherwise: float) -> float:
+            given = environment.get(name) or str(otherwise)
+            try:
+                value = float(given)
+            except ValueError:
+                value = -1
+            if value < 0:
+                faults.append(Fault("is not a number of at least 0", key=name, value=given))
+            return value
+
+        found = cls(
+            package=Path(environment.get("PIPELINE_PACKAGE") or CONTAINER_ROOT),
+            address=environment.get("PIPELINE_ADDRESS") or ANYWHERE,
+            ports=Ports(
+                http=int(number("PIPELINE_HTTP_PORT", 8000)),
+                grpc=int(number("PIPELINE_GRPC_PORT", 8001)),
+                metrics=int(number("PIPELINE_METRICS_PORT", 8002)),
+            ),
+            start_deadline_s=number("PIPELINE_START_TIMEOUT_S", 0) or None,
+            stop_deadline_s=number("PIPELINE_STOP_TIMEOUT_S", 45),
+            health_interval_s=number("PIPELINE_HEALTH_INTERVAL_S", 30),
+            ready_file=Path(environment.get(FILE_VARIABLE) or DEFAULT_FILE),
+        )
+        if faults:
+            raise InvalidInput("environment", faults)
+        return found
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code."""
+    if arguments:
+        os.execvp(arguments[0], arguments)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        settings = Settings.read(os.environ)
+        settings.ready_file.unlink(missing_ok=True)  # of a start before this one
+        with tempfile.TemporaryDirectory(prefix="pipeline-log-") as folder:
+            log = Path(folder) / "triton.log"
+            with Following(log):
+                _serve(settings, log, stop)
+    except ServerEnded as error:
+        print(error, file=sys.stderr)
+        return error.code
+    except PipelineError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _serve(settings: Settings, log: Path, stop: threading.Event) -> None:
+    def ready(server: TritonServer) -> None:
+        Ready(server.grpc_url, server.entry_model).write(settings.ready_file)
+
+    options = Options(
+        ports=settings.ports,
+        address=settings.address,
+        log_file=log,
+        start_deadline_s=settings.start_deadline_s,
+        stop_deadline_s=settings.stop_deadline_s,
+        health_interval_s=settings.health_interval_s,
+        target="local",
+    )
+    serve(
+        settings.package,
+        options,
+        Lines(),
+        stop,
+        on_ready=ready,
+        on_ill=lambda: settings.ready_file.unlink(missing_ok=True),
+    )
+
+
+class Following:
+    """Copies a growing file to standard output while it is entered: the log of a container is what it prints."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._copy, name="log", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join(5)
+
+    def _copy(self) -> None:
+        position = 0
+        while True:
+            last = self._done.wait(_FOLLOW_S)
+            if self._file.is_file():
+                with self._file.open("rb") as file:
+                    file.seek(position)
+                    text = file.read()
+                position += len(text)
+                sys.stdout.buffer.write(text)
+                sys.stdout.flush()
+            if last:
+                return
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,313 @@
+"""A Triton server as a context: started, ready and healthy inside, gone after.
+
+    with TritonServer.of_package(package) as server:
+        server.grpc_url  # "127.0.0.1:43121"
+
+Which processes it consists of is up to a launcher (`launch.Launcher`): the embedded server, TensorRT-LLM's below
+mpirun, a container. They run below a guard (`machine/process_guard.py`), so that nothing of them outlives this process.
+No start is without a deadline, and none is done before a real generation came back. Everything the server prints goes
+to `log_file`; a failure shows the end of it and the likely cause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pipeline.errors import ServerError
+from pipeline.machine import process_guard
+from pipeline.private_files import make_private
+from pipeline.serving import log
+from pipeline.serving.embedded_launch import EmbeddedLauncher
+from pipeline.serving.health import Answer, generate
+from pipeline.serving.launch import LOOPBACK, Launch, Launcher, Ports, Start
+from pipeline.serving.native_launch import NativeLauncher
+from pipeline.triton.deployment import REPOSITORY, Deployment
+
+_POLL_S = 0.05
+_WARMUP_TOKENS = 16
+_GIVING_UP_S = 3.0  # a server whose log says that it gave up has so long to end by itself
+_ADDRESS_TAKEN = "already in use"
+
+
+class Stopped(ServerError):
+    """A start was called off."""
+
+
+class TritonServer:
+    """One server on this machine. Not for use from several threads."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        launcher: Launcher,
+        *,
+        ports: Ports | None = None,
+        address: str = LOOPBACK,
+        log_file: Path | None = None,
+        start_deadline_s: float | None = None,
+        stop_deadline_s: float = 10.0,
+    ) -> None:
+        """`ports`: None takes free ones. `log_file`: None makes one in the temporary folder, kept after a failure;
+        a new one can be read by its owner alone.
+        `start_deadline_s`: None is what the deployment's size asks for.
+        """
+        self.deployment = deployment
+        self.launcher = launcher
+        self.ports = ports or Ports.free()
+        self.address = address
+        self.log_file = (
+            log_file or Path(tempfile.gettempdir()) / f"pipeline-triton-{secrets.token_hex(4)}.log"
+        )
+        self.start_deadline_s = deployment.start_deadline_s if start_deadline_s is None else start_deadline_s
+        self._fixed_ports, self._own_log = ports is not None, log_file is None
+        self._stop_deadline_s = stop_deadline_s
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._duty: process_guard.Duty | None = None
+        self._launched: Launch | None = None
+        self._stopping: threading.Event | None = None
+
+    @classmethod
+    def of_package(
+        cls,
+        package: Path,
+        *,
+        launcher: Launcher | None = None,
+        ports: Ports | None = None,
+        address: str = LOOPBACK,
+        log_file: Path | None = None,
+        start_deadline_s: float | None = None,
+    ) -> Self:
+        """The server of what `pipeline build` made: a folder with deployment.json and model_repository/.
+
+        `launcher`: None takes the processes of this machine that the runtime needs.
+        """
+        deployment = Deployment.load(package)
+        return cls(
+            deployment,
+            launcher or local_launcher(deployment, package),
+            ports=ports,
+            address=address,
+            log_file=log_file,
+            start_deadline_s=start_deadline_s,
+        )
+
+    @property
+    def grpc_url(self) -> str:
+        """Where gRPC clients connect; no scheme, as tritonclient wants it."""
+        return f"{self._reachable}:{self.ports.grpc}"
+
+    @property
+    def http_url(self) -> str:
+        """Where HTTP clients connect."""
+        return f"http://{self._reachable}:{self.ports.http}"
+
+    @property
+    def metrics_url(self) -> str:
+        """The page that Prometheus reads."""
+        return f"http://{self._reachable}:{self.ports.metrics}/metrics"
+
+    @property
+    def _reachable(self) -> str:
+        """The address to connect to from this machine."""
+        return LOOPBACK if self.address == "0.0.0.0" else self.address
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """What it serves."""
+        return self.deployment.models
+
+    @property
+    def entry_model(self) -> str:
+        """The model that clients talk to."""
+        return self.deployment.entry_model
+
+    @property
+    def running(self) -> bool:
+        """Whether the server's process is there; `check_health` tells more."""
+        return self._guard is not None and self._guard.poll() is None
+
+    def start(self) -> None:
+        """Start, and wait until a generation came back. After a failure nothing is left running.
+
+        Raises:
+            UserError: Triton cannot run here; the text says what to do.
+            ServerError: it did not start, or does not answer; the text says why, with the end of its log.
+        """
+        if self.running:
+            raise ServerError("the server is running already")
+        self.launcher.check()
+        if self._fixed_ports:
+            self.ports.check(self.address)
+        deadline = time.monotonic() + self.start_deadline_s
+        try:
+            self._start(deadline)
+            self.check_health(timeout_s=max(1.0, deadline - time.monotonic()))
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End the server and everything it started; SIGKILL when SIGTERM does not help in time."""
+        if self._guard is None:
+            return
+        assert self._guard.stdin is not None, "it was started with a pipe"
+        self._guard.stdin.close()
+        with contextlib.suppress(ProcessLookupError):
+            self._guard.send_signal(signal.SIGTERM)
+        try:
+            self._guard.wait(self._stop_deadline_s + process_guard.AFTERWARDS_S)
+        except subprocess.TimeoutExpired:
+            self._guard.kill()  # the kernel then kills the server
+            self._guard.wait()
+        assert self._duty is not None, "it was started with one"
+        if self._guard.returncode < 0:  # it could not do its duty
+            process_guard.remove_traces(self._duty)
+        self._guard = None
+
+    def wait(self) -> int:
+        """Wait until the server ends by itself; its exit code, or 128 + signal."""
+        return self._guard.wait() if self._guard is not None else 0
+
+    def check_health(self, *, timeout_s: float = 30.0) -> Answer:
+        """A short generation through the model that clients use.
+
+        Raises:
+            ServerError: there is no answer; the text shows the end of the log.
+        """
+        if not self.running:
+            raise self._failure("Triton is not running")
+        try:
+            return generate(self.grpc_url, self.entry_model, "Hello", max_tokens=1, timeout_s=timeout_s)
+        except ServerError as error:
+            raise self._failure(str(error)) from None
+
+    def warmup(self, rounds: int = 5, *, timeout_s: float = 60.0) -> Answer:
+        """Some short answers, so that the first client finds everything loaded; the last of them."""
+        tokens = min(_WARMUP_TOKENS, self.deployment.limits.max_output_tokens)
+        for _ in range(rounds):
+            answer = generate(
+                self.grpc_url, self.entry_model, "Hello", max_tokens=tokens, timeout_s=timeout_s
+            )
+        return answer
+
+    def log_tail(self, lines: int = 20) -> list[str]:
+        """The last lines of the server's log."""
+        return log.tail(self.log_file, lines)
+
+    def until(self, stopping: threading.Event) -> Self:
+        """Itself; a start that is under way ends with `Stopped` when the event is set."""
+        self._stopping = stopping
+        return self
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        if self._own_log and error is None:
+            self.log_file.unlink(missing_ok=True)
+
+    def _start(self, deadline: float) -> None:
+        for attempt in range(1, self.launcher.attempts + 1):
+            self._launch()
+            code = self._wait_until_ready(deadline)
+            if code is None:
+                return
+            self.stop()
+            taken = not self._fixed_ports and any(
+                _ADDRESS_TAKEN in line for line in log.errors(self.log_file, noise=self.launcher.noise)
+            )
+            if taken:
+                self.ports = Ports.free()
+            aborted = code > 128  # by a signal
+            if attempt == self.launcher.attempts or not (taken or aborted):
+                raise self._failure(f"Triton ended with exit code {code} while it started")
+
+    def _launch(self) -> None:
+        start = Start(
+            stage=Path(tempfile.mkdtemp(prefix="pipeline-triton-")),
+            ports=self.ports,
+            shared_memory_prefix=f"pipeline-{secrets.token_hex(6)}-",
+            address=self.address,
+            deadline_s=self.start_deadline_s,
+            drain_s=max(1, round(self._stop_deadline_s / 3)),
+        )
+        launch = self._launched = self.launcher.launch(start)
+        self._duty = process_guard.Duty(
+            self._stop_deadline_s, str(start.stage), start.shared_memory_prefix, launch.cleanup
+        )
+        launch.prepare()
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        make_private(self.log_file, own=self._own_log)
+        below = [sys.executable, "-I", process_guard.__file__, json.dumps(asdict(self._duty))]
+        with self.log_file.open("wb") as output:
+            self._guard = subprocess.Popen(
+                [*below, *launch.command],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=launch.environment | {process_guard.MARK: start.shared_memory_prefix},
+                start_new_session=True,
+            )
+
+    def _wait_until_ready(self, deadline: float) -> int | None:
+        """None when it is ready; the exit code when it ended instead."""
+        assert self._guard is not None, "_launch started it"
+        assert self._launched is not None, "_launch made it"
+        while (code := self._guard.poll()) is None:
+            if _answers(f"{self.http_url}/v2/health/ready"):
+                return None
+            if log.says(self.log_file, self._launched.gave_up):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return self._guard.wait(_GIVING_UP_S)
+                raise self._failure("Triton gave up while it started")
+            if self._stopping is not None and self._stopping.is_set():
+                raise Stopped("Triton was told to stop before it was ready")
+            if time.monotonic() > deadline:
+                raise self._failure(f"Triton was not ready within {self.start_deadline_s:g} s")
+            time.sleep(_POLL_S)
+        return code
+
+    def _failure(self, what: str) -> ServerError:
+        """An error with what the log says about it: what it calls errors, or else its end; and the likely cause."""
+        said = [f"  {line}" for line in log.errors(self.log_file, noise=self.launcher.noise)]
+        last = [f"  | {line[:200]}" for line in self.log_tail()]
+        known = log.causes(self.log_file, noise=self.launcher.noise)
+        causes = [f"likely cause: {cause}" for cause in known]
+        text = "\n".join([what, *(said or last), *causes, f"its log: {self.log_file}"])
+        for path, meant in (self._launched.synonyms if self._launched else {}).items():
+            text = text.replace(path, meant)
+        return ServerError(text)
+
+
+def local_launcher(deployment: Deployment, package: Path) -> Launcher:
+    """The processes of this machine that serve a package."""
+    if deployment.runtime == "cpu":
+        return EmbeddedLauncher((package / REPOSITORY).absolute(), deployment.models)
+    return NativeLauncher(deployment, package)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, http.client.HTTPException, OSError):
+        return False

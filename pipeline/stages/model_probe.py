@@ -1,0 +1,145 @@
+"""What a recipe's models are, seen from afar: config.json and headers, of a local folder, the store, or the hub.
+
+Known models need neither network nor disk (`contracts.models`). Of the hub only config.json and the first kilobytes of
+each safetensors file are asked for; no weights are downloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.contracts import engine_memory
+from pipeline.contracts.model_config import class_of
+from pipeline.contracts.models import ModelSizes, config_faults, known_model
+from pipeline.errors import CheckpointError, Fault, InvalidInput, SourceError
+from pipeline.extras import missing
+from pipeline.models.folder import CheckpointFolder
+from pipeline.models.header import WeightTotals, read_totals
+from pipeline.plan.plan import DRAFT, TARGET
+from pipeline.progress import Progress, Silent
+from pipeline.reading import UnreadableFile, parse_json
+from pipeline.recipe import Checkpoint, HubSource, Recipe
+from pipeline.store import Store
+
+_CONFIG = "config.json"
+_CONFIG_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """One model."""
+
+    sizes: ModelSizes | None  # None: its class is not one whose config.json we can read for sizes
+    seen: str  # where: "known", a folder, or "hub"
+    architecture: str  # the class that its config.json names: "LlamaForCausalLM"; "": none
+    totals: WeightTotals | None = None  # by the headers; None: they were not read
+
+
+def see_models(
+    recipe: Recipe, store: Store, *, offline: bool = False, progress: Progress | None = None
+) -> dict[str, Sighting]:
+    """Role -> model, of those that can be seen; offline, not all may be.
+
+    Raises:
+        InvalidInput: configs that cannot be read, with every fault of them; SourceError: the hub does not give them.
+    """
+    checkpoints: dict[str, Checkpoint] = {TARGET: recipe.model}
+    if recipe.draft is not None:
+        checkpoints[DRAFT] = recipe.draft
+    found: dict[str, Sighting] = {}
+    faults: list[Fault] = []
+    for role, checkpoint in checkpoints.items():
+        try:
+            seen = _see(checkpoint, store, offline, progress or Silent())
+        except InvalidInput as error:
+            faults += error.faults
+            continue
+        if seen is not None:
+            found[role] = seen
+    if faults:
+        raise InvalidInput(f"{recipe.name}: models whose memory cannot be planned", faults)
+    return found
+
+
+def _see(checkpoint: Checkpoint, store: Store, offline: bool, progress: Progress) -> Sighting | None:
+    source = checkpoint.source
+    if not isinstance(source, HubSource):
+        return _in_folder(source.path)
+    known = known_model(source.repo)
+    if known is not None:
+        return Sighting(known, "known", known.architecture)
+    fetched = in_store(source, checkpoint.revision, store)
+    if fetched is not None:
+        return _in_folder(fetched)
+    return None if offline else _on_hub(source, checkpoint.revision, progress)
+
+
+def _in_folder(folder: Path) -> Sighting:
+    held = CheckpointFolder(folder)
+    try:
+        content = held.read(_CONFIG)
+    except UnreadableFile as error:
+        raise InvalidInput(str(folder), [error.fault]) from error
+
+    def start_of(name: str, size: int) -> bytes:
+        with held.open(name) as stream:
+            return stream.read(size)
+
+    sizes, architecture = _read(content, str(folder / _CONFIG))
+    return Sighting(sizes, str(folder), architecture, _totals(_weights(held.names), start_of, str(folder)))
+
+
+def in_store(source: HubSource, revision: str | None, store: Store) -> Path | None:
+    """The checkpoint in the store, of the revision that is asked for."""
+    for artifact in store.list():
+        settings, facts = artifact.manifest.settings, artifact.manifest.facts
+        ours = artifact.manifest.stage == "fetch" and settings.get("source") == str(source)
+        if ours and revision in (settings.get("commit"), facts.get("revision")):
+            return artifact.path
+    return None
+
+
+def _on_hub(source: HubSource, revision: str | None, progress: Progress) -> Sighting:
+    try:
+        from pipeline.stages.fetch.hub import Hub
+    except ImportError as error:
+        raise missing(f"{source}: the Hub", error, "hub") from error
+    hub = Hub.from_environment()
+    commit = hub.commit_of(source.repo, revision, progress.say)
+    config = hub.start_of(source.repo, commit, _CONFIG, _CONFIG_BYTES, progress.say)
+    sizes, architecture = _read(config, f"{source}/{_CONFIG}")
+    names = hub.files(source.repo, commit, progress.say)
+
+    def start_of(name: str, size: int) -> bytes:
+        return hub.start_of(source.repo, commit, name, size, progress.say)
+
+    return Sighting(sizes, "hub", architecture, _totals(_weights(names), start_of, str(source)))
+
+
+def _weights(names: Iterable[str]) -> list[str]:
+    """The files that transformers reads; some repositories hold the same weights in another layout, too."""
+    found = sorted(name for name in names if name.endswith(".safetensors"))
+    return [name for name in found if name.startswith("model")] or found
+
+
+def _totals(names: list[str], start_of: Callable[[str, int], bytes], where: str) -> WeightTotals | None:
+    try:
+        return read_totals(names, start_of) if names else None
+    except CheckpointError as error:
+        raise SourceError(f"{where}: {error}") from error
+
+
+def _read(content: bytes, where: str) -> tuple[ModelSizes | None, str]:
+    """Sizes and class by a config.json."""
+    try:
+        config = parse_json(content, where)
+    except UnreadableFile as error:
+        raise InvalidInput(where, [error.fault]) from error
+    faults, architecture = config_faults(config), class_of(config)
+    if faults and architecture and architecture not in engine_memory.counted_classes():
+        return None, architecture  # another class has other keys
+    if faults:
+        raise InvalidInput(where, [Fault(f.problem, where=where, key=f.key, value=f.value) for f in faults])
+    return ModelSizes.from_config(config), architecture

@@ -1,0 +1,297 @@
+"""Builds that go on on another machine: the script for it, and taking what it made into the store.
+
+Where only trtllm-build is missing here, the script builds the engines from checkpoints that are made here. Where an
+earlier step cannot be made here either (no room, no memory, no network, distributions missing), the script has the
+whole build done by `pipeline build` over there: names of artifacts say what they are made from, so its results are
+taken here if, and only if, they are the ones that were planned.
+"""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+
+from pipeline import __version__
+from pipeline.errors import SourceError, StoreError, UserError
+from pipeline.machine.packages import read_python
+from pipeline.plan.plan import DRAFT, TARGET, Plan, Step
+from pipeline.progress import Progress
+from pipeline.reading import open_file
+from pipeline.recipe import LocalSource, Recipe
+from pipeline.recipe.yaml_reader import dump_yaml
+from pipeline.runtimes.base import ExecutorChoice
+from pipeline.stages.builder import Builder, HandedOver, Outcome
+from pipeline.stages.fetch import HubCheckpoint, ResolvedSource
+from pipeline.stages.packages_needed import needs_of_stage
+from pipeline.stages.prepare import Prepared
+from pipeline.store import Artifact, Json, Manifest, Store, files, gc, verify
+from pipeline.store.manifest import FILE as MANIFEST
+
+_STAGE = "build"
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverScript:
+    """What a person is given who takes a build to another machine."""
+
+    path: Path
+    waiting: tuple[Step, ...]  # that `pipeline adopt` will take
+    following: tuple[str, ...]  # command lines for when it is done there
+
+
+def build_or_hand_over(
+    prepared: Prepared,
+    store: Store,
+    executor: ExecutorChoice,
+    until: str,
+    words: str,
+    progress: Progress,
+    on_outcome: Callable[[Outcome], None],
+) -> Artifact | HandoverScript:
+    """Make a step and all that it needs, or the script with which another machine goes on.
+
+    Args:
+        executor: who builds engines. With "print" the script is for the engines alone if this machine can make all
+            that comes before them; with "print-all" nothing is made here.
+        until: name of the step.
+        words: how recipe and store are called on the command line, quoted for a shell.
+
+    Raises:
+        UserError: this machine cannot make it, and no script was asked for. GateFailed: as `Builder.run`.
+    """
+    plan = prepared.plan
+    if executor.name == "print-all":
+        return _hand_over_all(prepared, store, until, words)
+    builder = Builder(plan, store, prepared.work(progress, store, executor, until), progress, on_outcome)
+    try:
+        prepared.check(store, executor, until)
+    except UserError as error:
+        obstacle = error
+    else:
+        try:
+            return builder.run(until)
+        except HandedOver as handed:
+            return _hand_over_engines(plan, handed, store, until, words)
+        except SourceError as error:
+            obstacle = error
+    if executor.name != "print" or plan.recipe.runtime.kind == "cpu":
+        raise obstacle
+    reason = "what comes before the engines cannot be made here, so that the script makes all of it"
+    progress.say(f"{plan.recipe.name}: {reason}\n{textwrap.indent(str(obstacle), '  ')}")
+    return _hand_over_all(prepared, store, until, words)
+
+
+def _hand_over_engines(
+    plan: Plan, handed: HandedOver, store: Store, until: str, words: str
+) -> HandoverScript:
+    """The script that builds engines from checkpoints of this store."""
+    from pipeline.runtimes.tensorrt.executors.script import Handover, folder_name, render
+
+    engines = [Handover(step.name, step.key.name, job) for step, job in handed.jobs]
+    folder = folder_name(plan.recipe.name)
+    folders = [(step, f"{folder}/{step.name.partition('.')[2]}") for step, _ in handed.jobs]
+    return _printed(plan, store, until, render(plan.recipe.name, words, engines), folders, words)
+
+
+def _hand_over_all(prepared: Prepared, store: Store, until: str, words: str) -> HandoverScript:
+    """The script that makes everything, and needs nothing that is here but local checkpoints."""
+    plan = prepared.plan
+    steps = _up_to(plan, until)
+    results = (
+        [step for step in steps if step.name in ("evaluate", until)] if until == "package" else [plan[until]]
+    )
+    text = _render(prepared, steps, results, words, until)
+    return _printed(plan, store, until, text, [(step, step.key.name) for step in results], words)
+
+
+def _printed(
+    plan: Plan, store: Store, until: str, text: str, folders: Sequence[tuple[Step, str]], words: str
+) -> HandoverScript:
+    """Write the script, and keep from `store gc` what the build has and will get.
+
+    Args:
+        folders: what is to be adopted, each with its folder, as the script leaves it.
+    """
+    script = store.reports / f"{plan.recipe.name}-build.sh"
+    awaited = gc.AwaitedBuild(
+        recipe=plan.recipe.name,
+        script=str(script),
+        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        result=plan[until].key.name,
+        artifacts=tuple(step.key.name for step in _up_to(plan, until)),
+    )
+    try:
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.write_text(text, encoding="utf-8")
+        script.chmod(0o755)
+        awaited.record(store)
+    except OSError as error:
+        raise StoreError(f"the store {store.root} cannot be written: {error.strerror}") from error
+    adopting = [f"pipeline adopt {words} {step.name} {folder}" for step, folder in folders]
+    return HandoverScript(script, tuple(step for step, _ in folders), (*adopting, f"pipeline build {words}"))
+
+
+def _up_to(plan: Plan, until: str) -> list[Step]:
+    """A step and all that it is made from; with a package the evaluation, which is its gate."""
+    wanted: set[str] = set()
+    waiting = [until, "evaluate"] if until == "package" and "evaluate" in plan else [until]
+    while waiting:
+        name = waiting.pop()
+        if name not in wanted:
+            wanted.add(name)
+            waiting += plan[name].inputs.values()
+    return [step for step in plan if step.name in wanted]
+
+
+@dataclass(frozen=True, slots=True)
+class _Local:
+    """A folder or a file of this machine that a recipe names, which another machine may have elsewhere."""
+
+    key: str  # of the recipe
+    variable: str  # of the script
+    path: str  # quoted for a shell
+
+
+def _render(
+    prepared: Prepared, steps: Sequence[Step], results: Sequence[Step], words: str, until: str
+) -> str:
+    import jinja2
+
+    recipe = prepared.plan.recipe
+    environment = jinja2.Environment(
+        variable_start_string="@(",  # as in the script of the engines: shells have braces of their own
+        variable_end_string=")@",
+        comment_start_string="@#",
+        comment_end_string="#@",
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    tools = {name: version for step in steps for name, version in step.key.tools.items()}
+    pins = [f"{name}=={version}" for name, version in sorted(tools.items()) if version != "absent"]
+    needs = (need for step in steps for need in needs_of_stage(recipe, *step.name.split(".")))
+    template = resources.files(__package__) / "build.sh.j2"
+    return environment.from_string(template.read_text("utf-8")).render(
+        title=f"The build of {recipe.name} by `pipeline build`: {', '.join(step.name for step in steps)}.",
+        where=_where(recipe, steps),
+        version=__version__,
+        extras=tuple(dict.fromkeys(need.extra for need in needs)),
+        requirements=pins,
+        pins="".join(f" {shlex.quote(pin)}" for pin in pins),
+        words=words,
+        quoted_words=shlex.quote(words),
+        results=results,
+        plan=steps,
+        folder=f"{recipe.name}-build",
+        executor=_compiles(recipe, steps),
+        locals=list(_locals(recipe)),
+        recipe=dump_yaml(_settled(recipe, prepared.sources)),
+        until=until,
+        allowing="".join(f" --allow {rule}" for rule in sorted(prepared.allowed)),
+    )
+
+
+def _where(recipe: Recipe, steps: Sequence[Step]) -> str:
+    python = f"a machine with Python {read_python().wanted}"
+    if recipe.runtime.kind == "cpu" or not _compiles(recipe, steps):
+        return f"{python}; no GPU is needed, though calibration is much faster on one"
+    return (
+        f"{python}, the GPU {recipe.runtime.gpu}, and TensorRT-LLM {recipe.runtime.version} (trtllm-build on PATH) or "
+        "Docker with the\n#        NVIDIA Container Toolkit"
+    )
+
+
+def _compiles(recipe: Recipe, steps: Sequence[Step]) -> bool:
+    return recipe.runtime.kind == "tensorrt" and any(step.stage == _STAGE for step in steps)
+
+
+def _locals(recipe: Recipe) -> Iterable[_Local]:
+    calibration = recipe.quantization.calibration
+    named = {
+        "model.source": ("TARGET_CHECKPOINT", recipe.model.source),
+        "draft.source": ("DRAFT_CHECKPOINT", recipe.draft.source if recipe.draft is not None else None),
+        "quantization.calibration.dataset": (
+            "DATASET",
+            calibration.dataset if calibration is not None else None,
+        ),
+    }
+    for key, (variable, source) in named.items():
+        if isinstance(source, LocalSource):
+            yield _Local(key, variable, shlex.quote(str(source.path)))
+
+
+def _settled(recipe: Recipe, sources: Mapping[str, ResolvedSource]) -> dict[str, Json]:
+    """All values of a recipe that a build reads, with the commits that its revisions mean now."""
+    values = recipe.model_dump(mode="json", exclude={"cache"})
+    for role, section in ((TARGET, "model"), (DRAFT, "draft")):
+        source = sources.get(role)
+        if isinstance(source, HubCheckpoint):
+            values[section]["revision"] = source.commit
+    return values
+
+
+# The way back
+
+
+def adopt(prepared: Prepared, name: str, folder: Path, store: Store, progress: Progress) -> Artifact:
+    """Take a step that another machine made: its artifact, or the folder that a script of engines left for it.
+
+    What it was made from, checksums, and of an engine all that it says of itself are checked as if it had been made
+    here. The folder is copied and left as it is.
+
+    Raises:
+        UserError: there is no such step, the folder holds something else, or it was damaged on its way.
+    """
+    plan = prepared.plan
+    if (folder / MANIFEST).is_file():
+        return _adopt_artifact(plan, plan[name], folder, store, progress)
+    choice = _check_engine(plan, name, folder)
+    return Builder(plan, store, prepared.work(progress, store, choice), progress).run(name)
+
+
+def _adopt_artifact(plan: Plan, step: Step, folder: Path, store: Store, progress: Progress) -> Artifact:
+    try:
+        given = Artifact(folder, Manifest.load(folder))
+    except StoreError as error:
+        raise UserError(str(error)) from error
+    if given.digest != step.key.digest:
+        raise UserError(
+            f"{folder} is {given.name}, what is missing is {step.key.name}: it is of another step, or the recipe, a "
+            "checkpoint or the tools have changed since; then print the script again"
+        )
+    check = verify(given, progress)
+    if not check.ok:
+        raise UserError(f"{folder}: damaged on its way; copy it again ({check})")
+
+    def make(into: Path) -> Mapping[str, Json]:
+        for file in given.manifest.files:
+            target = into / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with open_file(folder / file) as source:
+                if not files.clone(source, target):  # never a link: the folder stays its owner's
+                    files.copy(source, target)
+        return {**given.manifest.facts, "adopted": given.manifest.provenance.model_dump(mode="json")}
+
+    size = given.manifest.total_bytes
+    return store.obtain(step.key, make, recipe=plan.recipe.name, progress=progress, needs_bytes=size)
+
+
+def _check_engine(plan: Plan, name: str, folder: Path) -> ExecutorChoice:
+    """The choice that makes a build take the engine in a folder."""
+    from pipeline.runtimes.tensorrt.executors.elsewhere import check_folder
+
+    steps = [step.name for step in plan if step.stage == _STAGE]
+    runtime = plan.recipe.runtime
+    if runtime.kind != "tensorrt" or plan[name].stage != _STAGE:
+        raise UserError(
+            f"{folder}: no {MANIFEST}: not an artifact of another store; what scripts of engines leave is taken as "
+            f"{', '.join(steps)} of runtime.kind tensorrt"
+        )
+    check_folder(folder, plan[name].key.name, runtime.version)
+    return ExecutorChoice("adopt", folder=folder)

@@ -1,0 +1,144 @@
+"""From a step of the plan to a call of its stage: which slice of the recipe each stage gets.
+
+The stages themselves know neither the store nor the plan; each is a function from folders to a folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.plan.parallelism import parallelism
+from pipeline.plan.plan import DRAFT, UNIFIED, judged_exports, rank_exports
+from pipeline.plan.preflight import Finding, kept
+from pipeline.progress import Progress
+from pipeline.recipe import Gate, Quantization, Recipe
+from pipeline.runtimes.base import Engines, ExecutorChoice, Order, runtime_of
+from pipeline.stages.fetch import ResolvedSource, fetch
+from pipeline.store import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a stage is given."""
+
+    recipe: Recipe
+    role: str  # "target", "draft", or "" for what both share
+    sources: Mapping[str, ResolvedSource]  # role -> checkpoint
+    inputs: Mapping[str, Path]  # what the stage calls the input -> folder of the artifact
+    into: Path  # an empty folder; for fetch, what a killed fetch left
+    caches: Path  # of the store: what later runs may use and no artifact holds
+    reports: Path  # of the store: what people may want to read later
+    executor: ExecutorChoice  # who runs engine builders
+    progress: Progress
+    findings: tuple[Finding, ...] = ()  # of preflight: manifests of engines and packages keep warnings
+
+    @property
+    def quantization(self) -> Quantization:
+        """Of the checkpoint that is worked on: the draft has a format of its own."""
+        chosen = self.recipe.quantization
+        if self.role == DRAFT and self.recipe.draft is not None:
+            chosen = chosen.model_copy(update={"format": self.recipe.draft.quantization})
+        return chosen
+
+
+Facts = Mapping[str, Json]
+
+
+def _fetch(work: Work) -> Facts:
+    return fetch(work.sources[work.role], work.into, progress=work.progress)
+
+
+def _dataset(work: Work) -> Facts:
+    from pipeline.stages.dataset import freeze
+
+    calibration = work.recipe.quantization.calibration
+    assert calibration is not None, "a plan has a dataset only where something is calibrated"
+    return freeze(
+        calibration.dataset,
+        work.inputs["checkpoint"],
+        samples=calibration.samples,
+        max_tokens=calibration.max_tokens,
+        seed=calibration.seed,
+        heldout_samples=(work.recipe.quantization.gate or Gate()).samples,
+        into=work.into,
+        progress=work.progress,
+    )
+
+
+def _calibrate(work: Work) -> Facts:
+    from pipeline.stages.calibrate import calibrate
+
+    return calibrate(
+        work.inputs["checkpoint"],
+        work.inputs["dataset"],
+        work.quantization,
+        exports=rank_exports(work.recipe, work.role),
+        into=work.into,
+        progress=work.progress,
+    )
+
+
+def _convert(work: Work) -> Facts:
+    from pipeline.runtimes.tensorrt.checkpoint import convert
+
+    return convert(
+        work.inputs["checkpoint"], parallelism(work.recipe, work.role), into=work.into, progress=work.progress
+    )
+
+
+def _evaluate(work: Work) -> Facts:
+    from pipeline.stages.evaluate import Export, evaluate
+
+    return evaluate(
+        work.inputs["checkpoint"],
+        [Export(work.inputs["calibrated"] / one.folder, one.kv_scale) for one in judged_exports(work.recipe)],
+        work.inputs["dataset"] / "heldout.jsonl",
+        into=work.into,
+        progress=work.progress,
+    )
+
+
+def _build(work: Work) -> Facts:
+    checkpoint = work.inputs["checkpoint"]
+    calibrated = checkpoint / UNIFIED
+    order = Order(
+        recipe=work.recipe,
+        role=work.role,
+        checkpoint=calibrated if calibrated.is_dir() else checkpoint,
+        ranks=_ranks(work),
+        caches=work.caches,
+        reports=work.reports,
+        executor=work.executor,
+        into=work.into,
+        progress=work.progress,
+    )
+    return {**runtime_of(work.recipe).build(order), **kept(work.findings)}
+
+
+def _ranks(work: Work) -> Path | None:
+    """The TensorRT-LLM checkpoint: converted, or a part of the calibration's result."""
+    if work.recipe.runtime.kind != "tensorrt":
+        return None
+    split = work.inputs.get("ranks", work.inputs["checkpoint"])
+    return split / parallelism(work.recipe, work.role).folder
+
+
+def _package(work: Work) -> Facts:
+    engines = Engines(
+        target=work.inputs["target"], draft=work.inputs.get("draft"), tokenizer=work.inputs["tokenizer"]
+    )
+    facts = runtime_of(work.recipe).package(work.recipe, engines, work.into, work.progress)
+    return {**facts, **kept(work.findings)}
+
+
+MAKERS: Mapping[str, Callable[[Work], Facts]] = {
+    "fetch": _fetch,
+    "dataset": _dataset,
+    "calibrate": _calibrate,
+    "convert": _convert,
+    "evaluate": _evaluate,
+    "build": _build,
+    "package": _package,
+}

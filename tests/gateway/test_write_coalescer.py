@@ -1,0 +1,120 @@
+"""What an outbox hands on, to a reader that may be slow."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.gateway.write_coalescer import Outbox, ReaderTooSlow
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=12))
+def test_everything_arrives_once_and_in_order(steps: list[tuple[int, int]]) -> None:
+    """Turns of the event loop before each body, and before sending it is done."""
+    sent: list[bytes] = []
+    ends: list[bool] = []
+    slow = [turns for _, turns in steps] or [0]
+
+    async def send(message: Any) -> None:
+        for _ in range(slow[len(sent) % len(slow)]):
+            await asyncio.sleep(0)
+        sent.append(message["body"])
+        ends.append(not message.get("more_body", False))
+
+    async def work() -> None:
+        async with Outbox(send) as outbox:
+            for number, (turns, _) in enumerate(steps):
+                for _ in range(turns):
+                    await asyncio.sleep(0.0006)
+                await outbox.put(b"%d," % number)
+
+    asyncio.run(work())
+    assert b"".join(sent) == b"".join(b"%d," % number for number in range(len(steps)))
+    assert ends == [False] * (len(ends) - 1) + [True]
+
+
+def test_the_first_goes_out_at_once_and_what_follows_fast_goes_together() -> None:
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message["body"])
+
+    async def work() -> None:
+        async with Outbox(send) as outbox:
+            await outbox.put(b"first")
+            assert sent == [b"first"]
+            for _ in range(100):
+                await outbox.put(b".")
+        assert len(sent) < 50
+        assert b"".join(sent) == b"first" + b"." * 100
+
+    asyncio.run(work())
+
+
+class Reader:
+    """Takes nothing until it `reads`."""
+
+    congested = True
+
+    def __init__(self) -> None:
+        self.reads, self.read = asyncio.Event(), 0
+
+    def abort(self) -> None:
+        """It is what raised that ends it."""
+
+    async def send(self, message: Any) -> None:
+        await self.reads.wait()
+        self.read += len(message["body"])
+
+
+def test_nobody_waits_for_a_reader_until_too_much_is_unread() -> None:
+    put = 0
+
+    async def work() -> None:
+        reader = Reader()
+
+        async def write() -> None:
+            nonlocal put
+            async with Outbox(reader.send, reader, max_unread_bytes=500) as outbox:
+                for _ in range(1000):
+                    await outbox.put(b"x")
+                    put += 1
+
+        writing = asyncio.ensure_future(write())
+        await asyncio.sleep(0.05)
+        assert put == 500
+        reader.reads.set()
+        await asyncio.wait_for(writing, 20)
+        assert (put, reader.read) == (1000, 1000)
+
+    asyncio.run(work())
+
+
+def test_a_reader_who_takes_nothing_is_given_up() -> None:
+    async def work() -> None:
+        reader = Reader()
+        async with Outbox(reader.send, reader, max_unread_bytes=500, patience_s=0.05) as outbox:
+            for _ in range(1000):
+                await outbox.put(b"x")
+
+    with pytest.raises(ReaderTooSlow):
+        asyncio.run(asyncio.wait_for(work(), 20))
+
+
+def test_what_sending_raises_reaches_whoever_puts() -> None:
+    async def send(_: Any) -> None:
+        await asyncio.sleep(0)
+        raise OSError("gone")
+
+    async def work() -> None:
+        async with Outbox(send) as outbox:
+            while True:
+                await outbox.put(b"x")
+                await asyncio.sleep(0.001)
+
+    with pytest.raises(OSError, match="gone"):
+        asyncio.run(asyncio.wait_for(work(), 20))

@@ -1,0 +1,115 @@
+"""config.json in both layouts, and everything that is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.errors import InvalidInput, SourceError
+from pipeline.models import Architecture, Rope
+from pipeline.reading import UnreadableFile
+from tests.support.models import CLASSES, LLAMA3_SCALING, make_checkpoint
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 512,
+    "vocab_size": 512,
+    "max_position_embeddings": 1024,
+}
+
+
+@pytest.mark.parametrize("architecture", CLASSES)
+@pytest.mark.parametrize("scaling", [None, LLAMA3_SCALING, {"rope_type": "linear", "factor": 4.0}])
+def test_both_layouts_of_the_rotary_settings_mean_the_same(
+    tmp_path: Path, architecture: str, scaling: dict | None
+) -> None:
+    read = [
+        Architecture.read(
+            make_checkpoint(
+                tmp_path / key, architecture, rope_scaling=scaling, rope_key=key, hidden=64, vocab=300
+            )
+        )
+        for key in ("rope_parameters", "rope_theta")
+    ]
+    assert read[0] == read[1]
+    assert read[0].rope.theta == 500000.0
+    assert read[0].rope.kind == (scaling or {}).get("rope_type", "default")
+
+
+def test_what_the_families_have() -> None:
+    def of(name: str, **extra: object) -> Architecture:
+        return Architecture.from_config({**CONFIG, "architectures": [name], **extra})
+
+    assert of("LlamaForCausalLM").head_dim == 64
+    assert not of("LlamaForCausalLM").qkv_bias
+    assert of("LlamaForCausalLM", attention_bias=True).output_bias
+    assert of("Qwen2ForCausalLM").qkv_bias
+    assert not of("Qwen2ForCausalLM").output_bias
+    assert of("Qwen3ForCausalLM").qk_norm
+    assert of("Qwen3ForCausalLM", head_dim=128).head_dim == 128
+    assert of("MistralForCausalLM", sliding_window=4096).windows == (4096, 4096)
+    assert of("Qwen2ForCausalLM", sliding_window=64).windows == (None, None)
+    windowed = of("Qwen2ForCausalLM", sliding_window=64, use_sliding_window=True, max_window_layers=1)
+    assert windowed.windows == (None, 64)
+    assert of("LlamaForCausalLM", eos_token_id=[5, 2]).eos_token_ids == (5, 2)
+
+
+def test_old_spelling_of_the_rope_type() -> None:
+    scaling = {"type": "linear", "factor": 2.0}
+    found = Architecture.from_config({**CONFIG, "rope_theta": 1e4, "rope_scaling": scaling}).rope
+    assert found == Rope(1e4, "linear", {"factor": 2.0})
+
+
+def test_everything_that_cannot_be_built_is_named_at_once() -> None:
+    config = {
+        **CONFIG,
+        "vocab_size": 0,
+        "hidden_act": "gelu",
+        "num_local_experts": 8,
+        "partial_rotary_factor": 0.5,
+        "rope_parameters": {"rope_type": "yarn", "factor": 2.0},
+    }
+    with pytest.raises(InvalidInput) as caught:
+        Architecture.from_config(config)
+    keys = [fault.key for fault in caught.value.faults]
+    assert keys == ["vocab_size", "hidden_act", "num_local_experts", "partial_rotary_factor", "rope_type"]
+
+
+def test_of_another_class_nothing_else_is_said() -> None:
+    """Its config has other keys, and that ours are not among them is no news."""
+    with pytest.raises(InvalidInput) as caught:
+        Architecture.from_config({"architectures": ["GPT2LMHeadModel"], "n_embd": 768})
+    (fault,) = caught.value.faults
+    assert fault.key == "architectures"
+    assert "LlamaForCausalLM" in fault.fix
+
+
+def test_scaling_without_its_parameters() -> None:
+    with pytest.raises(InvalidInput, match=r"rope_parameters\.high_freq_factor"):
+        Architecture.from_config({**CONFIG, "rope_parameters": {"rope_type": "llama3", "factor": 8}})
+
+
+def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"config\.json is missing"):
+        Architecture.read(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UnreadableFile, match=r"config\.json:1: is not JSON"):
+        Architecture.read(tmp_path)
+
+
+@pytest.mark.parametrize("scaling", [None, LLAMA3_SCALING, {"rope_type": "linear", "factor": 4.0}])
+def test_frequencies_equal_those_of_transformers(tmp_path: Path, scaling: dict | None) -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    directory = make_checkpoint(tmp_path, rope_scaling=scaling, hidden=64, vocab=300)
+    theirs = LlamaRotaryEmbedding(LlamaConfig(**json.loads((directory / "config.json").read_text())))
+    ours = Architecture.read(directory).rope.inverse_frequencies(64)
+    np.testing.assert_allclose(ours, theirs.inv_freq.numpy(), rtol=1e-6)

@@ -1,0 +1,224 @@
+"""What fits: measured points, a log, and what must hold whatever the numbers are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline.planning.memory import Demand, ModelNeed, StepLimits, demand_of, plan_memory
+
+from pipeline.contracts import engine_memory
+from pipeline.contracts.gpus import gpu, gpus
+from pipeline.contracts.memory_measurements import capacity_points
+from pipeline.contracts.model_config import LatentAttention
+from pipeline.contracts.models import ModelSizes, known_model
+from pipeline.errors import UserError
+from pipeline.plan.memory import alternatives
+from pipeline.plan.memory.accuracy import capacity_accuracy, load_log_accuracy, planned
+from pipeline.plan.memory.kv import sequence_bytes, token_bytes
+from pipeline.plan.model_facts import known_sizes
+from pipeline.plan.parallelism import Parallelism
+from pipeline.recipe import load_recipe
+from pipeline.recipe.library import packaged
+
+GIB = 2**30
+NAMES = [one.name for one in gpus()]
+ON_GPUS = [name for name in packaged() if name != "tiny-cpu"]
+
+
+def known(repo: str) -> ModelSizes:
+    sizes = known_model(repo)
+    assert sizes is not None
+    return sizes
+
+
+LLAMA_8B, LLAMA_1B = known("meta-llama/Llama-3.1-8B"), known("meta-llama/Llama-3.2-1B")
+TARGET = ModelNeed("target", LLAMA_8B, kv_cache="fp8", format="fp8")
+DRAFT = ModelNeed("draft", LLAMA_1B)
+
+
+def demand(*models: ModelNeed, capacity: int = 80 * GIB, tokens: int = 9216, wanted: int = 64) -> Demand:
+    return Demand("a-gpu", capacity, models or (TARGET,), tokens, wanted)
+
+
+def test_published_measurements_are_met() -> None:
+    found = capacity_accuracy()
+    assert len(found.figures) == 24
+    assert found.median <= 0.03
+    assert found.worst <= 0.06
+
+
+def test_an_engine_s_log_is_met() -> None:
+    """Its limits are not in the log, so that its activations (1134 MiB) cannot be computed."""
+    weights, blocks = load_log_accuracy().figures
+    assert abs(weights.error) < 0.005
+    assert -0.06 < blocks.error <= 0  # the constants err towards too much
+
+
+def test_measured_points_name_known_gpus_and_models() -> None:
+    for point in capacity_points():
+        assert gpu(point.gpu)
+        assert known_model(point.model)
+        assert point.source
+
+
+@given(
+    gib=st.integers(16, 280),
+    fraction=st.floats(0.3, 0.95),
+    tokens=st.integers(64, 100_000),
+    with_draft=st.booleans(),
+    split=st.sampled_from([1, 2, 4]),
+)
+@settings(max_examples=50)
+def test_every_rank_holds_what_is_planned_and_no_more(
+    gib: int, fraction: float, tokens: int, with_draft: bool, split: int
+) -> None:
+    target = replace(TARGET, split=Parallelism(tensor=split))
+    asked = replace(demand(target, *([DRAFT] if with_draft else [])), capacity=gib * GIB, fraction=fraction)
+    plan = plan_memory(replace(asked, sequence_tokens=tokens))
+    for rank in plan.ranks:
+        assert rank.used + rank.headroom == rank.capacity
+        loaded = rank.used - rank.group("kv_cache")
+        assert rank.group("kv_cache") <= max(0, fraction * (rank.capacity - loaded))
+        assert len({line.key for line in rank.lines}) == len(rank.lines)
+        assert all(line.formula and line.sources for line in rank.lines)
+    assert plan.tokens == plan.blocks * plan.block_tokens
+    assert plan.sequences * tokens <= plan.tokens
+    assert (plan.verdict == "does not fit") == (plan.sequences == 0)
+
+
+@given(capacity=st.integers(20 * GIB, 200 * GIB), more=st.integers(0, 50 * GIB))
+@settings(max_examples=30)
+def test_a_larger_gpu_never_holds_less(capacity: int, more: int) -> None:
+    small, large = (plan_memory(demand(TARGET, DRAFT, capacity=size)) for size in (capacity, capacity + more))
+    assert large.tokens >= small.tokens
+
+
+@given(layers=st.integers(1, 100), split=st.sampled_from([1, 2, 4, 8, 16]))
+@settings(max_examples=30)
+def test_a_token_costs_as_much_as_it_has_layers_and_heads(layers: int, split: int) -> None:
+    one = token_bytes(ModelNeed("target", replace(LLAMA_8B, layers=1), Parallelism(tensor=split)))
+    assert (
+        token_bytes(ModelNeed("target", replace(LLAMA_8B, layers=layers), Parallelism(tensor=split)))
+        == layers * one
+    )
+    assert one == 2 * max(1, 8 // split) * 128 * 2  # beyond eight GPUs, each KV head is on several
+
+
+def test_a_token_of_latent_attention_is_the_same_on_every_rank() -> None:
+    sizes = replace(LLAMA_8B, layers=61, latent=LatentAttention(512, 64, 128, 128, 1536))
+    costs = {token_bytes(ModelNeed("target", sizes, Parallelism(tensor=split))) for split in (1, 8)}
+    assert costs == {61 * (512 + 64) * 2}
+
+
+def test_layers_with_a_window_could_keep_less() -> None:
+    sizes = replace(LLAMA_8B, layers=4, windows=(1024, 0, 1024, 0))
+    need = ModelNeed("target", sizes)
+    whole = token_bytes(need) // 4
+    assert sequence_bytes(need, 512) == 4 * 512 * whole
+    assert sequence_bytes(need, 8192) == (2 * 8192 + 2 * 1024) * whole
+    assert sequence_bytes(ModelNeed("target", replace(sizes, windows=())), 8192) == 4 * 8192 * whole
+
+
+@pytest.mark.parametrize(("kv_cache", "share"), [("fp8", 0.5), ("int8", 0.5), ("nvfp4", 0.28125)])
+def test_smaller_keys_and_values(kv_cache: str, share: float) -> None:
+    assert token_bytes(ModelNeed("target", LLAMA_8B, kv_cache=kv_cache)) == share * token_bytes(
+        ModelNeed("target", LLAMA_8B)
+    )
+
+
+def test_a_draft_lies_on_the_first_gpu_and_decides_how_many_tokens_there_are() -> None:
+    target = replace(TARGET, split=Parallelism(tensor=2))
+    alone, both = plan_memory(demand(target)), plan_memory(demand(target, DRAFT))
+    first, second = both.ranks
+    assert first.group("weights", "draft") > 0 == second.group("weights", "draft")
+    assert first.group("kv_cache", "target") == second.group("kv_cache", "target")
+    assert both.tokens < alone.tokens
+    roles = [line.role for line in first.lines if line.group == "weights"]
+    assert roles == sorted(roles, reverse=True)  # in load order: the target, then the draft
+
+
+def test_graphs_are_taken_of_what_the_fraction_leaves() -> None:
+    plain, graphs = plan_memory(demand()), plan_memory(replace(demand(), graph_batch=64))
+    assert graphs.tokens == plain.tokens
+    taken = plain.ranks[0].headroom - graphs.ranks[0].headroom
+    assert taken == engine_memory.graph_bytes(64) == 11 * 200_000_000
+
+
+def test_a_model_that_is_larger_than_the_gpu_leaves_nothing() -> None:
+    plan = plan_memory(demand(capacity=8 * GIB))
+    assert (plan.tokens, plan.sequences, plan.verdict) == (0, 0, "does not fit")
+    assert plan.tightest.headroom < 0
+
+
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_packaged_recipes_fit(name: str) -> None:
+    recipe = load_recipe(name)
+    asked = demand_of(recipe, known_sizes(recipe))
+    assert asked is not None
+    assert plan_memory(asked).verdict == "fits"
+    assert alternatives(recipe, asked) == ()
+
+
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_what_is_named_instead_holds_more(name: str) -> None:
+    recipe = load_recipe(name, ("runtime.gpu=l4-24g", "limits.max_concurrency=512"))
+    asked = demand_of(recipe, known_sizes(recipe))
+    assert asked is not None
+    now = plan_memory(asked)
+    found = alternatives(recipe, asked)
+    for one in found:
+        assert one.plan.sequences > now.sequences or one.plan.verdict == "fits"
+        assert all(override.partition("=")[2] for override in one.overrides)
+    assert found or now.verdict == "does not fit"
+
+
+def test_a_model_that_is_not_known_makes_no_demand() -> None:
+    recipe = load_recipe("llama-3.1-8b-fp8")
+    assert demand_of(recipe, {"target": LLAMA_8B}) is None  # and the draft?
+    assert (
+        demand_of(load_recipe("tiny-cpu"), known_sizes(load_recipe("tiny-cpu"))) is None
+    )  # on which machine?
+
+
+def test_a_type_that_is_not_known_is_refused() -> None:
+    recipe = load_recipe("phi-4-fp8")
+    sizes = {role: replace(one, dtype="float128") for role, one in known_sizes(recipe).items()}
+    with pytest.raises(UserError, match="target: float128; known: float16"):
+        demand_of(recipe, sizes)
+
+
+def test_a_recipe_says_the_same_as_the_measurement_that_it_repeats() -> None:
+    point = next(one for one in capacity_points() if one.model == "Qwen/Qwen3-32B-FP8")
+    recipe = load_recipe(
+        "llama-3.3-70b-nvfp4",
+        (
+            f"model={{source: 'hf:{point.model}'}}", "quantization={format: none}",
+            f"runtime={{kind: pytorch, version: 1.2.1, gpu: {point.gpu}}}",
+            f"limits={{max_input_tokens: {point.isl + 1000}, max_output_tokens: {point.osl}, max_concurrency: 64}}",
+            f"kv_cache={{memory_fraction: {point.fraction}}}",
+        ),
+    )  # fmt: skip
+    asked = demand_of(recipe, known_sizes(recipe), {"target": StepLimits(2 * point.isl)})
+    assert asked is not None
+    assert plan_memory(asked).sequences == planned(point).sequences
+
+
+def test_the_embedded_engine_takes_what_its_limits_need() -> None:
+    recipe = load_recipe("tiny-cpu")
+    asked = demand_of(recipe, known_sizes(recipe), ram_bytes=4 * GIB)
+    assert asked is not None
+    plan = plan_memory(asked)
+    assert plan.tokens == recipe.limits.max_sequence_tokens * recipe.limits.max_concurrency
+    told = load_recipe("tiny-cpu", ("runtime.kv_cache_mib=8",))
+    few = demand_of(told, known_sizes(told), ram_bytes=4 * GIB)
+    assert few is not None
+    assert plan_memory(few).ranks[0].group("kv_cache") <= 8 * 2**20
+
+
+def test_the_embedded_engine_s_own_bound_is_the_one_that_is_planned_with() -> None:
+    from pipeline.runtimes.cpu.engine import core
+
+    assert engine_memory.cpu_pool_bytes() == core._DEFAULT_CACHE_BYTES

@@ -1,0 +1,208 @@
+"""The Dockerfile and what lies beside it: what a linter would look for, and that they agree with the contracts."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+import json
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.contracts.launching import launching
+from pipeline.contracts.releases import container, releases
+from pipeline.recipe.library import packaged
+from pipeline.triton.deployment import CONTAINER_ROOT
+from tests.support.dockerfile import parse
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = parse((ROOT / "Dockerfile").read_text(encoding="utf-8"))
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+NEWEST = max(
+    (container(one.version) for one in releases() if "tensorrt" in one.tracks),
+    key=lambda one: one.release or "",
+)
+
+
+def test_every_stage_is_made_from_the_newest_container_with_engines() -> None:
+    assert FILE.arguments == {"TRITON_IMAGE": NEWEST.image}
+    assert [stage.name for stage in FILE.stages] == ["wheel", "build", "serve"]
+    assert {stage.image for stage in FILE.stages} == {"${TRITON_IMAGE}"}
+
+
+def test_no_image_floats() -> None:
+    for text in ((ROOT / "Dockerfile").read_text(), (ROOT / "compose.yaml").read_text()):
+        assert "latest" not in text
+
+
+@pytest.mark.parametrize("name", ["build", "serve"])
+def test_what_is_run_is_not_root(name: str) -> None:
+    users = FILE.stage(name).all("USER")
+    assert users
+    user, group = users[-1].rest.split(":")
+    assert int(user) >= 1000
+    assert int(group) >= 1000
+    order = [one.name for one in FILE.stage(name).instructions]
+    assert order.index("USER") > max(index for index, one in enumerate(order) if one == "RUN")
+    assert order.index("ENTRYPOINT") > order.index("USER")
+
+
+def ignored(path: str) -> bool:
+    """As Docker decides it: the last line that matches counts, and one that names a folder is for all below it."""
+    lines = [line for line in (ROOT / ".dockerignore").read_text().split("\n") if line and line[0] != "#"]
+    answer = False
+    for line in lines:
+        pattern = line.removeprefix("!")
+        tails = [path, *(str(parent) for parent in Path(path).parents)]
+        if any(
+            fnmatch.fnmatch(tail, pattern.removeprefix("**/"))
+            or fnmatch.fnmatch(Path(tail).name, pattern.removeprefix("**/"))
+            if pattern.startswith("**/")
+            else fnmatch.fnmatch(tail, pattern) and ("/" not in tail or "/" in pattern)
+            for tail in tails
+        ):
+            answer = not line.startswith("!")
+    return answer
+
+
+def test_everything_that_is_copied_is_there_and_nothing_else_is_sent() -> None:
+    copied = set()
+    for stage in FILE.stages:
+        for one in stage.all("COPY"):
+            if any(flag.startswith("--from=") for flag in one.flags):
+                continue
+            for source in one.arguments[:-1]:
+                assert (ROOT / source).exists(), source
+                assert not ignored(source), source
+                copied.add(source)
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert copied == allowed
+    for secret in (".git", ".venv", "tests", "store", "pipeline/__pycache__", "recipes/x.pyc", ".env"):
+        assert ignored(secret), secret
+
+
+def test_the_wheel_finds_all_that_pyproject_names() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {*wheel["packages"], *wheel["force-include"], project["project"]["readme"], "LICENSE"}
+    assert needed <= {name for one in FILE.stage("wheel").all("COPY") for name in one.arguments}
+    extras = re.findall(r"\$\{wheel\}\[([\w,]+)\]", FILE.stage("build").all("RUN")[0].rest)[0].split(",")
+    assert set(extras) <= set(project["project"]["optional-dependencies"])
+
+
+def test_stages_that_are_mounted_exist() -> None:
+    names = {stage.name for stage in FILE.stages}
+    for stage in FILE.stages:
+        for one in stage.all("RUN"):
+            for flag in one.flags:
+                assert re.search(r"from=(\w+)", flag)[1] in names  # type: ignore[index]
+
+
+def test_layers_are_lean_and_loud() -> None:
+    for stage in FILE.stages:
+        for one in stage.all("RUN"):
+            assert "sudo" not in one.rest
+            assert "curl" not in one.rest
+            for install in re.findall(r"-m pip (?:--python \S+ )?(?:install|wheel)[^&]*", one.rest):
+                assert "--no-cache-dir" in install
+            if "apt-get" in one.rest:
+                assert "rm -rf /var/lib/apt/lists/*" in one.rest
+                assert "--no-install-recommends" in one.rest
+            assert ";" not in one.rest, "a failing command must fail the build"
+            assert " | " not in one.rest, "the code of a pipe is that of its last command"
+        assert not stage.all("ADD")
+        assert not stage.all("MAINTAINER")
+
+
+def test_the_shell_lines_are_shell(tmp_path: Path) -> None:
+    for number, one in enumerate(one for stage in FILE.stages for one in stage.all("RUN")):
+        script = tmp_path / f"{number}.sh"
+        script.write_text(" ".join(one.arguments))
+        assert subprocess.run(["sh", "-n", str(script)], check=False).returncode == 0, one.rest
+
+
+def modules(command: list[str]) -> list[str]:
+    return [command[index + 1] for index, part in enumerate(command) if part == "-m"]
+
+
+def test_entrypoint_and_health_check_are_ours() -> None:
+    serve = FILE.stage("serve")
+    entrypoint = json.loads(serve.all("ENTRYPOINT")[0].rest)
+    health = json.loads(serve.all("HEALTHCHECK")[0].rest.partition("CMD ")[2])
+    assert modules(entrypoint) == ["pipeline.serving.entrypoint"]
+    assert modules(health) == ["pipeline.serving.readiness"]
+    for name in (*modules(entrypoint), *modules(health)):
+        assert callable(importlib.import_module(name).main)
+    environment = " ".join(one.rest for one in serve.all("ENV"))
+    assert f"PIPELINE_PACKAGE={CONTAINER_ROOT}" in environment
+    assert "start-period=30m" in serve.all("HEALTHCHECK")[0].rest
+    assert serve.all("EXPOSE")[0].arguments == ["8000", "8001", "8002"]
+
+
+def default(text: str) -> str:
+    """What compose puts in where a variable is not set."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+
+
+def test_the_services_are_the_stages() -> None:
+    assert set(COMPOSE["services"]) == {"build", "serve"}
+    for name, service in COMPOSE["services"].items():
+        assert service["build"]["target"] == name
+        assert default(service["build"]["args"]["TRITON_IMAGE"]) == NEWEST.image
+        assert set(service["build"]["args"]) == set(FILE.arguments)
+        facts = launching(NEWEST.trtllm)
+        assert default(service["shm_size"]) == f"{facts.shared_memory_mib // 1024}g"
+        limits = [
+            part for key, value in service["ulimits"].items() for part in ("--ulimit", f"{key}={value}")
+        ]
+        assert limits == list(facts.container_options)
+        devices = service["deploy"]["resources"]["reservations"]["devices"]
+        assert devices[0]["driver"] == "nvidia"
+    assert COMPOSE["services"]["build"]["profiles"] == ["build"]
+    assert "profiles" not in COMPOSE["services"]["serve"]
+
+
+def test_the_commands_of_its_first_lines_find_what_they_name() -> None:
+    text = (ROOT / "compose.yaml").read_text(encoding="utf-8")
+    commands = [
+        shlex.split(line.lstrip("# ")) for line in text.splitlines() if "run --rm build build" in line
+    ]
+    recipes = [command[command.index("build", command.index("--rm") + 2) + 1] for command in commands]
+    mounted = {
+        volume["target"] for volume in COMPOSE["services"]["build"]["volumes"] if isinstance(volume, dict)
+    }
+    folder = FILE.stage("build").all("WORKDIR")[-1].rest
+    own = [recipe for recipe in recipes if recipe not in packaged()]
+    assert len(own) < len(recipes)
+    assert {str((Path(folder) / recipe).parent) for recipe in own} <= mounted
+
+
+def test_the_store_belongs_to_the_user_of_the_image() -> None:
+    """Docker gives a new volume the owner of the image's folder; a folder of the host that it makes is root's."""
+    build, serve = COMPOSE["services"]["build"], COMPOSE["services"]["serve"]
+    name = build["volumes"][0].partition(":")[0]
+    assert name in COMPOSE["volumes"]
+    stage = FILE.stage("build")
+    user, group = stage.all("USER")[-1].rest.split(":")
+    assert f"install --directory --owner={user} --group={group} /store" in stage.all("RUN")[-1].rest
+    (package,) = serve["volumes"]
+    assert (package["type"], package["source"]) == ("volume", name)
+    assert package["volume"]["subpath"].startswith("artifacts/")
+
+
+def test_the_server_may_do_little() -> None:
+    serve = COMPOSE["services"]["serve"]
+    (package,) = serve["volumes"]
+    assert package["target"] == CONTAINER_ROOT
+    assert package["read_only"] is True
+    assert serve["read_only"] is True
+    assert serve["cap_drop"] == ["ALL"]
+    assert all(port.startswith("127.0.0.1:") for port in serve["ports"])
+    assert [port.rpartition(":")[2] for port in serve["ports"]] == ["8000", "8001", "8002"]

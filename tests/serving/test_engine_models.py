@@ -1,0 +1,245 @@
+"""Configs of the `tensorrt` repository, for every version, size and kind of engine; and upstream's traps, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.contracts.inflight_batcher import DataTypes, tensors, versions
+from pipeline.contracts.inflight_batcher_parameters import check, parameters
+from pipeline.models.token_ids import TokenIds
+from pipeline.runtimes.tensorrt.triton_models import EngineModel, EngineSettings, engine_models
+from pipeline.triton.config import ModelConfig
+from pipeline.triton.pbtxt import checked, parse
+from pipeline.triton.text_models import KV_CACHE_STATS, OURS
+
+IDS = TokenIds(end=2, pad=0, stop=(5, 7), vocab_size=128256)
+TENSOR_PARALLEL = (1, 2, 4, 8)
+
+data_types = st.builds(
+    DataTypes,
+    logits_datatype=st.sampled_from(["TYPE_FP32", "TYPE_FP16"]),
+    encoder_input_features_data_type=st.just("TYPE_FP16"),
+    prompt_embedding_table_data_type=st.sampled_from(["TYPE_FP16", "TYPE_BF16"]),
+)
+engines = st.builds(
+    EngineModel,
+    gpus=st.sampled_from(TENSOR_PARALLEL).map(lambda size: tuple(range(size))),
+    memory_fraction=st.floats(0.0001, 0.9999),
+    max_kv_tokens=st.none() | st.integers(32, 10**7),
+    data_types=data_types,
+)
+every = st.builds(
+    EngineSettings,
+    version=st.sampled_from(versions()),
+    target=engines,
+    draft=st.none() | engines,
+    max_concurrency=st.integers(1, 2048),
+    kv_cache_reuse=st.booleans(),
+    chunked_context=st.booleans(),
+    policy=st.sampled_from(["guaranteed_no_evict", "max_utilization"]),
+    host_memory_bytes=st.sampled_from([0, 2**30, 2**40]),
+    max_queue_size=st.integers(0, 1000),
+    max_queue_delay_us=st.integers(0, 1000),
+    decoupled=st.booleans(),
+)
+
+
+def settings(version: str = "1.2.1", *, draft: bool = True, **changes: Any) -> EngineSettings:
+    values: dict[str, Any] = {
+        "version": version,
+        "target": EngineModel(gpus=(0, 1), memory_fraction=0.8333, max_kv_tokens=65536),
+        "draft": EngineModel(gpus=(0,), memory_fraction=0.4, max_kv_tokens=65536) if draft else None,
+        "max_concurrency": 64,
+        "kv_cache_reuse": True,
+        "chunked_context": True,
+        "policy": "guaranteed_no_evict",
+    }
+    return EngineSettings(**(values | changes))
+
+
+def models(chosen: EngineSettings) -> dict[str, ModelConfig]:
+    return {config.name: config for config in engine_models(chosen, IDS)}
+
+
+def engine_names(chosen: EngineSettings) -> list[str]:
+    return ["tensorrt_llm"] + (["tensorrt_llm_draft"] if chosen.draft else [])
+
+
+@given(every)
+def test_triton_reads_what_was_meant_and_each_model_would_load(chosen: EngineSettings) -> None:
+    have = models(chosen)
+    assert list(have)[:5] == [
+        "preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls",
+    ]  # fmt: skip
+    assert list(have)[5:] == (["tensorrt_llm_draft"] if chosen.draft else [])
+    for name, config in have.items():
+        assert parse(checked(config)) == config
+        is_engine = config.backend == "tensorrtllm"
+        contract = "tensorrt_llm" if is_engine else name
+        assert check(chosen.version, contract, config.parameters, () if is_engine else OURS) == []
+        assert config.max_batch_size == chosen.max_concurrency
+
+
+@given(every)
+def test_the_ensemble_names_tensors_that_its_models_have(chosen: EngineSettings) -> None:
+    have = models(chosen)
+    outer = have["ensemble"]
+    given = {tensor.name for tensor in outer.inputs}
+    for step in outer.steps:
+        inner = have[step.model]
+        assert set(step.input_map) <= {tensor.name for tensor in inner.inputs}
+        assert set(step.output_map) <= {tensor.name for tensor in inner.outputs}
+        assert set(step.input_map.values()) <= given
+        given |= set(step.output_map.values())
+    assert {tensor.name for tensor in outer.outputs} <= given
+
+
+@given(every)
+def test_types_of_logits_are_the_same_all_the_way(chosen: EngineSettings) -> None:
+    have = models(chosen)
+    for name in ("tensorrt_llm", "ensemble", "tensorrt_llm_bls"):
+        types = {tensor.data_type for tensor in have[name].outputs if tensor.name.endswith("_logits")}
+        assert types == {chosen.target.data_types.logits_datatype}
+    if chosen.draft:
+        logits = next(
+            tensor for tensor in have["tensorrt_llm_draft"].outputs if tensor.name == "generation_logits"
+        )
+        assert logits.data_type == chosen.draft.data_types.logits_datatype
+
+
+@given(every)
+def test_draft_and_target_agree(chosen: EngineSettings) -> None:
+    """All but where they lie and what they may take."""
+    have = models(chosen)
+    own = {
+        "gpt_model_path",
+        "gpu_device_ids",
+        "kv_cache_free_gpu_mem_fraction",
+        "max_tokens_in_paged_kv_cache",
+    }
+    first, *others = ({**have[name].parameters} for name in engine_names(chosen))
+    for other in others:
+        assert {key: first[key] for key in first if key not in own} == {
+            key: other[key] for key in other if key not in own
+        }
+        assert first["gpt_model_path"] != other["gpt_model_path"]
+
+
+@pytest.mark.parametrize("version", versions())
+@pytest.mark.parametrize("draft", [False, True])
+def test_engines_are_decoupled_as_the_bls_that_streams_from_them(version: str, draft: bool) -> None:
+    for wanted in (True, False):
+        chosen = settings(version, draft=draft, decoupled=wanted)
+        decoupled = {name for name, config in models(chosen).items() if config.decoupled}
+        assert decoupled == ({*engine_names(chosen), "tensorrt_llm_bls"} if wanted else set())
+
+
+@pytest.mark.parametrize("version", versions())
+def test_keys_that_the_backend_reads_without_a_net_are_there_and_empty(version: str) -> None:
+    for name in engine_names(settings(version)):
+        given = models(settings(version))[name].parameters
+        for key in ("tokenizer_dir", "guided_decoding_backend", "xgrammar_tokenizer_info_path"):
+            assert given[key] == ""
+
+
+@pytest.mark.parametrize("version", versions())
+def test_optional_values_are_left_out_and_not_empty(version: str) -> None:
+    given = models(settings(version))["tensorrt_llm"].parameters
+    facts = parameters("tensorrt_llm", version)
+    assert all(value or facts[key].needed == "key" for key, value in given.items())
+    assert "kv_cache_host_memory_bytes" not in given
+    assert "participant_ids" not in given  # only where workers are not spawned
+    alone = models(settings(version, draft=False, target=EngineModel((0,), 0.9)))["tensorrt_llm"].parameters
+    assert "max_tokens_in_paged_kv_cache" not in alone
+
+
+@pytest.mark.parametrize("version", versions())
+def test_no_decoding_mode_because_none_fits_a_draft(version: str) -> None:
+    assert "decoding_mode" not in models(settings(version))["tensorrt_llm"].parameters
+
+
+@pytest.mark.parametrize("version", versions())
+def test_names_that_changed_are_the_versions_own(version: str) -> None:
+    old, new = {"min_length", "random_seed"}, {"min_tokens", "seed"}
+    expected, gone = (old, new) if version == "0.19.0" else (new, old)
+    have = models(settings(version))
+    for name in ("tensorrt_llm", "tensorrt_llm_draft", "ensemble", "tensorrt_llm_bls"):
+        names = {tensor.name for tensor in have[name].inputs}
+        assert expected <= names
+        assert not gone & names
+    passed = next(step for step in have["ensemble"].steps if step.model == "tensorrt_llm").input_map
+    assert expected <= set(passed)
+    assert not gone & set(passed)
+
+
+@pytest.mark.parametrize("version", versions())
+def test_counts_of_tokens_exist_from_1_0(version: str) -> None:
+    have = models(settings(version))["tensorrt_llm_bls"]
+    names = {tensor.name for tensor in (*have.inputs, *have.outputs)}
+    assert ("num_input_tokens" in names) == ("return_num_input_tokens" in names) == (version[0] == "1")
+
+
+def test_the_prompt_table_has_the_engines_type_from_1_0() -> None:
+    chosen = DataTypes(prompt_embedding_table_data_type="TYPE_BF16")
+    for version, expected in (("0.21.0", "TYPE_FP16"), ("1.0.0", "TYPE_BF16")):
+        have = models(settings(version, target=EngineModel((0,), 0.9, data_types=chosen)))
+        table = next(
+            tensor for tensor in have["tensorrt_llm"].inputs if tensor.name == "prompt_embedding_table"
+        )
+        assert table.data_type == expected
+
+
+@pytest.mark.parametrize("version", versions())
+def test_paths_of_engines_are_those_of_the_container(version: str) -> None:
+    for name in engine_names(settings(version)):
+        given = models(settings(version))[name].parameters
+        assert given["gpt_model_path"] == f"/deployment/model_repository/{name}/1/engine"
+        assert given["executor_worker_path"] == "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
+
+
+def test_a_fraction_is_written_without_an_exponent() -> None:
+    given = models(settings(target=EngineModel((0,), 0.00002)))["tensorrt_llm"].parameters
+    assert given["kv_cache_free_gpu_mem_fraction"] == "0.00002"
+
+
+def test_the_prompt_comes_back_from_both_engines() -> None:
+    """A draft and its target are called with all tokens so far, and answer with them."""
+    for name in engine_names(settings()):
+        assert models(settings())[name].parameters["exclude_input_in_output"] == "false"
+
+
+def test_the_bls_knows_the_draft_only_where_there_is_one() -> None:
+    assert (
+        models(settings())["tensorrt_llm_bls"].parameters["tensorrt_llm_draft_model_name"]
+        == "tensorrt_llm_draft"
+    )
+    assert "tensorrt_llm_draft_model_name" not in models(settings(draft=False))["tensorrt_llm_bls"].parameters
+
+
+def test_biases_are_as_wide_as_the_engines_vocabulary() -> None:
+    for name in ("preprocessing", "tensorrt_llm_bls"):
+        assert models(settings())[name].parameters["vocab_size"] == "128256"
+
+
+def test_postprocessing_has_one_instance_because_several_reorder_a_stream() -> None:
+    assert models(settings())["postprocessing"].instances == 1
+
+
+def test_the_queue_of_the_engine_is_the_recipes() -> None:
+    batching = models(settings(max_queue_size=100, max_queue_delay_us=5))["tensorrt_llm"].dynamic_batching
+    assert batching is not None
+    assert (batching.max_queue_size, batching.max_queue_delay_us) == (100, 5)
+
+
+@pytest.mark.parametrize("version", versions())
+def test_tensors_are_the_contracts(version: str) -> None:
+    chosen = settings(version)
+    for name, config in models(chosen).items():
+        contract = "tensorrt_llm" if config.backend == "tensorrtllm" else name
+        have = tensors(contract, version, chosen.target.data_types)
+        besides = (KV_CACHE_STATS,) if name == "tensorrt_llm_bls" else ()
+        assert (config.inputs, config.outputs) == ((*have.inputs, *besides), have.outputs)

@@ -1,0 +1,182 @@
+"""What the container runs, for real: the embedded Triton with a package for the CPU takes the place of TensorRT-LLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from pipeline.client import Client
+from pipeline.errors import InvalidInput
+from pipeline.serving.entrypoint import Settings
+from pipeline.serving.launch import Ports
+from pipeline.triton.deployment import Deployment
+from pipeline.triton.repository import content_digest
+from tests.support.command import Command
+from tests.support.waiting import wait_for
+
+ENTRYPOINT = [sys.executable, "-m", "pipeline.serving.entrypoint"]
+READINESS = [sys.executable, "-m", "pipeline.serving.readiness"]
+
+
+class Container:
+    """The entrypoint as a process, with the environment that a container has."""
+
+    def __init__(self, package: Path, folder: Path, **more: str) -> None:
+        self.ports = Ports.free()
+        self.ready_file = folder / "run" / "ready.json"
+        self.environment = {
+            "PIPELINE_PACKAGE": str(package),
+            "PIPELINE_ADDRESS": "127.0.0.1",
+            "PIPELINE_HTTP_PORT": str(self.ports.http),
+            "PIPELINE_GRPC_PORT": str(self.ports.grpc),
+            "PIPELINE_METRICS_PORT": str(self.ports.metrics),
+            "PIPELINE_READY_FILE": str(self.ready_file),
+            "TMPDIR": str(folder),
+            **more,
+        }
+        self.command = Command(ENTRYPOINT, folder / "log", self.environment)
+
+    @property
+    def healthy(self) -> bool:
+        """What HEALTHCHECK finds."""
+        done = subprocess.run(READINESS, env=os.environ | self.environment, capture_output=True, check=False)
+        return done.returncode == 0
+
+    def wait_until_ready(self) -> None:
+        wait_for(lambda: self.ready_file.exists() or self.command.process.poll() is not None, "readiness", 60)
+        assert self.ready_file.exists(), self.command.said
+
+
+def processes(*words: str) -> dict[int, str]:
+    """Those whose command line has all words: number -> command line."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if all(word in command for word in words):
+            found[int(process.name)] = command
+    return found
+
+
+def test_ready_after_the_warm_up_and_gone_after_sigterm(cpu_package: Path, tmp_path: Path) -> None:
+    container = Container(cpu_package, tmp_path)
+    with container.command as command:
+        assert not container.healthy
+        assert not container.ready_file.exists()
+        container.wait_until_ready()
+        assert container.healthy
+        assert json.loads(container.ready_file.read_text())["entry_model"] == "tensorrt_llm_bls"
+        metrics = urllib.request.urlopen(f"http://127.0.0.1:{container.ports.metrics}/metrics", timeout=5)
+        with metrics:
+            counted = [
+                line for line in metrics.read().decode().splitlines()
+                if line.startswith("nv_inference_request_success{") and 'model="tensorrt_llm_bls"' in line
+            ]  # fmt: skip
+        assert sum(float(line.split()[-1]) for line in counted) >= 6  # one answer, and five of the warm-up
+        with Client(f"127.0.0.1:{container.ports.grpc}") as client:
+            assert client.generate("Hello", max_tokens=4).text is not None
+        command.wait_for("Started GRPCInferenceService")  # the server's own log is the container's
+        assert command.stop() == 0
+        assert "stopped Triton for support" in command.said
+    assert not container.ready_file.exists()
+    assert not container.healthy
+    wait_for(lambda: not processes(str(tmp_path)), "the end of all processes")
+
+
+def test_it_ends_with_the_code_of_the_server(cpu_package: Path, tmp_path: Path) -> None:
+    container = Container(cpu_package, tmp_path)
+    with container.command as command:
+        container.wait_until_ready()
+        (server,) = (
+            number
+            for number, line in processes("bin/tritonserver", str(tmp_path)).items()
+            if "guard.py" not in line
+        )
+        os.kill(server, signal.SIGKILL)
+        assert command.process.wait(30) == 128 + signal.SIGKILL
+        assert "Triton ended by itself with exit code 137" in command.said
+    assert not container.ready_file.exists()
+
+
+def test_sigterm_while_it_starts_is_not_waited_with(cpu_package: Path, tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    shutil.copytree(cpu_package, package)
+    model = package / "model_repository/postprocessing/1/model.py"
+    model.write_text(
+        "import time\ntime.sleep(600)\n" + model.read_text().replace("from __future__", "# from __future__")
+    )
+    digest = content_digest(package / "model_repository")
+    Deployment.load(package).model_copy(update={"digest": digest}).save(package)
+    with Container(package, tmp_path).command as command:
+        command.wait_for("starting Triton for support")
+        time.sleep(1)
+        start = time.monotonic()
+        assert command.stop() == 0
+        assert time.monotonic() - start < 100
+    wait_for(lambda: not processes(str(tmp_path / "pipeline-triton")), "the end of all processes")
+
+
+@pytest.mark.slow
+def test_a_model_that_dies_makes_it_unready_and_then_end(cpu_package: Path, tmp_path: Path) -> None:
+    container = Container(cpu_package, tmp_path, PIPELINE_HEALTH_INTERVAL_S="0.5")
+    with container.command:
+        container.wait_until_ready()
+        (stub,) = processes("triton_python_backend_stub", str(tmp_path), "tensorrt_llm_bls/1")
+        os.kill(stub, signal.SIGKILL)
+        wait_for(lambda: not container.ready_file.exists(), "unreadiness", 60)
+
+
+def test_a_machine_that_does_not_fit_is_refused_with_2(gpu_package: Path, tmp_path: Path) -> None:
+    with Container(gpu_package, tmp_path).command as command:
+        assert command.process.wait(60) == 2
+        assert "support cannot be served here" in command.said
+        assert ": there is no nvidia-smi" in command.said
+        assert "TensorRT-LLM is not installed in this machine" in command.said
+        assert "there is no /opt/tritonserver/bin/tritonserver" in command.said
+        assert "Traceback" not in command.said
+
+
+def test_no_package_is_refused_with_2(tmp_path: Path) -> None:
+    with Container(tmp_path / "nothing", tmp_path).command as command:
+        assert command.process.wait(60) == 2
+        assert "no deployment.json" in command.said
+
+
+def test_a_port_that_is_taken_is_refused_with_2(cpu_package: Path, tmp_path: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with Container(cpu_package, tmp_path, PIPELINE_GRPC_PORT=port).command as command:
+            assert command.process.wait(60) == 2
+            assert f"gRPC port 127.0.0.1:{port} cannot be used: Address already in use" in command.said
+
+
+def test_another_command_is_run_instead() -> None:
+    done = subprocess.run(
+        [*ENTRYPOINT, "sh", "-c", "echo $0; exit 7"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (7, "sh\n")
+
+
+def test_settings() -> None:
+    plain = Settings.read({})
+    assert str(plain.package) == "/deployment"
+    assert plain.address == "0.0.0.0"
+    assert plain.ports == Ports(8000, 8001, 8002)
+    assert plain.start_deadline_s is None
+    with pytest.raises(InvalidInput) as caught:
+        Settings.read({"PIPELINE_HTTP_PORT": "x", "PIPELINE_START_TIMEOUT_S": "-1"})
+    assert "PIPELINE_HTTP_PORT = x" in str(caught.value)
+    assert "PIPELINE_START_TIMEOUT_S = -1" in str(caught.value)

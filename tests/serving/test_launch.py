@@ -1,0 +1,163 @@
+"""The command that starts Triton, and what is looked for before it is run."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import InvalidInput, ServerError, UserError
+from pipeline.serving import installation
+from pipeline.serving.docker import DockerLauncher
+from pipeline.serving.embedded_launch import EmbeddedLaunch, EmbeddedLauncher
+from pipeline.serving.installation import Installation
+from pipeline.serving.launch import Launcher, Ports, Start
+from pipeline.serving.mirror import mirror
+from pipeline.serving.native_launch import NativeLauncher
+from pipeline.triton.deployment import LaunchSpec
+from tests.support.deployments import gpu_deployment
+
+FOUND = Installation(Path("/wheel/pytriton/tritonserver"), Path("/wheel/libs"), "3.11")
+
+
+def launch(repository: str = "/models", stage: str = "/tmp/stage") -> EmbeddedLaunch:
+    start = Start(Path(stage), Ports(1, 2, 3), "prefix-", deadline_s=90)
+    return EmbeddedLaunch(FOUND, Path(repository), start)
+
+
+def test_the_command() -> None:
+    assert launch().command == (
+        "/wheel/pytriton/tritonserver/bin/tritonserver",
+        "--model-repository=/tmp/stage/repository",
+        "--model-control-mode=none",
+        "--http-restricted-api=model-repository,shared-memory,trace,logging:disabled:=disabled",
+        "--grpc-restricted-protocol=model-repository,shared-memory,trace,logging:disabled:=disabled",
+        "--disable-auto-complete-config",
+        "--backend-directory=/tmp/stage/backends",
+        "--cache-directory=/wheel/pytriton/tritonserver/caches",
+        "--backend-config=python,shm-region-prefix-name=prefix-",
+        "--backend-config=python,stub-timeout-seconds=90",
+        "--http-address=127.0.0.1",
+        "--http-port=1",
+        "--grpc-address=127.0.0.1",
+        "--grpc-port=2",
+        "--metrics-address=127.0.0.1",
+        "--metrics-port=3",
+        "--metrics-interval-ms=500",
+        "--allow-gpu-metrics=false",
+        "--exit-timeout-secs=5",
+    )
+
+
+def test_the_repository_is_mirrored_file_by_file(tmp_path: Path) -> None:
+    source = tmp_path / "my models"
+    (source / "a" / "1" / "__pycache__").mkdir(parents=True)
+    (source / "a" / "1" / "model.py").write_text("x = 1")
+    start = Start(tmp_path / "stage", Ports(1, 2, 3), "prefix-")
+    made = EmbeddedLaunch(Installation.find(), source, start)
+    made.prepare()
+    assert (made.mirror / "a" / "1" / "model.py").read_text() == "x = 1"
+    assert not (made.mirror / "a" / "1").is_symlink()
+    assert not list(made.mirror.rglob("__pycache__"))
+
+
+def test_paths_of_the_container_become_those_of_this_machine(tmp_path: Path) -> None:
+    source = tmp_path / "repository"
+    (source / "a" / "1").mkdir(parents=True)
+    (source / "a" / "config.pbtxt").write_text('string_value: "/deployment/model_repository/a/1/engine"')
+    (source / "a" / "1" / "model.yaml").write_text("model: checkpoint")
+    mirror(source, tmp_path / "mirror", root=("/deployment", Path("/store/package")))
+    made = tmp_path / "mirror" / "a"
+    assert (made / "config.pbtxt").read_text() == 'string_value: "/store/package/model_repository/a/1/engine"'
+    assert (made / "1" / "model.yaml").is_symlink()
+    assert "/deployment/" in (source / "a" / "config.pbtxt").read_text()
+
+
+def test_a_stage_that_a_shell_would_break_is_refused() -> None:
+    with pytest.raises(UserError, match="without spaces in its name: set TMPDIR"):
+        launch(stage="/tmp/my stage").prepare()
+
+
+@pytest.mark.parametrize("kind", ["embedded", "native", "docker"])
+def test_a_repository_with_other_models_is_refused(tmp_path: Path, kind: str) -> None:
+    """Triton loads whatever lies there, so a folder too many would be served, and one too few not be missed."""
+    deployment = gpu_deployment(LaunchSpec(engine_models=("tensorrt_llm",)))
+    repository = tmp_path / "model_repository"
+    for name in (*deployment.models[1:], "drill", ".ipynb_checkpoints"):
+        (repository / name).mkdir(parents=True)
+    (repository / "README.md").touch()
+    launcher: Launcher = {
+        "embedded": EmbeddedLauncher(repository, deployment.models),
+        "native": NativeLauncher(deployment, tmp_path),
+        "docker": DockerLauncher(deployment, tmp_path, "image", docker="true"),
+    }[kind]
+    with pytest.raises(InvalidInput) as caught:
+        launcher.check()
+    assert [fault.key for fault in caught.value.faults] == ["preprocessing", ".ipynb_checkpoints", "drill"]
+    (repository / "preprocessing").mkdir()
+    (repository / "drill").rmdir()
+    (repository / ".ipynb_checkpoints").rmdir()
+    launcher.check()
+
+
+def test_ports_that_are_taken_are_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        with pytest.raises(ServerError, match=rf"gRPC port 127\.0\.0\.1:{number} cannot be used"):
+            Ports(Ports.free().http, number, Ports.free().metrics).check()
+        assert Ports.choose(http=number).http == number
+    with pytest.raises(ServerError, match="must be three ports"):
+        Ports(5, 5, 6).check()
+    assert len(set(vars_of(Ports.free()))) == 3
+
+
+def vars_of(ports: Ports) -> tuple[int, int, int]:
+    return ports.http, ports.grpc, ports.metrics
+
+
+def test_the_installation_here_can_run() -> None:
+    found = Installation.find()
+    assert found.python == f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert found.missing_libraries() == []
+    assert found.environment()["PATH"].startswith(str(Path(sys.executable).parent))
+
+
+def test_a_missing_wheel_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(
+        UserError, match=r"Triton is not installed in .*: install it: pip install .*\[server\]'"
+    ):
+        Installation.find()
+
+
+def test_numpy_2_is_refused_before_it_crashes_the_stub(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = metadata.version
+    monkeypatch.setattr(
+        installation.metadata, "version", lambda name: "2.1.0" if name == "numpy" else real(name)
+    )
+    with pytest.raises(UserError, match=r"numpy 2\.1\.0 crashes Triton's Python stub: pip install 'numpy<2'"):
+        Installation.find()
+
+
+def test_a_python_without_a_stub_is_refused() -> None:
+    found = Installation.find()
+    with pytest.raises(UserError, match=r"has no Python stub for 3\.99; it has .*3\.11"):
+        Installation(found.root, found.libraries, "3.99").check()
+
+
+def test_a_missing_libpython_is_found_before_the_server_hangs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ldd = tmp_path / "ldd"
+    ldd.write_text(
+        "#!/bin/sh\necho '  libpython3.11.so.1.0 => not found'\necho '  libc.so.6 => /lib/libc.so.6'\n"
+    )
+    ldd.chmod(0o755)
+    monkeypatch.setattr(installation.shutil, "which", lambda _: str(ldd))
+    with pytest.raises(
+        UserError, match=r"does not find libpython3\.11\.so\.1\.0: apt-get install libpython3"
+    ):
+        Installation.find()

@@ -1,0 +1,266 @@
+"""The `llmapi` model of the pytorch runtime under a real Triton; only the LLM itself is a stand-in."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from pipeline.client import Client, Refused
+from pipeline.runtimes.pytorch.triton_models import LlmapiSettings
+from pipeline.serving.server import TritonServer
+from tests.support.llmapi import package, served, statuses, tensors
+from tests.support.streams import Response, stream
+from tests.support.waiting import wait_for
+
+MODEL = "tensorrt_llm"
+PROMPT = "where is my mail"
+
+
+@pytest.fixture(scope="module")
+def status(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("status")
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory, status: Path) -> Iterator[TritonServer]:
+    folder = tmp_path_factory.mktemp("llmapi")
+    settings = LlmapiSettings("1.2.1", cancellation_check_period_ms=20, guided_decoding=True)
+    made = package(folder, settings, guided_decoding_backend="xgrammar")
+    with served(made, status, folder / "triton.log", STANDIN_TOKEN_S="0.003") as server:
+        yield server
+
+
+def ask(
+    server: TritonServer, *, leave_after: int = 0, request_id: str = "", **inputs: object
+) -> list[Response]:
+    asked = tensors(**inputs)
+    return list(stream(server.grpc_url, MODEL, leave_after=leave_after, request_id=request_id, **asked))
+
+
+def error_of(server: TritonServer, request_id: str = "", **inputs: object) -> str:
+    with pytest.raises(InferenceServerException) as caught:
+        ask(server, request_id=request_id, **inputs)
+    message = caught.value.message()
+    assert "\n" not in message
+    return message
+
+
+def figure(status: Path, name: str) -> int:
+    return sum(count[name] for count in statuses(status))
+
+
+def test_each_response_repeats_the_text_so_far(llm: TritonServer) -> None:
+    responses = ask(llm, text_input=PROMPT, streaming=True, sampling_param_max_tokens=20)
+    texts = [response.text for response in responses]
+    assert 10 < len(texts) <= 20  # what a newer one makes superfluous may be left out
+    assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
+    assert [response.final for response in responses] == [False] * (len(texts) - 1) + [True]
+    assert len(set(texts)) == len(texts)
+    assert responses[0].outputs["text_output"].shape == (1,)
+
+
+def test_one_response_without_streaming(llm: TritonServer) -> None:
+    (whole,) = ask(llm, text_input=PROMPT, sampling_param_max_tokens=20)
+    assert whole.final
+    streamed = ask(llm, text_input=PROMPT, streaming=True, sampling_param_max_tokens=20)
+    assert whole.text == streamed[-1].text
+
+
+def test_the_clients_of_this_project(llm: TritonServer) -> None:
+    """Deltas, joined, are the text; characters of several bytes and all."""
+    (whole,) = ask(llm, text_input=PROMPT, sampling_param_max_tokens=60)
+    with Client(llm.grpc_url, model=MODEL) as client:
+        with client.stream(PROMPT, max_tokens=60) as answer:
+            chunks = [chunk.text for chunk in answer]
+            assert answer.finish_reason == "length"
+        assert "".join(chunks) == whole.text
+        assert answer.stats.acceptance == 0.75
+        assert len(chunks) > 30
+        assert client.generate("a short one", max_tokens=60).finish_reason == "stop"
+        stopped = client.generate(PROMPT, max_tokens=60, stop=[whole.text[9:13]])
+        assert (stopped.text, stopped.finish_reason) == (whole.text[:9], "stop")
+        assert client.generate(PROMPT, max_tokens=60, seed=5).text != whole.text
+        with pytest.raises(Refused, match="min_tokens"):
+            client.generate(PROMPT, min_tokens=3)
+
+
+def test_why_it_ended_is_told_when_asked(llm: TritonServer) -> None:
+    asked = {"text_input": PROMPT, "return_finish_reason": True, "return_stop_reason": True}
+    (whole,) = ask(llm, **asked, sampling_param_max_tokens=30)
+    assert whole.outputs["finish_reason"].tolist() == [b"length"]
+    assert whole.outputs["stop_reason"].tolist() == [b"None"]  # as upstream
+    word = whole.text[5:8]
+    (cut,) = ask(llm, **asked, sampling_param_max_tokens=30, sampling_param_stop=["never said", word])
+    assert cut.outputs["finish_reason"].tolist() == [b"stop"]
+    assert cut.outputs["stop_reason"].tolist() == [word.encode()]
+    assert cut.text == whole.text[: whole.text.index(word)]
+
+
+def test_figures_have_the_types_that_the_config_declares(llm: TritonServer) -> None:
+    (answer,) = ask(
+        llm,
+        text_input=PROMPT,
+        sampling_param_max_tokens=8,
+        sampling_param_return_perf_metrics=True,
+        return_cumulative_logprob=True,
+    )
+    outputs = answer.outputs
+    assert outputs["cumulative_logprob"].dtype == np.float32
+    assert outputs["cumulative_logprob"].tolist() == [-2.0]
+    assert outputs["kv_cache_hit_rate"].tolist() == [0.25]
+    assert outputs["acceptance_rate"].tolist() == [0.75]
+    assert outputs["total_draft_tokens"].tolist() == [32]
+    assert outputs["kv_cache_missed_block"].dtype == np.int32
+    assert outputs["last_token_time_ns"].dtype == np.int64
+    assert outputs["last_token_time_ns"][0] - outputs["arrival_time_ns"][0] >= 8 * 3_000_000
+    (plain,) = ask(llm, text_input=PROMPT, sampling_param_max_tokens=8)
+    assert set(plain.outputs) == {"text_output"}
+
+
+def test_outputs_that_a_client_does_not_want_do_no_harm(llm: TritonServer) -> None:
+    """Triton drops them without holding the GIL; were nothing else to hold them, the model's process would crash."""
+    asked = tensors(
+        text_input=PROMPT,
+        streaming=True,
+        sampling_param_max_tokens=100,
+        return_finish_reason=True,
+        return_stop_reason=True,
+        return_cumulative_logprob=True,
+    )
+
+    def answer(_: int) -> list[Response]:
+        return list(stream(llm.grpc_url, MODEL, wanted=["text_output"], **asked))
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(answer, range(64)))
+    assert {tuple(response.outputs) for responses in answers for response in responses} == {("text_output",)}
+    assert len({responses[-1].text for responses in answers}) == 1
+
+
+def test_many_at_once(llm: TritonServer) -> None:
+    prompts = [f"order {number}" for number in range(24)]
+
+    def answer(prompt: str) -> str:
+        return ask(llm, text_input=prompt, streaming=True, sampling_param_max_tokens=40)[-1].text
+
+    alone = [answer(prompt) for prompt in prompts[:4]]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        together = list(pool.map(answer, prompts))
+    assert together[:4] == alone
+    assert len(set(together)) == len(prompts)
+
+
+def test_over_http(llm: TritonServer) -> None:
+    body = {"text_input": PROMPT, "sampling_param_max_tokens": 5, "streaming": True}
+    request = urllib.request.Request(
+        f"{llm.http_url}/v2/models/{MODEL}/generate_stream", json.dumps(body).encode()
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        events = [json.loads(line.removeprefix(b"data: ")) for line in answer if line.startswith(b"data: ")]
+    assert 1 < len(events) <= 5
+    texts = [event["text_output"] for event in events]
+    assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
+
+
+def idle(status: Path) -> Callable[[], bool]:
+    return lambda: figure(status, "active") == 0
+
+
+def test_a_client_that_leaves_frees_the_engine(llm: TritonServer, status: Path) -> None:
+    before, aborted = figure(status, "tokens"), figure(status, "aborted")
+    ask(llm, text_input="endless", streaming=True, sampling_param_max_tokens=690, leave_after=3)
+    wait_for(idle(status), "the end of a request whose client left")
+    assert figure(status, "aborted") == aborted + 1
+    assert figure(status, "tokens") - before < 690
+    (answer,) = ask(llm, text_input=PROMPT, sampling_param_max_tokens=3)
+    assert answer.text
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_stop_with_the_same_id_ends_a_request(llm: TritonServer, status: Path, streaming: bool) -> None:
+    failed: list[str] = []
+
+    def run() -> None:
+        failed.append(
+            error_of(llm, "mine", text_input="endless", streaming=streaming, sampling_param_max_tokens=690)
+        )
+
+    before = figure(status, "tokens")
+    other = threading.Thread(target=run)
+    other.start()
+    wait_for(lambda: figure(status, "tokens") > before, "the first token")
+    message = error_of(llm, "mine", text_input="", stop=True)
+    other.join(timeout=10)
+    assert failed == ["Request cancelled by client"]
+    assert message == "Request cancelled by client"
+    wait_for(idle(status), "the end of a request that was stopped")
+    assert figure(status, "tokens") - before < 690
+
+
+def test_stop_without_an_id_is_an_error(llm: TritonServer) -> None:
+    assert "A request id must be provided" in error_of(llm, text_input="", stop=True)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"text_input": np.array([[b"a"]], np.object_)}, "unexpected shape for input 'text_input'"),
+        ({"text_input": ["a", "b"]}, "text_input: has shape [2]; this model takes one prompt"),
+        ({"text_input": b"\xff"}, "text_input: is not UTF-8"),
+        ({"text_input": "a", "sampling_param_temperature": -1.0}, "require temperature >= 0"),
+        ({"text_input": "a", "sampling_param_max_tokens": 5000}, "should not exceed max_seq_len (956)"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, str) else "",
+)
+def test_what_cannot_be_answered_is_refused(
+    llm: TritonServer, inputs: dict[str, object], message: str
+) -> None:
+    given = {name: value for name, value in inputs.items() if isinstance(value, np.ndarray)}
+    others = {name: value for name, value in inputs.items() if name not in given}
+    with pytest.raises(InferenceServerException) as caught:
+        list(stream(llm.grpc_url, MODEL, **given, **tensors(**others)))
+    assert message in caught.value.message()
+
+
+def test_an_error_of_the_llm_reaches_the_client_after_what_it_said(llm: TritonServer, status: Path) -> None:
+    asked = tensors(text_input="breaks", streaming=True, sampling_param_max_tokens=9)
+    answer = stream(llm.grpc_url, MODEL, **asked)
+    assert next(answer).text
+    with pytest.raises(InferenceServerException, match="RequestError: the engine ran out of luck"):
+        list(answer)
+    wait_for(idle(status), "the end of a request that failed")
+    assert ask(llm, text_input=PROMPT, sampling_param_max_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "guide", "meant"),
+    [
+        ("json", None, "json_object=True"),
+        ("json_schema", '{"type": "object"}', 'json=\'{"type": "object"}\''),
+        ("regex", "[0-9]+", "regex='[0-9]+'"),
+        ("ebnf_grammar", 'root ::= "a"', "grammar='root ::= \"a\"'"),
+    ],
+)
+def test_guides_reach_the_llm(llm: TritonServer, kind: str, guide: str | None, meant: str) -> None:
+    """The client sends the same tensors as to the other runtimes; the stand-in repeats what it was to hold to."""
+    with Client(llm.grpc_url, model=MODEL) as client:
+        answer = client.generate(PROMPT, max_tokens=90, guide_type=kind, guide=guide)
+    assert meant in answer.text
+
+
+def test_guides_that_are_none_are_refused(llm: TritonServer) -> None:
+    asked = {"text_input": PROMPT, "sampling_param_max_tokens": 4}
+    kinds = "guided_decoding_guide_type = yaml: must be json, json_schema, regex or ebnf_grammar"
+    assert error_of(llm, **asked, guided_decoding_guide_type="yaml") == kinds
+    assert error_of(llm, **asked, guided_decoding_guide="a") == (
+        "guided_decoding_guide_type: is missing, but there is a guided_decoding_guide"
+    )

@@ -1,0 +1,147 @@
+"""A client that leaves, or says stop, frees the engine; a client that stays is not disturbed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pipeline.serving.server import TritonServer
+from tests.support.engine import QUESTIONS, TURN
+from tests.support.streams import Response, joined, metrics, stream
+
+PROMPT = TURN.format(QUESTIONS[0])
+IDS = np.array([[1, 3, 629, 4, 5, 6]], np.int32)
+LONG = 700  # tokens: long enough to leave in the middle, even on a fast machine
+ENDLESS = {"end_id": -1, "temperature": 3.0, "top_k": 2000}
+
+
+def requests(server: TritonServer, kind: str) -> float:
+    name = f'nv_trt_llm_request_metrics{{model="tensorrt_llm",request_type="{kind}",version="1"}}'
+    return metrics(server.metrics_url)[name]
+
+
+def generated_tokens(server: TritonServer) -> float:
+    name = 'nv_trt_llm_general_metrics{general_type="generated_tokens",model="tensorrt_llm",version="1"}'
+    return metrics(server.metrics_url)[name]
+
+
+def settled(server: TritonServer, deadline_s: float = 20.0) -> float:
+    """Waits until the engine is idle and its metrics say the same twice; the tokens it has made."""
+    deadline = time.monotonic() + deadline_s
+    last = -1.0
+    while time.monotonic() < deadline:
+        now = generated_tokens(server)
+        if requests(server, "active") == 0 and now == last:
+            return now
+        last = now
+        time.sleep(0.6)  # longer than the period in which metrics are set
+    raise AssertionError("the engine did not come to rest")
+
+
+def cut_short(server: TritonServer, attempt: Callable[[], None]) -> float:
+    """Tokens that were made in an attempt.
+
+    A busy machine may complete an answer before it hears that nobody wants it, so it gets more chances.
+    """
+    made = 0.0
+    for _ in range(5):
+        before = settled(server)
+        attempt()
+        made = settled(server) - before
+        if made < LONG:
+            break
+    return made
+
+
+@pytest.mark.parametrize("model", ["tensorrt_llm_bls", "tensorrt_llm"])
+def test_leaving_frees_the_engine(server: TritonServer, model: str) -> None:
+    if model == "tensorrt_llm":
+        asked = {
+            "input_ids": IDS, "input_lengths": np.array([[6]], np.int32),
+            "request_output_len": np.array([[LONG]], np.int32), "streaming": True,
+            "end_id": -1, "temperature": 3.0, "runtime_top_k": 2000,
+        }  # fmt: skip
+    else:
+        asked = {"text_input": PROMPT, "max_tokens": LONG, "stream": True, **ENDLESS}
+
+    def leave() -> None:
+        for _ in stream(server.grpc_url, model, leave_after=3, **asked):
+            pass
+
+    assert 3 <= cut_short(server, leave) < LONG
+
+
+def test_stop_ends_the_request_of_that_id_and_no_other(server: TritonServer) -> None:
+    """All places of the engine are taken, so that the one request waits when it is stopped."""
+    asked = {
+        "input_ids": IDS, "input_lengths": np.array([[6]], np.int32), "streaming": True,
+        "request_output_len": np.array([[LONG]], np.int32), "end_id": -1, "temperature": 3.0, "runtime_top_k": 2000,
+    }  # fmt: skip
+    others = [stream(server.grpc_url, "tensorrt_llm", request_id=f"other {n}", **asked) for n in range(8)]
+    counts = [len(next(other).tokens) for other in others]
+    waiting: list[Response] = []
+    waiter = threading.Thread(
+        target=lambda: waiting.extend(stream(server.grpc_url, "tensorrt_llm", request_id="one", **asked))
+    )
+    waiter.start()
+    while waiter.is_alive():
+        answer = list(stream(server.grpc_url, "tensorrt_llm", request_id="one", stop=True, **asked))
+        assert [response.final for response in answer] == [True]
+        assert not answer[0].outputs
+    assert sum(len(response.tokens) for response in waiting) < LONG
+    counts = [count + sum(len(r.tokens) for r in other) for count, other in zip(counts, others, strict=True)]
+    assert counts == [LONG] * 8
+
+
+def test_stop_ends_an_answer_of_the_entry_model_too(server: TritonServer) -> None:
+    """By the client's own id, when that is long enough to be no one else's."""
+    id = "0123456789abcdef"
+    asked = {"text_input": PROMPT, "max_tokens": LONG, "stream": True, **ENDLESS}
+    stop = {
+        "input_ids": IDS,
+        "input_lengths": np.array([[6]], np.int32),
+        "request_output_len": 1,
+        "stop": True,
+    }
+
+    def ask_and_stop() -> None:
+        answer = stream(server.grpc_url, "tensorrt_llm_bls", request_id=id, **asked)
+        next(answer)
+        list(stream(server.grpc_url, "tensorrt_llm", request_id=id, **stop))
+        assert list(answer)[-1].final
+
+    assert cut_short(server, ask_and_stop) < LONG
+
+
+def test_a_stop_word_ends_the_engines_work(server: TritonServer) -> None:
+    """Even one that no tokens of the engine line up with."""
+    before = settled(server)
+    asked = {"text_input": PROMPT, "max_tokens": LONG, "stream": True, **ENDLESS, "seed": 3}
+    whole = joined(server.grpc_url, "tensorrt_llm_bls", **asked)
+    middle = settled(server)
+    assert middle - before == LONG
+    at = next(i for i in range(12, len(whole)) if whole[i : i + 2].isalpha() and whole[i : i + 2].isascii())
+    stop = whole[at : at + 2]
+    cut = joined(server.grpc_url, "tensorrt_llm_bls", stop_words=[stop], **asked)
+    assert cut == whole[: whole.index(stop)]
+    assert settled(server) - middle < LONG
+
+
+def test_leaving_many_at_once_leaves_the_others_alone(server: TritonServer) -> None:
+    alone = joined(server.grpc_url, "tensorrt_llm_bls", text_input=PROMPT, max_tokens=40, stream=True)
+    asked = {"text_input": PROMPT, "max_tokens": LONG, "stream": True, **ENDLESS}
+    leaving = [stream(server.grpc_url, "tensorrt_llm_bls", **asked) for _ in range(3)]
+    for one in leaving:
+        next(one)
+    staying = stream(server.grpc_url, "tensorrt_llm_bls", text_input=PROMPT, max_tokens=40, stream=True)
+    text = next(staying).text
+    for one in leaving:
+        one.close()
+    assert text + "".join(response.text for response in staying) == alone
+    settled(server)
+    used = 'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="tensorrt_llm",version="1"}'
+    assert metrics(server.metrics_url)[used] == 0
