@@ -6,7 +6,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from tests.client.test_client_template import CHATML, CONVERSATIONS, folder, reference
+from tests.models.test_chat_template import CHATML, CONVERSATIONS, folder, reference
 
 from pipeline.client import ChatTemplate, TemplateError
 from pipeline.models.sandbox_operations import Metered
