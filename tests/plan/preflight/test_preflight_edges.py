@@ -25,7 +25,7 @@ PROOFS = {
         "runtimes/test_tensorrt_build.py::test_a_checkpoint_for_other_ranks",
     ),
     "checkpoint.qwen_seq_length": (
-        "stages/test_convert.py::test_what_upstream_reads_without_a_default_is_written_and_asked_for",
+        "runtimes/test_tensorrt_checkpoint.py::test_what_upstream_reads_without_a_default_is_written_and_asked_for",
         "stages/test_calibrate_exports.py::test_the_tensorrt_llm_configuration_is_repaired",
     ),
     "rt.spec_kv_reuse": ("recipe/test_recipe_rules.py::test_sound", "recipe/test_recipe_rules.py::test_broken"),
