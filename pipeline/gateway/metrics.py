@@ -18,7 +18,7 @@ from pipeline.gateway.served import Served
 _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 # Else each series has a twin with the time of its creation, which the text format shows as one more gauge.
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
