@@ -18,12 +18,11 @@ from pipeline.machine.disks import read_disk
 from pipeline.machine.hub import read_hub
 from pipeline.machine.inventory import take
 from pipeline.plan.machine_facts import DiskFacts, MachineFacts
-from pipeline.plan.model_facts import ModelFacts, facts_in, known_models
+from pipeline.plan.model_facts import ModelFacts, TokenizerFacts, facts_in, known_models
 from pipeline.plan.plan import DRAFT, TARGET, Plan
-from pipeline.plan.preflight import Emission, Finding, allow, findings, machine_findings, refuse
-from pipeline.plan.preflight.context import subject
+from pipeline.plan.preflight import Finding, GeneratedConfig, allow, findings, machine_findings, refuse
+from pipeline.plan.preflight.context import make_context
 from pipeline.plan.preflight.needs import needs_of, to_build
-from pipeline.plan.tokenizer_facts import TokenizerFacts
 from pipeline.recipe import LocalSource, Recipe
 from pipeline.runtimes.base import ExecutorChoice
 from pipeline.stages.fetch import HubCheckpoint, ResolvedSource
@@ -45,7 +44,7 @@ class Making:
 def judge_fit(
     plan: Plan,
     store: Store,
-    emitted: Emission,
+    emitted: GeneratedConfig,
     allowed: frozenset[str],
     making: Making | None = None,
 ) -> tuple[Finding, ...]:
@@ -68,7 +67,7 @@ def _of_machine(
     plan: Plan, store: Store, models: Mapping[str, ModelFacts], making: Making
 ) -> tuple[Finding, ...]:
     """What this machine lacks for the steps that are to be made on it."""
-    needs = needs_of(subject(plan.recipe, models))
+    needs = needs_of(make_context(plan.recipe, models))
     build = shlex.join(("pipeline", "build", *plan.recipe.words, *store.words))
     wanted = to_build(
         replace(needs, build=build),

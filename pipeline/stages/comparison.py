@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeline.errors import UserError
 from pipeline.plan.model_facts import ModelFacts, checkpoints_of
 from pipeline.plan.performance.compare import Comparison, compare
-from pipeline.plan.performance.workload import Asked
+from pipeline.plan.performance.workload import WorkloadOptions
 from pipeline.plan.preflight import findings
 from pipeline.recipe import CpuRuntime, Recipe
 from pipeline.stages.model_probe import see_models
@@ -13,7 +13,9 @@ from pipeline.stages.recipe_check import emission
 from pipeline.store import Store
 
 
-def compare_recipe(recipe: Recipe, store: Store, asked: Asked, *, offline: bool = False) -> Comparison:
+def compare_recipe(
+    recipe: Recipe, store: Store, asked: WorkloadOptions, *, offline: bool = False
+) -> Comparison:
     """Of a recipe for GPUs.
 
     Raises:

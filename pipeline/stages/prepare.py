@@ -12,7 +12,7 @@ from pathlib import Path
 from pipeline.errors import SourceError, UserError
 from pipeline.machine.packages import Need, missing_text, pinned_version, version_of
 from pipeline.plan.plan import DRAFT, TARGET, Plan, Step, Surroundings, make_plan
-from pipeline.plan.preflight import Emission, Finding, allow, findings, refuse, said
+from pipeline.plan.preflight import Finding, GeneratedConfig, allow, finding_lines, findings, refuse
 from pipeline.progress import Progress, Silent
 from pipeline.recipe import Recipe
 from pipeline.runtimes.base import AUTO, ExecutorChoice, Runtime, runtime_of
@@ -42,7 +42,7 @@ class Prepared:
     plan: Plan
     sources: Mapping[str, ResolvedSource]  # role -> checkpoint
     findings: tuple[Finding, ...]  # of preflight, none of which stops the build
-    emitted: Emission
+    emitted: GeneratedConfig
     allowed: frozenset[str]  # rules whose errors are let pass
 
     def check(
@@ -144,7 +144,7 @@ def prepare(
     )
     plan = make_plan(recipe, around)
     found = judge_fit(plan, store, emitted, allowed)
-    for line in said(found):
+    for line in finding_lines(found):
         (progress or Silent()).say(line)
     return Prepared(plan, sources, found, emitted, allowed)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.plan.model_facts import ModelFacts, checkpoints_of, known_models
 from pipeline.plan.plan import DRAFT, TARGET
-from pipeline.plan.preflight import Emission, Finding, findings, refuse
-from pipeline.plan.preflight.generated_config import DatasetFacts
+from pipeline.plan.preflight import Finding, GeneratedConfig, findings, refuse
+from pipeline.plan.preflight.context import DatasetFacts
 from pipeline.recipe import Checkpoint, LocalSource, Recipe
 from pipeline.runtimes.base import runtime_of
 from pipeline.stages.dataset.definition import read_definition
@@ -36,14 +36,14 @@ def judge(recipe: Recipe) -> tuple[Finding, ...]:
     )
 
 
-def emission(recipe: Recipe) -> Emission:
+def emission(recipe: Recipe) -> GeneratedConfig:
     """What the runtime will write, and what it refuses when it works that out."""
     runtime, refusals = runtime_of(recipe), list[Fault]()
     roles = (TARGET,) if recipe.draft is None else (TARGET, DRAFT)
     build = {role: _worked_out(partial(runtime.build_settings, recipe, role), refusals) for role in roles}
     package = _worked_out(partial(runtime.package_settings, recipe), refusals)
     emitted = {role: found for role, found in build.items() if found}
-    return Emission(emitted, package, _once(refusals), _dataset(recipe))
+    return GeneratedConfig(emitted, package, _once(refusals), _dataset(recipe))
 
 
 def _with_folders(known: Mapping[str, ModelFacts], recipe: Recipe) -> dict[str, ModelFacts]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipeline.plan.parallelism import parallelism
 from pipeline.plan.plan import DRAFT, UNIFIED, judged_exports, rank_exports
-from pipeline.plan.preflight import Finding, kept
+from pipeline.plan.preflight import Finding, manifest_findings
 from pipeline.progress import Progress
 from pipeline.recipe import Gate, Quantization, Recipe
 from pipeline.runtimes.base import Engines, ExecutorChoice, Order, runtime_of
@@ -114,7 +114,7 @@ def _build(work: Work) -> Facts:
         into=work.into,
         progress=work.progress,
     )
-    return {**runtime_of(work.recipe).build(order), **kept(work.findings)}
+    return {**runtime_of(work.recipe).build(order), **manifest_findings(work.findings)}
 
 
 def _ranks(work: Work) -> Path | None:
@@ -130,7 +130,7 @@ def _package(work: Work) -> Facts:
         target=work.inputs["target"], draft=work.inputs.get("draft"), tokenizer=work.inputs["tokenizer"]
     )
     facts = runtime_of(work.recipe).package(work.recipe, engines, work.into, work.progress)
-    return {**facts, **kept(work.findings)}
+    return {**facts, **manifest_findings(work.findings)}
 
 
 MAKERS: Mapping[str, Callable[[Work], Facts]] = {
