@@ -94,7 +94,7 @@ def compare_page(recipe: Any, store: Any, speed: Speed, *, offline: bool, as_jso
     from pipeline.plan.performance.document import comparison_text
     from pipeline.plan.performance.plots import front_lines, front_page, front_picture
     from pipeline.plan.performance.tables_compare import comparison_lines
-    from pipeline.stages.comparison import compare_recipe
+    from pipeline.prepare.report import compare_recipe
 
     found = compare_recipe(recipe, store, speed.asked(), offline=offline)
     if speed.output is not None:
