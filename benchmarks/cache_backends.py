@@ -27,7 +27,7 @@ from pipeline.cache.backend import Backend, Capacity
 from pipeline.cache.backends import open_backend
 from pipeline.cache.entry import Entry, Piece
 from pipeline.cache.key import Origin, Question, ask
-from tests.support.servers import PostgresServer, QdrantServer, RedisServer, Server, Unavailable
+from tests.support.servers import PostgresServer, RedisServer, Server, Unavailable
 
 DIMENSIONS, TOPICS, QUERIES = 384, 2000, 300
 SERVERS: dict[str, Callable[[], Server] | None] = {
@@ -36,7 +36,6 @@ SERVERS: dict[str, Callable[[], Server] | None] = {
     "redis-query-engine": lambda: RedisServer(search=True),
     "valkey": lambda: RedisServer("valkey"),
     "pgvector": PostgresServer,
-    "qdrant": QdrantServer,
 }
 
 

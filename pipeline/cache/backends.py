@@ -4,7 +4,6 @@
     memory://                                                this process only
     redis://host:6379/0, valkey://…, rediss:// for TLS       Redis or Valkey
     postgresql://user@host:5432/database                     PostgreSQL with pgvector
-    qdrant://host:6333, qdrants:// for TLS                   Qdrant
 
 A shared server keeps the caches of several recipes apart by their `name`. A password is never part of an address: it is
 taken from the environment variable PIPELINE_CACHE_PASSWORD.
@@ -18,7 +17,6 @@ from urllib.parse import unquote, urlsplit
 from pipeline.cache.backend import Backend, Capacity
 from pipeline.cache.encryption import Codec
 from pipeline.cache.pgvector.database import SCHEMES as POSTGRES
-from pipeline.cache.qdrant.collections import SCHEMES as QDRANT
 from pipeline.cache.redis.address import SCHEMES as REDIS
 
 FILES = ("file", "sqlite")
@@ -56,10 +54,6 @@ def open_backend(
         from pipeline.cache.pgvector import PgvectorBackend
 
         return PgvectorBackend(str(place), capacity, name=name, codec=codec)
-    if scheme in QDRANT:
-        from pipeline.cache.qdrant import QdrantBackend
-
-        return QdrantBackend(str(place), capacity, name=name, codec=codec)
     from pipeline.cache.sqlite import SqliteBackend
 
     return SqliteBackend(file_of(place), capacity, codec=codec)
@@ -81,7 +75,7 @@ def file_of(place: str | Path) -> Path:
         return Path(place).expanduser()
     parts = urlsplit(str(place))
     if scheme not in FILES:
-        known = ", ".join(f"{name}://" for name in (*FILES, MEMORY, *REDIS, *POSTGRES, *QDRANT))
+        known = ", ".join(f"{name}://" for name in (*FILES, MEMORY, *REDIS, *POSTGRES))
         raise ValueError(f"{scheme}:// is no backend of the response cache: a path, or one of {known}")
     if parts.netloc:
         raise ValueError(f"{place}: a file is written with three slashes, as in file:///var/cache.db")

@@ -122,7 +122,7 @@ def command() -> None:
     """Look after the answers that a deployment's response cache keeps.
 
     The cache is that of RECIPE's `cache` section, whether it is enabled there or not; or the one at an ADDRESS, such as
-    answers.db, redis://host:6379/0, postgresql://user@host/database or qdrant://host:6333. A password is taken from
+    answers.db, redis://host:6379/0 or postgresql://user@host/database. A password is taken from
     $PIPELINE_CACHE_PASSWORD, and the key of an encrypted cache from $PIPELINE_CACHE_KEY.
     """
 

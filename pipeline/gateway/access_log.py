@@ -76,7 +76,7 @@ class Tracking:
     def _over(self, scope: Scope, track: Track, took_ms: float) -> None:
         span, path = track.span, scope["path"]
         endpoint = path if path in _ENDPOINTS else "other"
-        self._metrics.request(endpoint, track.fields.get("model", ""), track.outcome or track.status)
+        self._metrics.count_request(endpoint, track.fields.get("model", ""), track.outcome or track.status)
         attributes = {
             "http.request.method": scope["method"],
             "url.path": path,

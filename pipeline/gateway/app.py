@@ -58,7 +58,7 @@ class Gateway:
         log_as_json: bool = False,
     ) -> None:
         """`hosts`: that requests may name, by default those of loopback; `origins`: of other pages that may ask."""
-        self.models, self.tenants, self.metrics = models, tenants, Metrics()
+        self.models, self.tenants, self.metrics = models, tenants, Metrics(models)
         self.draining = False
         self._max_body_bytes = max_body_bytes
         self._reader = RequestReader()
@@ -225,10 +225,9 @@ class Gateway:
     async def _page(self, _: Request) -> Response:
         return HTMLResponse(page())
 
-    async def _metrics(self, _: Request) -> Response:
-        return PlainTextResponse(
-            self.metrics.page(self.models.values()), media_type="text/plain; version=0.0.4"
-        )
+    async def _metrics(self, request: Request) -> Response:
+        page, content_type = self.metrics.render(request.headers.get("accept", ""))
+        return Response(page, headers={"content-type": content_type})
 
     async def _healthy(self, _: Request) -> Response:
         return PlainTextResponse("ok\n")

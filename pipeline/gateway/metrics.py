@@ -1,86 +1,128 @@
-"""What the gateway counts, as the page that Prometheus reads (text format 0.0.4)."""
+"""Counters and latencies of one gateway, rendered for Prometheus by `prometheus_client`.
+
+Every gateway has a registry of its own; the library's global one, with its figures of the process, is not used.
+"""
 
 from __future__ import annotations
 
-import bisect
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from pipeline.client import Stats
 from pipeline.gateway.served import Served
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
-
-class Histogram:
-    """Counts by upper bound, in seconds."""
-
-    def __init__(self, bounds: Sequence[float] = _SECONDS) -> None:
-        self._bounds, self._counts, self._sum = bounds, [0] * (len(bounds) + 1), 0.0
-
-    def observe(self, value: float) -> None:
-        """Count a value."""
-        self._counts[bisect.bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def lines(self, name: str, labels: str) -> Iterable[str]:
-        """As Prometheus has it: cumulative."""
-        total = 0
-        for bound, count in zip([*map(str, self._bounds), "+Inf"], self._counts, strict=True):
-            total += count
-            yield f'{name}_bucket{{{labels},le="{bound}"}} {total}'
-        yield f"{name}_sum{{{labels}}} {self._sum}"
-        yield f"{name}_count{{{labels}}} {total}"
+# Else each series has a twin with the time of its creation, which the text format shows as one more gauge.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """All figures of one gateway."""
+    """Metrics of one gateway."""
 
-    def __init__(self) -> None:
-        self._requests: dict[tuple[str, str, int], int] = defaultdict(int)
-        self._ttft: dict[str, Histogram] = defaultdict(Histogram)
-        self._itl: dict[str, Histogram] = defaultdict(Histogram)
-        self._tokens: dict[tuple[str, str], int] = defaultdict(int)
+    def __init__(self, models: Mapping[str, Served]) -> None:
+        """
+        Args:
+            models: Those whose queues and caches are read whenever the metrics are.
+        """
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "pipeline_gateway_requests",
+            "HTTP requests, by endpoint, model and the status they were answered with.",
+            ["endpoint", "model", "status"],
+            registry=self._registry,
+        )
+        self._tokens = Counter(
+            "pipeline_gateway_tokens",
+            "Tokens of prompts and of completions.",
+            ["model", "kind"],
+            registry=self._registry,
+        )
+        self._ttft_s = Histogram(
+            "pipeline_gateway_ttft_seconds",
+            "Time to first token: from sending a request to the model to the first chunk of its answer.",
+            ["model"],
+            registry=self._registry,
+            buckets=_BUCKETS_S,
+        )
+        self._itl_s = Histogram(
+            "pipeline_gateway_itl_seconds",
+            "Inter-token latency: from each chunk of an answer to the next.",
+            ["model"],
+            registry=self._registry,
+            buckets=_BUCKETS_S,
+        )
+        self._registry.register(_ModelCollector(models))
 
-    def request(self, endpoint: str, model: str, status: int) -> None:
-        """A request was answered."""
-        self._requests[endpoint, model, status] += 1
+    def count_request(self, endpoint: str, model: str, status: int) -> None:
+        """Count an HTTP request that was answered.
 
-    def answer(self, model: str, prompt_tokens: int, stats: Iterable[Stats]) -> None:
-        """The figures of one request, with those of each of its answers."""
-        self._tokens[model, "prompt"] += prompt_tokens
-        for one in stats:
-            if one.ttft_ms is not None:
-                self._ttft[model].observe(one.ttft_ms / 1e3)
-            histogram = self._itl[model]
-            for gap in one.itl_ms:
-                histogram.observe(gap / 1e3)
-            self._tokens[model, "completion"] += one.output_tokens or 0
+        Args:
+            endpoint: Path of the request, or "other".
+            model: Name of the model; "" if the request named none that exists.
+            status: Of the response.
+        """
+        self._requests.labels(endpoint, model, status).inc()
 
-    def page(self, models: Iterable[Served]) -> str:
-        """The text."""
-        lines = ["# TYPE pipeline_gateway_requests_total counter"]
-        for (endpoint, model, status), count in self._requests.items():
-            lines.append(
-                f'pipeline_gateway_requests_total{{endpoint="{endpoint}",model="{model}",status="{status}"}} {count}'
-            )
-        lines.append("# TYPE pipeline_gateway_tokens_total counter")
-        for (model, kind), count in self._tokens.items():
-            lines.append(f'pipeline_gateway_tokens_total{{model="{model}",kind="{kind}"}} {count}')
-        for name, histograms in (("ttft", self._ttft), ("itl", self._itl)):
-            lines.append(f"# TYPE pipeline_gateway_{name}_seconds histogram")
-            for model, histogram in histograms.items():
-                lines += histogram.lines(f"pipeline_gateway_{name}_seconds", f'model="{model}"')
-        lines.append("# TYPE pipeline_gateway_queue gauge")
-        for served in models:
-            for state, value in (
-                ("running", served.admission.running),
-                ("waiting", served.admission.waiting),
-            ):
-                lines.append(f'pipeline_gateway_queue{{model="{served.name}",state="{state}"}} {value}')
-            if served.cache is not None:
-                for event, count in served.cache.counters.as_dict().items():
-                    lines.append(
-                        f'pipeline_gateway_cache_total{{model="{served.name}",event="{event}"}} {count}'
-                    )
-        return "\n".join(lines) + "\n"
+    def observe_completion(self, model: str, prompt_tokens: int, choices: Iterable[Stats]) -> None:
+        """Count the tokens of a completion, and record its latencies.
+
+        Args:
+            model: Name of the model.
+            prompt_tokens: Of all prompts of the request.
+            choices: Figures of each choice.
+        """
+        ttft_s, itl_s = self._ttft_s.labels(model), self._itl_s.labels(model)
+        completion_tokens = 0
+        for stats in choices:
+            if stats.ttft_ms is not None:
+                ttft_s.observe(stats.ttft_ms / 1e3)
+            for gap_ms in stats.itl_ms:
+                itl_s.observe(gap_ms / 1e3)
+            completion_tokens += stats.output_tokens or 0
+        self._tokens.labels(model, "prompt").inc(prompt_tokens)
+        self._tokens.labels(model, "completion").inc(completion_tokens)
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """Render all metrics.
+
+        Args:
+            accept: Accept header of the scraper, by which the format is chosen: Prometheus' text format, or
+                OpenMetrics.
+
+        Returns:
+            The page and its content type.
+        """
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+
+class _ModelCollector(Collector):
+    """Reads the queue and the cache of each model at the time of a scrape."""
+
+    def __init__(self, models: Mapping[str, Served]) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        queue = GaugeMetricFamily(
+            "pipeline_gateway_queue",
+            "Requests that run on the model or wait for it.",
+            labels=["model", "state"],
+        )
+        cache = CounterMetricFamily(
+            "pipeline_gateway_cache",
+            "Events of the response cache: hits, misses, answers that were stored, failures.",
+            labels=["model", "event"],
+        )
+        for model in self._models.values():
+            queue.add_metric([model.name, "running"], model.admission.running)
+            queue.add_metric([model.name, "waiting"], model.admission.waiting)
+            if model.cache is not None:
+                for event, count in model.cache.counters.as_dict().items():
+                    cache.add_metric([model.name, event], count)
+        yield queue
+        yield cache

@@ -49,7 +49,7 @@ class Noted:
         job, name = self.completion.job, self.completion.job.served.name
         self._track.outcome = status
         stats = list(job.stats.values())
-        self._metrics.answer(name, job.prompt_tokens, stats)
+        self._metrics.observe_completion(name, job.prompt_tokens, stats)
         ttft_ms = [one.ttft_ms for one in stats if one.ttft_ms is not None]
         cached = self.completion.cached
         self._track.fields |= {

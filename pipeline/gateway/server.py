@@ -241,7 +241,7 @@ class ClientConnection(HttpToolsProtocol):
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
             self.abort()
             return
-        self._all.metrics.request("other", "", error.status)
+        self._all.metrics.count_request("other", "", error.status)
         response = error.response()
         headers = {**dict(response.raw_headers), b"connection": b"close"}
         lines = b"".join(b"%s: %s\r\n" % header for header in headers.items())

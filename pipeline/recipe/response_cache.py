@@ -39,7 +39,6 @@ RedisUrl = Annotated[
 PostgresUrl = Annotated[
     str, *_address("postgresql|postgres", "PostgreSQL", "postgresql://user@host:5432/database")
 ]
-QdrantUrl = Annotated[str, *_address("qdrants?", "Qdrant", "qdrant://host:6333, or qdrants:// for TLS")]
 
 
 def _pattern(text: str) -> str:
@@ -197,13 +196,6 @@ class PgvectorBackend(Section):
     )
 
 
-class QdrantBackend(Section):
-    """A Qdrant server, shared between machines. It cannot hold an encrypted cache."""
-
-    kind: Literal["qdrant"] = Field(description="Which backend this is.")
-    url: QdrantUrl = Field(description="Address of the server.", examples=["qdrant://host:6333"])
-
-
 class ResponseCache(Section):
     """Exact lookup, and semantic lookup where `semantic` is given."""
 
@@ -231,6 +223,6 @@ class ResponseCache(Section):
         default=None, description="Encryption at rest; without it, where PIPELINE_CACHE_KEY is set."
     )
     semantic: SemanticLookup | None = Field(default=None, description="Semantic lookup; off without it.")
-    backend: Annotated[
-        SqliteBackend | RedisBackend | PgvectorBackend | QdrantBackend, Field(discriminator="kind")
-    ] = Field(default_factory=SqliteBackend, description="Where answers are kept.")
+    backend: Annotated[SqliteBackend | RedisBackend | PgvectorBackend, Field(discriminator="kind")] = Field(
+        default_factory=SqliteBackend, description="Where answers are kept."
+    )

@@ -10,7 +10,6 @@ from pipeline.cache.backend import Capacity
 from pipeline.cache.encryption import KEY, Secret
 from pipeline.cache.lifetime import DYNAMIC_WHEN, Lifetime
 from pipeline.cache.pgvector.database import SCHEMES as POSTGRES
-from pipeline.cache.qdrant.collections import SCHEMES as QDRANT
 from pipeline.cache.redis.address import SCHEMES as REDIS
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.setup import CacheSettings, CacheSetupError, SemanticSettings, open_cache
@@ -73,8 +72,6 @@ def needs_of_backend(place: Path | str, *, sealed: bool = False) -> Iterator[Nee
         yield Need("cache", f"{scheme}://", frozenset({"redis"}))
     elif scheme in POSTGRES:
         yield Need("pgvector", f"{scheme}://")
-    elif scheme in QDRANT:
-        yield Need("qdrant", f"{scheme}://")
     if sealed or os.environ.get(KEY):
         yield Need("cache", "encryption", frozenset({"cryptography"}))
 

@@ -172,7 +172,7 @@ def test_a_checkpoint_that_is_no_encoder(tmp_path: Path) -> None:
 
 
 HEAVY = (
-    "torch", "transformers", "onnx", "onnxruntime", "tokenizers", "redis", "psycopg", "qdrant_client", "cryptography",
+    "torch", "transformers", "onnx", "onnxruntime", "tokenizers", "redis", "psycopg", "cryptography",
     "starlette", "uvicorn", "fastapi", "pydantic", "scipy", "pandas", "openvino", "huggingface_hub",
 )  # fmt: skip
 

@@ -87,7 +87,6 @@ def test_audit_and_export(address: str, monkeypatch: pytest.MonkeyPatch) -> None
     [
         ("redis://127.0.0.1:9", "127.0.0.1:9/0: Error 111"),
         ("postgresql://ada@127.0.0.1:9/db", "127.0.0.1:9/db: "),
-        ("qdrant://127.0.0.1:9", "127.0.0.1:9: "),
         ("redis://ada:secret@127.0.0.1", "put it into PIPELINE_CACHE_PASSWORD"),
         ("postgresql://127.0.0.1/db?password=secret", "put it into PIPELINE_CACHE_PASSWORD"),
         ("redis://127.0.0.1/none?tls=1", "the database is a number, not none; tls is no option"),

@@ -221,23 +221,15 @@ def test_too_many_are_turned_away_with_a_time_to_come_back(start: Start) -> None
     assert len(running.upstream.requests) == 2
 
 
-def test_models_metrics_health_and_the_page(start: Start) -> None:
-    running = start(cached=True)
+def test_models_health_and_the_page(start: Start) -> None:
+    running = start()
     assert [model.id for model in running.client().models.list()] == ["tiny"]
     assert running.client().models.retrieve("tiny").id == "tiny"
-    running.client().chat.completions.create(model="tiny", messages=QUESTION, temperature=0)
 
     def get(path: str) -> str:
         with urllib.request.urlopen(running.url + path, timeout=10) as answer:
             return str(answer.read().decode())
 
-    metrics = get("/metrics")
-    assert (
-        'pipeline_gateway_requests_total{endpoint="/v1/chat/completions",model="tiny",status="200"} 1'
-        in metrics
-    )
-    assert 'pipeline_gateway_ttft_seconds_count{model="tiny"} 1' in metrics
-    assert 'pipeline_gateway_cache_total{model="tiny",event="stored"} 1' in metrics
     assert get("/healthz") == "ok\n"
     assert json.loads(get("/readyz")) == {"ready": True, "faults": {}}
     assert "<title>pipeline</title>" in get("/")

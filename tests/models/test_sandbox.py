@@ -6,10 +6,10 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from tests.models.test_chat_template import CHATML, CONVERSATIONS, folder, reference
 
 from pipeline.client import ChatTemplate, TemplateError
 from pipeline.models.sandbox_operations import Metered
+from tests.models.test_chat_template import CHATML, CONVERSATIONS, folder, reference
 
 # Every operation that stands in the place of one of Jinja's.
 EVERYTHING = """{%- macro item(name, kind='text') -%}

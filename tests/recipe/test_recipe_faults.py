@@ -87,8 +87,9 @@ CASES = {
         "r.yaml:6: runtime.tensor_parallel = 2: is not a key (it belongs to runtime.kind tensorrt or pytorch; "
         "allowed here: kind, threads, kv_cache_mib, precision, speculation, simulate_activations)"),
     "unknown backend": (None, "cache: {backend: {kind: redsi}}\n",
-        "r.yaml:10: cache.backend.kind = redsi: is not known (did you mean redis? one of sqlite, redis, pgvector, "
-        "qdrant)"),
+        "r.yaml:10: cache.backend.kind = redsi: is not known (did you mean redis? one of sqlite, redis, pgvector)"),
+    "backend that is gone": (None, "cache: {backend: {kind: qdrant, url: 'qdrant://host:6333'}}\n",
+        "r.yaml:10: cache.backend.kind = qdrant: is not known (one of sqlite, redis, pgvector)"),
     "pattern": (None, "cache: {backend: {kind: redis, url: host}}\n",
         "r.yaml:10: cache.backend.url = host: is not the address of a Redis or Valkey server (write "
         "redis://host:6379/0, or rediss:// for TLS; valkey:// is the same)"),

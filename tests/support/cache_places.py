@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import threading
-import uuid
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-import httpx
-import qdrant_client
-from qdrant_client.http.exceptions import UnexpectedResponse
-
 from pipeline.cache.backend import Backend, Capacity
 from pipeline.cache.backends import file_of, open_backend
 from pipeline.cache.encryption import Codec
-from pipeline.cache.qdrant import QdrantBackend
 from tests.support.servers import Server
 
 _names = count()
@@ -40,7 +32,6 @@ class Place:
     url: str
     storage: Storage
     server: Server | None = None
-    client: Any = None  # in place of a server: it lives in this process only
     name: str = field(default_factory=lambda: f"cache-{next(_names)}")
     opened: list[Backend] = field(default_factory=list)
     in_memory: dict[str, Backend] = field(default_factory=dict)
@@ -49,10 +40,8 @@ class Place:
         name = name or self.name
         if self.url == "memory://":
             backend = self.in_memory.setdefault(name, open_backend(self.url, capacity))
-        elif self.client is None:
-            backend = open_backend(self.url, capacity, name=name, codec=codec)
         else:
-            backend = QdrantBackend(self.url, capacity, name=name, codec=codec, client=self.client)
+            backend = open_backend(self.url, capacity, name=name, codec=codec)
         self.opened.append(backend)
         return backend
 
@@ -63,14 +52,9 @@ class Place:
         self.storage.damage(self.url, self.name, key)
 
     @property
-    def seals(self) -> bool:
-        """Whether answers can be encrypted there."""
-        return not self.url.startswith(("qdrant", "memory"))
-
-    @property
     def is_shared(self) -> bool:
         """Whether other processes can use it."""
-        return self.client is None and not self.url.startswith("memory")
+        return not self.url.startswith("memory")
 
 
 def damaged(kept: bytes) -> bytes:
@@ -148,50 +132,6 @@ class PgvectorStorage:
             )
 
 
-class QdrantStorage:
-    def __init__(self, client: Any) -> None:
-        self._client = client
-
-    def raw(self, url: str) -> bytes:
-        raise NotImplementedError  # nothing is sealed there
-
-    def damage(self, url: str, name: str, key: bytes) -> None:  # noqa: ARG002
-        collection, id = f"{name}-answers", str(uuid.UUID(bytes=key))
-        (point,) = self._client.retrieve(collection, [id], with_payload=["answer"])
-        answer = base64.b64encode(damaged(base64.b64decode(point.payload["answer"]))).decode()
-        self._client.set_payload(collection, {"answer": answer}, points=[id])
-
-
-_STATUSES = {"not found": 404, "already exists": 409}  # of a server that says so
-
-
-class InProcess:
-    """The model of a Qdrant server that qdrant-client carries, with a server's errors and one call at a time."""
-
-    def __init__(self) -> None:
-        self._client = qdrant_client.QdrantClient(":memory:")
-        self._lock = threading.Lock()
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with self._lock:
-                try:
-                    return getattr(self._client, name)(*args, **kwargs)
-                except ValueError as error:
-                    status = next((code for text, code in _STATUSES.items() if text in str(error)), None)
-                    if status is None:
-                        raise
-                    raise UnexpectedResponse(status, str(error), b"", httpx.Headers()) from error
-
-        return call
-
-    def create_payload_index(self, *_: object) -> None:
-        """Which changes nothing here."""
-
-    def close(self) -> None:
-        """Others use it, too."""
-
-
 def _flat(value: Any) -> bytes:
     if isinstance(value, dict):
         return b"".join(_flat(part) for pair in value.items() for part in pair)
@@ -210,15 +150,6 @@ def sqlite(folder: Path) -> Place:
 
 def pgvector(server: Any) -> Place:
     return Place(server.url, PgvectorStorage(), server)
-
-
-def qdrant_in_process() -> Place:
-    client = InProcess()
-    return Place("qdrant://in-process", QdrantStorage(client), client=client)
-
-
-def qdrant(server: Any) -> Place:
-    return Place(server.url, QdrantStorage(qdrant_client.QdrantClient(port=server.port)), server)
 
 
 def redis(server: Any) -> Place:

@@ -10,21 +10,19 @@ from typing import Any
 import pytest
 
 from tests.support import cache_places as places
-from tests.support.servers import PostgresServer, QdrantServer, RedisServer, Server, Unavailable
+from tests.support.servers import PostgresServer, RedisServer, Server, Unavailable
 
 SERVERS: dict[str, Callable[[], Server]] = {
     "redis": lambda: RedisServer(),
     "redis-query-engine": lambda: RedisServer(search=True),
     "valkey": lambda: RedisServer("valkey"),
     "pgvector": PostgresServer,
-    "qdrant": QdrantServer,
 }
 PLACES: dict[str, Callable[[Any], places.Place]] = {
     "redis": places.redis,
     "redis-query-engine": places.redis,
     "valkey": places.redis,
     "pgvector": places.pgvector,
-    "qdrant": places.qdrant,
 }
 
 
@@ -53,7 +51,7 @@ def servers() -> Iterator[Servers]:
         yield Servers(exit)
 
 
-@pytest.fixture(params=["sqlite", "memory", "qdrant-in-process", *SERVERS])
+@pytest.fixture(params=["sqlite", "memory", *SERVERS])
 def place(request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) -> Iterator[places.Place]:
     """A cache of each kind."""
     kind = request.param
@@ -61,8 +59,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) -> I
         made = places.sqlite(tmp_path)
     elif kind == "memory":
         made = places.in_memory()
-    elif kind == "qdrant-in-process":
-        made = places.qdrant_in_process()
     else:
         made = PLACES[kind](servers.running(kind))
     yield made

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tests.support.servers.install import Unavailable, installed
 from tests.support.servers.postgres import PostgresServer
-from tests.support.servers.qdrant import QdrantServer
 from tests.support.servers.redis import RedisServer
 from tests.support.servers.running import Server
 
-__all__ = ["PostgresServer", "QdrantServer", "RedisServer", "Server", "Unavailable", "installed"]
+__all__ = ["PostgresServer", "RedisServer", "Server", "Unavailable", "installed"]
