@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.contracts.models import ModelSizes
+from pipeline.models.sizes import ModelSizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from pipeline.errors import Fault, InvalidInput, SourceError
 from pipeline.models.rope import Rope, rope_faults
+from pipeline.models.sizes import class_of, declared_dtype, read_sizes, size_faults
 from pipeline.reading import read_json
 
 FAMILIES: Mapping[str, str] = {
@@ -25,8 +26,6 @@ FAMILIES: Mapping[str, str] = {
     "MixtralForCausalLM": "mixtral",
     "Phi3ForCausalLM": "phi3",
 }
-# Above every published model; names and windows are made for each layer.
-MAX_LAYERS, MAX_SIZE = 10_000, 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,35 +95,32 @@ class Architecture:
 
     @classmethod
     def _of(cls, config: Mapping[str, Any]) -> Architecture:
-        class_name = config["architectures"][0]
-        family = FAMILIES[class_name]
-        heads = int(config["num_attention_heads"])
-        attention_bias = bool(config.get("attention_bias", False))
+        sizes, family = read_sizes(config), FAMILIES[class_of(config)]
         eos = config.get("eos_token_id")
         return cls(
             family=family,
-            class_name=class_name,
-            hidden=int(config["hidden_size"]),
-            layers=int(config["num_hidden_layers"]),
-            heads=heads,
-            kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
-            intermediate=int(config["intermediate_size"]),
-            vocab=int(config["vocab_size"]),
-            max_positions=int(config["max_position_embeddings"]),
+            class_name=sizes.architecture,
+            hidden=sizes.hidden,
+            layers=sizes.layers,
+            heads=sizes.heads,
+            kv_heads=sizes.kv_heads,
+            head_dim=sizes.head_dim,
+            intermediate=sizes.intermediate,
+            vocab=sizes.vocab,
+            max_positions=sizes.max_positions,
             norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
             rope=Rope.from_config(config),
-            tied=bool(config.get("tie_word_embeddings", False)),
-            qkv_bias=family == "qwen2" or (family in ("llama", "qwen3") and attention_bias),
-            output_bias=family in ("llama", "qwen3") and attention_bias,
-            mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
-            qk_norm=family == "qwen3",
-            windows=_windows(config, family),
-            dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+            tied=sizes.tied,
+            qkv_bias=sizes.qkv_bias,
+            output_bias=sizes.output_bias,
+            mlp_bias=sizes.mlp_bias,
+            qk_norm=sizes.qk_norm,
+            windows=tuple(window or None for window in sizes.windows) or (None,) * sizes.layers,
+            dtype=declared_dtype(config) or "float32",
             bos_token_id=config.get("bos_token_id"),
             eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
-            experts=int(config["num_local_experts"]) if family == "mixtral" else 0,
-            experts_per_token=int(config.get("num_experts_per_tok", 2)) if family == "mixtral" else 0,
+            experts=sizes.experts,
+            experts_per_token=sizes.experts_per_token,
             fused=family == "phi3",
         )
 
@@ -181,35 +177,6 @@ class Architecture:
         return "model.embed_tokens.weight"
 
 
-def _windows(config: Mapping[str, Any], family: str) -> tuple[int | None, ...]:
-    """Qwen windows its upper layers, from `max_window_layers` on, where told to; Mistral all of them, where
-    it has one.
-    """
-    layers = int(config["num_hidden_layers"])
-    window = config.get("sliding_window")
-    if family.startswith("qwen") and not config.get("use_sliding_window", False):
-        window = None
-    if window is None or family == "llama":
-        return (None,) * layers
-    kinds = config.get("layer_types")
-    if kinds is None and family.startswith("qwen"):
-        first = int(config.get("max_window_layers", 28))
-        kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
-    if kinds is None:
-        return (int(window),) * layers
-    return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
-
-
-_NEEDED = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "vocab_size",
-    "max_position_embeddings",
-)
-
-
 _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "num_key_value_heads": int,
     "head_dim": int,
@@ -232,10 +199,7 @@ def _faults(config: Mapping[str, Any]) -> Iterator[Fault]:
     if not isinstance(names, list) or len(names) != 1 or names[0] not in tuple(FAMILIES):
         yield Fault("is not known", key="architectures", value=names, fix=f"one of {', '.join(FAMILIES)}")
         return  # another class has other keys
-    for key in _NEEDED:
-        most = MAX_LAYERS if key == "num_hidden_layers" else MAX_SIZE
-        if not isinstance(config.get(key), int) or not 0 < config[key] <= most:
-            yield Fault(f"must be a positive number of at most {most}", key=key, value=config.get(key))
+    yield from size_faults(config)
     for key, kind in _KINDS.items():
         if config.get(key) is not None and not isinstance(config[key], kind):
             yield Fault("is of another kind than it should be", key=key, value=config[key])

@@ -52,11 +52,9 @@ class Rope:
 
 def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Theta, kind and parameters under the names of transformers 5, from either layout."""
-    settings = dict(config.get("rope_parameters") or {})
-    if not settings:
-        settings = dict(config.get("rope_scaling") or {})
-        if config.get("rope_theta") is not None:
-            settings["rope_theta"] = config["rope_theta"]
+    settings = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    if config.get("rope_theta") is not None:
+        settings.setdefault("rope_theta", config["rope_theta"])
     settings["rope_type"] = settings.get("rope_type") or settings.pop("type", None) or "default"
     settings.pop("type", None)
     if settings.get("partial_rotary_factor") in (None, 1.0):  # all channels turn, which need not be said

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.contracts.model_config import class_of
-from pipeline.contracts.models import ModelSizes, known_model
+from pipeline.contracts.models import known_model
 from pipeline.errors import Fault, InvalidInput
 from pipeline.models.architecture import FAMILIES, Architecture
+from pipeline.models.sizes import ModelSizes, class_of
 from pipeline.plan.plan import DRAFT, TARGET
 from pipeline.plan.tokenizer_facts import TokenizerFacts
 from pipeline.reading import UnreadableFile, read_json

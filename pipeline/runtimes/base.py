@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from pipeline.contracts.models import ModelSizes
+from pipeline.models.sizes import ModelSizes
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
 from pipeline.store import Json

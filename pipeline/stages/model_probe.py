@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.contracts import engine_memory
-from pipeline.contracts.model_config import class_of
-from pipeline.contracts.models import ModelSizes, config_faults, known_model
+from pipeline.contracts.models import known_model
 from pipeline.errors import CheckpointError, Fault, InvalidInput, SourceError
 from pipeline.extras import missing
 from pipeline.models.folder import CheckpointFolder
 from pipeline.models.header import WeightTotals, read_totals
+from pipeline.models.sizes import ModelSizes, class_of, config_faults
 from pipeline.plan.plan import DRAFT, TARGET
 from pipeline.progress import Progress, Silent
 from pipeline.reading import UnreadableFile, parse_json

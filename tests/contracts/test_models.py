@@ -9,8 +9,9 @@ import pytest
 
 from pipeline import resources
 from pipeline.contracts import models
-from pipeline.contracts.models import ModelSizes, known_model, known_models
+from pipeline.contracts.models import known_model, known_models
 from pipeline.models import Architecture
+from pipeline.models.sizes import ModelSizes
 
 
 @pytest.mark.parametrize("repo", known_models())

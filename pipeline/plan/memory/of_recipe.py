@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from pipeline.contracts import engine_memory
 from pipeline.contracts.gpus import gpu
-from pipeline.contracts.models import ModelSizes
 from pipeline.errors import UserError
+from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import kv
 from pipeline.plan.memory.demand import Demand, ModelNeed
 from pipeline.plan.parallelism import parallelism

@@ -1,6 +1,6 @@
 """The weights of a decoder, matrix by matrix, and what one rank holds of each.
 
-From sizes alone, so that it is known before anything is downloaded; of the families that `contracts.model_config` reads
+From sizes alone, so that it is known before anything is downloaded; of the families that `pipeline.models.sizes` reads
 it is exact (tests/plan/memory compares it with headers of checkpoints and with published counts). Not counted:
 vision towers, multi-token prediction layers, and whatever else a checkpoint may bring along.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.contracts import engine_memory
-from pipeline.contracts.models import ModelSizes
+from pipeline.models.sizes import ModelSizes
 from pipeline.plan.parallelism import Parallelism
 
 Kind = Literal["embedding", "attention", "mlp", "experts", "lm_head", "norms"]

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.contracts import engine_memory
 from pipeline.contracts.gpus import gpu, support
-from pipeline.contracts.models import ModelSizes
 from pipeline.contracts.rules import rule
+from pipeline.models.sizes import ModelSizes
 from pipeline.recipe import CpuRuntime, PyTorchRuntime, Recipe, TensorRTRuntime
 
 FORMATS = ("none", "fp8", "int4_awq", "w4a8_awq", "nvfp4")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.contracts.gpu_rates import rates
-from pipeline.contracts.models import ModelSizes
+from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import Demand, StepLimits, demand_of, plan_memory
 from pipeline.plan.performance.accuracy import fewest_requests
 from pipeline.plan.performance.candidates import candidates

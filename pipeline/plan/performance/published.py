@@ -12,8 +12,9 @@ import yaml
 
 from pipeline.contracts.gpu_rates import rates
 from pipeline.contracts.gpus import gpu
-from pipeline.contracts.models import ModelSizes, known_model
+from pipeline.contracts.models import known_model
 from pipeline.contracts.releases import Track
+from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory.capacity import plan_memory
 from pipeline.plan.memory.demand import Demand, ModelNeed
 from pipeline.plan.parallelism import Parallelism

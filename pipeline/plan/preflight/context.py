@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.contracts import gpus
-from pipeline.contracts.models import ModelSizes
 from pipeline.contracts.releases import container, require
 from pipeline.errors import UserError
+from pipeline.models.sizes import ModelSizes
 from pipeline.plan.machine_facts import MachineFacts
 from pipeline.plan.model_facts import ModelFacts
 from pipeline.plan.parallelism import Parallelism, parallelism

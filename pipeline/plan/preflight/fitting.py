@@ -6,7 +6,7 @@ attention heads. Experts are shared out to `expert` groups, whose tensor-paralle
 
 from __future__ import annotations
 
-from pipeline.contracts.models import ModelSizes
+from pipeline.models.sizes import ModelSizes
 from pipeline.plan.parallelism import Parallelism
 
 LARGEST = 64  # tensor-parallel size that a recipe may ask for

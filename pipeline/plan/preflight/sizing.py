@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.contracts.models import ModelSizes
 from pipeline.contracts.rules import rule
 from pipeline.errors import UserError
+from pipeline.models.sizes import ModelSizes
 from pipeline.plan.model_facts import with_sizes
 from pipeline.plan.preflight.context import Model, Subject
 from pipeline.plan.preflight.context import subject as make_subject

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pipeline.contracts.models import ModelSizes
 from pipeline.contracts.rules import rule
+from pipeline.models.sizes import ModelSizes
 from pipeline.plan.preflight import fitting
 from pipeline.plan.preflight.context import Model, Subject
 from pipeline.plan.preflight.finding import Check, Said

@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from pipeline import resources
-from pipeline.contracts.models import ModelSizes
 from pipeline.errors import StageError
+from pipeline.models.sizes import ModelSizes
 from pipeline.models.token_ids import TokenIds
 from pipeline.progress import Progress
 from pipeline.recipe import CpuRuntime as Settings

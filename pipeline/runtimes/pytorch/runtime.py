@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline import resources
 from pipeline.contracts import gpus, releases
-from pipeline.contracts.models import ModelSizes
+from pipeline.models.sizes import ModelSizes
 from pipeline.plan.parallelism import parallelism
 from pipeline.plan.plan import TARGET
 from pipeline.plan.preflight.sizing import weight_bytes

@@ -8,8 +8,8 @@ from pathlib import Path
 from pipeline import resources
 from pipeline.contracts import engine_memory
 from pipeline.contracts.gpus import gpu
-from pipeline.contracts.models import ModelSizes
 from pipeline.contracts.releases import container, require
+from pipeline.models.sizes import ModelSizes
 from pipeline.models.token_ids import TokenIds
 from pipeline.plan.parallelism import parallelism
 from pipeline.plan.plan import DRAFT, TARGET

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.contracts.models import ModelSizes
+from pipeline.models.sizes import ModelSizes
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
 from pipeline.runtimes.base import Engines, Order

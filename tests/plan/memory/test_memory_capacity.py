@@ -7,15 +7,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline.planning.memory import Demand, ModelNeed, StepLimits, demand_of, plan_memory
 
 from pipeline.contracts import engine_memory
 from pipeline.contracts.gpus import gpu, gpus
 from pipeline.contracts.memory_measurements import capacity_points
-from pipeline.contracts.model_config import LatentAttention
-from pipeline.contracts.models import ModelSizes, known_model
+from pipeline.contracts.models import known_model
 from pipeline.errors import UserError
-from pipeline.plan.memory import alternatives
+from pipeline.models.sizes import LatentAttention, ModelSizes
+from pipeline.plan.memory import Demand, ModelNeed, StepLimits, alternatives, demand_of, plan_memory
 from pipeline.plan.memory.accuracy import capacity_accuracy, load_log_accuracy, planned
 from pipeline.plan.memory.kv import sequence_bytes, token_bytes
 from pipeline.plan.model_facts import known_sizes

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from pipeline import resources
 from pipeline.contracts import engine_memory
-from pipeline.contracts.model_config import LatentAttention
-from pipeline.contracts.models import ModelSizes, known_model
+from pipeline.contracts.models import known_model
+from pipeline.models.sizes import LatentAttention, ModelSizes
 from pipeline.models.tensors import TensorFiles
 from pipeline.plan.memory.demand import ModelNeed
 from pipeline.plan.memory.tensors import parameters

@@ -7,14 +7,13 @@ from datetime import date
 from typing import Any
 
 import pytest
-from pipeline.planning.performance import Workload
 
-from pipeline.contracts.model_config import LatentAttention
 from pipeline.contracts.models import known_model
 from pipeline.contracts.releases import Track
+from pipeline.models.sizes import LatentAttention
 from pipeline.plan.memory import Demand, ModelNeed
 from pipeline.plan.parallelism import Parallelism
-from pipeline.plan.performance import forecast
+from pipeline.plan.performance import Workload, forecast
 from pipeline.plan.performance.accuracy import (
     COVERAGE,
     Compared,

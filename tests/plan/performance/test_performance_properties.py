@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.contracts.gpu_rates import all_rates, rates
-from pipeline.contracts.models import ModelSizes, known_model
+from pipeline.contracts.models import known_model
+from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import ModelNeed
 from pipeline.plan.parallelism import Parallelism
 from pipeline.plan.performance import Engine, Workload

@@ -17,7 +17,7 @@ from tests.support.preflight.case import AWQ, FP8, Case
 ROOT = Path(__file__).parents[3]
 CASES = [*recipes.CASES, *written.CASES, *machines.CASES]
 
-DECOUPLED = "triton/test_engine_models.py::test_engines_are_decoupled_as_the_bls_that_streams_from_them"
+DECOUPLED = "serving/test_engine_models.py::test_engines_are_decoupled_as_the_bls_that_streams_from_them"
 # Rules that are held where something is written -> the tests that hold what is right, and refuse what is wrong.
 PROOFS = {
     "ckpt.mapping": (
@@ -25,28 +25,31 @@ PROOFS = {
         "runtimes/test_tensorrt_build.py::test_a_checkpoint_for_other_ranks",
     ),
     "checkpoint.qwen_seq_length": (
-        "stages/test_convert.py::test_what_upstream_reads_without_a_default_is_written_and_asked_for",
+        "runtimes/test_tensorrt_checkpoint.py::test_what_upstream_reads_without_a_default_is_written_and_asked_for",
         "stages/test_calibrate_exports.py::test_the_tensorrt_llm_configuration_is_repaired",
     ),
-    "rt.spec_kv_reuse": ("recipe/test_recipe_rules.py::test_sound", "recipe/test_recipe_rules.py::test_broken"),
+    "rt.spec_kv_reuse": (
+        "recipe/test_recipe_validators.py::test_sound",
+        "recipe/test_recipe_validators.py::test_broken",
+    ),
     "rt.decoupled_stream": (DECOUPLED,),
     "rt.spec_decoupled": (DECOUPLED,),
     "rt.spec_exclude_input": ("model_repo/test_draft_calls.py::test_what_each_model_is_asked",),
-    "rt.spec_batch": ("triton/test_serving_draft.py::test_what_does_not_go_with_a_draft_is_refused_by_name",),
-    "rt.logits_dtype": ("triton/test_engine_models.py::test_types_of_logits_are_the_same_all_the_way",),
+    "rt.spec_batch": ("serving/test_serving_draft.py::test_what_does_not_go_with_a_draft_is_refused_by_name",),
+    "rt.logits_dtype": ("serving/test_engine_models.py::test_types_of_logits_are_the_same_all_the_way",),
     "rt.required_param_keys": (
         "contracts/test_inflight_batcher_parameters.py::test_the_least_is_enough_and_each_part_of_it_is_needed",
         "contracts/test_inflight_batcher_parameters.py::"
         "test_keys_that_the_backend_reads_without_a_net_must_exist_but_may_be_empty",
     ),
-    "llmapi.multi_gpu": ("triton/test_gpu_launch.py::test_what_holds_of_every_plan",),
+    "llmapi.multi_gpu": ("serving/test_gpu_launch.py::test_what_holds_of_every_plan",),
     "port.models_tree": (
-        "triton/test_engine_packaging.py::test_each_model_has_all_that_it_needs",
-        "triton/test_engine_packaging.py::test_a_value_that_the_backend_would_not_read_is_refused",
+        "serving/test_engine_packaging.py::test_each_model_has_all_that_it_needs",
+        "serving/test_engine_packaging.py::test_a_value_that_the_backend_would_not_read_is_refused",
         "model_repo/test_draft_calls.py::test_every_call_has_tensors_of_the_release",
     ),
-    "mpi.world_launch": ("triton/test_gpu_launch.py::test_what_holds_of_every_plan",),
-    "gpu_ids.count": ("triton/test_gpu_launch.py::test_instances_have_a_gpu_a_rank",),
+    "mpi.world_launch": ("serving/test_gpu_launch.py::test_what_holds_of_every_plan",),
+    "gpu_ids.count": ("serving/test_gpu_launch.py::test_instances_have_a_gpu_a_rank",),
 }  # fmt: skip
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.contracts.models import ModelSizes, known_model, known_models
+from pipeline.contracts.models import known_model, known_models
+from pipeline.models.sizes import ModelSizes
 from pipeline.plan.model_facts import with_sizes
 from pipeline.plan.parallelism import Parallelism
 from pipeline.plan.preflight import findings
