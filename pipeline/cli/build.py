@@ -94,7 +94,9 @@ def command(
         outcomes.append(outcome)
         took = f"made in {outcome.seconds:.1f} s" if outcome.made else "in the store"
         size = human_bytes(outcome.artifact.manifest.total_bytes)
-        report.say(f"  {outcome.step.name:<17} {took:<16} {size:>10}  {short_path(outcome.artifact.path, root)}")
+        report.say(
+            f"  {outcome.step.name:<17} {took:<16} {size:>10}  {short_path(outcome.artifact.path, root)}"
+        )
 
     start = time.monotonic()
     choice = ExecutorChoice(executor, executor_timeout_s, gpus)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.options import gpus_option, set_option, store_option
+from pipeline.cli.options import complete_recipe, gpus_option, set_option, store_option
 from pipeline.cli.output import reporter
 from pipeline.cli.serving import package_of, serving_options, stop_on_signals
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="deploy")
-@click.argument("recipe", metavar="[RECIPE]", required=False)
+@click.argument("recipe", metavar="[RECIPE]", required=False, shell_complete=complete_recipe)
 @set_option
 @store_option
 @click.option(

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from pipeline.cli.output import note
 from pipeline.errors import Fault, InvalidInput
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -50,7 +51,7 @@ class Speed:
     output: Path | None
 
     def asked(self) -> Any:
-        """Read, with every fault at once (`planning.performance.asked.Asked`)."""
+        """Read, with every fault at once by `plan.performance.workload.read_asked`."""
         from pipeline.plan.performance.workload import read_asked
 
         misplaced = {"--gpus": self.devices, "--output": self.output}
@@ -95,11 +96,13 @@ def compare_page(recipe: Any, store: Any, speed: Speed, *, offline: bool, as_jso
     from pipeline.plan.performance.plots import front_lines, front_page, front_picture
     from pipeline.plan.performance.tables_compare import comparison_lines
     from pipeline.stages.comparison import compare_recipe
+    from pipeline.store import human_bytes
 
     found = compare_recipe(recipe, store, speed.asked(), offline=offline)
     if speed.output is not None:
         is_page = speed.output.suffix == ".html"
         speed.output.write_bytes(front_page(found).encode() if is_page else front_picture(found))
+        note(f"wrote {speed.output}, {human_bytes(speed.output.stat().st_size)}")
     if as_json:
         return comparison_text(found)
     lines = [*comparison_lines(found, rows=_ROWS), "", *front_lines(found, width)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import SourceError, UserError
-from pipeline.machine.packages import Need, missing_text, pinned_version, version_of
+from pipeline.machine.packages import Need, missing_text, pinned_version, version_of, wrong_python
 from pipeline.plan.plan import DRAFT, TARGET, Plan, Step, Surroundings, make_plan
 from pipeline.plan.preflight import Emission, Finding, allow, findings, refuse, said
 from pipeline.progress import Progress, Silent
@@ -65,8 +65,10 @@ class Prepared:
         steps = [step for step, _, needed in demanded(self.plan, store, until) if needed]
         recipe = self.plan.recipe
         needs = [need for step in steps for need in needs_of_stage(recipe, *step.name.split("."))]
-        missing = missing_text([*needs, *afterwards])
-        faults = [f"distributions are not installed here:\n{missing}"] if missing else []
+        needs += afterwards
+        faults = [fault] if (fault := wrong_python(needs)) else []
+        if not faults and (missing := missing_text(needs)):
+            faults = [f"distributions are not installed here:\n{missing}"]
         if recipe.runtime.kind == "tensorrt" and any(step.stage == "build" for step in steps):
             from pipeline.runtimes.tensorrt.executors import executor_of
 
