@@ -58,8 +58,8 @@ def command(
     """
     from pipeline.cli.render.accuracy import accuracy_page
     from pipeline.cli.render.bars import Look
+    from pipeline.cli.render.comparison_json import schema_text as comparison_schema
     from pipeline.cli.render.plan import document, page
-    from pipeline.plan.performance.document import schema_text as comparison_schema
     from pipeline.recipe import load_recipe
     from pipeline.stages.plan_report import look_ahead
     from pipeline.stages.plan_report_json import schema_text

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import cache
+from hashlib import sha256
+from importlib import resources
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -22,7 +26,6 @@ from pipeline.gateway.completions import Completion
 from pipeline.gateway.embeddings import Embeds, embedding_model, embeddings
 from pipeline.gateway.errors import ApiError, answer_error, from_client
 from pipeline.gateway.metrics import Metrics
-from pipeline.gateway.page import page
 from pipeline.gateway.queue import Admission
 from pipeline.gateway.responses import Events, Noted, while_read, whole
 from pipeline.gateway.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse
@@ -223,7 +226,8 @@ class Gateway:
         return found
 
     async def _page(self, _: Request) -> Response:
-        return HTMLResponse(page())
+        html, policy = _chat_page()
+        return HTMLResponse(html, headers={"content-security-policy": policy})
 
     async def _metrics(self, request: Request) -> Response:
         page, content_type = self.metrics.render(request.headers.get("accept", ""))
@@ -294,6 +298,19 @@ class Shortcut:
         except ApiError as error:
             response = answer_error(scope, error)
         await response(scope, receive, send)
+
+
+@cache
+def _chat_page() -> tuple[str, str]:
+    """The page at / and its Content-Security-Policy: its own script and style, and nothing from elsewhere."""
+    html = (resources.files("pipeline.gateway") / "page.html").read_text("utf-8")
+    digests = {
+        tag: b64encode(sha256(html.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0].encode()).digest())
+        for tag in ("script", "style")
+    }
+    own = "; ".join(f"{tag}-src 'sha256-{digest.decode()}'" for tag, digest in digests.items())
+    nothing = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    return html, f"{nothing}; {own}; connect-src 'self'; img-src data:"
 
 
 async def _fault(served: Served) -> str | None:

@@ -77,6 +77,21 @@ class Page:
                 windowsVirtualKeyCode=13,
             )
 
+    def press(self, key: str) -> None:
+        """A key that writes nothing, such as Escape."""
+        for kind in ("rawKeyDown", "keyUp"):
+            self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+
+    def resize(self, width: int, height: int) -> None:
+        """As on a screen of so many CSS pixels."""
+        self._call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=0,
+            mobile=False,
+        )
+
     def wait_for(self, expression: str, timeout_s: float = _ANSWER_S) -> None:
         """Until a JavaScript expression is true."""
         deadline = time.monotonic() + timeout_s

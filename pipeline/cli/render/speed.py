@@ -1,17 +1,14 @@
-"""A forecast in words: the part of `pipeline plan` that people read."""
+"""The speed of a plan as lines for people, and how figures are written everywhere in `pipeline plan`."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from pipeline.plan.performance.efficiency import fitted
 from pipeline.plan.performance.estimate import Estimate, interval
-
-if TYPE_CHECKING:
-    from pipeline.plan.performance.forecast import Forecast
-    from pipeline.plan.performance.service import Load
+from pipeline.plan.performance.forecast import Forecast
+from pipeline.plan.performance.service import Load
 
 _ENDS = {
     "memory": "memory or the limits hold no more",
@@ -22,7 +19,7 @@ _ENDS = {
 
 
 def number(value: float) -> str:
-    """Three digits, at most.
+    """Write a figure with three digits at most.
 
     >>> number(1843.2), number(4.823), number(0.02)
     ('1840', '4.82', '0.02')
@@ -31,7 +28,7 @@ def number(value: float) -> str:
 
 
 def figure(estimate: Estimate, unit: str = "") -> str:
-    """`4.82 ms (4.06 to 6.06)`; without ends where nobody knows them."""
+    """Write an estimate with its interval, `4.82 ms (4.06 to 6.06)`, or without one where it has none."""
     whole = f"{number(estimate.value)} {unit}".rstrip()
     if estimate.low is None or estimate.high is None:
         return whole
@@ -39,7 +36,17 @@ def figure(estimate: Estimate, unit: str = "") -> str:
 
 
 def forecast_lines(forecast: Forecast, width: int) -> Iterator[str]:
-    """First what one request sees, then many, then what a draft does, then how sure it is."""
+    """Yield what one request sees, then many, then what a draft gains, then how sure all of it is.
+
+    Args:
+        forecast: of one deployment.
+        width: columns; longer lines are cut and end with an ellipsis.
+    """
+    for line in _forecast_lines(forecast, width):
+        yield line if len(line) <= width else f"{line[: width - 1]}…"
+
+
+def _forecast_lines(forecast: Forecast, width: int) -> Iterator[str]:
     yield f"  first token, alone        {figure(forecast.ttft_ms, 'ms')}"
     yield f"  between tokens, alone     {figure(forecast.itl_ms, 'ms')}"
     whole, each = forecast.tokens_per_s, forecast.tokens_per_s_per_gpu
@@ -66,7 +73,13 @@ def forecast_lines(forecast: Forecast, width: int) -> Iterator[str]:
 
 
 def basis(width: int, *, throughput: bool, first_token: bool) -> Iterator[str]:
-    """How sure it is, of the quantities that published figures speak for."""
+    """Yield a paragraph on where figures come from, and how far they were off.
+
+    Args:
+        width: columns.
+        throughput: whether published figures cover the throughput that is shown.
+        first_token: whether they cover the first token that is shown.
+    """
     held = fitted()["errors"]["held-out"]
     met = [
         f"{held[kind]['count']} {what} to {held[kind]['median']:.0%}"
@@ -84,7 +97,7 @@ def basis(width: int, *, throughput: bool, first_token: bool) -> Iterator[str]:
 
 
 def wrapped(text: str, width: int) -> Iterator[str]:
-    """A paragraph, indented."""
+    """Yield the lines of an indented paragraph."""
     yield from textwrap.wrap(text, max(width, 40), initial_indent="  ", subsequent_indent="  ")
 
 

@@ -1,15 +1,20 @@
-"""A comparison in words."""
+"""A comparison of deployments for a terminal: the table, the front drawn with characters, and what to make of both."""
 
 from __future__ import annotations
 
+import math
+import string
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from pipeline.cli.render.speed import basis, number, wrapped
 from pipeline.plan.performance import estimate
 from pipeline.plan.performance.compare import Comparison, Option, Place
 from pipeline.plan.performance.estimate import Estimate
-from pipeline.plan.performance.tables import basis, number, wrapped
 
 _WIDTH = 110  # of running text
+_ROWS = 18  # of the drawing
+_LETTERS = string.ascii_uppercase + string.ascii_lowercase
 _ENDS = {"memory": "memory, limits", "steps": "full steps", "ttft": "first token", "itl": "between tokens"}
 
 
@@ -128,3 +133,75 @@ def _kind(reason: str) -> str:
     if "between tokens even alone" in reason:
         return "too slow between tokens, even alone"
     return reason
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """From one value to another, both positive; a little room at the ends."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def over(cls, values: Sequence[float]) -> Axis:
+        """That shows all of them."""
+        low, high = min(values), max(values)
+        room = max((high / low) ** 0.05, 1.1)
+        return cls(low / room, high * room)
+
+    def place(self, value: float) -> float:
+        """0 at the low end, 1 at the high end."""
+        return math.log(value / self.low) / math.log(self.high / self.low)
+
+    def marks(self) -> tuple[float, ...]:
+        """1, 2 and 5 times powers of ten between the ends.
+
+        >>> Axis(3, 120).marks()
+        (5.0, 10.0, 20.0, 50.0, 100.0)
+        """
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        found = (step * 10.0**power for power in powers for step in (1, 2, 5))
+        return tuple(float(f"{value:.6g}") for value in found if self.low <= value <= self.high)
+
+
+def front_lines(found: Comparison, width: int) -> Iterator[str]:
+    """A plot of so many columns, and what its letters are; nothing where nothing serves."""
+    if not found.places:
+        return
+    across = Axis.over([place.load.itl_ms for place in found.places])
+    upwards = Axis.over([place.spent for place in found.places])
+    columns = max(20, min(width, 110) - 12)
+    cells = [[" "] * columns for _ in range(_ROWS)]
+
+    def put(itl_ms: float, spent: float, mark: str) -> None:
+        row = _ROWS - 1 - round(upwards.place(spent) * (_ROWS - 1))
+        cells[row][round(across.place(itl_ms) * (columns - 1))] = mark
+
+    for place in found.places:
+        put(place.load.itl_ms, place.spent, ".")
+    marked = list(zip(_LETTERS, found.front, strict=False))
+    for letter, place in reversed(marked):
+        put(place.load.itl_ms, place.spent, letter)
+    labels = {_ROWS - 1 - round(upwards.place(mark) * (_ROWS - 1)): number(mark) for mark in upwards.marks()}
+    yield f"  {measure_label(found)}"
+    for index, row in enumerate(cells):
+        yield f"  {labels.get(index, ''):>7} |{''.join(row).rstrip()}"
+    yield f"  {'':>7} +{'-' * columns}"
+    yield f"  {'':>9}{_scale(across, columns)}"
+    yield f"  {'ms between tokens of one user':>{columns + 9}}"
+    for letter, place in marked:
+        yield (
+            f"  {letter}  {place_label(place)}: {number(place.load.itl_ms)} ms,"
+            f" {number(place.load.tokens_per_s)} tokens/s, {number(place.spent)}"
+        )
+
+
+def _scale(axis: Axis, columns: int) -> str:
+    line = [" "] * columns
+    free = 0
+    for mark in axis.marks():
+        text, start = number(mark), round(axis.place(mark) * (columns - 1))
+        if free <= start <= columns - len(text):
+            line[start : start + len(text)] = text
+            free = start + len(text) + 1
+    return "".join(line).rstrip()
