@@ -95,7 +95,7 @@ def compare_page(recipe: Any, store: Any, speed: Speed, *, offline: bool, as_jso
     from pipeline.cli.render.comparison import comparison_lines, front_lines
     from pipeline.cli.render.comparison_json import comparison_text
     from pipeline.cli.render.pareto import front_page, front_png, require_matplotlib
-    from pipeline.stages.comparison import compare_recipe
+    from pipeline.prepare.report import compare_recipe
     from pipeline.store import human_bytes
 
     is_png = speed.output is not None and speed.output.suffix == ".png"

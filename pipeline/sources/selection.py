@@ -1,4 +1,4 @@
-"""Which files of a checkpoint are taken. Pure: names in, names out.
+"""Which files of a checkpoint are taken: names in, names out; only `chosen_files` looks into a folder.
 
 The rules are those of transformers: `model.safetensors` if it is there, else the shards that
 `model.safetensors.index.json` names. Other safetensors of a folder (`consolidated.safetensors`, adapters) are other
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipeline.errors import SourceError
-from pipeline.models.folder import COMPANIONS, CONFIG
+from pipeline.models.folder import COMPANIONS, CONFIG, CheckpointFolder
 from pipeline.reading import UnreadableFile, parse_json
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -33,7 +34,16 @@ class Selection:
 
 
 def select(names: Collection[str], *, allow_pickle: bool, label: str) -> Selection:
-    """What to take from the files `names` of the source `label`. SourceError says what is missing or refused."""
+    """Choose the small files, and the weights or their index.
+
+    Args:
+        names: Files of the checkpoint's top folder.
+        allow_pickle: Whether pickled weights are taken where there are no safetensors.
+        label: What messages call the source.
+
+    Raises:
+        SourceError: Files are missing, or the weights are pickled and that is not allowed.
+    """
     if CONFIG not in names:
         raise SourceError(f"{label} has no {CONFIG}: it is not a checkpoint in the layout of transformers")
     companions = (CONFIG, *(name for name in COMPANIONS if name in names))
@@ -67,7 +77,11 @@ def _why_no_weights(names: Collection[str], usable_pickle: bool) -> str:
 
 
 def shards(index: bytes, names: Collection[str], *, pickled: bool, label: str) -> tuple[str, ...]:
-    """The files of weights that an index names, sorted. SourceError if it is damaged, or they are not all there."""
+    """List the files of weights that an index names, sorted.
+
+    Raises:
+        SourceError: The index is damaged, or names files that are not among `names`.
+    """
     name = PICKLE_INDEX if pickled else INDEX
     suffix = ".bin" if pickled else ".safetensors"
     try:
@@ -83,3 +97,32 @@ def shards(index: bytes, names: Collection[str], *, pickled: bool, label: str) -
         listed = ", ".join(missing[:5]) or "no file at all"
         raise SourceError(f"{label}: {name} names files that are not there: {listed}")
     return tuple(found)
+
+
+def chosen_files(path: Path, *, allow_pickle: bool) -> tuple[CheckpointFolder, list[str]]:
+    """Open a local folder and choose the files that a build takes.
+
+    Args:
+        path: The folder.
+        allow_pickle: Whether pickled weights are taken where there are no safetensors.
+
+    Returns:
+        The folder, and the sorted names of the files.
+
+    Raises:
+        SourceError: The folder is not there, or is not a checkpoint.
+        InvalidInput: A link leads out of the folder, or to something that is not a regular file.
+        UnreadableFile: The index of the weights cannot be read.
+    """
+    label = f"local:{path}"
+    if not path.is_dir():
+        raise SourceError(
+            f"{label}: {'is a file, not a folder' if path.exists() else 'there is no such folder'}"
+        )
+    folder = CheckpointFolder(path)
+    selection = select(folder.names, allow_pickle=allow_pickle, label=label)
+    weights: tuple[str, ...] = (selection.weights,)
+    if selection.is_index:
+        index = folder.read(selection.weights)
+        weights += shards(index, folder.names, pickled=selection.pickled, label=label)
+    return folder, sorted({*selection.companions, *weights})

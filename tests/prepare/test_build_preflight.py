@@ -12,9 +12,10 @@ import pytest
 from pipeline import resources
 from pipeline.errors import InvalidInput
 from pipeline.machine.disks import read_disk
+from pipeline.prepare import facts, prepare
 from pipeline.progress import Silent
 from pipeline.recipe import Recipe, load_recipe
-from pipeline.stages import Builder, build_preflight, prepare
+from pipeline.stages import Builder
 from pipeline.store import Store
 from tests.support.checkpoints import CONFIG, whole
 from tests.support.hub import LoopbackHub
@@ -52,7 +53,7 @@ def test_judged_once_it_is_fetched(recipe: Recipe, hub: LoopbackHub, tmp_path: P
         hub.add(REPO, whole() | {"config.json": json.dumps(config).encode()})
         store = Store(tmp_path / "store")
         prepared = prepare(recipe, store)  # nothing is known yet
-        builder = Builder(prepared.plan, store, prepared.work(Silent(), store), Silent())
+        builder = Builder(prepared, store, Silent())
         with pytest.raises(InvalidInput, match="must divide the 4 attention heads of the target"):
             builder.run()
         assert [artifact.manifest.stage for artifact in store.list()] == ["fetch"]
@@ -67,7 +68,7 @@ def test_a_config_that_is_none_is_left_to_the_stages(
         hub.add(REPO, whole())
         store = Store(tmp_path / "store")
         prepared = prepare(recipe, store)
-        Builder(prepared.plan, store, prepared.work(Silent(), store), Silent()).run("fetch.target")
+        Builder(prepared, store, Silent()).run("fetch.target")
         prepare(recipe, store)
 
 
@@ -107,9 +108,9 @@ def test_a_disk_that_is_too_small_stops_a_build_and_no_plan(
 ) -> None:
     recipe, store = load_recipe("tiny-cpu"), Store(tmp_path / "store")
     full = replace(read_disk(tmp_path), free_bytes=10)
-    monkeypatch.setattr(build_preflight, "read_disk", lambda _: full)
+    monkeypatch.setattr(facts, "read_disk", lambda _: full)
     prepared = prepare(recipe, store, allowed=allowed)
-    builder = Builder(prepared.plan, store, prepared.work(Silent(), store), Silent())
+    builder = Builder(prepared, store, Silent())
     if allowed:
         builder.run("fetch.target")
         return
@@ -137,7 +138,7 @@ def test_a_gated_model_is_a_finding_before_anything_is_fetched(
         hub.add(REPO, whole(), gated=True)
         store = Store(tmp_path / "store")
         prepared = prepare(recipe, store)
-        builder = Builder(prepared.plan, store, prepared.work(Silent(), store), Silent())
+        builder = Builder(prepared, store, Silent())
         with pytest.raises(
             InvalidInput, match=rf"r\.yaml:2: model\.source.*{said}.*HF_TOKEN.*\[source\.gated\]"
         ):

@@ -1,4 +1,7 @@
-"""Gathers what `pipeline plan` prints: sightings of the models, the plan, preflight, memory."""
+"""What `pipeline plan` prints: findings, plan, memory, speed and alternatives; with `--compare`, deployments ranked.
+
+The facts are gathered first (`pipeline.prepare.facts`, `pipeline.prepare.model_probe`); all else computes from them.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +9,35 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pipeline.errors import InvalidInput, SourceError, UserError
-from pipeline.machine.host import read_memory
-from pipeline.machine.hub import read_hub
-from pipeline.plan.machine_facts import MachineFacts
 from pipeline.plan.memory import Alternative, MemoryPlan, ModelNeed, alternatives, demand_of, plan_memory
 from pipeline.plan.memory.tensors import parameters
 from pipeline.plan.memory.weights import weight_bytes
-from pipeline.plan.model_facts import known_models
+from pipeline.plan.model_facts import checkpoints_of, with_sizes
 from pipeline.plan.performance import Asked, Forecast, forecast_recipe
+from pipeline.plan.performance.compare import Comparison, compare
 from pipeline.plan.plan import DRAFT, Plan
 from pipeline.plan.preflight import Emission, Finding, allow, findings
 from pipeline.plan.report import Outlook
+from pipeline.prepare.facts import (
+    RecipeFacts,
+    read_access,
+    read_recipe_facts,
+    read_settings,
+    serving_memory_bytes,
+)
+from pipeline.prepare.model_probe import ModelProbe, probe_models
+from pipeline.prepare.prepare import plan_build
 from pipeline.progress import Progress
-from pipeline.recipe import CpuRuntime, HubSource, Recipe, load_recipe
+from pipeline.recipe import CpuRuntime, Recipe, load_recipe
 from pipeline.recipe.provenance import Provenance
-from pipeline.stages.fetch.resolving import is_offline
-from pipeline.stages.model_probe import Sighting, in_store, see_models
-from pipeline.stages.prepare import prepare
-from pipeline.stages.recipe_check import emission
+from pipeline.sources import is_offline
 from pipeline.store import Store, human_bytes
 
-_HUB_S = 3.0  # for an answer about access; a hub that is slower is taken to give it
-_MOST = 1.03  # of what the files of a checkpoint hold, that may be counted
+# Of what the files of a checkpoint hold, that may be counted.
+_MOST = 1.03
 
 
-def look_ahead(
+def make_report(
     recipe: Recipe,
     store: Store,
     *,
@@ -39,26 +46,28 @@ def look_ahead(
     allowed: frozenset[str] = frozenset(),
     asked: Asked | None = None,
 ) -> Outlook:
-    """Everything that can be said of a recipe. Where a hub does not answer, what it would say is left out.
+    """Gather the facts of a recipe and work out everything that can be known of its build.
+
+    What depends on a Hub that does not answer is left out, and `unknown` of the report says so.
 
     Args:
-        asked: about speed and cost, beyond the recipe.
+        offline: Do not ask the Hub; so does `HF_HUB_OFFLINE`.
+        allowed: Ids of rules whose errors are let pass.
+        asked: Lengths, prices and acceptance, beyond the recipe.
 
     Raises:
-        InvalidInput: a config.json that is here, or that the hub gives, cannot be read.
+        InvalidInput: A config.json that is here, or that the Hub gives, cannot be read.
     """
     unknown: dict[str, str] = {}
     offline = offline or is_offline()
-    models = _sightings(recipe, store, offline, progress, unknown)
-    emitted = emission(recipe)
-    facts = known_models(recipe)
-    for role, one in models.items():
-        facts[role] = replace(
-            facts[role], sizes=one.sizes, architecture=one.architecture, weight_bytes=_bytes(one)
-        )
-    found = allow(findings(recipe, facts, _hub(recipe, store, offline), emitted), allowed)
-    memory = _memory(recipe, models, emitted, unknown)
-    plan, found = _plan(recipe, store, offline, allowed, found, unknown)
+    probes = _probes(recipe, store, offline, progress, unknown)
+    facts = _with_probes(read_recipe_facts(recipe), probes)
+    access = None if offline else read_access(recipe, store)
+    ram = serving_memory_bytes(recipe)
+
+    found = allow(facts.findings(access), allowed)
+    plan, found = _plan(facts, store, offline, allowed, found, unknown)
+    memory = _memory(recipe, probes, facts.emitted, ram, unknown)
     return Outlook(
         recipe=recipe,
         findings=found,
@@ -66,39 +75,65 @@ def look_ahead(
         memory=memory,
         alternatives=_alternatives(recipe, memory) if memory is not None else (),
         performance=_performance(recipe, memory, asked or Asked(), unknown) if memory is not None else None,
-        seen={role: _described(one) for role, one in models.items()},
-        doubts=_doubts(recipe, models) if memory is not None else (),
+        seen={role: _described(one) for role, one in probes.items()},
+        doubts=_doubts(recipe, probes) if memory is not None else (),
         unknown=unknown,
     )
 
 
-def _hub(recipe: Recipe, store: Store, offline: bool) -> MachineFacts | None:
-    """How the hub answers for checkpoints that the store lacks; None: nobody asks."""
-    checkpoints = (recipe.model, *((recipe.draft,) if recipe.draft is not None else ()))
-    asked = [
-        (one.source.repo, one.revision)
-        for one in checkpoints
-        if isinstance(one.source, HubSource) and in_store(one.source, one.revision, store) is None
-    ]
-    if offline or not asked:
-        return None
-    return MachineFacts(hub=read_hub(asked, deadline_s=_HUB_S).repositories)
+def compare_recipe(recipe: Recipe, store: Store, asked: Asked, *, offline: bool = False) -> Comparison:
+    """Rank GPUs, splits, formats and drafts for a recipe, each judged by preflight.
+
+    Args:
+        asked: GPUs, prices, lengths and acceptance.
+        offline: Do not ask the Hub.
+
+    Raises:
+        UserError: The recipe is for `cpu`, or the sizes of its models are not known.
+    """
+    if isinstance(recipe.runtime, CpuRuntime):
+        raise UserError("--compare is for recipes with runtime.kind tensorrt or pytorch; this one is for cpu")
+    probes = probe_models(recipe, store, offline=offline)
+    sizes = {role: model.sizes for role, model in probes.items() if model.sizes is not None}
+    for role in checkpoints_of(recipe):
+        if role not in probes:
+            raise UserError(f"the sizes of the {role} are not among those that we know; leave out --offline")
+        if role not in sizes:
+            raise UserError(f"the {role} is a {probes[role].architecture}, whose sizes cannot be read")
+    models = with_sizes(sizes)
+
+    def judge(changed: Recipe) -> tuple[str, ...]:
+        found = findings(changed, models, emitted=read_settings(changed))
+        return tuple(f"{one.problem} [{one.rule}]" for one in found if one.stops)
+
+    steps = read_settings(recipe).steps
+    return compare(recipe, sizes, asked.question(recipe.limits), steps=steps, judge=judge)
 
 
-def _sightings(
+def _probes(
     recipe: Recipe, store: Store, offline: bool, progress: Progress | None, unknown: dict[str, str]
-) -> Mapping[str, Sighting]:
+) -> Mapping[str, ModelProbe]:
     try:
-        return see_models(recipe, store, offline=offline, progress=progress)
+        return probe_models(recipe, store, offline=offline, progress=progress)
     except InvalidInput:
         raise
     except UserError as error:
         unknown["memory"] = str(error)
-        return see_models(recipe, store, offline=True)
+        return probe_models(recipe, store, offline=True)
+
+
+def _with_probes(facts: RecipeFacts, probes: Mapping[str, ModelProbe]) -> RecipeFacts:
+    models = {
+        role: replace(one, sizes=probe.sizes, architecture=probe.architecture, weight_bytes=_bytes(probe))
+        if (probe := probes.get(role)) is not None
+        else one
+        for role, one in facts.models.items()
+    }
+    return replace(facts, models=models)
 
 
 def _plan(
-    recipe: Recipe,
+    facts: RecipeFacts,
     store: Store,
     offline: bool,
     allowed: frozenset[str],
@@ -110,7 +145,7 @@ def _plan(
         unknown["plan"] = "a build is refused, see the findings"
         return None, found
     try:
-        prepared = prepare(recipe, store, offline=offline, allowed=allowed)
+        prepared = plan_build(facts, store, offline=offline, allowed=allowed)
     except SourceError as error:
         unknown["plan"] = str(error)
         return None, found
@@ -120,9 +155,12 @@ def _plan(
 
 
 def _memory(
-    recipe: Recipe, models: Mapping[str, Sighting], emitted: Emission, unknown: dict[str, str]
+    recipe: Recipe,
+    models: Mapping[str, ModelProbe],
+    emitted: Emission,
+    ram: int | None,
+    unknown: dict[str, str],
 ) -> MemoryPlan | None:
-    ram = read_memory().total_bytes if isinstance(recipe.runtime, CpuRuntime) else None
     sizes = {role: one.sizes for role, one in models.items() if one.sizes is not None}
     unread = [f"the {role} is a {one.architecture}" for role, one in models.items() if one.sizes is None]
     if unread:
@@ -149,13 +187,13 @@ def _memory(
     return None
 
 
-def _doubts(recipe: Recipe, models: Mapping[str, Sighting]) -> tuple[str, ...]:
+def _doubts(recipe: Recipe, models: Mapping[str, ModelProbe]) -> tuple[str, ...]:
     """Checkpoints that hold much more than is counted, such as layers that predict more tokens."""
     more = [(role, one) for role, one in models.items() if _counted_share(recipe, role, one) < 2 - _MOST]
     return tuple(_miscounted(role, one) for role, one in more)
 
 
-def _counted_share(recipe: Recipe, role: str, model: Sighting) -> float:
+def _counted_share(recipe: Recipe, role: str, model: ModelProbe) -> float:
     """What is counted of a checkpoint that is served as it is, over what its files hold; 1 where nobody can tell.
 
     Of one that is not quantized, numbers are compared, since they may be published wider than they are served, and what
@@ -174,7 +212,7 @@ def _counted_share(recipe: Recipe, role: str, model: Sighting) -> float:
     return weight_bytes(ModelNeed(role, sizes, format=sizes.stored)) / totals.bytes
 
 
-def _miscounted(role: str, model: Sighting) -> str:
+def _miscounted(role: str, model: ModelProbe) -> str:
     assert model.sizes is not None, "the caller looked"
     assert model.totals is not None, "the caller looked"
     counted = weight_bytes(ModelNeed(role, model.sizes, format=model.sizes.stored)) / 2**30
@@ -215,26 +253,26 @@ def _passes(provenance: Provenance, overrides: tuple[str, ...]) -> bool:
         changed = load_recipe(provenance.file, (*provenance.overrides, *overrides))
     except InvalidInput:
         return False
-    return not any(finding.stops for finding in findings(changed, emitted=emission(changed)))
+    return not any(finding.stops for finding in findings(changed, emitted=read_settings(changed)))
 
 
-def _unexplained(model: Sighting) -> int:
+def _unexplained(model: ModelProbe) -> int:
     if model.totals is None or model.sizes is None or model.sizes.stored != "none":
         return 0
     return max(0, model.totals.weights - sum(parameters(model.sizes).values()))
 
 
-def _bytes(model: Sighting) -> int | None:
+def _bytes(model: ModelProbe) -> int | None:
     return model.totals.bytes if model.totals is not None else None
 
 
-def _described(model: Sighting) -> str:
+def _described(model: ModelProbe) -> str:
     if model.sizes is None and model.totals is None:
         return f"a {model.architecture}, whose sizes cannot be read"
     if model.totals is None:
         assert model.sizes is not None, "just looked at"
         count = sum(parameters(model.sizes).values())
-        return f"{count:,} weights, counted from sizes that are {model.seen}"
+        return f"{count:,} weights, counted from sizes that are {model.origin}"
     types = ", ".join(model.totals.dtypes)
     size = human_bytes(model.totals.bytes)
-    return f"{model.totals.weights:,} weights of {types}, {size}, by the headers in {model.seen}"
+    return f"{model.totals.weights:,} weights of {types}, {size}, by the headers in {model.origin}"

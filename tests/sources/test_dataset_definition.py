@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from pipeline.errors import InvalidInput, UserError
-from pipeline.stages.dataset.definition import known_sets, parse_definition, read_definition
+from pipeline.sources.dataset import known_sets, parse_definition, read_definition
 
 GOOD = {
     "name": "news",

@@ -8,19 +8,19 @@ import sys
 import pytest
 
 from pipeline.errors import InvalidInput, UserError
+from pipeline.prepare import check_recipe
 from pipeline.recipe import load_recipe, packaged
 from pipeline.runtimes.base import runtime_of
-from pipeline.stages.recipe_check import judge
 
 
 @pytest.mark.parametrize("name", packaged())
 def test_packaged_recipes_have_settings_for_their_runtime(name: str) -> None:
-    assert [one for one in judge(load_recipe(name)) if one.severity != "note"] == []
+    assert [one for one in check_recipe(load_recipe(name)) if one.severity != "note"] == []
 
 
 def test_what_the_contracts_refuse() -> None:
     with pytest.raises(InvalidInput, match="GPU h100 is not known"):
-        judge(load_recipe("llama-3.3-70b-fp8", ("runtime.gpu=h100",)))
+        check_recipe(load_recipe("llama-3.3-70b-fp8", ("runtime.gpu=h100",)))
 
 
 def test_what_the_runtime_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,20 +32,20 @@ def test_what_the_runtime_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(runtime_of(recipe)), "package_settings", refuse)
     told = r"llama-3\.3-70b-nvfp4\.yaml: 1 fault\n.*: cannot be packaged \[runtime\.refuses\]"
     with pytest.raises(InvalidInput, match=told):
-        judge(recipe)
+        check_recipe(recipe)
 
 
 def test_too_few_batch_tokens_for_speculation() -> None:
     overrides = ("runtime.speculation={method: ngram, max_draft_tokens: 4}", "limits.max_batch_tokens=199")
     with pytest.raises(InvalidInput, match="must be at least 200"):
-        judge(load_recipe("llama-3.3-70b-nvfp4", overrides))
+        check_recipe(load_recipe("llama-3.3-70b-nvfp4", overrides))
 
 
 def test_it_needs_nothing_heavy() -> None:
     code = (
         "import sys; from pipeline.recipe import load_recipe, packaged; "
-        "from pipeline.stages.recipe_check import judge; "
-        "[judge(load_recipe(name)) for name in packaged()]; "
+        "from pipeline.prepare import check_recipe; "
+        "[check_recipe(load_recipe(name)) for name in packaged()]; "
         "print([n for n in ('torch', 'transformers', 'openvino', 'pytriton', 'safetensors') if n in sys.modules])"
     )
     done = subprocess.run(

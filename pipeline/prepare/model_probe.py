@@ -1,6 +1,6 @@
-"""What a recipe's models are, seen from afar: config.json and headers, of a local folder, the store, or the hub.
+"""Sizes and published weights of models that may not be here: by config.json and headers, local or on the Hub.
 
-Known models need neither network nor disk (`contracts.models`). Of the hub only config.json and the first kilobytes of
+Known models need neither network nor disk (`contracts.models`). Of the Hub only config.json and the first kilobytes of
 each safetensors file are asked for; no weights are downloaded.
 """
 
@@ -17,10 +17,11 @@ from pipeline.extras import missing
 from pipeline.models.folder import CheckpointFolder
 from pipeline.models.header import WeightTotals, read_totals
 from pipeline.models.sizes import ModelSizes, class_of, config_faults
-from pipeline.plan.plan import DRAFT, TARGET
+from pipeline.plan.model_facts import checkpoints_of
 from pipeline.progress import Progress, Silent
 from pipeline.reading import UnreadableFile, parse_json
 from pipeline.recipe import Checkpoint, HubSource, Recipe
+from pipeline.sources import find_fetched
 from pipeline.store import Store
 
 _CONFIG = "config.json"
@@ -28,55 +29,62 @@ _CONFIG_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """One model."""
+class ModelProbe:
+    """What config.json and the headers of a model's files say."""
 
-    sizes: ModelSizes | None  # None: its class is not one whose config.json we can read for sizes
-    seen: str  # where: "known", a folder, or "hub"
-    architecture: str  # the class that its config.json names: "LlamaForCausalLM"; "": none
+    sizes: ModelSizes | None  # None: config.json names a class whose sizes are not understood
+    origin: str  # "known", a folder, or "hub"
+    architecture: str  # the class that config.json names: "LlamaForCausalLM"; "": none
     totals: WeightTotals | None = None  # by the headers; None: they were not read
 
 
-def see_models(
+def probe_models(
     recipe: Recipe, store: Store, *, offline: bool = False, progress: Progress | None = None
-) -> dict[str, Sighting]:
-    """Role -> model, of those that can be seen; offline, not all may be.
+) -> dict[str, ModelProbe]:
+    """Read what can be known of a recipe's models without their weights.
+
+    Known models need neither network nor disk. Others are read in their local folder, in the store, or on the Hub.
+
+    Args:
+        offline: Do not ask the Hub.
+        progress: Receives a line for each retry.
+
+    Returns:
+        Role -> model; offline, models may be left out.
 
     Raises:
-        InvalidInput: configs that cannot be read, with every fault of them; SourceError: the hub does not give them.
+        InvalidInput: A config.json cannot be read; with every fault of all of them.
+        SourceError: The Hub does not give one.
     """
-    checkpoints: dict[str, Checkpoint] = {TARGET: recipe.model}
-    if recipe.draft is not None:
-        checkpoints[DRAFT] = recipe.draft
-    found: dict[str, Sighting] = {}
+    found: dict[str, ModelProbe] = {}
     faults: list[Fault] = []
-    for role, checkpoint in checkpoints.items():
+    for role, checkpoint in checkpoints_of(recipe).items():
         try:
-            seen = _see(checkpoint, store, offline, progress or Silent())
+            probe = _probe(checkpoint, store, offline, progress or Silent())
         except InvalidInput as error:
             faults += error.faults
             continue
-        if seen is not None:
-            found[role] = seen
+        if probe is not None:
+            found[role] = probe
     if faults:
         raise InvalidInput(f"{recipe.name}: models whose memory cannot be planned", faults)
     return found
 
 
-def _see(checkpoint: Checkpoint, store: Store, offline: bool, progress: Progress) -> Sighting | None:
+def _probe(checkpoint: Checkpoint, store: Store, offline: bool, progress: Progress) -> ModelProbe | None:
     source = checkpoint.source
     if not isinstance(source, HubSource):
         return _in_folder(source.path)
     known = known_model(source.repo)
     if known is not None:
-        return Sighting(known, "known", known.architecture)
-    fetched = in_store(source, checkpoint.revision, store)
+        return ModelProbe(known, "known", known.architecture)
+    fetched = find_fetched(source, checkpoint.revision, store)
     if fetched is not None:
         return _in_folder(fetched)
     return None if offline else _on_hub(source, checkpoint.revision, progress)
 
 
-def _in_folder(folder: Path) -> Sighting:
+def _in_folder(folder: Path) -> ModelProbe:
     held = CheckpointFolder(folder)
     try:
         content = held.read(_CONFIG)
@@ -88,22 +96,12 @@ def _in_folder(folder: Path) -> Sighting:
             return stream.read(size)
 
     sizes, architecture = _read(content, str(folder / _CONFIG))
-    return Sighting(sizes, str(folder), architecture, _totals(_weights(held.names), start_of, str(folder)))
+    return ModelProbe(sizes, str(folder), architecture, _totals(_weights(held.names), start_of, str(folder)))
 
 
-def in_store(source: HubSource, revision: str | None, store: Store) -> Path | None:
-    """The checkpoint in the store, of the revision that is asked for."""
-    for artifact in store.list():
-        settings, facts = artifact.manifest.settings, artifact.manifest.facts
-        ours = artifact.manifest.stage == "fetch" and settings.get("source") == str(source)
-        if ours and revision in (settings.get("commit"), facts.get("revision")):
-            return artifact.path
-    return None
-
-
-def _on_hub(source: HubSource, revision: str | None, progress: Progress) -> Sighting:
+def _on_hub(source: HubSource, revision: str | None, progress: Progress) -> ModelProbe:
     try:
-        from pipeline.stages.fetch.hub import Hub
+        from pipeline.sources.hub import Hub
     except ImportError as error:
         raise missing(f"{source}: the Hub", error, "hub") from error
     hub = Hub.from_environment()
@@ -115,7 +113,7 @@ def _on_hub(source: HubSource, revision: str | None, progress: Progress) -> Sigh
     def start_of(name: str, size: int) -> bytes:
         return hub.start_of(source.repo, commit, name, size, progress.say)
 
-    return Sighting(sizes, "hub", architecture, _totals(_weights(names), start_of, str(source)))
+    return ModelProbe(sizes, "hub", architecture, _totals(_weights(names), start_of, str(source)))
 
 
 def _weights(names: Iterable[str]) -> list[str]:

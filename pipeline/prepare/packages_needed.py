@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from pipeline.machine.packages import Need
 from pipeline.recipe import HubSource, NamedDataset, Recipe
-from pipeline.stages.dataset import read_definition
+from pipeline.sources.dataset import read_definition
 
 
 def needs_of_stage(recipe: Recipe, stage: str, role: str = "") -> Iterator[Need]:

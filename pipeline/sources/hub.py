@@ -2,7 +2,7 @@
 
 Sessions, tokens, addresses and errors are huggingface_hub's. Its downloads are not used: version 1.33
 throws away a broken transfer (each try writes a file of another name and removes it), and these are
-gigabytes; see `transfer`. `HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE` are read when a `Hub` is made.
+gigabytes; see `pipeline.stages.download`. `HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE` are read when a `Hub` is made.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from huggingface_hub.utils import get_session, hf_raise_for_status
 
 from pipeline import __version__
 from pipeline.errors import SourceError
-from pipeline.stages.fetch.failures import NotAHub, RetryPolicy, Subject
+from pipeline.sources.hub_errors import HubSubject, NotAHub, Retries
 
 Result = TypeVar("Result")
 
@@ -32,29 +32,34 @@ class RemoteFile:
 
     name: str
     bytes: int
-    hash: (
-        str  # SHA-256 of large files; of the others SHA-1 as git takes it, over "blob <size>\0" and the bytes
-    )
+    # Hexadecimal: SHA-256 of large files, else SHA-1 as git takes it, over "blob <size>\0" and the bytes.
+    hash: str
     is_sha256: bool
 
 
 @dataclass(frozen=True)
 class Hub:
-    """A hub and who asks it. The token is never shown."""
+    """Client of a Hugging Face Hub. Its `repr` does not show the token."""
 
     endpoint: str
     token: str | None = field(default=None, repr=False)
 
     @classmethod
     def from_environment(cls) -> Hub:
+        """The hub of `HF_ENDPOINT`, with the token of `HF_TOKEN` or of huggingface_hub's login.
+
+        Raises:
+            SourceError: The token holds characters that no token has.
+        """
         token = get_token()
         if token is not None and not (token.isascii() and token.isprintable()):
             raise SourceError("HF_TOKEN is not a token: it holds characters that no token has")
         endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
         return cls(endpoint.rstrip("/"), token)
 
-    def subject(self, repo: str, revision: str | None) -> Subject:
-        return Subject(repo, revision, self.endpoint, self.token is not None)
+    def subject(self, repo: str, revision: str | None) -> HubSubject:
+        """What messages about a request name."""
+        return HubSubject(repo, revision, self.endpoint, self.token is not None)
 
     def commit_of(self, repo: str, revision: str | None, say: Callable[[str], None]) -> str:
         """The commit (40 hexadecimal digits) that a branch, a tag or the default branch is now."""
@@ -137,12 +142,12 @@ class Hub:
     def _with_retries(
         self, ask: Callable[[], Result], repo: str, revision: str | None, say: Callable[[str], None]
     ) -> Result:
-        retries = RetryPolicy(self.subject(repo, revision), say)
+        retries = Retries(self.subject(repo, revision), say)
         while True:
             try:
                 return ask()
             except (httpx.HTTPError, httpx.InvalidURL, NotAHub) as error:
-                retries.after(error)
+                retries.wait(error)
 
 
 @contextmanager

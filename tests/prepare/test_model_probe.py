@@ -1,4 +1,4 @@
-"""Models seen from afar: of the hub only config.json and headers are asked for; unreadable configs are explained."""
+"""Models probed: of the hub only config.json and headers are asked for; unreadable configs are explained."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from safetensors.numpy import save
 from pipeline.errors import CheckpointError, InvalidInput, SourceError
 from pipeline.models.header import FIRST_BYTES, read_totals
 from pipeline.plan.memory.tensors import parameters
+from pipeline.prepare.model_probe import probe_models
+from pipeline.prepare.report import make_report
 from pipeline.recipe import Recipe, load_recipe
-from pipeline.stages.fetch import failures
-from pipeline.stages.model_probe import see_models
-from pipeline.stages.plan_report import look_ahead
+from pipeline.sources import hub_errors
 from pipeline.store import Store
 from tests.support.checkpoints import TOKENIZER, index
 from tests.support.hub import LoopbackHub
@@ -40,7 +40,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub
         monkeypatch.delenv("HF_TOKEN", raising=False)
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-        monkeypatch.setattr(failures, "WAITS_S", (0.01, 0.01))
+        monkeypatch.setattr(hub_errors, "DELAYS_S", (0.01, 0.01))
         yield running
 
 
@@ -79,7 +79,7 @@ def files(weights: int = EXPLAINED, **config: Any) -> dict[str, bytes]:
 
 def test_only_config_and_headers_are_asked_for(hub: LoopbackHub, recipe: Recipe, store: Store) -> None:
     hub.add(REPO, files(100_000))
-    seen = see_models(recipe, store)["target"]
+    seen = probe_models(recipe, store)["target"]
     assert seen.totals is not None
     assert (seen.totals.weights, seen.totals.bytes, seen.totals.dtypes) == (
         100_000,
@@ -98,7 +98,7 @@ def test_only_config_and_headers_are_asked_for(hub: LoopbackHub, recipe: Recipe,
 def test_a_hub_that_ignores_ranges_is_read_no_further(hub: LoopbackHub, recipe: Recipe, store: Store) -> None:
     hub.faults.ignore_range = True
     hub.add(REPO, files(2_000_000))
-    seen = see_models(recipe, store)["target"]
+    seen = probe_models(recipe, store)["target"]
     assert seen.totals is not None
     assert seen.totals.weights == 2_000_000
 
@@ -107,7 +107,7 @@ def test_an_outlook_of_a_model_that_only_the_hub_knows(
     hub: LoopbackHub, recipe: Recipe, store: Store
 ) -> None:
     hub.add(REPO, files())
-    outlook = look_ahead(recipe, store)
+    outlook = make_report(recipe, store)
     assert outlook.memory is not None
     assert outlook.plan is not None
     assert outlook.memory.verdict == "fits"
@@ -119,21 +119,22 @@ def test_weights_that_the_config_does_not_explain_are_counted(
     hub: LoopbackHub, recipe: Recipe, store: Store
 ) -> None:
     hub.add(REPO, files(EXPLAINED + 5000))
-    outlook = look_ahead(recipe, store)
+    outlook = make_report(recipe, store)
     assert outlook.memory is not None
     lines = {line.key: line.bytes for line in outlook.memory.ranks[0].lines}
     assert lines["weights.target.others"] == 10_000
 
 
 def test_what_the_store_has_is_not_asked_for_again(hub: LoopbackHub, recipe: Recipe, store: Store) -> None:
+    from pipeline.prepare import prepare
     from pipeline.progress import Silent
-    from pipeline.stages import Builder, prepare
+    from pipeline.stages import Builder
 
     hub.add(REPO, files())
     prepared = prepare(recipe, store)
-    Builder(prepared.plan, store, prepared.work(Silent(), store), Silent()).run("fetch.target")
+    Builder(prepared, store, Silent()).run("fetch.target")
     hub.requests.clear()
-    seen = see_models(recipe, store, offline=True)["target"]
+    seen = probe_models(recipe, store, offline=True)["target"]
     assert seen.sizes.hidden == 64
     assert hub.requests == []
 
@@ -144,7 +145,7 @@ def test_offline_nothing_is_asked(
 ) -> None:
     if by_environment:
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    outlook = look_ahead(recipe, store, offline=not by_environment)
+    outlook = make_report(recipe, store, offline=not by_environment)
     assert outlook.memory is None
     assert outlook.plan is None
     assert set(outlook.unknown) == {"memory", "plan"}
@@ -156,7 +157,7 @@ def test_a_hub_that_refuses_leaves_an_outlook_with_the_reason(
     hub: LoopbackHub, recipe: Recipe, store: Store
 ) -> None:
     hub.add(REPO, files(), gated=True)
-    outlook = look_ahead(recipe, store)
+    outlook = make_report(recipe, store)
     assert outlook.memory is None
     assert "HF_TOKEN" in outlook.unknown["memory"]
     (finding,) = [one for one in outlook.findings if one.severity == "error"]
@@ -167,7 +168,7 @@ def test_a_hub_that_refuses_leaves_an_outlook_with_the_reason(
 def test_every_fault_of_a_config_is_named(hub: LoopbackHub, recipe: Recipe, store: Store) -> None:
     hub.add(REPO, files(hidden_size=None, vocab_size="many"))
     with pytest.raises(InvalidInput) as caught:
-        see_models(recipe, store)
+        probe_models(recipe, store)
     assert {fault.key for fault in caught.value.faults} == {"hidden_size", "vocab_size"}
     assert all(f"hf:{REPO}/config.json" in fault.where for fault in caught.value.faults)
 
@@ -179,18 +180,18 @@ def test_every_fault_of_a_config_is_named(hub: LoopbackHub, recipe: Recipe, stor
 def test_a_local_config_that_is_none(content: bytes, problem: str, tmp_path: Path, store: Store) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(InvalidInput, match=problem):
-        see_models(written(tmp_path, f"local:{tmp_path}"), store)
+        probe_models(written(tmp_path, f"local:{tmp_path}"), store)
 
 
 def test_a_local_folder_without_a_config(tmp_path: Path, store: Store) -> None:
     with pytest.raises(InvalidInput, match="cannot be read"):
-        see_models(written(tmp_path, f"local:{tmp_path}"), store)
+        probe_models(written(tmp_path, f"local:{tmp_path}"), store)
 
 
 def test_a_damaged_header(hub: LoopbackHub, recipe: Recipe, store: Store) -> None:
     hub.add(REPO, files() | {FIRST: b"\xff" * 100})
     with pytest.raises(SourceError, match="is not a safetensors file"):
-        see_models(recipe, store)
+        probe_models(recipe, store)
 
 
 def test_headers_longer_than_the_first_bytes() -> None:
@@ -217,4 +218,4 @@ def test_headers_that_are_none(header: bytes) -> None:
 
 def test_the_explained_weights_are_those_of_the_sizes(hub: LoopbackHub, recipe: Recipe, store: Store) -> None:
     hub.add(REPO, files())
-    assert sum(parameters(see_models(recipe, store)["target"].sizes).values()) == EXPLAINED
+    assert sum(parameters(probe_models(recipe, store)["target"].sizes).values()) == EXPLAINED

@@ -16,7 +16,7 @@ from pipeline.plan.memory import Alternative, Line, MemoryPlan, RankMemory
 from pipeline.plan.plan import Plan
 from pipeline.plan.preflight import Finding
 from pipeline.plan.report import Outlook
-from pipeline.stages.builder import demanded
+from pipeline.prepare.prepare import demanded
 from pipeline.store import Store
 
 SCHEMA = 2  # 2: ends of an estimate may be null

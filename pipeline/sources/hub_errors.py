@@ -1,4 +1,4 @@
-"""What went wrong at the Hub, for people: which failures pass by themselves, and what to do about the others.
+"""Errors of the Hub: which of them are worth another try, after how long, and what a user is told about the others.
 
 Nothing here prints a request's headers or the query of an address, where tokens and signatures are.
 """
@@ -15,9 +15,11 @@ from huggingface_hub import errors
 
 from pipeline.errors import SourceError
 
-WAITS_S = (1.0, 2.0, 4.0, 8.0)
-_LONGEST_WAIT_S = 60.0  # that a server may ask for
-_UNREACHABLE_WAITS = 2  # where not even a connection can be opened
+DELAYS_S = (1.0, 2.0, 4.0, 8.0)
+# That a server may ask for.
+_LONGEST_DELAY_S = 60.0
+# Where not even a connection can be opened.
+_UNREACHABLE_TRIES = 2
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
 
 
@@ -34,8 +36,8 @@ class Stopped(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """What was asked for."""
+class HubSubject:
+    """A repository at a revision, as messages name it."""
 
     repo: str
     revision: str | None
@@ -53,30 +55,44 @@ class Subject:
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-class RetryPolicy:
-    """Counts failures in a row; sleeps after one that may pass, raises SourceError after any other."""
+class Retries:
+    """Counts the failures in a row of one request, and sleeps before each new try.
+
+    Args:
+        subject: What is asked for.
+        say: Receives one line for each new try.
+        stopped: Ends a sleep early; after it, `wait` raises `Stopped`.
+    """
 
     def __init__(
-        self, subject: Subject, say: Callable[[str], None], stopped: threading.Event | None = None
+        self, subject: HubSubject, say: Callable[[str], None], stopped: threading.Event | None = None
     ) -> None:
         self._subject, self._say = subject, say
         self._stopped = stopped or threading.Event()
         self._failures = 0
 
-    def after(self, error: Exception, *, progressed: bool = False) -> None:
-        """Sleep before the next try, or raise what the user should read; `progressed` starts the count again."""
+    def wait(self, error: Exception, *, progressed: bool = False) -> None:
+        """Sleep before the next try.
+
+        Args:
+            error: Why the last try failed.
+            progressed: That try brought bytes; failures are counted anew.
+
+        Raises:
+            SourceError: The error does not pass by itself, or tries are used up; the text says what to do.
+            Stopped: `stopped` is set.
+        """
         if self._stopped.is_set():
             raise Stopped from error
         self._failures = 1 if progressed else self._failures + 1
-        waits_s = WAITS_S[:_UNREACHABLE_WAITS] if isinstance(error, httpx.ConnectError) else WAITS_S
-        if not is_transient(error) or self._failures > len(waits_s):
+        delay_s = retry_delay_s(error, self._failures) if is_retryable(error) else None
+        if delay_s is None:
             raise explain(error, self._subject) from error
-        wait_s = max(waits_s[self._failures - 1], _asked_wait_s(error))
-        self._say(f"{self._subject.label}: {_brief(error)}; trying again in {wait_s:g} s")
-        self._stopped.wait(wait_s)
+        self._say(f"{self._subject.label}: {_brief(error)}; trying again in {delay_s:g} s")
+        self._stopped.wait(delay_s)
 
 
-def is_transient(error: Exception) -> bool:
+def is_retryable(error: Exception) -> bool:
     """Whether trying again may help."""
     if isinstance(error, errors.HfHubHTTPError):
         return error.response.status_code in _PASSING
@@ -85,7 +101,22 @@ def is_transient(error: Exception) -> bool:
     return isinstance(error, httpx.TransportError | BrokenTransfer)
 
 
-def explain(error: Exception, subject: Subject) -> SourceError:
+def retry_delay_s(error: Exception, failures: int) -> float | None:
+    """Seconds before the next try, at least what the server asks for (Retry-After, up to a minute).
+
+    Args:
+        failures: Tries in a row that failed, this one among them (1 or more).
+
+    Returns:
+        None: there were enough tries.
+    """
+    delays_s = DELAYS_S[:_UNREACHABLE_TRIES] if isinstance(error, httpx.ConnectError) else DELAYS_S
+    if failures > len(delays_s):
+        return None
+    return max(delays_s[failures - 1], _retry_after_s(error))
+
+
+def explain(error: Exception, subject: HubSubject) -> SourceError:
     """The failure as a message that says what to do."""
     if isinstance(error, errors.HfHubHTTPError):
         return SourceError(_explain_status(error, subject))
@@ -100,7 +131,7 @@ def explain(error: Exception, subject: Subject) -> SourceError:
     )
 
 
-def _explain_status(error: errors.HfHubHTTPError, subject: Subject) -> str:
+def _explain_status(error: errors.HfHubHTTPError, subject: HubSubject) -> str:
     status = error.response.status_code
     page = f"{subject.site}/{subject.repo}"
     if isinstance(error, errors.RevisionNotFoundError):
@@ -138,6 +169,6 @@ def _brief(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _asked_wait_s(error: Exception) -> float:
+def _retry_after_s(error: Exception) -> float:
     asked = error.response.headers.get("Retry-After", "") if isinstance(error, errors.HfHubHTTPError) else ""
-    return min(float(asked), _LONGEST_WAIT_S) if asked.isdigit() else 0.0
+    return min(float(asked), _LONGEST_DELAY_S) if asked.isdigit() else 0.0

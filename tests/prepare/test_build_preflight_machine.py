@@ -12,10 +12,9 @@ from pipeline.errors import InvalidInput
 from pipeline.machine.gpus import GpuSurvey
 from pipeline.machine.host import Memory
 from pipeline.machine.inventory import Inventory
-from pipeline.progress import Silent
+from pipeline.prepare import facts, prepare
 from pipeline.recipe import load_recipe
 from pipeline.runtimes.base import ExecutorChoice
-from pipeline.stages import build_preflight, prepare
 from pipeline.store import Store
 from tests.support.machines import GIB, H100, h100s
 
@@ -30,21 +29,19 @@ Judge = Callable[..., tuple[str, ...]]
 def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
     """Rules of the warnings about a build of the recipe on a machine, which may be refused."""
     store = Store(tmp_path / "store")
-    roomy = replace(build_preflight.read_disk(tmp_path), free_bytes=4000 * GIB)
-    monkeypatch.setattr(build_preflight, "read_disk", lambda _: roomy)
+    roomy = replace(facts.read_disk(tmp_path), free_bytes=4000 * GIB)
+    monkeypatch.setattr(facts, "read_disk", lambda _: roomy)
 
     def judge(machine: Inventory, executor: str = "native", until: str = "package") -> tuple[str, ...]:
-        monkeypatch.setattr(build_preflight, "take", lambda **_: machine)
-        build_preflight._machine.cache_clear()
+        monkeypatch.setattr(facts, "take", lambda **_: machine)
+        facts._hardware.cache_clear()
         prepared = prepare(load_recipe(RECIPE), store, offline=True)
         choice = ExecutorChoice(executor)  # type: ignore[arg-type]
-        work = prepared.work(Silent(), store, choice, until)(
-            prepared.plan["fetch.target"], {}, tmp_path / "into"
-        )
-        return tuple(one.rule for one in work.findings if one.rule.startswith(("host.", "port.")))
+        found = prepared.check_fit(store, choice, until)
+        return tuple(one.rule for one in found if one.rule.startswith(("host.", "port.")))
 
     yield judge
-    build_preflight._machine.cache_clear()
+    facts._hardware.cache_clear()
 
 
 def test_nothing_is_said_of_a_machine_that_fits(judge: Judge) -> None:
