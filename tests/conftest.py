@@ -31,4 +31,6 @@ LONG = ("e2e", "triton", "deploy", "stages", "runtimes")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: LONG.index(folder) if (folder := item.path.parent.name) in LONG else len(LONG))
+    items.sort(
+        key=lambda item: LONG.index(folder) if (folder := item.path.parent.name) in LONG else len(LONG)
+    )
