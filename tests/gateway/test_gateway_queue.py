@@ -7,20 +7,20 @@ import asyncio
 import pytest
 
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.queue import Admission
+from pipeline.gateway.limits import FairQueue
 
 
 def order_of(tokens: list[int], *, pause_s: float = 0.0) -> list[int]:
     """In which order requests of so many tokens run, one place, all waiting behind a first one."""
 
     async def run() -> list[int]:
-        admission, ran = Admission(1, max_waiting=100, s_per_token=0.001), []
+        queue, ran = FairQueue(1, max_waiting=100, s_per_token=0.001), []
 
         async def ask(index: int) -> None:
-            async with admission.place(tokens[index]):
+            async with queue.slot(tokens[index]):
                 ran.append(index)
 
-        async with admission.place(1):
+        async with queue.slot(1):
             tasks = []
             for index in range(len(tokens)):
                 tasks.append(asyncio.create_task(ask(index)))
@@ -46,37 +46,37 @@ def test_a_long_one_does_not_wait_for_ever() -> None:
 
 def test_whoever_gives_up_waiting_frees_the_place_for_the_next() -> None:
     async def run() -> None:
-        admission = Admission(1, max_waiting=2)
+        queue = FairQueue(1, max_waiting=2)
 
         async def ask() -> None:
-            async with admission.place(1):
+            async with queue.slot(1):
                 await asyncio.sleep(0)
 
-        async with admission.place(1):
+        async with queue.slot(1):
             first, second = asyncio.create_task(ask()), asyncio.create_task(ask())
             await asyncio.sleep(0)
             with pytest.raises(ApiError) as refused:
-                await admission._enter(1)
+                await queue._acquire(1)
             assert refused.value.status == 429
             assert refused.value.retry_after_s is not None
             first.cancel()
             await asyncio.sleep(0)
-            assert admission.waiting == 1
+            assert queue.waiting == 1
         await asyncio.wait_for(second, 1)
-        assert (admission.running, admission.waiting) == (0, 0)
+        assert (queue.running, queue.waiting) == (0, 0)
 
     asyncio.run(run())
 
 
 def test_cancelled_at_the_moment_of_admission_loses_no_place() -> None:
     async def run() -> None:
-        admission = Admission(1, max_waiting=2)
-        async with admission.place(1):
-            task = asyncio.create_task(admission._enter(1))
+        queue = FairQueue(1, max_waiting=2)
+        async with queue.slot(1):
+            task = asyncio.create_task(queue._acquire(1))
             await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert admission.running == 0
+        assert queue.running == 0
 
     asyncio.run(run())
