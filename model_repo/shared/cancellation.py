@@ -51,13 +51,13 @@ class CancellationWatch:
 
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
-        self._watched: list[tuple[WatchedSender, Callable[[], None]]] = []
+        self._watched: list[tuple[WatchedSender, Callable[[], object]]] = []
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="cancellations", daemon=True)
         self._thread.start()
 
-    def watch(self, sender: WatchedSender, on_cancel: Callable[[], None]) -> None:
+    def watch(self, sender: WatchedSender, on_cancel: Callable[[], object]) -> None:
         """Watch a request until its last response."""
         with self._changed:
             self._watched.append((sender, on_cancel))
@@ -76,10 +76,10 @@ class CancellationWatch:
                 self._changed.wait_for(lambda: self._watched or self._closed)
                 if self._closed:
                     return
-                asked = [(sender, call) for sender, call in self._watched if not sender.closed]
+                open_ones = [(sender, call) for sender, call in self._watched if not sender.closed]
                 self._watched = []
             start = time.monotonic()
-            for sender, on_cancel in asked:
+            for sender, on_cancel in open_ones:
                 if sender.is_cancelled():
                     on_cancel()
                 else:

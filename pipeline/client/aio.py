@@ -13,12 +13,10 @@ from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.client import failures
 from pipeline.client.base import GOODBYE_S, ClientBase, Prompt, StreamBase
-from pipeline.client.channel import METHODS
 from pipeline.client.chunk import Answer, Chunk
 from pipeline.client.context import request_headers
 from pipeline.client.endpoints import Endpoint, Endpoints
-from pipeline.client.errors import ClientError
-from pipeline.client.http2 import Calls
+from pipeline.client.errors import Cancelled, ClientError
 from pipeline.client.model import Model, read_model
 from pipeline.client.sampling import Sampling
 
@@ -35,7 +33,7 @@ class AsyncClient(ClientBase):
     def _prepare(self) -> None:
         self._reading_model = asyncio.Lock()
         self._opened: Endpoints | None = None
-        self._streams: list[Calls] = []
+        self._streams: set[AsyncStream] = set()  # inside of their block
 
     async def __aenter__(self) -> Self:
         return self
@@ -47,8 +45,8 @@ class AsyncClient(ClientBase):
         """Ends the connection; streams that are open raise `Cancelled`."""
         self._closed = True
         if self._opened is not None:
-            for calls in self._streams:
-                calls.close()
+            for stream in tuple(self._streams):
+                stream._stop(Cancelled("the client is closed"))
             for endpoint in self._opened.all:
                 await endpoint.channel.close()
 
@@ -126,16 +124,7 @@ class AsyncClient(ClientBase):
     def _connect(self, url: str) -> Endpoint:
         if self._credentials:
             return Endpoint.on(grpc.aio.secure_channel(url, self._credentials, self._options), url)
-        endpoint = Endpoint.on(grpc.aio.insecure_channel(url, self._options), url)
-        endpoint.infer = Calls(
-            url,
-            METHODS + "ModelStreamInfer",
-            encode=pb.ModelInferRequest.SerializeToString,
-            decode=pb.ModelStreamInferResponse.FromString,
-            keep_alive=self._keep_alive,
-        )
-        self._streams.append(endpoint.infer)
-        return endpoint
+        return Endpoint.on(grpc.aio.insecure_channel(url, self._options), url)
 
 
 class AsyncStream(StreamBase):
@@ -150,6 +139,7 @@ class AsyncStream(StreamBase):
         self._model = await self._client.model()
         self._loop = asyncio.get_running_loop()
         self._send()
+        self._client._streams.add(self)
         return self
 
     def _send(self) -> None:
@@ -159,6 +149,7 @@ class AsyncStream(StreamBase):
         self._call = endpoint.infer(request, metadata=self._client._metadata + request_headers.get())
 
     async def __aexit__(self, *_: object) -> None:
+        self._client._streams.discard(self)
         if self._exchange.finished:
             with contextlib.suppress(
                 grpc.RpcError, TimeoutError

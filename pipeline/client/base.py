@@ -11,7 +11,7 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.client import failures
-from pipeline.client.channel import KeepAlive, options, target
+from pipeline.client.channel import KeepAlive, metadata, options, target
 from pipeline.client.chunk import Answer, FinishReason
 from pipeline.client.endpoints import Endpoint, Endpoints, Retries
 from pipeline.client.errors import (
@@ -57,7 +57,7 @@ class ClientBase:
         defaults: Sampling | None = None,
         timeouts: Timeouts | None = None,
         keep_alive: KeepAlive | None = None,
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         retries: Retries | None = None,
         prompt_limit: PromptLimit | None = None,
@@ -71,7 +71,7 @@ class ClientBase:
         self.prompt_limit = prompt_limit
         self.timeouts = timeouts or Timeouts()
         self.defaults: Mapping[str, Any] = {**(defaults or {})}  # sampling parameters of every request
-        self._metadata = tuple((headers or {}).items())
+        self._metadata = metadata(headers or {})
         self._keep_alive = keep_alive or KeepAlive()
         self._options = options(self._keep_alive)
         self._credentials = credentials

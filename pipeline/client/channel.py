@@ -6,6 +6,8 @@ A stream is opened as a call with one request whose sending side is closed at on
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import grpc
@@ -14,6 +16,10 @@ import grpc.experimental
 from pipeline.client.errors import Refused
 
 METHODS = "/inference.GRPCInferenceService/"
+Metadata = tuple[tuple[str, str | bytes], ...]
+_KEY, _TEXT = re.compile(r"[0-9a-z_.-]+"), re.compile(r"[ -~]*")
+# gRPC's own wait grows to 120 s, so that a server that was away for minutes stays away for minutes more.
+_RECONNECT_MS = (100, 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +48,26 @@ def target(url: str) -> str:
     return f"{host}:{port}"
 
 
+def metadata(headers: Mapping[str, str | bytes]) -> Metadata:
+    """Headers as gRPC sends them. Refused if it could not; those whose name ends in `-bin` have bytes.
+
+    >>> metadata({"authorization": "Bearer x"})
+    (('authorization', 'Bearer x'),)
+    """
+    for name, value in headers.items():
+        fits = isinstance(value, bytes) if name.endswith("-bin") else bool(_TEXT.fullmatch(str(value)))
+        if not _KEY.fullmatch(name) or not fits:
+            raise Refused(f"{name!r}: {value!r} cannot be sent as metadata")
+    return tuple(headers.items())
+
+
 def options(keep_alive: KeepAlive) -> list[tuple[str, int]]:
     """For a channel; messages may have any size, as in tritonclient."""
     return [
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", -1),
+        ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS[0]),
+        ("grpc.max_reconnect_backoff_ms", _RECONNECT_MS[1]),
         ("grpc.keepalive_time_ms", round(keep_alive.time_s * 1e3)),
         ("grpc.keepalive_timeout_ms", round(keep_alive.timeout_s * 1e3)),
         ("grpc.keepalive_permit_without_calls", int(keep_alive.while_idle)),

@@ -16,15 +16,17 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline import __version__, resources
 from pipeline.errors import StageError
 from pipeline.progress import Progress
-from pipeline.triton.config import ModelConfig
+from pipeline.triton.config import parameters_of, parse, render
 from pipeline.triton.deployment import CONTAINER_ROOT, REPOSITORY, Deployment
 from pipeline.triton.layout import TOKENIZER, VERSION
-from pipeline.triton.pbtxt import checked, parse
+
+if TYPE_CHECKING:
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 # What travels with a model of the tokenizer's files: what encodes, and what makes prompts from messages.
 _TOKENIZER_FILES = (
@@ -44,19 +46,19 @@ def write_model(
         The folder of its version, for what else belongs there.
 
     Raises:
-        StageError: Triton would not read the config as it is meant.
+        StageError: a value of the config holds a placeholder.
     """
     folder = repository / config.name
-    version = folder / VERSION
+    version: Path = folder / VERSION
     version.mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(checked(config), encoding="utf-8")
+    (folder / "config.pbtxt").write_text(render(config), encoding="utf-8")
     models = resources.folder("model_repo")
     if config.backend == "python":
         copy_sources(models / (sources or config.name) / VERSION, version)
         copy_sources(models / "shared", version / "shared")
-    elif config.steps:
+    elif config.platform == "ensemble":
         (version / ".keep").touch()  # Triton wants the folder, and many tools do not copy an empty one
-    if config.parameters.get("tokenizer_dir") == TOKENIZER:
+    if parameters_of(config).get("tokenizer_dir") == TOKENIZER:
         copy_tokenizer(tokenizer, folder / TOKENIZER)
     return version
 
@@ -107,7 +109,7 @@ def verify(repository: Path, configs: Sequence[ModelConfig]) -> None:
         folder = repository / config.name
         if parse((folder / "config.pbtxt").read_text(encoding="utf-8")) != config:
             raise StageError(f"{folder}/config.pbtxt does not say what was meant")
-        for name, value in config.parameters.items():
+        for name, value in parameters_of(config).items():
             if _names_path(name, value) and not _inside(repository, folder, value).exists():
                 raise StageError(f"{config.name}: parameter {name} = {value}: no such file or folder")
         if config.backend == "python":

@@ -7,11 +7,15 @@ ensemble maps are those of the version of TensorRT-LLM that is asked for. Paths 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 from pipeline.contracts.inflight_batcher import DataTypes, Tensor, ensemble_steps, tensors
 from pipeline.models.token_ids import TokenIds
-from pipeline.triton.config import DynamicBatching, ModelConfig
+from pipeline.triton.config import dynamic_batching, model_config
 from pipeline.triton.layout import DRAFT_MODEL, TARGET_MODEL, TOKENIZER
+
+if TYPE_CHECKING:
+    from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelDynamicBatching
 
 # Parameters that our own sources of the models read besides upstream's.
 OURS = frozenset(
@@ -49,10 +53,10 @@ class TextSettings:
     decoupled: bool = True  # an answer may come in many responses; else in one
 
     @property
-    def queue(self) -> DynamicBatching:
+    def queue(self) -> ModelDynamicBatching:
         """Triton's queue in front of a model that batches."""
-        return DynamicBatching(
-            preferred_batch_size=(self.max_concurrency,),
+        return dynamic_batching(
+            preferred_batch_size=self.max_concurrency,
             max_queue_delay_us=self.max_queue_delay_us,
             max_queue_size=self.max_queue_size,
         )
@@ -61,8 +65,8 @@ class TextSettings:
 def preprocessing(settings: TextSettings, ids: TokenIds) -> ModelConfig:
     """Text to token ids."""
     have = tensors("preprocessing", settings.version, settings.data_types)
-    return ModelConfig(
-        name="preprocessing",
+    return model_config(
+        "preprocessing",
         backend="python",
         max_batch_size=settings.max_concurrency,
         instances=1,
@@ -77,12 +81,12 @@ def preprocessing(settings: TextSettings, ids: TokenIds) -> ModelConfig:
 def postprocessing(settings: TextSettings) -> ModelConfig:
     """Token ids to text."""
     have = tensors("postprocessing", settings.version, settings.data_types)
-    return ModelConfig(
-        name="postprocessing",
+    return model_config(
+        "postprocessing",
         backend="python",
         max_batch_size=settings.max_concurrency,
         instances=1,  # several reorder the pieces of a stream
-        dynamic_batching=DynamicBatching(),
+        dynamic_batching=dynamic_batching(),
         inputs=have.inputs,
         outputs=have.outputs,
         parameters={"tokenizer_dir": TOKENIZER, "skip_special_tokens": "true"},
@@ -98,8 +102,8 @@ def ensemble(settings: TextSettings) -> ModelConfig:
             replace(step, input_map={**step.input_map, stats: stats}) if step.model == TARGET_MODEL else step
             for step in steps
         )
-    return ModelConfig(
-        name="ensemble",
+    return model_config(
+        "ensemble",
         max_batch_size=settings.max_concurrency,
         inputs=(*have.inputs, KV_CACHE_STATS) if settings.engine_takes_kv_cache_stats else have.inputs,
         outputs=have.outputs,
@@ -123,8 +127,8 @@ def tensorrt_llm_bls(settings: TextSettings, ids: TokenIds) -> ModelConfig:
         parameters |= {name: str(value) for name, value in limits if value is not None}
         if settings.max_queue_size:
             parameters["max_open_requests"] = str(settings.max_concurrency + settings.max_queue_size)
-    return ModelConfig(
-        name="tensorrt_llm_bls",
+    return model_config(
+        "tensorrt_llm_bls",
         backend="python",
         max_batch_size=settings.max_concurrency,
         instances=1,  # each serves any number of requests

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import Any
 
@@ -12,10 +13,12 @@ from pipeline.client import (
     AsyncClient,
     BetweenTokensDeadline,
     Cancelled,
+    ClientError,
     ConnectFailed,
     FirstTokenDeadline,
     ModelNotFound,
     Refused,
+    Retries,
     ServerFailed,
     Timeouts,
 )
@@ -187,4 +190,73 @@ def test_a_server_that_goes_away_in_the_middle() -> None:
                 [chunk async for chunk in stream]
 
     with FakeServer(SLOW) as server:
+        run(work(server))
+
+
+def test_a_server_that_comes_back() -> None:
+    async def work(server: FakeServer) -> None:
+        async with AsyncClient(server.url, retries=Retries(attempts=1)) as client:
+            await client.generate("Hi", max_tokens=8)
+            await asyncio.to_thread(server.stop)
+            with pytest.raises(ConnectFailed):
+                await client.generate("Hi", max_tokens=8)
+            with FakeServer(port=server.port):
+                while True:
+                    try:
+                        assert (await client.generate("Hi", max_tokens=8)).text == "Hello world"
+                        break
+                    except ConnectFailed:  # gRPC waits before it connects again
+                        await asyncio.sleep(0.1)
+
+    with FakeServer() as server:
+        run(work(server))
+
+
+def test_closing_the_client_ends_its_streams() -> None:
+    async def work(server: FakeServer) -> None:
+        async with AsyncClient(server.url) as client, client.stream("Hi", max_tokens=1000) as stream:
+            await anext(stream)
+            await client.aclose()
+            with pytest.raises(Cancelled, match="the client is closed"):
+                [chunk async for chunk in stream]
+
+    with FakeServer(SLOW) as server:
+        run(work(server))
+        assert server.requests[0].cancelled.wait(5)
+
+
+def test_no_tasks_are_left_however_a_stream_ends() -> None:
+    async def work(server: FakeServer) -> None:
+        timeouts, before = Timeouts(between_tokens_s=0.2), asyncio.all_tasks()
+        async with AsyncClient(server.url, timeouts=timeouts, retries=Retries(attempts=1)) as client:
+
+            async def read(ending: str) -> None:
+                with contextlib.suppress(ClientError):
+                    await client.generate(ending, max_tokens=8)
+
+            async def leave(ending: str) -> None:
+                async with client.stream(ending, max_tokens=8) as stream:
+                    await anext(stream)
+
+            await asyncio.gather(*(one(ending.name) for one in (read, leave) for ending in Ending))
+            while asyncio.all_tasks() - before:
+                await asyncio.sleep(0.01)
+
+    with FakeServer(lambda received: Reply(ending=Ending[received.prompt])) as server:
+        run(work(server))
+
+
+def test_long_messages_come_and_who_does_not_read_holds_the_server_back() -> None:
+    chunks = ["x" * 2**23, *(["y" * 2**20] * 32)]
+
+    async def work(server: FakeServer) -> None:
+        async with AsyncClient(server.url) as client, client.stream("Hi", max_tokens=99) as stream:
+            await anext(stream)
+            await asyncio.sleep(0.5)
+            assert not server.requests[0].finished.is_set()
+            async for _ in stream:
+                pass
+            assert stream.text == "".join(chunks)
+
+    with FakeServer(Reply(chunks)) as server:
         run(work(server))

@@ -290,6 +290,9 @@ def test_mistakes_in_the_use_of_the_library() -> None:
     for url in ("http://localhost:8000", "localhost", ":8001", ""):
         with pytest.raises(Refused, match="gRPC service"):
             Client(url)
+    for name, value in (("Upper", "x"), ("a b", "x"), ("line", "x\r\ny"), ("line", "ü"), ("text-bin", "x")):
+        with pytest.raises(Refused, match="cannot be sent"):
+            Client(server.url, headers={name: value})
     with pytest.raises(ValueError, match="between_tokens_s = 0"):
         Timeouts(between_tokens_s=0)
 

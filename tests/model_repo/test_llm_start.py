@@ -13,8 +13,7 @@ from tests.model_repo.conftest import SOURCES
 
 sys.path.insert(0, str(SOURCES / "llmapi" / "1"))
 
-from llm_instance import choose_gpus, gpus_of
-from llm_settings import LlmSettings
+from llm_settings import LlmSettings, choose_gpus, gpus_of
 
 
 def config(count: int, gpus: str | None = None) -> dict[str, Any]:

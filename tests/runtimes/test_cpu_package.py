@@ -13,8 +13,8 @@ from pipeline.progress import Silent
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.runtimes.base import Engines
 from pipeline.runtimes.cpu.runtime import CpuRuntime
+from pipeline.triton.config import parameters_of, parse
 from pipeline.triton.deployment import Deployment
-from pipeline.triton.pbtxt import parse
 from tests.runtimes.conftest import CHECKPOINTS, Pair
 
 
@@ -48,7 +48,7 @@ def packaged(
 ) -> tuple[Deployment, dict[str, str]]:
     CpuRuntime().package(recipe(said), Engines(pair.target, None, tokenizer), into, heard)
     config = parse((into / "model_repository/tensorrt_llm/config.pbtxt").read_text())
-    return Deployment.load(into), dict(config.parameters)
+    return Deployment.load(into), parameters_of(config)
 
 
 @pytest.mark.parametrize(("said", "on"), [("null", True), ("true", True), ("false", False)])

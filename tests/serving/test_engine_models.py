@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from pipeline.contracts.inflight_batcher import DataTypes, tensors, versions
 from pipeline.contracts.inflight_batcher_parameters import check, parameters
 from pipeline.models.token_ids import TokenIds
 from pipeline.runtimes.tensorrt.triton_models import EngineModel, EngineSettings, engine_models
-from pipeline.triton.config import ModelConfig
-from pipeline.triton.pbtxt import checked, parse
+from pipeline.triton.config import model_config, parameters_of, parse, render
 from pipeline.triton.text_models import KV_CACHE_STATS, OURS
 
 IDS = TokenIds(end=2, pad=0, stop=(5, 7), vocab_size=128256)
@@ -77,10 +77,10 @@ def test_triton_reads_what_was_meant_and_each_model_would_load(chosen: EngineSet
     ]  # fmt: skip
     assert list(have)[5:] == (["tensorrt_llm_draft"] if chosen.draft else [])
     for name, config in have.items():
-        assert parse(checked(config)) == config
+        assert parse(render(config)) == config
         is_engine = config.backend == "tensorrtllm"
         contract = "tensorrt_llm" if is_engine else name
-        assert check(chosen.version, contract, config.parameters, () if is_engine else OURS) == []
+        assert check(chosen.version, contract, parameters_of(config), () if is_engine else OURS) == []
         assert config.max_batch_size == chosen.max_concurrency
 
 
@@ -88,27 +88,27 @@ def test_triton_reads_what_was_meant_and_each_model_would_load(chosen: EngineSet
 def test_the_ensemble_names_tensors_that_its_models_have(chosen: EngineSettings) -> None:
     have = models(chosen)
     outer = have["ensemble"]
-    given = {tensor.name for tensor in outer.inputs}
-    for step in outer.steps:
-        inner = have[step.model]
-        assert set(step.input_map) <= {tensor.name for tensor in inner.inputs}
-        assert set(step.output_map) <= {tensor.name for tensor in inner.outputs}
+    given = {tensor.name for tensor in outer.input}
+    for step in outer.ensemble_scheduling.step:
+        inner = have[step.model_name]
+        assert set(step.input_map) <= {tensor.name for tensor in inner.input}
+        assert set(step.output_map) <= {tensor.name for tensor in inner.output}
         assert set(step.input_map.values()) <= given
         given |= set(step.output_map.values())
-    assert {tensor.name for tensor in outer.outputs} <= given
+    assert {tensor.name for tensor in outer.output} <= given
 
 
 @given(every)
 def test_types_of_logits_are_the_same_all_the_way(chosen: EngineSettings) -> None:
     have = models(chosen)
     for name in ("tensorrt_llm", "ensemble", "tensorrt_llm_bls"):
-        types = {tensor.data_type for tensor in have[name].outputs if tensor.name.endswith("_logits")}
-        assert types == {chosen.target.data_types.logits_datatype}
+        types = {tensor.data_type for tensor in have[name].output if tensor.name.endswith("_logits")}
+        assert types == {DataType.Value(chosen.target.data_types.logits_datatype)}
     if chosen.draft:
         logits = next(
-            tensor for tensor in have["tensorrt_llm_draft"].outputs if tensor.name == "generation_logits"
+            tensor for tensor in have["tensorrt_llm_draft"].output if tensor.name == "generation_logits"
         )
-        assert logits.data_type == chosen.draft.data_types.logits_datatype
+        assert DataType.Name(logits.data_type) == chosen.draft.data_types.logits_datatype
 
 
 @given(every)
@@ -121,7 +121,7 @@ def test_draft_and_target_agree(chosen: EngineSettings) -> None:
         "kv_cache_free_gpu_mem_fraction",
         "max_tokens_in_paged_kv_cache",
     }
-    first, *others = ({**have[name].parameters} for name in engine_names(chosen))
+    first, *others = (parameters_of(have[name]) for name in engine_names(chosen))
     for other in others:
         assert {key: first[key] for key in first if key not in own} == {
             key: other[key] for key in other if key not in own
@@ -134,32 +134,36 @@ def test_draft_and_target_agree(chosen: EngineSettings) -> None:
 def test_engines_are_decoupled_as_the_bls_that_streams_from_them(version: str, draft: bool) -> None:
     for wanted in (True, False):
         chosen = settings(version, draft=draft, decoupled=wanted)
-        decoupled = {name for name, config in models(chosen).items() if config.decoupled}
+        decoupled = {
+            name for name, config in models(chosen).items() if config.model_transaction_policy.decoupled
+        }
         assert decoupled == ({*engine_names(chosen), "tensorrt_llm_bls"} if wanted else set())
 
 
 @pytest.mark.parametrize("version", versions())
 def test_keys_that_the_backend_reads_without_a_net_are_there_and_empty(version: str) -> None:
     for name in engine_names(settings(version)):
-        given = models(settings(version))[name].parameters
+        given = parameters_of(models(settings(version))[name])
         for key in ("tokenizer_dir", "guided_decoding_backend", "xgrammar_tokenizer_info_path"):
             assert given[key] == ""
 
 
 @pytest.mark.parametrize("version", versions())
 def test_optional_values_are_left_out_and_not_empty(version: str) -> None:
-    given = models(settings(version))["tensorrt_llm"].parameters
+    given = parameters_of(models(settings(version))["tensorrt_llm"])
     facts = parameters("tensorrt_llm", version)
     assert all(value or facts[key].needed == "key" for key, value in given.items())
     assert "kv_cache_host_memory_bytes" not in given
     assert "participant_ids" not in given  # only where workers are not spawned
-    alone = models(settings(version, draft=False, target=EngineModel((0,), 0.9)))["tensorrt_llm"].parameters
+    alone = parameters_of(
+        models(settings(version, draft=False, target=EngineModel((0,), 0.9)))["tensorrt_llm"]
+    )
     assert "max_tokens_in_paged_kv_cache" not in alone
 
 
 @pytest.mark.parametrize("version", versions())
 def test_no_decoding_mode_because_none_fits_a_draft(version: str) -> None:
-    assert "decoding_mode" not in models(settings(version))["tensorrt_llm"].parameters
+    assert "decoding_mode" not in parameters_of(models(settings(version))["tensorrt_llm"])
 
 
 @pytest.mark.parametrize("version", versions())
@@ -168,10 +172,12 @@ def test_names_that_changed_are_the_versions_own(version: str) -> None:
     expected, gone = (old, new) if version == "0.19.0" else (new, old)
     have = models(settings(version))
     for name in ("tensorrt_llm", "tensorrt_llm_draft", "ensemble", "tensorrt_llm_bls"):
-        names = {tensor.name for tensor in have[name].inputs}
+        names = {tensor.name for tensor in have[name].input}
         assert expected <= names
         assert not gone & names
-    passed = next(step for step in have["ensemble"].steps if step.model == "tensorrt_llm").input_map
+    passed = next(
+        step for step in have["ensemble"].ensemble_scheduling.step if step.model_name == "tensorrt_llm"
+    ).input_map
     assert expected <= set(passed)
     assert not gone & set(passed)
 
@@ -179,7 +185,7 @@ def test_names_that_changed_are_the_versions_own(version: str) -> None:
 @pytest.mark.parametrize("version", versions())
 def test_counts_of_tokens_exist_from_1_0(version: str) -> None:
     have = models(settings(version))["tensorrt_llm_bls"]
-    names = {tensor.name for tensor in (*have.inputs, *have.outputs)}
+    names = {tensor.name for tensor in (*have.input, *have.output)}
     assert ("num_input_tokens" in names) == ("return_num_input_tokens" in names) == (version[0] == "1")
 
 
@@ -188,51 +194,52 @@ def test_the_prompt_table_has_the_engines_type_from_1_0() -> None:
     for version, expected in (("0.21.0", "TYPE_FP16"), ("1.0.0", "TYPE_BF16")):
         have = models(settings(version, target=EngineModel((0,), 0.9, data_types=chosen)))
         table = next(
-            tensor for tensor in have["tensorrt_llm"].inputs if tensor.name == "prompt_embedding_table"
+            tensor for tensor in have["tensorrt_llm"].input if tensor.name == "prompt_embedding_table"
         )
-        assert table.data_type == expected
+        assert DataType.Name(table.data_type) == expected
 
 
 @pytest.mark.parametrize("version", versions())
 def test_paths_of_engines_are_those_of_the_container(version: str) -> None:
     for name in engine_names(settings(version)):
-        given = models(settings(version))[name].parameters
+        given = parameters_of(models(settings(version))[name])
         assert given["gpt_model_path"] == f"/deployment/model_repository/{name}/1/engine"
         assert given["executor_worker_path"] == "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
 
 
 def test_a_fraction_is_written_without_an_exponent() -> None:
-    given = models(settings(target=EngineModel((0,), 0.00002)))["tensorrt_llm"].parameters
+    given = parameters_of(models(settings(target=EngineModel((0,), 0.00002)))["tensorrt_llm"])
     assert given["kv_cache_free_gpu_mem_fraction"] == "0.00002"
 
 
 def test_the_prompt_comes_back_from_both_engines() -> None:
     """A draft and its target are called with all tokens so far, and answer with them."""
     for name in engine_names(settings()):
-        assert models(settings())[name].parameters["exclude_input_in_output"] == "false"
+        assert parameters_of(models(settings())[name])["exclude_input_in_output"] == "false"
 
 
 def test_the_bls_knows_the_draft_only_where_there_is_one() -> None:
     assert (
-        models(settings())["tensorrt_llm_bls"].parameters["tensorrt_llm_draft_model_name"]
+        parameters_of(models(settings())["tensorrt_llm_bls"])["tensorrt_llm_draft_model_name"]
         == "tensorrt_llm_draft"
     )
-    assert "tensorrt_llm_draft_model_name" not in models(settings(draft=False))["tensorrt_llm_bls"].parameters
+    assert "tensorrt_llm_draft_model_name" not in parameters_of(
+        models(settings(draft=False))["tensorrt_llm_bls"]
+    )
 
 
 def test_biases_are_as_wide_as_the_engines_vocabulary() -> None:
     for name in ("preprocessing", "tensorrt_llm_bls"):
-        assert models(settings())[name].parameters["vocab_size"] == "128256"
+        assert parameters_of(models(settings())[name])["vocab_size"] == "128256"
 
 
 def test_postprocessing_has_one_instance_because_several_reorder_a_stream() -> None:
-    assert models(settings())["postprocessing"].instances == 1
+    assert models(settings())["postprocessing"].instance_group[0].count == 1
 
 
 def test_the_queue_of_the_engine_is_the_recipes() -> None:
     batching = models(settings(max_queue_size=100, max_queue_delay_us=5))["tensorrt_llm"].dynamic_batching
-    assert batching is not None
-    assert (batching.max_queue_size, batching.max_queue_delay_us) == (100, 5)
+    assert (batching.default_queue_policy.max_queue_size, batching.max_queue_delay_microseconds) == (100, 5)
 
 
 @pytest.mark.parametrize("version", versions())
@@ -242,4 +249,5 @@ def test_tensors_are_the_contracts(version: str) -> None:
         contract = "tensorrt_llm" if config.backend == "tensorrtllm" else name
         have = tensors(contract, version, chosen.target.data_types)
         besides = (KV_CACHE_STATS,) if name == "tensorrt_llm_bls" else ()
-        assert (config.inputs, config.outputs) == ((*have.inputs, *besides), have.outputs)
+        expected = model_config(name, max_batch_size=0, inputs=(*have.inputs, *besides), outputs=have.outputs)
+        assert (config.input, config.output) == (expected.input, expected.output)

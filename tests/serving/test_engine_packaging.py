@@ -18,8 +18,8 @@ from pipeline.progress import Silent
 from pipeline.runtimes.tensorrt.model_repository import EngineSources, launch_spec, package_engines
 from pipeline.runtimes.tensorrt.triton_models import EngineModel, EngineSettings, engine_models
 from pipeline.runtimes.tensorrt.xgrammar_tokenizer import tokenizer_info
+from pipeline.triton.config import parameters_of, parse
 from pipeline.triton.deployment import Deployment, DeploymentLimits, Requirements
-from pipeline.triton.pbtxt import parse
 from pipeline.triton.repository import content_digest, verify
 from tests.support.engine_folders import make_engine
 from tests.support.served import CHECKPOINTS
@@ -181,7 +181,7 @@ def test_guided_decoding_is_the_targets_and_has_the_tokenizers_facts(tmp_path: P
     repository = made / "model_repository"
     configs = {name: parse((repository / name / "config.pbtxt").read_text()) for name in ENGINES}
     keys = ("guided_decoding_backend", "xgrammar_tokenizer_info_path")
-    held, free = ([configs[name].parameters[key] for key in keys] for name in ENGINES)
+    held, free = ([parameters_of(configs[name])[key] for key in keys] for name in ENGINES)
     file = "model_repository/tensorrt_llm/1/xgrammar_tokenizer_info.json"
     assert (held, free) == (["xgrammar", f"/deployment/{file}"], ["", ""])
     info = json.loads((made / file).read_text())

@@ -16,8 +16,8 @@ from pipeline.progress import Silent
 from pipeline.runtimes.pytorch.model_repository import LlmapiSources, package_llmapi
 from pipeline.runtimes.pytorch.triton_models import LlmapiSettings, llmapi_model, model_yaml
 from pipeline.serving.gpu_launch import launch_faults
+from pipeline.triton.config import parameters_of, parse, render
 from pipeline.triton.deployment import Deployment
-from pipeline.triton.pbtxt import checked, parse
 from pipeline.triton.repository import content_digest
 from tests.support.llmapi import ARGUMENTS, LIMITS, package, requirements, tiny
 
@@ -40,27 +40,26 @@ def golden(name: str, text: str) -> None:
 @pytest.mark.parametrize("version", llm_args.versions())
 def test_the_config_of_each_version(version: str) -> None:
     config = llmapi_model(LlmapiSettings(version, ranks=2))
-    text = checked(config)
+    text = render(config)
     golden(f"{version}/config.pbtxt", text)
     assert parse(text) == config
     assert config.max_batch_size == 0
-    assert config.decoupled
-    assert "max_batch_size: 0" in text
+    assert config.model_transaction_policy.decoupled
     assert "decoupled: true" in text
 
 
 def test_whether_it_is_decoupled_stands_in_both_files() -> None:
     settings = LlmapiSettings("1.2.1", decoupled=False)
-    assert "decoupled" not in checked(llmapi_model(settings))
+    assert "decoupled" not in render(llmapi_model(settings))
     assert model_yaml(settings, ARGUMENTS)["triton_config"]["decoupled"] is False
 
 
 def test_several_instances_share_the_gpus() -> None:
     settings = LlmapiSettings("1.3.0rc14", ranks=2, instances=3)
     config = llmapi_model(settings)
-    assert config.parameters == {"gpu_device_ids": "0,1;2,3;4,5"}
-    assert config.instances == 3
-    golden("1.3.0/config-3-instances.pbtxt", checked(config))
+    assert parameters_of(config) == {"gpu_device_ids": "0,1;2,3;4,5"}
+    assert config.instance_group[0].count == 3
+    golden("1.3.0/config-3-instances.pbtxt", render(config))
     with pytest.raises(
         UserError, match=r"runtime\.instances = 2: TensorRT-LLM 1\.2\.1 has one instance only"
     ):

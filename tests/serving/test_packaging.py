@@ -16,8 +16,8 @@ from pipeline.progress import Silent
 from pipeline.runtimes.cpu.model_repository import CpuSources, package_cpu
 from pipeline.runtimes.cpu.triton_models import CpuSettings, cpu_models
 from pipeline.serving.server import TritonServer
+from pipeline.triton.config import parameters_of, parse
 from pipeline.triton.deployment import Deployment
-from pipeline.triton.pbtxt import parse
 from pipeline.triton.repository import content_digest, verify
 from tests.support.served import CHECKPOINTS, ENGINE, SETTINGS, package_support_pair
 from tests.support.streams import joined
@@ -123,7 +123,7 @@ def test_a_moved_package_serves(package: Path, server: TritonServer, tmp_path: P
 
 def parameters(settings: CpuSettings, model: str) -> dict[str, str]:
     made = cpu_models(settings, token_ids(CHECKPOINTS / "support-target", 2048))
-    return dict(next(config.parameters for config in made if config.name == model))
+    return next(parameters_of(config) for config in made if config.name == model)
 
 
 def test_two_engines_share_what_one_would_have() -> None:
@@ -166,7 +166,7 @@ def test_a_draft_with_an_engine_of_its_own(tmp_path: Path) -> None:
     assert set(deployment.models) == MODELS | {"tensorrt_llm_draft"}
     assert deployment.limits.max_draft_tokens == 4
     sizes = [
-        int(parse(text).parameters["cpu_kv_cache_mib"])
+        int(parameters_of(parse(text))["cpu_kv_cache_mib"])
         for text in (
             (repository / model / "config.pbtxt").read_text()
             for model in ("tensorrt_llm", "tensorrt_llm_draft")

@@ -68,7 +68,7 @@ def test_a_config_that_triton_cannot_read(copy: Path) -> None:
         TritonServer.of_package(copy, log_file=copy / "log").start()
 
 
-END_ID = '"end_id", value: { string_value: '
+END_ID = '"end_id" value { string_value: '
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def draft_process(package: Path) -> int:
 
 def test_a_draft_that_refuses_in_the_middle_of_an_answer(copy: Path) -> None:
     """Its sequences may be shorter than the target's; it is asked again for the next answer."""
-    key = '"cpu_max_sequence_tokens", value: { string_value: "'
+    key = '"cpu_max_sequence_tokens" value { string_value: "'
     change(copy, "tensorrt_llm_draft", f'{key}956"', f'{key}40"')
     with serving(copy) as server:
         for question in range(4):
@@ -112,7 +112,7 @@ def test_a_draft_whose_process_is_killed(copy: Path) -> None:
 
 @pytest.mark.slow
 def test_a_draft_that_does_not_answer(copy: Path) -> None:
-    timeout = 'parameters { key: "draft_timeout_ms", value: { string_value: "500" } }'
+    timeout = 'parameters { key: "draft_timeout_ms" value { string_value: "500" } }'
     change(
         copy,
         "tensorrt_llm_bls",

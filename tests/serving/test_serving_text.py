@@ -290,7 +290,7 @@ def test_byte_fallback_and_accumulated_text(tmp_path: Path) -> None:
             text = joined(server.grpc_url, "tensorrt_llm_bls", seed=seed, **asked)
             assert text == tokenizer.decode(tokens)
     config = package / "model_repository" / "tensorrt_llm_bls" / "config.pbtxt"
-    key = '"accumulate_tokens", value: { string_value: '
+    key = '"accumulate_tokens" value { string_value: '
     config.write_text(config.read_text().replace(f'{key}"false"', f'{key}"true"'))
     with TritonServer.of_package(package, log_file=tmp_path / "log") as server:
         responses = stream(server.grpc_url, "tensorrt_llm_bls", seed=seed, **asked)

@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from pipeline.contracts.inflight_batcher import versions
 from pipeline.contracts.inflight_batcher_parameters import check
@@ -25,9 +26,8 @@ from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
 from pipeline.runtimes.tensorrt.model_repository import launch_spec
 from pipeline.runtimes.tensorrt.triton_models import EngineSettings, engine_models
 from pipeline.runtimes.tensorrt.triton_settings import engine_settings
-from pipeline.triton.config import ModelConfig
+from pipeline.triton.config import parameters_of, parse, render
 from pipeline.triton.deployment import DeploymentLimits
-from pipeline.triton.pbtxt import checked, parse
 from pipeline.triton.text_models import OURS
 from tests.support.engine_folders import make_engine
 
@@ -81,7 +81,7 @@ def settings(version: str, quantization: str, size: int, draft: bool) -> EngineS
 
 
 def assert_golden(folder: Path, configs: tuple[ModelConfig, ...], launch: str) -> None:
-    files = {f"{config.name}/config.pbtxt": checked(config) for config in configs} | {"launch.json": launch}
+    files = {f"{config.name}/config.pbtxt": render(config) for config in configs} | {"launch.json": launch}
     for name, text in files.items():
         path = folder / name
         if os.environ.get("PIPELINE_WRITE_GOLDEN"):
@@ -114,25 +114,25 @@ def test_every_combination(version: str, quantization: str, size: int, draft: bo
     chosen = settings(version, quantization, size, draft)
     configs = {config.name: config for config in engine_models(chosen, IDS)}
     for name, config in configs.items():
-        assert parse(checked(config)) == config
+        assert parse(render(config)) == config
         is_engine = config.backend == "tensorrtllm"
         assert (
             check(
                 version,
                 "tensorrt_llm" if is_engine else name,
-                config.parameters,
+                parameters_of(config),
                 OURS if not is_engine else (),
             )
             == []
         )
-    target = configs["tensorrt_llm"].parameters
+    target = parameters_of(configs["tensorrt_llm"])
     assert target["gpu_device_ids"] == ",".join(map(str, range(size)))
     assert ("tensorrt_llm_draft" in configs) == draft
     spec = launch_spec(chosen, LIMITS, IDS, 16 * GIB)
     assert spec.mode == ("orchestrator" if draft else "leader" if size > 1 else "single")
     assert spec.world_size == size
     if draft:
-        other = configs["tensorrt_llm_draft"].parameters
+        other = parameters_of(configs["tensorrt_llm_draft"])
         assert other["gpu_device_ids"] == "0"
         key = "max_tokens_in_paged_kv_cache"
         assert target[key] == other[key]

@@ -1,7 +1,7 @@
 """Where requests of Triton and the LLM meet: takes requests in, answers, and ends them early.
 
 Everything about open requests happens on one event loop, because the LLM's answers come on the loop that asked for
-them; another thread sends (`llm_outbox`).
+them. Responses are sent by a thread of its own, so that the loop does not wait for Triton.
 """
 
 from __future__ import annotations
@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from threading import Thread
+from queue import SimpleQueue
+from threading import Lock, Thread
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
-from llm_answer import answer
-from llm_request import Asked, read_request
-from llm_response_sender import Outbox, Stream
+from llm_request import LlmRequest, make_response, read_request
 from llm_settings import LlmSettings
 from shared.cancellation import CancellationWatch, WatchedSender
 from shared.refusal import NOT_DECOUPLED, Refused
-from shared.tensors import failure, read_flag
+from shared.tensors import FINAL, failure, read_flag
 from tensorrt_llm import LLM, SamplingParams
 from tensorrt_llm.llmapi import GuidedDecodingParams
 from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
@@ -45,14 +44,14 @@ class RequestManager:
         self._decoupled = decoupled
         self._open: dict[str, set[asyncio.Task[Any]]] = defaultdict(set)  # by Triton's request id
         self._loop = asyncio.new_event_loop()
-        self._outbox = Outbox()
+        self._responses = ResponseSender()
         self._watch = CancellationWatch(settings.cancellation_check_period_s)
         self._thread = Thread(target=self._loop.run_forever, name="llm", daemon=True)
         self._thread.start()
 
     def take(self, request: Any) -> None:
         """Answer a request of Triton, now or later."""
-        stream = Stream(self._outbox, WatchedSender(request.get_response_sender()))
+        stream = ResponseStream(self._responses, WatchedSender(request.get_response_sender()))
         id = request.request_id()
         try:
             step = (
@@ -72,29 +71,29 @@ class RequestManager:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        self._outbox.close()
+        self._responses.close()
         self._llm.shutdown()
         del self._llm
         gc.collect()  # what is left of the LLM would keep this process alive
 
-    def _read(self, request: Any) -> Asked:
-        asked = read_request(request)
-        if asked.streaming and not self._decoupled:
+    def _read(self, request: Any) -> LlmRequest:
+        wanted = read_request(request)
+        if wanted.streaming and not self._decoupled:
             raise Refused(f"streaming = true: {NOT_DECOUPLED}")
-        return asked
+        return wanted
 
-    def _begin(self, id: str, asked: Asked, stream: Stream) -> None:
+    def _begin(self, id: str, wanted: LlmRequest, stream: ResponseStream) -> None:
         running = sum(map(len, self._open.values()))
         if self._max_open is not None and running >= self._max_open:
             refused = Refused(f"Exceeds maximum queue size: {running} requests run or wait")  # Triton's words
             stream.finish(failure(refused))
             return
-        task = self._loop.create_task(self._serve(asked, stream))
+        task = self._loop.create_task(self._serve(wanted, stream))
         self._open[id].add(task)
         task.add_done_callback(partial(self._end, id, stream))
         self._watch.watch(stream.sender, on_cancel=partial(self._loop.call_soon_threadsafe, task.cancel))
 
-    def _stop(self, id: str, stream: Stream) -> None:
+    def _stop(self, id: str, stream: ResponseStream) -> None:
         if not id:
             refused = Refused("A request id must be provided for request cancellation")
             stream.finish(failure(refused))
@@ -103,27 +102,27 @@ class RequestManager:
             task.cancel()
         stream.finish(_cancelled())
 
-    async def _serve(self, asked: Asked, stream: Stream) -> Any:
+    async def _serve(self, wanted: LlmRequest, stream: ResponseStream) -> Any:
         """Send all responses but the last, which is returned."""
         try:
-            guide = None if asked.guide is None else GuidedDecodingParams(**asked.guide)
-            sampling = SamplingParams(**asked.sampling, guided_decoding=guide)
-            result = self._llm.generate_async(asked.prompt, sampling, streaming=asked.streaming)
+            guide = None if wanted.guide is None else GuidedDecodingParams(**wanted.guide)
+            sampling = SamplingParams(**wanted.sampling, guided_decoding=guide)
+            result = self._llm.generate_async(wanted.prompt, sampling, streaming=wanted.streaming)
         except ValueError as error:  # a prompt that is too long, a parameter out of bounds
             raise Refused(str(error)) from error
         try:
             async for output in result:
-                made = answer(output, asked, self._types)
+                made = make_response(output, wanted, self._types)
                 if output.finished:
                     return made
-                if asked.streaming:
+                if wanted.streaming:
                     stream.offer(made)
         except asyncio.CancelledError:
             result.abort()
             raise
         raise RuntimeError("the LLM ended an answer without saying that it was its end")
 
-    def _end(self, id: str, stream: Stream, task: asyncio.Task[Any]) -> None:
+    def _end(self, id: str, stream: ResponseStream, task: asyncio.Task[Any]) -> None:
         self._open[id].discard(task)
         if not self._open[id]:
             del self._open[id]
@@ -142,3 +141,58 @@ class RequestManager:
 def _cancelled() -> Any:
     error = pb_utils.TritonError("Request cancelled by client", pb_utils.TritonError.CANCELLED)
     return pb_utils.InferenceResponse(error=error)
+
+
+class ResponseSender:
+    """A thread that sends responses in order. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="responses", daemon=True)
+        self._thread.start()
+
+    def post(self, send: Callable[[], None]) -> None:
+        """Call `send` when its turn comes."""
+        self._work.put(send)
+
+    def close(self) -> None:
+        """Send what waits, then end the thread."""
+        self._work.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (send := self._work.get()) is not None:
+            try:
+                send()
+            except Exception as error:  # Triton takes no more for this request; the others go on
+                pb_utils.Logger.log_error(f"[trtllm] a response could not be sent: {error}")
+
+
+class ResponseStream:
+    """The responses of one request.
+
+    Each response repeats the text so far. Where Triton takes them more slowly than the LLM makes them, only the newest
+    is sent, and nothing piles up.
+    """
+
+    def __init__(self, responses: ResponseSender, sender: WatchedSender) -> None:
+        self.sender = sender
+        self._responses = responses
+        self._newest: Any = None  # that has not been sent
+        self._lock = Lock()
+
+    def offer(self, response: Any) -> None:
+        """Send a response, unless the next one comes before its turn."""
+        with self._lock:
+            waits, self._newest = self._newest is not None, response
+        if not waits:
+            self._responses.post(self._send)
+
+    def finish(self, last: Any) -> None:
+        """Send the last response."""
+        self._responses.post(partial(self.sender.send, last, flags=FINAL))
+
+    def _send(self) -> None:
+        with self._lock:
+            response, self._newest = self._newest, None
+        self.sender.send(response)

@@ -1,12 +1,17 @@
-"""model.yaml: the arguments of the LLM, and `triton_config`, which is this model's own.
+"""model.yaml: the arguments of the LLM, and `triton_config`, which is this model's own; and the GPUs of an instance.
 
 Paths in it may be relative to its folder, so that a repository can be moved; upstream's model hands them on as they
 are, and the LLM would look for them in the working directory, or on a hub.
+
+Where one server has several instances, `gpu_device_ids` of config.pbtxt lists their GPUs, `0,1;2,3`: semicolons between
+instances. They are chosen by environment variables, which only help before CUDA is initialized.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +21,10 @@ import yaml
 _OWN = "triton_config"
 _PATHS = ("model", "tokenizer")
 _DRAFT_PATHS = ("speculative_model", "speculative_model_dir")
+# What mpirun and its launchers tell one process about itself. Workers that an instance spawns must not find it.
+_OF_A_RANK = re.compile(
+    r"OMPI_(COMM_WORLD_|UNIVERSE_|FIRST_RANKS$|APP_CTX_|MCA_orte_)|ORTE_|PMI_|PMIX_(?!MCA_)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,32 @@ class LlmSettings:
             cancellation_check_period_s=own.get("cancellation_check_period_ms", 100) / 1000,
             max_open_requests=own.get("max_open_requests"),
         )
+
+
+def gpus_of(config: Mapping[str, Any], instance: str) -> tuple[str, ...]:
+    """The GPUs of an instance named like `tensorrt_llm_0_1`; none where there is one instance, which sees all.
+
+    Raises:
+        ValueError: there are several instances, and gpu_device_ids does not say one set for each.
+    """
+    count = sum(int(group.get("count", 1)) for group in config.get("instance_group", ()))
+    if count <= 1:
+        return ()
+    given = config.get("parameters", {}).get("gpu_device_ids", {}).get("string_value", "")
+    sets = [tuple(gpu.strip() for gpu in part.split(",") if gpu.strip()) for part in given.split(";")]
+    if len(sets) != count or not all(sets):
+        raise ValueError(f"gpu_device_ids = {given!r}: must name GPUs for each of {count} instances")
+    number = re.search(r"_(\d+)$", instance)
+    if number is None or int(number[1]) >= count:
+        raise ValueError(f"{instance}: its name does not end in a number below {count}")
+    return sets[int(number[1])]
+
+
+def choose_gpus(gpus: tuple[str, ...], environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let CUDA, and the workers that the LLM spawns, see these GPUs only."""
+    for name in [name for name in environment if _OF_A_RANK.match(name)]:
+        del environment[name]
+    environment["CUDA_VISIBLE_DEVICES"] = environment["TRTLLM_VISIBLE_DEVICES"] = ",".join(gpus)
 
 
 def _absolute(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:

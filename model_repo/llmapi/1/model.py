@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
-from llm_instance import choose_gpus, gpus_of
-from llm_settings import LlmSettings
+from llm_settings import LlmSettings, choose_gpus, gpus_of
 from shared.parameters import is_decoupled
 
 

@@ -11,14 +11,17 @@ A draft is the engine's own business, or a model of its own, `tensorrt_llm_draft
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pipeline.contracts.inflight_batcher import tensors
 from pipeline.models.token_ids import TokenIds
 from pipeline.triton import text_models
-from pipeline.triton.config import ModelConfig
+from pipeline.triton.config import model_config
 from pipeline.triton.layout import DRAFT_MODEL, TARGET_MODEL, TOKENIZER, VERSION
 from pipeline.triton.text_models import KV_CACHE_STATS, DraftLimits, TextSettings
+
+if TYPE_CHECKING:
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 CONTRACT = "1.2.1"  # version of TensorRT-LLM whose tensors the models have
 TARGET, DRAFT = f"{VERSION}/target", f"{VERSION}/draft"
@@ -112,8 +115,8 @@ def _engine(name: str, settings: CpuSettings, ids: TokenIds) -> ModelConfig:
         "cpu_threads": _threads(settings, is_draft),
     }
     parameters |= {name: str(value) for name, value in optional.items() if value is not None}
-    return ModelConfig(
-        name=name,
+    return model_config(
+        name,
         backend="python",
         max_batch_size=settings.max_concurrency,
         instances=1,  # one engine batches all requests

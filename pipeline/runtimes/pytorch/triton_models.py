@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.contracts import llmapi
 from pipeline.contracts.inflight_batcher import Tensor
 from pipeline.errors import UserError
-from pipeline.triton.config import ModelConfig
+from pipeline.triton.config import model_config
 from pipeline.triton.layout import TARGET_MODEL
+
+if TYPE_CHECKING:
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 _UNBATCHED = 0
 # Upstream's llmapi model takes none. The names are those of its other models, so that a client sends the same to all.
@@ -59,8 +62,8 @@ def llmapi_model(settings: LlmapiSettings) -> ModelConfig:
             "(set runtime.instances to 1, or runtime.version to 1.3.0 or newer)"
         )
     several = {"gpu_device_ids": ";".join(",".join(map(str, group)) for group in settings.gpus)}
-    return ModelConfig(
-        name=TARGET_MODEL,
+    return model_config(
+        TARGET_MODEL,
         backend="python",
         max_batch_size=_UNBATCHED,
         instances=settings.instances,

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.contracts.inflight_batcher_parameters import check
 from pipeline.errors import StageError
@@ -26,7 +26,7 @@ from pipeline.models.token_ids import TokenIds, token_ids
 from pipeline.progress import Progress
 from pipeline.runtimes.tensorrt import xgrammar_tokenizer
 from pipeline.runtimes.tensorrt.triton_models import BACKEND, EngineModel, EngineSettings, engine_models
-from pipeline.triton.config import ModelConfig
+from pipeline.triton.config import parameters_of
 from pipeline.triton.deployment import REPOSITORY, Deployment, DeploymentLimits, LaunchSpec, Requirements
 from pipeline.triton.layout import DRAFT_MODEL, ENTRY, TARGET_MODEL, TOKENIZER
 from pipeline.triton.repository import (
@@ -39,6 +39,9 @@ from pipeline.triton.repository import (
     write_model,
 )
 from pipeline.triton.text_models import OURS
+
+if TYPE_CHECKING:
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 _REGION_MIB = 64  # of a Python model: what its shared memory grows to before tensors are counted
 _TOKEN_BYTES = 12  # of a token in flight: int32 into and out of a model, and its text
@@ -85,7 +88,7 @@ def package_engines(
         version = write_model(config, repository, sources.tokenizer)
         if config.name in engines:
             _link_engine(engines[config.name][1], version / "engine")
-        if config.parameters.get("xgrammar_tokenizer_info_path"):
+        if parameters_of(config).get("xgrammar_tokenizer_info_path"):
             info = xgrammar_tokenizer.tokenizer_info(sources.tokenizer, ids)
             (version / xgrammar_tokenizer.FILE).write_text(info, encoding="utf-8")
     verify(repository, configs)
@@ -142,7 +145,7 @@ def _check_parameters(version: str, configs: tuple[ModelConfig, ...]) -> None:
     for config in configs:
         contract = TARGET_MODEL if config.backend == BACKEND else config.name
         ours = () if config.backend == BACKEND else OURS
-        faults += check(version, contract, config.parameters, ours)
+        faults += check(version, contract, parameters_of(config), ours)
     if faults:
         raise StageError(
             f"TensorRT-LLM {version} would not load the models as they are meant: {'; '.join(faults)}"

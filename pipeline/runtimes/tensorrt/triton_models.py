@@ -13,17 +13,20 @@ that of a model that is not decoupled, and then our BLS has refused it before.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pipeline.contracts.inflight_batcher import DataTypes, tensors
 from pipeline.contracts.inflight_batcher_parameters import parameters
 from pipeline.models.token_ids import TokenIds
 from pipeline.runtimes.tensorrt import xgrammar_tokenizer
 from pipeline.triton import text_models
-from pipeline.triton.config import ModelConfig
+from pipeline.triton.config import model_config
 from pipeline.triton.deployment import CONTAINER_ROOT, REPOSITORY
 from pipeline.triton.layout import DRAFT_MODEL, TARGET_MODEL, VERSION
 from pipeline.triton.text_models import DraftLimits, TextSettings
+
+if TYPE_CHECKING:
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 BACKEND = "tensorrtllm"
 ENGINE = f"{VERSION}/engine"  # relative to the model's folder: config.json and rank<N>.engine
@@ -97,8 +100,8 @@ def engine_path(model: str) -> str:
 
 def _engine(name: str, engine: EngineModel, settings: EngineSettings) -> ModelConfig:
     have = tensors(TARGET_MODEL, settings.version, engine.data_types)
-    return ModelConfig(
-        name=name,
+    return model_config(
+        name,
         backend=BACKEND,
         max_batch_size=settings.max_concurrency,
         instances=1,  # one engine batches all requests
