@@ -123,7 +123,7 @@ class EventStream(Response):
                     status = answered.status
                     await answered.response(request_id)(scope, receive, send)
                     return
-                await send({"type": "http.response.start", "status": 200, "headers": self._headers()})
+                await send({"type": "http.response.start", "status": 200, "headers": self._head()})
                 async with WriteCoalescer(send, scope.get("peer")) as body:
                     await body.put(first)
                     try:
@@ -143,7 +143,7 @@ class EventStream(Response):
         finally:
             recorded.finish(status)
 
-    def _headers(self) -> list[tuple[bytes, bytes]]:
+    def _head(self) -> list[tuple[bytes, bytes]]:
         return [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-store"),

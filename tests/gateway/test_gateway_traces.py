@@ -70,7 +70,7 @@ def test_a_trace_goes_on_to_triton_and_back(start: Start, *, stream: bool, cache
     assert told.trace_id == PARENT[3:35]
     assert told.span_id != PARENT[36:52]
     upstream = running.upstream.requests[0]
-    assert upstream.headers["traceparent"] == told.header()
+    assert upstream.headers["traceparent"] == told.traceparent()
     assert upstream.headers["tracestate"] == "vendor=1"
     assert (answer.headers["x-request-id"], upstream.request_id) == ("mine-1", "mine-1")
     assert answer.headers["x-cache"] == "miss"

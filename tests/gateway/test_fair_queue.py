@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -168,5 +169,43 @@ def test_places_are_never_lost_nor_given_twice(places: int, steps: list[tuple[st
         assert all(end is None or isinstance(end, asyncio.CancelledError) for end in ends)
         assert (queue.running, queue.waiting, queue.refused) == (0, 0, len(refused))
         assert set(refused) <= {(429, True)}
+
+    asyncio.run(run())
+
+
+def test_whoever_gives_up_waiting_frees_the_place_for_the_next() -> None:
+    async def run() -> None:
+        queue = FairQueue(1, max_waiting=2)
+
+        async def ask() -> None:
+            async with queue.slot(1):
+                await asyncio.sleep(0)
+
+        async with queue.slot(1):
+            first, second = asyncio.create_task(ask()), asyncio.create_task(ask())
+            await asyncio.sleep(0)
+            with pytest.raises(ApiError) as refused:
+                await queue._acquire(1)
+            assert refused.value.status == 429
+            assert refused.value.retry_after_s is not None
+            first.cancel()
+            await asyncio.sleep(0)
+            assert queue.waiting == 1
+        await asyncio.wait_for(second, 1)
+        assert (queue.running, queue.waiting) == (0, 0)
+
+    asyncio.run(run())
+
+
+def test_cancelled_at_the_moment_of_admission_loses_no_place() -> None:
+    async def run() -> None:
+        queue = FairQueue(1, max_waiting=2)
+        async with queue.slot(1):
+            task = asyncio.create_task(queue._acquire(1))
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert queue.running == 0
 
     asyncio.run(run())
