@@ -257,7 +257,7 @@ class Everybody(Tenants):
 
     def __init__(self, tenant: Tenant) -> None:
         super().__init__()
-        self._anybody = tenant
+        self._everybody = tenant
 
 
 @pytest.mark.parametrize(
