@@ -15,7 +15,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pipeline.client.context import request_headers
+from pipeline.client import request_headers
 from pipeline.gateway.metrics import Metrics
 from pipeline.gateway.traces import Span, Spans, Trace, hex_digits
 

@@ -14,7 +14,7 @@ from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.semantic.embedder import Embedder
 from pipeline.cache.semantic.layer import SemanticLayer
 from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Refused, Sampling
-from pipeline.client.prompt import as_prompt
+from pipeline.client.prompt import render_prompt
 from pipeline.client.sampling import PARAMETERS
 from pipeline.errors import UserError
 from pipeline.gateway.embeddings import Embeds
@@ -127,7 +127,7 @@ class Served:
             PromptTooLong: the engine takes fewer tokens.
             Refused: the template does not take the messages.
         """
-        text, bounds = as_prompt(prompt, self.template, tools), self.bounds
+        text, bounds = render_prompt(prompt, self.template, tools), self.bounds
         limit = PromptLimit(self.tokenizer, bounds.max_input_tokens, bounds.max_chars_per_token)
         return text, limit.check(text)
 
