@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pipeline.contracts import engine_memory
 from pipeline.contracts.gpus import gpu
 from pipeline.errors import UserError
 from pipeline.models.sizes import ModelSizes
-from pipeline.plan.memory import kv
-from pipeline.plan.memory.demand import Demand, ModelNeed
+from pipeline.plan.memory.footprint import kv_token_bytes
+from pipeline.plan.memory.spec import DeploymentSpec, ModelSpec, StepLimits
 from pipeline.plan.parallelism import parallelism
 from pipeline.plan.plan import DRAFT, TARGET
 from pipeline.recipe import CpuRuntime, PyTorchRuntime, Recipe, TensorRTRuntime
@@ -19,21 +19,13 @@ from pipeline.recipe import CpuRuntime, PyTorchRuntime, Recipe, TensorRTRuntime
 _PRECISIONS = {"f32": "float32", "bf16": "bfloat16"}
 
 
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """What the runtime will ask of an engine, as far as memory depends on it."""
-
-    step_tokens: int = 8192  # max_num_tokens
-    block_tokens: int = 32
-
-
-def demand_of(
+def deployment_spec(
     recipe: Recipe,
     sizes: Mapping[str, ModelSizes],
     steps: Mapping[str, StepLimits] | None = None,
     ram_bytes: int | None = None,
     unexplained: Mapping[str, int] | None = None,
-) -> Demand | None:
+) -> DeploymentSpec | None:
     """What the recipe puts on each GPU, or into memory on `cpu`.
 
     Args:
@@ -54,7 +46,7 @@ def demand_of(
     if obstacles:
         raise UserError("; ".join(obstacles))
     limits = steps or {}
-    needs = tuple(
+    models = tuple(
         replace(
             _need(recipe, role, sizes[role], limits.get(role, StepLimits())),
             unexplained=(unexplained or {}).get(role, 0),
@@ -63,14 +55,14 @@ def demand_of(
     )
     runtime = recipe.runtime
     if isinstance(runtime, CpuRuntime):
-        return None if ram_bytes is None else _on_cpu(recipe, runtime, needs, ram_bytes)
+        return None if ram_bytes is None else _on_cpu(recipe, runtime, models, ram_bytes)
     device = gpu(runtime.gpu)
     proposed = recipe.draft.max_draft_tokens if recipe.draft is not None else 0
     graphs = isinstance(runtime, PyTorchRuntime) and runtime.cuda_graphs
-    return Demand(
+    return DeploymentSpec(
         device=device.name,
         capacity=device.driver_mib * 2**20,
-        models=needs,
+        models=models,
         sequence_tokens=recipe.limits.max_sequence_tokens + proposed,
         concurrency=recipe.limits.max_concurrency,
         fraction=recipe.kv_cache.memory_fraction or engine_memory.default_fraction(),
@@ -106,9 +98,9 @@ def _format(recipe: Recipe, role: str, sizes: ModelSizes) -> str:
     return sizes.stored if chosen == "none" else chosen
 
 
-def _need(recipe: Recipe, role: str, sizes: ModelSizes, limits: StepLimits) -> ModelNeed:
+def _need(recipe: Recipe, role: str, sizes: ModelSizes, limits: StepLimits) -> ModelSpec:
     quantization = recipe.quantization
-    return ModelNeed(
+    return ModelSpec(
         role=role,
         sizes=sizes,
         split=parallelism(recipe, role),
@@ -131,16 +123,18 @@ def _kv_cache(recipe: Recipe, form: str, sizes: ModelSizes) -> str:
     return asked if told and asked != "auto" else sizes.dtype
 
 
-def _on_cpu(recipe: Recipe, runtime: CpuRuntime, needs: tuple[ModelNeed, ...], ram_bytes: int) -> Demand:
+def _on_cpu(
+    recipe: Recipe, runtime: CpuRuntime, models: tuple[ModelSpec, ...], ram_bytes: int
+) -> DeploymentSpec:
     """The embedded engine has a pool of a size of its own: the recipe's, or what the limits need up to a bound."""
     limits = recipe.limits
-    block = sum(kv.token_bytes(need) * need.block_tokens for need in needs)
-    enough = limits.max_concurrency * math.ceil(limits.max_sequence_tokens / needs[0].block_tokens)
+    block = sum(kv_token_bytes(model) * model.block_tokens for model in models)
+    enough = limits.max_concurrency * math.ceil(limits.max_sequence_tokens / models[0].block_tokens)
     pool = min(enough * block, engine_memory.cpu_pool_bytes() // block * block)
-    return Demand(
+    return DeploymentSpec(
         device="this machine",
         capacity=ram_bytes,
-        models=needs,
+        models=models,
         sequence_tokens=limits.max_sequence_tokens,
         concurrency=limits.max_concurrency,
         pool_bytes=pool if runtime.kv_cache_mib is None else runtime.kv_cache_mib * 2**20,

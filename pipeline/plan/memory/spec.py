@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.parallelism import Parallelism
 
+Group = Literal["runtime", "weights", "activations", "communication", "kv_cache", "graphs"]
+
 
 @dataclass(frozen=True, slots=True)
-class ModelNeed:
+class MemoryLine:
+    """Bytes on one rank."""
+
+    group: Group
+    role: str  # "target" | "draft"; "" for what no model owns
+    name: str  # "attention"
+    bytes: int
+    formula: str
+    sources: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """`weights.target.attention`"""
+        return ".".join(part for part in (self.group, self.role, self.name) if part)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
     """One model, as its engine is asked for."""
 
     role: str  # "target" | "draft"
@@ -26,12 +46,20 @@ class ModelNeed:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class StepLimits:
+    """What the runtime will ask of an engine, as far as memory depends on it."""
+
+    step_tokens: int = 8192  # max_num_tokens
+    block_tokens: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentSpec:
     """A deployment. Ranks of all models lie on the same GPUs, from the first one on; they load in the order given."""
 
     device: str  # "h100-sxm-80g"
     capacity: int  # bytes of one GPU, as its driver reports them
-    models: tuple[ModelNeed, ...]
+    models: tuple[ModelSpec, ...]
     sequence_tokens: int  # prompt, answer, and drafts that are verified
     concurrency: int  # requests that the recipe wants to run at a time
     fraction: float = 0.9  # of what weights and buffers leave, for KV caches
