@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from pipeline import progress as progress_to
 from pipeline.cli.options import allow_option, recipe_argument, store_option
+from pipeline.cli.output import reporter
 
 
 @click.command(name="adopt")
@@ -36,12 +36,13 @@ def command(
     pipeline adopt llama-3.1-8b-fp8 build.target llama-3.1-8b-fp8-engines/target
     pipeline adopt llama-3.1-8b-fp8 package package-42e451333aac24b05b44
     """
+    from pipeline.prepare import prepare
     from pipeline.recipe import load_recipe
-    from pipeline.stages import adopt, prepare
+    from pipeline.stages import adopt
     from pipeline.store import Store
 
     loaded = load_recipe(recipe, overrides)
-    report = progress_to.for_stream()
+    report = reporter()
     shelf = Store.at(store)
     prepared = prepare(loaded, shelf, offline=offline, progress=report, allowed=allowed)
     found = shelf.find(prepared.plan[step].key)

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline import progress as progress_to
-from pipeline.cli.options import gpus_option, set_option, store_option
+from pipeline.cli.options import complete_recipe, gpus_option, set_option, store_option
+from pipeline.cli.output import reporter
 from pipeline.cli.serving import package_of, serving_options, stop_on_signals
 
 if TYPE_CHECKING:
-    from pipeline.stages import Foreseen
+    from pipeline.stages import DeploymentPreview
 
 
 @click.command(name="deploy")
-@click.argument("recipe", metavar="[RECIPE]", required=False)
+@click.argument("recipe", metavar="[RECIPE]", required=False, shell_complete=complete_recipe)
 @set_option
 @store_option
 @click.option(
@@ -81,21 +81,21 @@ def command(
     from pipeline.recipe import load_recipe
     from pipeline.serving.launch import Ports
     from pipeline.serving.serve import Options, dry_run_of, serve
-    from pipeline.stages import foresee
+    from pipeline.stages import preview_deployment
     from pipeline.store import Store
 
     if (recipe is None) == (package is None):
         raise click.UsageError("name a RECIPE, or a folder with --package")
     if as_json and not dry_run:
         raise click.UsageError("--json goes with --dry-run")
-    report = progress_to.Silent() if as_json else progress_to.for_stream()
+    report = reporter(silent=as_json)
     shelf = Store.at(store)
     words: tuple[str, ...] = ()
-    foreseen: Foreseen | None = None
+    foreseen: DeploymentPreview | None = None
     if package is None and dry_run:
         assert recipe is not None, "one of both was given"
         loaded = load_recipe(recipe, overrides)
-        foreseen = foresee(loaded, shelf, offline=offline, progress=report, allowed=allowed)
+        foreseen = preview_deployment(loaded, shelf, offline=offline, progress=report, allowed=allowed)
         package, words = foreseen.package, (*loaded.words, *shelf.words)
     elif package is None:
         assert recipe is not None, "one of both was given"
@@ -126,7 +126,7 @@ def command(
     serve(package, options, report, stop_on_signals())
 
 
-def _note(foreseen: Foreseen | None, words: tuple[str, ...]) -> str:
+def _note(foreseen: DeploymentPreview | None, words: tuple[str, ...]) -> str:
     """What is to be done before the commands of a package that is not built can be run."""
     if foreseen is None or foreseen.deployment is None:
         return ""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from pipeline.cli.output import note
 from pipeline.errors import Fault, InvalidInput
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -50,8 +51,8 @@ class Speed:
     output: Path | None
 
     def asked(self) -> Any:
-        """Read, with every fault at once (`planning.performance.asked.Asked`)."""
-        from pipeline.plan.performance.workload import read_asked
+        """Read the options, with every fault at once (`plan.performance.workload`)."""
+        from pipeline.plan.performance.workload import read_workload_options
 
         misplaced = {"--gpus": self.devices, "--output": self.output}
         faults = [
@@ -62,7 +63,7 @@ class Speed:
         if self.output is not None and self.output.suffix not in (".html", ".png"):
             faults.append(Fault("must end in .html or .png", key="--output", value=str(self.output)))
         try:
-            asked = read_asked(
+            asked = read_workload_options(
                 devices=self.devices,
                 prices=self.prices,
                 prompt_tokens=self.prompt_tokens,
@@ -94,7 +95,8 @@ def compare_page(recipe: Any, store: Any, speed: Speed, *, offline: bool, as_jso
     from pipeline.cli.render.comparison import comparison_lines, front_lines
     from pipeline.cli.render.comparison_json import comparison_text
     from pipeline.cli.render.pareto import front_page, front_png, require_matplotlib
-    from pipeline.stages.comparison import compare_recipe
+    from pipeline.prepare.report import compare_recipe
+    from pipeline.store import human_bytes
 
     is_png = speed.output is not None and speed.output.suffix == ".png"
     if is_png:
@@ -103,6 +105,7 @@ def compare_page(recipe: Any, store: Any, speed: Speed, *, offline: bool, as_jso
     found = compare_recipe(recipe, store, speed.asked(), offline=offline)
     if speed.output is not None:
         speed.output.write_bytes(front_png(found) if is_png else front_page(found).encode())
+        note(f"wrote {speed.output}, {human_bytes(speed.output.stat().st_size)}")
     if as_json:
         return comparison_text(found)
     lines = [*comparison_lines(found, rows=_ROWS), "", *front_lines(found, width)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 import click
 
-from pipeline.plan.memory import Line, RankMemory
+from pipeline.plan.memory import MemoryLine, RankMemory
 
 # Group -> (colour, mark where there are no colours)
 _LOOKS: Mapping[str, tuple[str, str]] = {
@@ -38,7 +39,7 @@ class Look:
         """Of standard output: colours on a terminal, and its width."""
         is_terminal = sys.stdout.isatty()
         width = shutil.get_terminal_size().columns if is_terminal else _PLAIN_WIDTH
-        return cls(width, colour=is_terminal, cuts=is_terminal)
+        return cls(width, colour=is_terminal and not os.environ.get("NO_COLOR"), cuts=is_terminal)
 
 
 def bar(rank: RankMemory, cells: int, look: Look) -> str:
@@ -58,7 +59,7 @@ def bar(rank: RankMemory, cells: int, look: Look) -> str:
     return f"[{drawn}{'.' * free}]" if full >= cells else f"[{drawn}] !"
 
 
-def shares(lines: Sequence[Line]) -> list[tuple[str, int]]:
+def shares(lines: Sequence[MemoryLine]) -> list[tuple[str, int]]:
     """Group -> bytes, in load order; weights of a draft are a group of their own."""
     found: dict[str, int] = {}
     for line in lines:

@@ -10,7 +10,7 @@ from pipeline.cli.render.memory import alternative_lines, memory_lines
 from pipeline.cli.render.speed import forecast_lines
 from pipeline.cli.render.tables import marked, step_lines
 from pipeline.plan.report import Outlook
-from pipeline.stages.plan_report_json import document_of
+from pipeline.prepare.report_json import document_of
 from pipeline.store import Store
 
 
