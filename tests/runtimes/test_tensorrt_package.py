@@ -18,7 +18,7 @@ from pipeline.progress import Silent
 from pipeline.recipe import Recipe, TensorRTRuntime, load_recipe
 from pipeline.runtimes.base import AUTO
 from pipeline.runtimes.tensorrt.packaging import package_settings, requirements
-from pipeline.serving.gpu_launch import launch_faults
+from pipeline.serving.launch_gpu import launch_faults
 from pipeline.stages.builder import Builder
 from pipeline.stages.stage_registry import Work
 from pipeline.store import Artifact, Json, Store
