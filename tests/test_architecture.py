@@ -17,15 +17,16 @@ FLOORS = (
     {"cli"},
     {"doctor"},
     {"stages", "serving", "gateway"},
+    {"prepare"},
     {"runtimes", "cache"},
     {"machine", "triton", "client"},
     {"plan"},
-    {"contracts"},
+    {"contracts", "sources"},
     {"models", "recipe", "store"},
 )
 # What goes into the environment of an application or a gateway imports nothing of the build side.
 LIGHT = {"client", "cache", "gateway"}
-BUILD = {"store", "plan", "machine", "runtimes", "stages", "serving", "doctor", "cli"}
+BUILD = {"store", "sources", "plan", "machine", "runtimes", "prepare", "stages", "serving", "doctor", "cli"}
 
 
 def test_arrows_point_one_way() -> None:

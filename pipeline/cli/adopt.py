@@ -36,8 +36,9 @@ def command(
     pipeline adopt llama-3.1-8b-fp8 build.target llama-3.1-8b-fp8-engines/target
     pipeline adopt llama-3.1-8b-fp8 package package-42e451333aac24b05b44
     """
+    from pipeline.prepare import prepare
     from pipeline.recipe import load_recipe
-    from pipeline.stages import adopt, prepare
+    from pipeline.stages import adopt
     from pipeline.store import Store
 
     loaded = load_recipe(recipe, overrides)

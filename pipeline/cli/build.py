@@ -75,9 +75,10 @@ def command(
     pipeline build llama-3.1-8b-fp8 --executor print
     """
     from pipeline.cli.render.tables import plan_json, plan_table
+    from pipeline.prepare import prepare
     from pipeline.recipe import load_recipe
     from pipeline.runtimes.base import ExecutorChoice
-    from pipeline.stages import HandoverScript, build_or_hand_over, prepare
+    from pipeline.stages import HandoverScript, build_or_hand_over
     from pipeline.store import Store, human_bytes
 
     loaded = load_recipe(recipe, overrides)

@@ -14,7 +14,7 @@ from pipeline.cli.options import gpus_option, set_option, store_option
 from pipeline.cli.serving import package_of, serving_options, stop_on_signals
 
 if TYPE_CHECKING:
-    from pipeline.stages import Foreseen
+    from pipeline.stages import DeploymentPreview
 
 
 @click.command(name="deploy")
@@ -82,7 +82,7 @@ def command(
     from pipeline.serving.dry_run import dry_run as dry_run_of
     from pipeline.serving.launch import Ports, ServeOptions
     from pipeline.serving.serve import serve
-    from pipeline.stages import foresee
+    from pipeline.stages import preview_deployment
     from pipeline.store import Store
 
     if (recipe is None) == (package is None):
@@ -92,11 +92,11 @@ def command(
     report = progress_to.Silent() if as_json else progress_to.for_stream()
     shelf = Store.at(store)
     words: tuple[str, ...] = ()
-    foreseen: Foreseen | None = None
+    foreseen: DeploymentPreview | None = None
     if package is None and dry_run:
         assert recipe is not None, "one of both was given"
         loaded = load_recipe(recipe, overrides)
-        foreseen = foresee(loaded, shelf, offline=offline, progress=report, allowed=allowed)
+        foreseen = preview_deployment(loaded, shelf, offline=offline, progress=report, allowed=allowed)
         package, words = foreseen.package, (*loaded.words, *shelf.words)
     elif package is None:
         assert recipe is not None, "one of both was given"
@@ -127,7 +127,7 @@ def command(
     serve(package, options, report, stop_on_signals())
 
 
-def _note(foreseen: Foreseen | None, words: tuple[str, ...]) -> str:
+def _note(foreseen: DeploymentPreview | None, words: tuple[str, ...]) -> str:
     """What is to be done before the commands of a package that is not built can be run."""
     if foreseen is None or foreseen.deployment is None:
         return ""

@@ -12,9 +12,10 @@ from typing import Any
 from pipeline.errors import UserError
 from pipeline.gateway.served import Served, template_of
 from pipeline.gateway.tools.dialect import dialect_of
+from pipeline.prepare import prepare
 from pipeline.progress import Silent
 from pipeline.recipe import Recipe, load_recipe
-from pipeline.stages import Builder, prepare
+from pipeline.stages import Builder
 from pipeline.stages.response_cache import response_cache
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
@@ -104,7 +105,7 @@ def locate(
 def _locate(recipe: Recipe, shelf: Store, urls: Sequence[str], wait_s: float) -> Located:
     if urls:
         prepared = prepare(recipe, shelf, offline=True)
-        package = Builder(prepared.plan, shelf, prepared.work(Silent(), shelf), Silent()).finished().path
+        package = Builder(prepared, shelf, Silent()).finished().path
         return Located(recipe, package, tuple(urls))
     running = RunningServer.find(shelf.running, recipe.name, wait_s=wait_s)
     if running is None:

@@ -58,11 +58,11 @@ def command(
     """
     from pipeline.cli.render.accuracy import accuracy_page
     from pipeline.cli.render.bars import Look
+    from pipeline.cli.render.comparison_json import schema_text as comparison_schema
     from pipeline.cli.render.plan import document, page
-    from pipeline.plan.performance.document import schema_text as comparison_schema
+    from pipeline.prepare.report import make_report
+    from pipeline.prepare.report_json import schema_text
     from pipeline.recipe import load_recipe
-    from pipeline.stages.plan_report import look_ahead
-    from pipeline.stages.plan_report_json import schema_text
     from pipeline.store import Store
 
     if schema:
@@ -80,7 +80,7 @@ def command(
     if speed.compare:
         click.echo(compare_page(chosen, shelf, speed, offline=offline, as_json=as_json, width=look.width))
         return
-    outlook = look_ahead(chosen, shelf, offline=offline, allowed=allowed, asked=asked)
+    outlook = make_report(chosen, shelf, offline=offline, allowed=allowed, asked=asked)
     if outlook.plan is not None and until not in outlook.plan:
         raise UserError(f"no step {until!r}; this build has {', '.join(step.name for step in outlook.plan)}")
     click.echo(document(outlook, shelf, until) if as_json else page(outlook, shelf, until, look))

@@ -90,16 +90,19 @@ def speed_options(command: Command) -> Command:
 
 
 def compare_page(recipe: Any, store: Any, speed: Speed, *, offline: bool, as_json: bool, width: int) -> str:
-    """What `--compare` prints; writes `--output`."""
-    from pipeline.plan.performance.document import comparison_text
-    from pipeline.plan.performance.plots import front_lines, front_page, front_picture
-    from pipeline.plan.performance.tables_compare import comparison_lines
-    from pipeline.stages.comparison import compare_recipe
+    """Write the front to `--output`, and return what `--compare` prints."""
+    from pipeline.cli.render.comparison import comparison_lines, front_lines
+    from pipeline.cli.render.comparison_json import comparison_text
+    from pipeline.cli.render.pareto import front_page, front_png, require_matplotlib
+    from pipeline.prepare.report import compare_recipe
 
+    is_png = speed.output is not None and speed.output.suffix == ".png"
+    if is_png:
+        # Comparing takes a while; what is missing is said before.
+        require_matplotlib()
     found = compare_recipe(recipe, store, speed.asked(), offline=offline)
     if speed.output is not None:
-        is_page = speed.output.suffix == ".html"
-        speed.output.write_bytes(front_page(found).encode() if is_page else front_picture(found))
+        speed.output.write_bytes(front_png(found) if is_png else front_page(found).encode())
     if as_json:
         return comparison_text(found)
     lines = [*comparison_lines(found, rows=_ROWS), "", *front_lines(found, width)]

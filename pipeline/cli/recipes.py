@@ -105,7 +105,7 @@ def validate(recipes: tuple[str, ...], overrides: tuple[str, ...], as_json: bool
     \b
     pipeline recipes validate my.yaml other.yaml
     """
-    verdicts = {recipe: _judge(recipe, overrides) for recipe in recipes or list(packaged())}
+    verdicts = {recipe: _check_recipe(recipe, overrides) for recipe in recipes or list(packaged())}
     if as_json:
         _print_json([verdict.row(recipe) for recipe, verdict in verdicts.items()])
     else:
@@ -155,11 +155,11 @@ class _Verdict:
         }
 
 
-def _judge(recipe: str, overrides: Sequence[str]) -> _Verdict:
-    from pipeline.stages.recipe_check import judge
+def _check_recipe(recipe: str, overrides: Sequence[str]) -> _Verdict:
+    from pipeline.prepare import check_recipe
 
     try:
-        return _Verdict(findings=judge(load_recipe(recipe, overrides)))
+        return _Verdict(findings=check_recipe(load_recipe(recipe, overrides)))
     except InvalidInput as error:
         return _Verdict(error)
 

@@ -72,12 +72,13 @@ def package_of(
         UserError: it is not built. GateFailed: its figures are over the recipe's budgets.
     """
     from pipeline.machine.packages import Need, require
+    from pipeline.prepare import prepare
     from pipeline.recipe import load_recipe
-    from pipeline.stages import Builder, prepare
+    from pipeline.stages import Builder
 
     loaded = load_recipe(recipe, overrides)
     prepared = prepare(loaded, shelf, offline=offline, progress=report, allowed=allowed)
-    builder = Builder(prepared.plan, shelf, prepared.work(report, shelf), report)
+    builder = Builder(prepared, shelf, report)
     serving = [Need(extra, "serve") for extra in ("cpu", "server")] if loaded.runtime.kind == "cpu" else []
     if build:
         prepared.check(shelf, afterwards=serving)

@@ -11,8 +11,8 @@ from pipeline.doctor.report import Obstacle
 from pipeline.machine.inventory import Inventory
 from pipeline.machine.packages import Extra
 from pipeline.plan.plan import REVISIONS
+from pipeline.prepare.packages_needed import needs_of_stage
 from pipeline.recipe import HubSource, Recipe, TensorRTRuntime
-from pipeline.stages.packages_needed import needs_of_stage
 
 
 def hub_repositories(recipe: Recipe) -> dict[str, str | None]:

@@ -61,7 +61,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a plan depends on besides the recipe; gathered by `stages.survey`, which may read files and ask a hub."""
+    """What a plan depends on besides the recipe; gathered by `pipeline.prepare.facts`."""
 
     sources: Mapping[
         str, Mapping[str, Json]

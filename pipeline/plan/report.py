@@ -6,37 +6,14 @@ could not be known is None, with the reason in `unknown`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from pipeline.plan.memory import Alternative, MemoryPlan
+from pipeline.plan.performance import Forecast
 from pipeline.plan.plan import Plan
 from pipeline.plan.preflight import Finding
 from pipeline.recipe import Recipe
-from pipeline.store import Json
-
-
-class Section(Protocol):
-    """A part of the outlook that brings its own words, such as the expected latency."""
-
-    @property
-    def title(self) -> str:
-        """One line."""
-
-    @property
-    def meets_slo(self) -> bool | None:
-        """None: the recipe has no SLO, or nobody can tell."""
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What of it was compared with nothing, as sentences."""
-
-    def lines(self, width: int) -> Iterator[str]:
-        """For people, in so many columns."""
-
-    def as_json(self) -> Mapping[str, Json]:
-        """The same, for scripts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +25,7 @@ class Outlook:
     plan: Plan | None = None
     memory: MemoryPlan | None = None
     alternatives: tuple[Alternative, ...] = ()  # where it does not fit, or not at its concurrency
-    performance: Section | None = None
+    performance: Forecast | None = None
     seen: Mapping[str, str] = field(default_factory=dict)  # role -> where its sizes are from, and its weights
     doubts: tuple[str, ...] = ()  # about what is counted of the models
     # "plan", "memory", "performance" -> why it is not known

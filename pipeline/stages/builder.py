@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import UserError
-from pipeline.plan.plan import Plan, Step
-from pipeline.progress import Progress
-from pipeline.runtimes.base import BuiltElsewhere
+from pipeline.errors import SourceError, UserError
+from pipeline.plan.plan import Step
+from pipeline.prepare import Prepared, prepare
+from pipeline.prepare.model_probe import probe_models
+from pipeline.progress import Progress, Silent
+from pipeline.recipe import Recipe
+from pipeline.runtimes.base import AUTO, BuiltElsewhere, ExecutorChoice, runtime_of
 from pipeline.stages.gate import hold_to_gate
-from pipeline.stages.stage_registry import MAKERS, Work
+from pipeline.stages.stage_registry import STAGES, StageInput
 from pipeline.store import Artifact, Json, Store
+from pipeline.triton.deployment import Deployment
 
 if TYPE_CHECKING:
     from pipeline.runtimes.tensorrt.executors.job import BuildJob
@@ -45,25 +49,39 @@ class Outcome:
 
 @dataclass(slots=True)
 class Builder:
-    """One run over one plan."""
+    """Executes one plan against one store.
 
-    plan: Plan
+    Attributes:
+        prepared: The plan, its sources and findings, as `prepare` returned them.
+        store: Gives what is made already, and takes what is made.
+        progress: Where steps say what they do.
+        executor: Who builds engines, for runtimes that compile them.
+        on_outcome: Called once for each step that was found or made.
+    """
+
+    prepared: Prepared
     store: Store
-    work: Callable[[Step, Mapping[str, Path], Path], Work]
     progress: Progress
+    executor: ExecutorChoice = AUTO
     on_outcome: Callable[[Outcome], None] = lambda _: None
+    _until: str = "package"
     _have: dict[str, Artifact] = field(default_factory=dict)
 
     def run(self, until: str = "package") -> Artifact:
-        """The artifact of step `until`, made if need be.
+        """Find or make the artifact of a step, and all that it is made from.
+
+        Args:
+            until: Name of the step.
 
         Raises:
-            GateFailed: the calibrated model is over the recipe's budget; nothing after `evaluate` was made.
-            HandedOver: engines are to be built on another machine; all before them is made.
-            DamagedArtifact: what the store has is not what was published.
-            UserError: there is no such step.
+            GateFailed: The calibrated model is over the recipe's budget; nothing after `evaluate` was made.
+            HandedOver: Engines are to be built on another machine; all before them is made.
+            DamagedArtifact: What the store has is not what was published.
+            InvalidInput: What was fetched, or this machine, does not fit the recipe.
+            UserError: There is no such step.
         """
-        if until == "package" and "evaluate" in self.plan:
+        self._until = until
+        if until == "package" and "evaluate" in self.prepared.plan:
             self._realize("evaluate")  # a package from the store is held to today's budgets, too
         return self._realize(until)
 
@@ -71,23 +89,24 @@ class Builder:
         """The package, if the store has it.
 
         Raises:
-            UserError: it is not built. GateFailed: its figures are over today's budgets.
+            UserError: It is not built.
+            GateFailed: Its figures are over today's budgets.
         """
-        package = self.store.find(self.plan["package"].key)
+        plan, recipe = self.prepared.plan, self.prepared.recipe
+        package = self.store.find(plan["package"].key)
         if package is None or not self.store.use(package):
-            recipe = self.plan.recipe
             build = shlex.join(("pipeline", "build", *recipe.words, *self.store.words))
             raise UserError(
                 f"{recipe.name} is not built as its recipe says now; run {build}, or serve --build"
             )
-        evaluation = self.plan["evaluate"].key if "evaluate" in self.plan else None
+        evaluation = plan["evaluate"].key if "evaluate" in plan else None
         if evaluation is not None and (found := self.store.find(evaluation)) is not None:
-            hold_to_gate(self.plan.recipe, found, self.store, self.progress)
+            hold_to_gate(recipe, found, self.store, self.progress)
         return package
 
     def _realize(self, name: str) -> Artifact:
         if name not in self._have:
-            step = self.plan[name]
+            step = self.prepared.plan[name]
             found = self.store.find(step.key)
             if found is not None and self.store.use(found):
                 self.store.check(found, self.progress)
@@ -96,7 +115,7 @@ class Builder:
             else:
                 self._have[name] = self._make(step)
             if step.stage == "evaluate":
-                hold_to_gate(self.plan.recipe, self._have[name], self.store, self.progress)
+                hold_to_gate(self.prepared.recipe, self._have[name], self.store, self.progress)
         return self._have[name]
 
     def _inputs(self, step: Step) -> dict[str, Path]:
@@ -118,31 +137,27 @@ class Builder:
         start = time.monotonic()
 
         def make(into: Path) -> Mapping[str, Json]:
-            return MAKERS[step.stage](self.work(step, inputs, into))
+            findings = self.prepared.check_fit(self.store, self.executor, self._until)
+            work = StageInput(
+                prepared=self.prepared,
+                step=step,
+                inputs=inputs,
+                into=into,
+                caches=self.store.caches,
+                reports=self.store.reports,
+                executor=self.executor,
+                progress=self.progress,
+                findings=findings,
+            )
+            return STAGES[step.stage](work)
 
         try:
-            artifact = self.store.obtain(step.key, make, recipe=self.plan.recipe.name, progress=self.progress)
+            recipe = self.prepared.recipe.name
+            artifact = self.store.obtain(step.key, make, recipe=recipe, progress=self.progress)
         except BuiltElsewhere as elsewhere:
             raise HandedOver([(step, elsewhere.job)]) from None
         self.on_outcome(Outcome(step, artifact, made=True, seconds=time.monotonic() - start))
         return artifact
-
-
-def demanded(
-    plan: Plan, store: Store, until: str = "package"
-) -> Iterator[tuple[Step, Artifact | None, bool]]:
-    """Each step of the plan, its artifact if the store has it, and whether a build would have to make it."""
-    wanted: set[str] = set()
-
-    def demand(name: str) -> None:
-        if name not in wanted and store.find(plan[name].key) is None:
-            wanted.add(name)
-            for source in plan[name].inputs.values():
-                demand(source)
-
-    demand(until)
-    for step in plan:
-        yield step, store.find(step.key), step.name in wanted
 
 
 _PURPOSES = {
@@ -166,3 +181,49 @@ def _purpose(step: Step) -> str:
         "judged": " and ".join(one["folder"] for one in judged),
     }
     return _PURPOSES[step.stage].format_map(values)
+
+
+# Placeholder of a package's folder that cannot be known before its sources are resolved.
+UNKNOWN_PACKAGE = Path("/PACKAGE")
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentPreview:
+    """Where the package of a recipe is or will be, and how it will be launched."""
+
+    package: Path  # folder in the store, or UNKNOWN_PACKAGE
+    deployment: Deployment | None  # of a package that is not made; None: deployment.json is there
+    note: str = ""  # why the folder is not known
+
+
+def preview_deployment(
+    recipe: Recipe,
+    store: Store,
+    *,
+    offline: bool = False,
+    progress: Progress | None = None,
+    allowed: frozenset[str] = frozenset(),
+) -> DeploymentPreview:
+    """Find the package of a recipe, or work out what its deployment.json will say. Nothing is made.
+
+    Args:
+        offline: Do not ask the Hub.
+        allowed: Ids of rules whose errors are let pass.
+
+    Raises:
+        InvalidInput: The recipe asks for what does not exist.
+        UserError: Its model is not known, and neither the store nor the Hub has it.
+        GateFailed: It is built, and its figures are over the recipe's budgets.
+    """
+    report, package, note = progress or Silent(), UNKNOWN_PACKAGE, ""
+    try:
+        prepared = prepare(recipe, store, offline=offline, progress=progress, allowed=allowed)
+        key = prepared.plan["package"].key
+        if store.find(key) is not None:
+            return DeploymentPreview(Builder(prepared, store, report).finished().path, None)
+        package = store.artifacts / key.name
+    except SourceError as error:
+        note = str(error)
+    probes = probe_models(recipe, store, offline=offline)
+    sizes = {role: one.sizes for role, one in probes.items() if one.sizes is not None}
+    return DeploymentPreview(package, runtime_of(recipe).foresee(recipe, sizes), note)

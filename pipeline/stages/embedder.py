@@ -14,7 +14,8 @@ from pipeline.extras import missing
 from pipeline.plan.plan import REVISIONS
 from pipeline.progress import Progress, Silent
 from pipeline.recipe import HubSource, LocalSource, Recipe
-from pipeline.stages.fetch import fetch, resolve
+from pipeline.sources import resolve_checkpoint
+from pipeline.stages.fetch import fetch
 from pipeline.store import ArtifactKey, Json, Store
 
 _REVISION = 2  # of the way in which graphs are made
@@ -49,7 +50,7 @@ def encoder(recipe: Recipe, store: Store, progress: Progress | None = None) -> E
         return Encoder(source.path, source.path.name)
     report = progress or Silent()
     asked = _Asked(source, settings.embedder_revision)
-    resolved = resolve(asked, store=store, progress=report)
+    resolved = resolve_checkpoint(asked, store=store, progress=report)
     fetched = store.obtain(
         ArtifactKey("fetch", settings={"revision": REVISIONS["fetch"], **resolved.identity}, resumable=True),
         lambda folder: fetch(resolved, folder, progress=report),

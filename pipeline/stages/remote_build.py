@@ -20,15 +20,15 @@ from pipeline import __version__
 from pipeline.errors import SourceError, StoreError, UserError
 from pipeline.machine.packages import read_python
 from pipeline.plan.plan import DRAFT, TARGET, Plan, Step
+from pipeline.prepare import Prepared
+from pipeline.prepare.packages_needed import needs_of_stage
 from pipeline.progress import Progress
 from pipeline.reading import open_file
 from pipeline.recipe import LocalSource, Recipe
 from pipeline.recipe.yaml_reader import dump_yaml
 from pipeline.runtimes.base import ExecutorChoice
+from pipeline.sources import HubCheckpoint, ResolvedSource
 from pipeline.stages.builder import Builder, HandedOver, Outcome
-from pipeline.stages.fetch import HubCheckpoint, ResolvedSource
-from pipeline.stages.packages_needed import needs_of_stage
-from pipeline.stages.prepare import Prepared
 from pipeline.store import Artifact, Json, Manifest, Store, files, gc, verify
 from pipeline.store.manifest import FILE as MANIFEST
 
@@ -67,7 +67,7 @@ def build_or_hand_over(
     plan = prepared.plan
     if executor.name == "print-all":
         return _hand_over_all(prepared, store, until, words)
-    builder = Builder(plan, store, prepared.work(progress, store, executor, until), progress, on_outcome)
+    builder = Builder(prepared, store, progress, executor, on_outcome)
     try:
         prepared.check(store, executor, until)
     except UserError as error:
@@ -252,7 +252,7 @@ def adopt(prepared: Prepared, name: str, folder: Path, store: Store, progress: P
     if (folder / MANIFEST).is_file():
         return _adopt_artifact(plan, plan[name], folder, store, progress)
     choice = _check_engine(plan, name, folder)
-    return Builder(plan, store, prepared.work(progress, store, choice), progress).run(name)
+    return Builder(prepared, store, progress, choice).run(name)
 
 
 def _adopt_artifact(plan: Plan, step: Step, folder: Path, store: Store, progress: Progress) -> Artifact:

@@ -17,7 +17,7 @@ from pipeline.errors import UserError
 from pipeline.machine.packages import Need, require
 from pipeline.progress import Progress
 from pipeline.recipe import HubSource, Recipe
-from pipeline.stages.model_probe import in_store
+from pipeline.sources import find_fetched
 from pipeline.store import Store
 
 
@@ -61,7 +61,7 @@ def needs_of_cache(recipe: Recipe, store: Store) -> Iterator[Need]:
     if settings.semantic is not None:
         yield Need("cache", "cache.semantic", frozenset({"onnxruntime", "tokenizers"}))
         source, revision = settings.semantic.embedder, settings.semantic.embedder_revision
-        if isinstance(source, HubSource) and in_store(source, revision, store) is None:
+        if isinstance(source, HubSource) and find_fetched(source, revision, store) is None:
             yield Need("hub", "cache.semantic.embedder")
 
 

@@ -10,22 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.plan.parallelism import parallelism
-from pipeline.plan.plan import DRAFT, UNIFIED, judged_exports, rank_exports
+from pipeline.plan.plan import DRAFT, UNIFIED, Step, judged_exports, rank_exports
 from pipeline.plan.preflight import Finding, kept
+from pipeline.prepare import Prepared
 from pipeline.progress import Progress
 from pipeline.recipe import Gate, Quantization, Recipe
 from pipeline.runtimes.base import Engines, ExecutorChoice, Order, runtime_of
-from pipeline.stages.fetch import ResolvedSource, fetch
+from pipeline.stages.fetch import fetch
 from pipeline.store import Json
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StageInput:
     """What a stage is given."""
 
-    recipe: Recipe
-    role: str  # "target", "draft", or "" for what both share
-    sources: Mapping[str, ResolvedSource]  # role -> checkpoint
+    prepared: Prepared
+    step: Step
     inputs: Mapping[str, Path]  # what the stage calls the input -> folder of the artifact
     into: Path  # an empty folder; for fetch, what a killed fetch left
     caches: Path  # of the store: what later runs may use and no artifact holds
@@ -35,8 +35,18 @@ class Work:
     findings: tuple[Finding, ...] = ()  # of preflight: manifests of engines and packages keep warnings
 
     @property
+    def recipe(self) -> Recipe:
+        """The recipe of the plan."""
+        return self.prepared.recipe
+
+    @property
+    def role(self) -> str:
+        """ "target", "draft", or "" for what both share."""
+        return self.step.name.partition(".")[2]
+
+    @property
     def quantization(self) -> Quantization:
-        """Of the checkpoint that is worked on: the draft has a format of its own."""
+        """The settings for the checkpoint that is worked on: the draft has a format of its own."""
         chosen = self.recipe.quantization
         if self.role == DRAFT and self.recipe.draft is not None:
             chosen = chosen.model_copy(update={"format": self.recipe.draft.quantization})
@@ -46,11 +56,11 @@ class Work:
 Facts = Mapping[str, Json]
 
 
-def _fetch(work: Work) -> Facts:
-    return fetch(work.sources[work.role], work.into, progress=work.progress)
+def _fetch(work: StageInput) -> Facts:
+    return fetch(work.prepared.sources[work.role], work.into, progress=work.progress)
 
 
-def _dataset(work: Work) -> Facts:
+def _dataset(work: StageInput) -> Facts:
     from pipeline.stages.dataset import freeze
 
     calibration = work.recipe.quantization.calibration
@@ -67,7 +77,7 @@ def _dataset(work: Work) -> Facts:
     )
 
 
-def _calibrate(work: Work) -> Facts:
+def _calibrate(work: StageInput) -> Facts:
     from pipeline.stages.calibrate import calibrate
 
     return calibrate(
@@ -80,7 +90,7 @@ def _calibrate(work: Work) -> Facts:
     )
 
 
-def _convert(work: Work) -> Facts:
+def _convert(work: StageInput) -> Facts:
     from pipeline.runtimes.tensorrt.checkpoint import convert
 
     return convert(
@@ -88,7 +98,7 @@ def _convert(work: Work) -> Facts:
     )
 
 
-def _evaluate(work: Work) -> Facts:
+def _evaluate(work: StageInput) -> Facts:
     from pipeline.stages.evaluate import Export, evaluate
 
     return evaluate(
@@ -100,7 +110,7 @@ def _evaluate(work: Work) -> Facts:
     )
 
 
-def _build(work: Work) -> Facts:
+def _build(work: StageInput) -> Facts:
     checkpoint = work.inputs["checkpoint"]
     calibrated = checkpoint / UNIFIED
     order = Order(
@@ -117,7 +127,7 @@ def _build(work: Work) -> Facts:
     return {**runtime_of(work.recipe).build(order), **kept(work.findings)}
 
 
-def _ranks(work: Work) -> Path | None:
+def _ranks(work: StageInput) -> Path | None:
     """The TensorRT-LLM checkpoint: converted, or a part of the calibration's result."""
     if work.recipe.runtime.kind != "tensorrt":
         return None
@@ -125,7 +135,7 @@ def _ranks(work: Work) -> Path | None:
     return split / parallelism(work.recipe, work.role).folder
 
 
-def _package(work: Work) -> Facts:
+def _package(work: StageInput) -> Facts:
     engines = Engines(
         target=work.inputs["target"], draft=work.inputs.get("draft"), tokenizer=work.inputs["tokenizer"]
     )
@@ -133,7 +143,7 @@ def _package(work: Work) -> Facts:
     return {**facts, **kept(work.findings)}
 
 
-MAKERS: Mapping[str, Callable[[Work], Facts]] = {
+STAGES: Mapping[str, Callable[[StageInput], Facts]] = {
     "fetch": _fetch,
     "dataset": _dataset,
     "calibrate": _calibrate,

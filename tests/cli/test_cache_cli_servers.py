@@ -17,8 +17,10 @@ from pipeline.cli.cache import command
 from pipeline.errors import UserError
 from tests.support.servers import PostgresServer, RedisServer, Server, Unavailable
 
+KINDS = ("redis", "valkey", "postgres")
 
-@pytest.fixture(scope="module", params=["redis", "valkey", "postgres"])
+
+@pytest.fixture(scope="module", params=[pytest.param(kind, marks=pytest.mark.servers) for kind in KINDS])
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     try:
         made = PostgresServer() if request.param == "postgres" else RedisServer(request.param)

@@ -19,8 +19,8 @@ from pipeline.contracts import gpu_rates, gpus
 from pipeline.errors import InvalidInput, UserError
 from pipeline.machine.host import Memory
 from pipeline.plan.memory import Demand, ModelNeed, plan_memory
+from pipeline.prepare import facts
 from pipeline.recipe.library import packaged
-from pipeline.stages import plan_report
 
 GOLDEN = Path(__file__).parent / "golden"
 GIB = 2**30
@@ -31,7 +31,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without a hub, on a machine of 16 GiB, with a store of its own."""
     monkeypatch.setenv("PIPELINE_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(plan_report, "read_memory", lambda: Memory(16 * GIB, 8 * GIB, 0, None))
+    monkeypatch.setattr(facts, "read_memory", lambda: Memory(16 * GIB, 8 * GIB, 0, None))
 
 
 def run(*arguments: str) -> Result:

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from pydantic import TypeAdapter
 
 from pipeline.cli.plan import command
+from pipeline.cli.render.comparison_json import ComparisonDocument
 from pipeline.errors import InvalidInput, UserError
-from pipeline.plan.performance.document import ComparisonDocument
 
 GOLDEN = Path(__file__).parent / "golden" / "plan-compare.txt"
 ASKED = (

@@ -33,11 +33,11 @@ from pipeline.plan.parallelism import parallelism
 from pipeline.plan.preflight.checks import RECIPE_CHECKS
 from pipeline.plan.preflight.context import subject
 from pipeline.plan.preflight.finding import Said
+from pipeline.prepare.facts import read_settings
 from pipeline.recipe import Recipe, load_recipe, packaged
 from pipeline.runtimes.tensorrt.flags import Formats, build_flags, checkpoint_formats, formats
 from pipeline.runtimes.tensorrt.limits import engine_limits
 from pipeline.runtimes.tensorrt.runtime import TensorRTRuntime
-from pipeline.stages.recipe_check import emission
 from tests.support.rank_checkpoints import rank_config
 from tests.support.tensorrt_recipes import FORMATS, recipe, recipes, roles
 
@@ -210,7 +210,7 @@ def test_what_a_recipe_says_is_built_or_refused_with_an_advice_that_works(
     """Whoever follows each advice, for one entry after the other, ends with a command that trtllm-build takes."""
     for _ in range(20):
         made = load_recipe("qwen2.5-72b-fp8", [f"runtime.version={version}", f"runtime.build_flags={said}"])
-        about = subject(made, known_models(made), emitted=emission(made))
+        about = subject(made, known_models(made), emitted=read_settings(made))
         objections = [*RECIPE_CHECKS["build.flags"](about), *RECIPE_CHECKS["runtime.refuses"](about)]
         if not objections:
             break

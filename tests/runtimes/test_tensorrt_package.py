@@ -13,14 +13,14 @@ import pytest
 
 from pipeline.contracts.releases import container
 from pipeline.errors import StageError, UserError
-from pipeline.plan.plan import Plan, Step, Surroundings, make_plan
+from pipeline.plan.plan import Plan, Surroundings, make_plan
+from pipeline.plan.preflight import Emission
+from pipeline.prepare import Prepared
 from pipeline.progress import Silent
 from pipeline.recipe import Recipe, TensorRTRuntime, load_recipe
-from pipeline.runtimes.base import AUTO
 from pipeline.runtimes.tensorrt.packaging import package_settings, requirements
 from pipeline.serving.launch_gpu import launch_faults
 from pipeline.stages.builder import Builder
-from pipeline.stages.stage_registry import Work
 from pipeline.store import Artifact, Json, Store
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.repository import content_digest
@@ -72,13 +72,8 @@ class Shop:
             self.stock("build.draft", lambda into: make_engine(into / "engine", version=version))
 
     def package(self) -> Artifact:
-        return Builder(self.plan, self.store, self._work, Silent()).run()
-
-    def _work(self, step: Step, inputs: Mapping[str, Path], into: Path) -> Work:
-        role = step.name.partition(".")[2]
-        return Work(
-            self.recipe, role, {}, inputs, into, self.store.caches, self.store.reports, AUTO, Silent()
-        )
+        prepared = Prepared(self.plan, {}, (), Emission({}), frozenset())
+        return Builder(prepared, self.store, Silent()).run()
 
 
 def test_a_package_with_a_draft(tmp_path: Path) -> None:

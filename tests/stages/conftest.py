@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from pipeline.stages.fetch import failures
+from pipeline.sources import hub_errors
 from tests.support.calibrated import Calibrations
 from tests.support.hub import LoopbackHub
 
@@ -25,7 +25,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub
         monkeypatch.delenv("HF_TOKEN", raising=False)
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-        monkeypatch.setattr(failures, "WAITS_S", (0.01, 0.01, 0.01))
+        monkeypatch.setattr(hub_errors, "DELAYS_S", (0.01, 0.01, 0.01))
         yield running
 
 

@@ -18,7 +18,8 @@ from pipeline.errors import InvalidInput, SourceError, UserError
 from pipeline.progress import Silent
 from pipeline.recipe.source import LocalSource, NamedDataset
 from pipeline.resources import folder
-from pipeline.stages.dataset import freeze, identity
+from pipeline.sources.dataset import dataset_identity
+from pipeline.stages.dataset import freeze
 from pipeline.stages.dataset.sampling import SHORTEST, order
 from tests.support.models import make_tokenizer
 
@@ -186,15 +187,15 @@ def test_plain_text_needs_no_chat_template(tmp_path: Path) -> None:
 
 
 def test_identity_changes_with_the_files_and_not_with_their_place(tmp_path: Path) -> None:
-    one = identity(texts(tmp_path / "set.jsonl"))
+    one = dataset_identity(texts(tmp_path / "set.jsonl"))
     (tmp_path / "sub").mkdir()
-    assert identity(texts(tmp_path / "sub/set.jsonl")) == one
-    assert identity(texts(tmp_path / "set.jsonl", count=31)) != one
-    assert set(identity(NamedDataset("support"))["files"]) == {"train", "heldout"}
+    assert dataset_identity(texts(tmp_path / "sub/set.jsonl")) == one
+    assert dataset_identity(texts(tmp_path / "set.jsonl", count=31)) != one
+    assert set(dataset_identity(NamedDataset("support"))["files"]) == {"train", "heldout"}
 
 
 def test_identity_of_a_set_on_the_hub_asks_nobody() -> None:
-    found = identity(NamedDataset("cnn_dailymail"))
+    found = dataset_identity(NamedDataset("cnn_dailymail"))
     assert (found["repo"], len(found["revision"])) == ("abisee/cnn_dailymail", 40)
 
 

@@ -14,17 +14,16 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import UserError
-from pipeline.stages.dataset.hub import parquet_column
+from pipeline.stages.dataset.rows import read_parquet_column
 
 REVISION = "1" * 40
 FILE = b'{"text": "The parcel arrives on Monday."}\n'
 CODE = """
 import sys
 from pipeline.errors import UserError
-from pipeline.stages.dataset.definition import Hub
-from pipeline.stages.dataset.hub import download
+from pipeline.sources.dataset import DatasetRepository, download_file
 try:
-    print(download(Hub(sys.argv[1], sys.argv[2]), sys.argv[3]).read_text(), end="")
+    print(download_file(DatasetRepository(sys.argv[1], sys.argv[2]), sys.argv[3]).read_text(), end="")
 except UserError as error:
     print(type(error).__name__, error)
 """
@@ -109,7 +108,7 @@ def test_what_can_go_wrong(
 def test_parquet_without_pyarrow_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match="pip install pyarrow; or give a file"):
-        parquet_column(tmp_path / "a.parquet", "article")
+        read_parquet_column(tmp_path / "a.parquet", "article")
 
 
 def test_parquet_with_pyarrow(tmp_path: Path) -> None:
@@ -117,4 +116,4 @@ def test_parquet_with_pyarrow(tmp_path: Path) -> None:
     from pyarrow import parquet
 
     parquet.write_table(pyarrow.table({"article": ["a", "b"], "id": [1, 2]}), tmp_path / "a.parquet")
-    assert parquet_column(tmp_path / "a.parquet", "article") == ["a", "b"]
+    assert read_parquet_column(tmp_path / "a.parquet", "article") == ["a", "b"]

@@ -8,7 +8,8 @@ import pytest
 
 from pipeline.errors import SourceError
 from pipeline.progress import Silent
-from pipeline.stages.fetch import HubCheckpoint, fetch, resolve
+from pipeline.sources import HubCheckpoint, resolve_checkpoint
+from pipeline.stages.fetch import fetch
 from pipeline.store import ArtifactKey, Store
 from tests.support.checkpoints import sharded, whole
 from tests.support.hub import LoopbackHub
@@ -18,14 +19,14 @@ from tests.support.hub_fetching import REPO, SHARDS, Asked, Recorder, get, held
 def test_revisions_become_commits(hub: LoopbackHub) -> None:
     old = hub.add(REPO, whole(rows=1), branch="v1.0")
     new = hub.add(REPO, whole(rows=2))
-    assert resolve(Asked()) == HubCheckpoint(REPO, new)
-    assert resolve(Asked(revision="main")) == HubCheckpoint(REPO, new)
-    assert resolve(Asked(revision="v1.0")).identity == {"source": "hf:org/name", "commit": old}
-    assert resolve(Asked(allow_pickle=True)).identity["allow_pickle"] is True
+    assert resolve_checkpoint(Asked()) == HubCheckpoint(REPO, new)
+    assert resolve_checkpoint(Asked(revision="main")) == HubCheckpoint(REPO, new)
+    assert resolve_checkpoint(Asked(revision="v1.0")).identity == {"source": "hf:org/name", "commit": old}
+    assert resolve_checkpoint(Asked(allow_pickle=True)).identity["allow_pickle"] is True
 
 
 def test_a_full_commit_is_taken_without_asking(hub: LoopbackHub) -> None:
-    assert resolve(Asked(revision="a" * 40)) == HubCheckpoint(REPO, "a" * 40)
+    assert resolve_checkpoint(Asked(revision="a" * 40)) == HubCheckpoint(REPO, "a" * 40)
     assert hub.requests == []
 
 
@@ -106,20 +107,20 @@ def test_offline_a_branch_is_what_it_was(
     commit = hub.add(REPO, whole())
     store = Store(tmp_path / "store")
     for revision in (None, "main"):
-        resolved = resolve(Asked(revision=revision), store=store)
+        resolved = resolve_checkpoint(Asked(revision=revision), store=store)
         key = ArtifactKey("fetch", resolved.identity, resumable=True)
         store.obtain(key, lambda into, r=resolved: fetch(r, into, progress=Silent()), recipe="tiny")  # type: ignore[misc]
     hub.add(REPO, whole(rows=3))
     hub.requests.clear()
-    assert resolve(Asked(), store=store, offline=True) == HubCheckpoint(REPO, commit)
+    assert resolve_checkpoint(Asked(), store=store, offline=True) == HubCheckpoint(REPO, commit)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    again = resolve(Asked(), store=store)
+    again = resolve_checkpoint(Asked(), store=store)
     assert store.find(ArtifactKey("fetch", again.identity)) is not None
     for revision, store_of in (("v2", store), (None, None)):
         with pytest.raises(
             SourceError, match=r"offline, .* cannot be resolved; set revision to a full commit"
         ) as caught:
-            resolve(Asked(revision=revision), store=store_of)
+            resolve_checkpoint(Asked(revision=revision), store=store_of)
         assert (commit in str(caught.value)) is (store_of is not None)
     assert hub.requests == []
     store.close()
@@ -127,7 +128,7 @@ def test_offline_a_branch_is_what_it_was(
 
 def test_offline_nothing_is_downloaded(hub: LoopbackHub, into: Path) -> None:
     commit = hub.add(REPO, whole())
-    resolved = resolve(Asked(revision=commit), offline=True)
+    resolved = resolve_checkpoint(Asked(revision=commit), offline=True)
     with pytest.raises(SourceError, match="not in the store, and the Hub is not asked in offline mode"):
         fetch(resolved, into, progress=Silent())
     assert hub.requests == []

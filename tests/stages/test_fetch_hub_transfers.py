@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from pipeline.stages.fetch import transfer
+from pipeline.stages import download
 from tests.support.checkpoints import sharded, whole
 from tests.support.hub import LoopbackHub
 from tests.support.hub_fetching import REPO, SHARDS, Recorder, get, held, refused
@@ -55,7 +55,7 @@ def test_the_next_process_asks_only_for_the_rest(hub: LoopbackHub, into: Path) -
 
 def test_progress_made_earns_patience(hub: LoopbackHub, into: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More breaks than retries in a row, but each try brings enough bytes."""
-    monkeypatch.setattr(transfer, "_PROGRESS_BYTES", 1000)
+    monkeypatch.setattr(download, "_PROGRESS_BYTES", 1000)
     hub.add(REPO, whole())
     hub.faults.break_always = {"model.safetensors": 1000}
     get(into)

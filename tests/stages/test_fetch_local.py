@@ -19,7 +19,8 @@ from pipeline.models.folder import CheckpointFolder
 from pipeline.progress import Silent
 from pipeline.reading import UnreadableFile
 from pipeline.recipe import LocalSource
-from pipeline.stages.fetch import LocalCheckpoint, fetch, resolve
+from pipeline.sources import LocalCheckpoint, resolve_checkpoint
+from pipeline.stages.fetch import fetch
 from pipeline.store import Artifact, ArtifactKey, Store, files
 from tests.support.checkpoints import CONFIG, index, sharded, weights, whole
 from tests.support.hashed import HashedFiles
@@ -41,7 +42,7 @@ def folder(path: Path, content: Mapping[str, bytes]) -> Path:
 
 
 def settle(path: Path, name: str = "model.safetensors") -> LocalCheckpoint:
-    resolved = resolve(Asked(LocalSource(path)))
+    resolved = resolve_checkpoint(Asked(LocalSource(path)))
     assert isinstance(resolved, LocalCheckpoint)
     assert name in resolved.files
     return resolved
@@ -80,7 +81,7 @@ def test_a_renamed_file_counts(tmp_path: Path) -> None:
 def test_files_are_copied(tmp_path: Path, into: Path, make) -> None:  # type: ignore[no-untyped-def]
     source = folder(tmp_path / "source", make() | {"README.md": b"#", "consolidated.safetensors": b"other"})
     (into / "leftover").write_bytes(b"of a killed fetch")
-    facts = fetch(resolve(Asked(LocalSource(source))), into, progress=Silent())
+    facts = fetch(resolve_checkpoint(Asked(LocalSource(source))), into, progress=Silent())
     assert held(into) == make()
     assert (facts["source"], facts["tensors"]) == (f"local:{source}", 2)
     for name in make():
@@ -140,7 +141,7 @@ def test_what_leads_out_or_is_no_file_is_refused_all_at_once(tmp_path: Path) -> 
         (place / "vocab.json").symlink_to("nothing")
         (place / "notes.txt").symlink_to(secret)
         with pytest.raises(InvalidInput) as caught:
-            resolve(Asked(LocalSource(place)))
+            resolve_checkpoint(Asked(LocalSource(place)))
         assert str(caught.value).startswith(f"local:{place}: 4 faults")
         assert "config.json: is a named pipe, not a regular file" in str(caught.value)
         assert f"tokenizer.json: is a link to {secret}, outside of the folder (copy" in str(caught.value)
@@ -319,7 +320,7 @@ def test_allowed_pickles_become_safetensors(tmp_path: Path, into: Path, names: t
             f"{part}.{number}": name for number, name in enumerate(names) for part in ("embed", "head", "t")
         }
         (source / "pytorch_model.bin.index.json").write_bytes(index(placed))
-    facts = fetch(resolve(Asked(LocalSource(source), allow_pickle=True)), into, progress=Silent())
+    facts = fetch(resolve_checkpoint(Asked(LocalSource(source), allow_pickle=True)), into, progress=Silent())
     assert facts["pickled"] is True
     assert facts["tensors"] == 3 * len(names)
     assert not [path for path in into.iterdir() if "bin" in path.name]
@@ -338,15 +339,17 @@ def test_hashes_are_remembered_while_nothing_changes(tmp_path: Path, monkeypatch
     store = Store(tmp_path / "store")
     source = folder(tmp_path / "source", whole())
     asked = Asked(LocalSource(source))
-    first = resolve(asked, store=store)
+    first = resolve_checkpoint(asked, store=store)
     assert sorted(counted.names) == sorted(whole())
     counted.names.clear()
-    assert resolve(asked, store=store).identity == first.identity
+    assert resolve_checkpoint(asked, store=store).identity == first.identity
     assert counted.names == []
 
     path = source / "model.safetensors"
     before = path.stat()
     path.write_bytes(bytes(reversed(path.read_bytes())))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert resolve(asked, store=store).identity != first.identity, "same size, same time, other bytes"
+    assert resolve_checkpoint(asked, store=store).identity != first.identity, (
+        "same size, same time, other bytes"
+    )
     assert counted.names == ["model.safetensors"]

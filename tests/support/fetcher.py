@@ -12,7 +12,8 @@ from pathlib import Path
 
 from pipeline.progress import Lines
 from pipeline.recipe import HubSource
-from pipeline.stages.fetch import fetch, resolve
+from pipeline.sources import resolve_checkpoint
+from pipeline.stages.fetch import fetch
 from pipeline.store import ArtifactKey, Store
 
 
@@ -27,7 +28,7 @@ def main(root: str, repo: str) -> None:
     logging.basicConfig(level=logging.DEBUG)
     progress = Lines(interval_s=0.05)
     store = Store(Path(root))
-    resolved = resolve(Asked(HubSource(repo)), store=store, progress=progress)
+    resolved = resolve_checkpoint(Asked(HubSource(repo)), store=store, progress=progress)
     key = ArtifactKey("fetch", resolved.identity, resumable=True)
 
     def make(into: Path) -> dict[str, object]:

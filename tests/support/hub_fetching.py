@@ -12,7 +12,8 @@ import pytest
 from pipeline.errors import SourceError
 from pipeline.progress import Silent, Task
 from pipeline.recipe import HubSource
-from pipeline.stages.fetch import fetch, resolve
+from pipeline.sources import resolve_checkpoint
+from pipeline.stages.fetch import fetch
 
 REPO = "org/name"
 SOURCE = HubSource(REPO)
@@ -54,7 +55,7 @@ class Recorder(Silent):
 
 
 def get(into: Path, asked: Asked = Asked(), progress: Silent | None = None) -> dict[str, object]:
-    return fetch(resolve(asked), into, progress=progress or Silent())  # type: ignore[return-value]
+    return fetch(resolve_checkpoint(asked), into, progress=progress or Silent())  # type: ignore[return-value]
 
 
 def held(folder: Path) -> dict[str, bytes]:

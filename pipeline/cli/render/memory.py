@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pipeline.cli.render.bars import Look, bar, legend
+from pipeline.cli.render.speed import wrapped
 from pipeline.plan.memory import Alternative, Line, MemoryPlan, RankMemory
-from pipeline.plan.performance.tables import wrapped
 
 _GIB = 2**30
 _NAMES = {"kv_cache": "KV cache", "runtime": "", "graphs": ""}

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from pipeline.cli.render.bars import Look
 from pipeline.cli.render.memory import alternative_lines, memory_lines
+from pipeline.cli.render.speed import forecast_lines
 from pipeline.cli.render.tables import marked, step_lines
 from pipeline.plan.report import Outlook
-from pipeline.stages.plan_report_json import document_of
+from pipeline.prepare.report_json import document_of
 from pipeline.store import Store
 
 
@@ -45,7 +46,7 @@ def _lines(outlook: Outlook, store: Store, until: str, look: Look) -> Iterator[s
         yield ""
         yield outlook.performance.title
         yield ""
-        yield from outlook.performance.lines(look.width)
+        yield from forecast_lines(outlook.performance, look.width)
     elif "performance" in outlook.unknown:
         yield ""
         yield f"speed is not known: {outlook.unknown['performance']}"

@@ -8,8 +8,8 @@ from dataclasses import asdict
 
 from pipeline.plan.plan import Plan
 from pipeline.plan.preflight import Finding
-from pipeline.stages import demanded
-from pipeline.stages.plan_report_json import step_rows
+from pipeline.prepare import demanded
+from pipeline.prepare.report_json import step_rows
 from pipeline.store import Artifact, Store, human_bytes
 
 

@@ -23,7 +23,6 @@ from pipeline.plan.performance.engine import Engine, Workload
 from pipeline.plan.performance.estimate import Estimate
 from pipeline.plan.performance.service import Ended, Load, Service
 from pipeline.plan.performance.speculation import Speculation, best_length
-from pipeline.plan.performance.tables import forecast_lines
 from pipeline.recipe import CpuRuntime, Recipe, Slo
 from pipeline.store import Json
 
@@ -94,11 +93,6 @@ class Forecast:
         if not self.has_slo:
             return None
         return self.within_slo is not None and self.within_slo.batch >= self.wanted
-
-    def lines(self, width: int) -> Iterator[str]:
-        """For people."""
-        for line in forecast_lines(self, width):
-            yield line if len(line) <= width else f"{line[: width - 1]}…"
 
     @property
     def cost(self) -> Cost | None:

@@ -76,9 +76,10 @@ def _concurrency(subject: Subject) -> Iterator[Said]:
 
 def _unbatched(subject: Subject) -> Iterator[Said]:
     config = subject.emitted.package.get("config") if subject.emitted is not None else None
+    # Protobuf's text form leaves out 0.
     size = re.search(r"^max_batch_size: (\d+)$", str(config), re.MULTILINE) if config else None
-    if config and (size is None or size[1] != "0"):
-        yield Said((KIND,), f"makes max_batch_size of the llmapi model {size[1] if size else 'none'}, not 0")
+    if size is not None and size[1] != "0":
+        yield Said((KIND,), f"makes max_batch_size of the llmapi model {size[1]}, not 0")
 
 
 def _arguments(subject: Subject) -> Iterator[Said]:

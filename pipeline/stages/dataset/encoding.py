@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.errors import SourceError, UserError
 from pipeline.models.chat_template import ChatTemplate, TemplateError
 from pipeline.reading import read_tokenizer
-from pipeline.stages.dataset.resolution import sha256_of
+from pipeline.sources.dataset import sha256_of
 from pipeline.stages.dataset.rows import Row
 from pipeline.store import Json
 

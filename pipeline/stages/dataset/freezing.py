@@ -12,9 +12,9 @@ from pathlib import Path
 from pipeline.errors import UserError
 from pipeline.progress import Progress
 from pipeline.recipe.source import LocalSource, NamedDataset
+from pipeline.sources.dataset import HELDOUT, TRAIN, DatasetFiles, resolve_dataset, sha256_of
 from pipeline.stages.dataset.encoding import Encoder
-from pipeline.stages.dataset.resolution import HELDOUT, TRAIN, Files, resolve, sha256_of
-from pipeline.stages.dataset.rows import Row
+from pipeline.stages.dataset.rows import Row, read_rows
 from pipeline.stages.dataset.sampling import Draw, Sample, draw
 from pipeline.store import Json
 
@@ -35,9 +35,9 @@ def freeze(
     Raises:
         UserError: the set does not exist, cannot be read, or has fewer usable samples than were asked for.
     """
-    files = resolve(dataset)
+    files = resolve_dataset(dataset)
     encoder = Encoder(checkpoint_dir)
-    train = files.rows(TRAIN)
+    train = _rows(files, TRAIN)
     calibration = draw(
         train,
         encoder,
@@ -48,7 +48,7 @@ def freeze(
         progress=progress,
     )
     has_heldout = HELDOUT in files.paths
-    rows = files.rows(HELDOUT) if has_heldout else train
+    rows = _rows(files, HELDOUT) if has_heldout else train
     heldout = draw(
         rows,
         encoder,
@@ -87,7 +87,11 @@ def freeze(
     return {key: value for key, value in facts.items() if key != "prompt"}
 
 
-def _check_counts(files: Files, draws: list[tuple[str, int, Draw, list[Row]]]) -> None:
+def _rows(files: DatasetFiles, split: str) -> list[Row]:
+    return read_rows(files.paths[split], files.column, files.any_kind)
+
+
+def _check_counts(files: DatasetFiles, draws: list[tuple[str, int, Draw, list[Row]]]) -> None:
     problems = []
     for purpose, wanted, drawn, rows in draws:
         if len(drawn.samples) < wanted:

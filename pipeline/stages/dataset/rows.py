@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import Fault, InvalidInput
+from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.reading import checked_json, open_file
-from pipeline.stages.dataset.hub import parquet_column
 
 _MOST_FAULTS = 20
 
@@ -26,7 +25,7 @@ class Row:
 def read_rows(path: Path, column: str | None, any_kind: bool = False) -> list[Row]:
     """All rows of a file: of `column` if it is given, else of messages; `any_kind` takes both, line by line."""
     if path.suffix == ".parquet":
-        return [Row(text=value) for value in parquet_column(path, column or "text")]
+        return [Row(text=value) for value in read_parquet_column(path, column or "text")]
     rows: list[Row] = []
     faults: list[Fault] = []
     with open_file(path) as lines:
@@ -77,3 +76,23 @@ def _message_problems(messages: Any) -> Iterator[str]:
             yield "every message needs a role"
         elif not isinstance(message.get("content"), str):
             yield "every message needs a content that is text"
+
+
+def read_parquet_column(path: Path, column: str) -> list[str]:
+    """One column of text of a Parquet file."""
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise UserError(
+            f"{path.name} is a Parquet file, and reading it needs pyarrow: pip install pyarrow; or give a file "
+            'of JSON lines: dataset: "local:my-set.jsonl", one {"text": …} a line'
+        ) from error
+    from pyarrow.lib import ArrowException
+
+    try:
+        values: list[str] = parquet.read_table(path, columns=[column]).column(column).to_pylist()
+    except (ArrowException, OSError, KeyError) as error:
+        raise UserError(f"{path}: is no Parquet file with a column {column!r}: {error}") from error
+    if not all(isinstance(value, str) for value in values):
+        raise UserError(f"{path}: column {column!r} holds other values than texts")
+    return values

@@ -51,7 +51,10 @@ def servers() -> Iterator[Servers]:
         yield Servers(exit)
 
 
-@pytest.fixture(params=["sqlite", "memory", *SERVERS])
+_SERVED = [pytest.param(kind, marks=pytest.mark.servers) for kind in SERVERS]
+
+
+@pytest.fixture(params=["sqlite", "memory", *_SERVED])
 def place(request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) -> Iterator[places.Place]:
     """A cache of each kind."""
     kind = request.param
@@ -66,7 +69,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) -> I
         backend.close()
 
 
-@pytest.fixture(params=list(SERVERS))
+@pytest.fixture(params=_SERVED)
 def served(request: pytest.FixtureRequest, servers: Servers) -> Iterator[places.Place]:
     """A cache in each kind of server."""
     made = PLACES[request.param](servers.running(request.param))

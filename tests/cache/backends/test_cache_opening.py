@@ -68,6 +68,22 @@ def test_an_address_that_is_none_is_told(url: str, wrong: str) -> None:
     assert "secret" not in str(told.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "wrong"),
+    [
+        ("redis://", "it names no host"),
+        ("http://host", "http:// is none of redis://"),
+        ("redis://host:port", "Port could not be cast"),
+        ("redis://host/1?ca=x&db=3", "db is no option: only ca is; ca needs rediss://"),
+        ("rediss://ada:lovelace@host", "put it into PIPELINE_CACHE_PASSWORD"),
+    ],
+)
+def test_an_address_of_redis_that_is_none(url: str, wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong) as told:
+        Address.parse(url)
+    assert "lovelace" not in str(told.value)
+
+
 def test_options_of_a_redis_client() -> None:
     address = Address.parse("valkeys://ada@cache.internal:7000/3?ca=/etc/ca.pem")
     assert str(address) == "cache.internal:7000/3"

@@ -18,6 +18,8 @@ from tests.support.cache_asking import NOW, entry, question, unit
 from tests.support.servers import PostgresServer, Unavailable
 from tests.support.waiting import wait_for
 
+pytestmark = pytest.mark.servers
+
 
 @pytest.fixture
 def server() -> Iterator[PostgresServer]:

@@ -14,9 +14,10 @@ from pipeline.cache.backend import BackendDown, Capacity
 from pipeline.cache.backends import open_backend
 from pipeline.cache.encryption import Sealed
 from pipeline.cache.password import PASSWORD
-from pipeline.cache.redis import Address
 from tests.support.cache_asking import NOW, entry, question
 from tests.support.servers import RedisServer, Unavailable
+
+pytestmark = pytest.mark.servers
 
 EYE = np.eye(8, dtype=np.float32)
 
@@ -140,22 +141,6 @@ def test_embeddings_that_are_sealed_are_not_given_to_the_query_engine() -> None:
         client.close()
         open_one.close()
         sealed.close()
-
-
-@pytest.mark.parametrize(
-    ("url", "wrong"),
-    [
-        ("redis://", "it names no host"),
-        ("http://host", "http:// is none of redis://"),
-        ("redis://host:port", "Port could not be cast"),
-        ("redis://host/1?ca=x&db=3", "db is no option: only ca is; ca needs rediss://"),
-        ("rediss://ada:lovelace@host", "put it into PIPELINE_CACHE_PASSWORD"),
-    ],
-)
-def test_an_address_that_is_none(url: str, wrong: str) -> None:
-    with pytest.raises(ValueError, match=wrong) as told:
-        Address.parse(url)
-    assert "lovelace" not in str(told.value)
 
 
 def make_certificate(folder: Path) -> tuple[str, str]:

@@ -1,23 +1,19 @@
-"""Deployments side by side: the ranking, the front, and how both are drawn."""
+"""Deployments side by side: the ranking and the front."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from functools import cache
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import InvalidInput, UserError
+from pipeline.errors import InvalidInput
 from pipeline.plan.model_facts import known_sizes
 from pipeline.plan.performance import Workload
 from pipeline.plan.performance.compare import Comparison, Question, compare
 from pipeline.plan.performance.front import front
-from pipeline.plan.performance.plots import front_lines, front_page, front_picture
-from pipeline.plan.performance.plots.axes import Axis
 from pipeline.plan.performance.workload import read_asked
 from pipeline.recipe import Recipe, Slo, load_recipe
 
@@ -103,72 +99,6 @@ def test_an_slo_that_nothing_meets_is_said_to_be_missed() -> None:
     seen = ask(of=strict)
     assert not seen.serving
     assert not seen.front
-    assert list(front_lines(seen, 100)) == []
-    assert "Nothing serves" in front_page(seen)
-    with pytest.raises(UserError, match=r"nothing to draw|matplotlib"):
-        front_picture(seen)
-
-
-class _Page(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.circles: list[dict[str, str | None]] = []
-        self.open: list[str] = []
-        self.links: list[str] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "circle":
-            self.circles.append(dict(attrs))
-        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
-def test_the_page_draws_each_load_and_needs_nothing_else() -> None:
-    page = _Page()
-    page.feed(front_page(found()))
-    assert not page.open
-    assert not page.links
-    assert len(page.circles) == len(found().places)
-    assert sum(one["class"] == "front" for one in page.circles) == len(found().front)
-    for one in page.circles:
-        assert 80 <= float(one["cx"] or 0) <= 940
-        assert 20 <= float(one["cy"] or 0) <= 480
-    text = " ".join(page.text)
-    assert all(place.option.label in text for place in found().places)
-
-
-@pytest.mark.parametrize("width", [40, 80, 200])
-def test_the_terminal_shows_the_whole_front(width: int) -> None:
-    lines = list(front_lines(found(), width))
-    drawn = lines[1 : lines.index(next(line for line in lines if "+--" in line))]
-    assert all(len(line) <= max(width, 34) for line in drawn)
-    assert all(any(place.option.label in line for line in lines) for place in found().front)
-
-
-def test_a_picture_is_a_png() -> None:
-    pytest.importorskip("matplotlib")
-    assert front_picture(found()).startswith(b"\x89PNG")
-
-
-def test_without_matplotlib_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(UserError, match=r"\[plot\].*\.html"):
-        front_picture(found())
-
-
-@given(st.lists(st.floats(0.01, 1e6), min_size=1, max_size=20))
-def test_an_axis_holds_all_values(values: list[float]) -> None:
-    axis = Axis.over(values)
-    assert all(0 <= axis.place(value) <= 1 for value in values)
-    assert all(axis.low <= mark <= axis.high for mark in axis.marks())
 
 
 def test_words_are_read_with_every_fault_at_once() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.cli.render.speed import forecast_lines
 from pipeline.contracts.models import known_model
 from pipeline.contracts.releases import Track
 from pipeline.models.sizes import LatentAttention
@@ -105,7 +106,7 @@ def test_a_forecast_brackets_what_it_computes() -> None:
     assert seen.curve[-1].batch == seen.concurrency == 32
     assert seen.meets_slo is True
     assert seen.gains == ()
-    assert all(len(line) <= 60 for line in seen.lines(60))
+    assert all(len(line) <= 60 for line in forecast_lines(seen, 60))
 
 
 def test_what_does_not_fit_has_no_forecast() -> None:
@@ -171,7 +172,7 @@ def test_the_sentence_about_accuracy_is_about_what_was_compared() -> None:
     assert seen is not None
     assert seen.tokens_per_s is not None
     assert seen.tokens_per_s.low is seen.tokens_per_s.high is seen.ttft_ms.low is None
-    text = " ".join(" ".join(seen.lines(100)).split())
+    text = " ".join(" ".join(forecast_lines(seen, 100)).split())
     assert "held aside" not in text
     assert "bracket" not in text
     assert text.count("weights in w4a8_awq") == 2

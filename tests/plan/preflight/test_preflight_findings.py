@@ -16,10 +16,10 @@ from pipeline.errors import InvalidInput
 from pipeline.models.architecture import FAMILIES
 from pipeline.plan.model_facts import known_sizes, with_sizes
 from pipeline.plan.preflight import allow, findings, refuse
+from pipeline.prepare.facts import read_settings
 from pipeline.recipe import Recipe, load_recipe, packaged
 from pipeline.recipe.quantization import KvCacheFormat
 from pipeline.runtimes.tensorrt.checkpoint import FORMATS
-from pipeline.stages.recipe_check import emission
 from tests.support.preflight.case import (
     AWQ,
     FP8,
@@ -188,7 +188,7 @@ def test_sizes_of_an_unknown_model_are_not_judged(tmp_path: Path) -> None:
 
 def test_one_that_is_explained_is_not_said_again_by_the_runtime() -> None:
     recipe = load_recipe(AWQ, ("quantization.kv_cache=fp8",))
-    written = emission(recipe)
+    written = read_settings(recipe)
     assert written.refusals
     found = findings(recipe, emitted=written)
     assert [one.rule for one in found if one.severity == "error"] == ["kvq.weight_combo"]
@@ -204,7 +204,7 @@ def test_a_finding_says_all() -> None:
 
 def test_what_may_be_allowed_hides_no_refusal_of_the_runtime() -> None:
     recipe = load_recipe(FP8, ("runtime.gpu=a100-sxm-80g",))  # whose builder would turn attention in FP8 off
-    found = allow(findings(recipe, emitted=emission(recipe)), frozenset({"sm.fp8"}))
+    found = allow(findings(recipe, emitted=read_settings(recipe)), frozenset({"sm.fp8"}))
     assert [one.rule for one in found if one.stops] == ["runtime.refuses"]
     with pytest.raises(InvalidInput, match=r"\[runtime\.refuses\]"):
         refuse(recipe, found)

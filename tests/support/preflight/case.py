@@ -11,8 +11,8 @@ from pipeline.plan.machine_facts import MachineFacts
 from pipeline.plan.model_facts import ModelFacts, known_models
 from pipeline.plan.preflight import Emission, Finding, findings
 from pipeline.plan.preflight.generated_config import DatasetFacts
+from pipeline.prepare.facts import read_settings
 from pipeline.recipe import load_recipe
-from pipeline.stages.recipe_check import emission
 
 FP8, LLAMA_70B, QWEN72, MIXTRAL = "llama-3.1-8b-fp8", "llama-3.3-70b-fp8", "qwen2.5-72b-fp8", "mixtral-8x7b"
 EAGLE, NVFP4, AWQ = "llama-3.1-8b-eagle3", "llama-3.3-70b-nvfp4", "llama-3.1-8b-int4-awq"
@@ -47,7 +47,7 @@ class Case:
     def findings(self) -> tuple[Finding, ...]:
         """Those of the rule."""
         recipe = load_recipe(self.recipe, self.overrides)
-        known, written = known_models(recipe), emission(recipe)
+        known, written = known_models(recipe), read_settings(recipe)
         models = self.models(known) if self.models else known
         found = findings(recipe, models, self.machine, self.emitted(written) if self.emitted else written)
         return tuple(one for one in found if one.rule == self.rule)

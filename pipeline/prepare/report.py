@@ -1,0 +1,278 @@
+"""What `pipeline plan` prints: findings, plan, memory, speed and alternatives; with `--compare`, deployments ranked.
+
+The facts are gathered first (`pipeline.prepare.facts`, `pipeline.prepare.model_probe`); all else computes from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pipeline.errors import InvalidInput, SourceError, UserError
+from pipeline.plan.memory import Alternative, MemoryPlan, ModelNeed, alternatives, demand_of, plan_memory
+from pipeline.plan.memory.tensors import parameters
+from pipeline.plan.memory.weights import weight_bytes
+from pipeline.plan.model_facts import checkpoints_of, with_sizes
+from pipeline.plan.performance import Asked, Forecast, forecast_recipe
+from pipeline.plan.performance.compare import Comparison, compare
+from pipeline.plan.plan import DRAFT, Plan
+from pipeline.plan.preflight import Emission, Finding, allow, findings
+from pipeline.plan.report import Outlook
+from pipeline.prepare.facts import (
+    RecipeFacts,
+    read_access,
+    read_recipe_facts,
+    read_settings,
+    serving_memory_bytes,
+)
+from pipeline.prepare.model_probe import ModelProbe, probe_models
+from pipeline.prepare.prepare import plan_build
+from pipeline.progress import Progress
+from pipeline.recipe import CpuRuntime, Recipe, load_recipe
+from pipeline.recipe.provenance import Provenance
+from pipeline.sources import is_offline
+from pipeline.store import Store, human_bytes
+
+# Of what the files of a checkpoint hold, that may be counted.
+_MOST = 1.03
+
+
+def make_report(
+    recipe: Recipe,
+    store: Store,
+    *,
+    offline: bool = False,
+    progress: Progress | None = None,
+    allowed: frozenset[str] = frozenset(),
+    asked: Asked | None = None,
+) -> Outlook:
+    """Gather the facts of a recipe and work out everything that can be known of its build.
+
+    What depends on a Hub that does not answer is left out, and `unknown` of the report says so.
+
+    Args:
+        offline: Do not ask the Hub; so does `HF_HUB_OFFLINE`.
+        allowed: Ids of rules whose errors are let pass.
+        asked: Lengths, prices and acceptance, beyond the recipe.
+
+    Raises:
+        InvalidInput: A config.json that is here, or that the Hub gives, cannot be read.
+    """
+    unknown: dict[str, str] = {}
+    offline = offline or is_offline()
+    probes = _probes(recipe, store, offline, progress, unknown)
+    facts = _with_probes(read_recipe_facts(recipe), probes)
+    access = None if offline else read_access(recipe, store)
+    ram = serving_memory_bytes(recipe)
+
+    found = allow(facts.findings(access), allowed)
+    plan, found = _plan(facts, store, offline, allowed, found, unknown)
+    memory = _memory(recipe, probes, facts.emitted, ram, unknown)
+    return Outlook(
+        recipe=recipe,
+        findings=found,
+        plan=plan,
+        memory=memory,
+        alternatives=_alternatives(recipe, memory) if memory is not None else (),
+        performance=_performance(recipe, memory, asked or Asked(), unknown) if memory is not None else None,
+        seen={role: _described(one) for role, one in probes.items()},
+        doubts=_doubts(recipe, probes) if memory is not None else (),
+        unknown=unknown,
+    )
+
+
+def compare_recipe(recipe: Recipe, store: Store, asked: Asked, *, offline: bool = False) -> Comparison:
+    """Rank GPUs, splits, formats and drafts for a recipe, each judged by preflight.
+
+    Args:
+        asked: GPUs, prices, lengths and acceptance.
+        offline: Do not ask the Hub.
+
+    Raises:
+        UserError: The recipe is for `cpu`, or the sizes of its models are not known.
+    """
+    if isinstance(recipe.runtime, CpuRuntime):
+        raise UserError("--compare is for recipes with runtime.kind tensorrt or pytorch; this one is for cpu")
+    probes = probe_models(recipe, store, offline=offline)
+    sizes = {role: model.sizes for role, model in probes.items() if model.sizes is not None}
+    for role in checkpoints_of(recipe):
+        if role not in probes:
+            raise UserError(f"the sizes of the {role} are not among those that we know; leave out --offline")
+        if role not in sizes:
+            raise UserError(f"the {role} is a {probes[role].architecture}, whose sizes cannot be read")
+    models = with_sizes(sizes)
+
+    def judge(changed: Recipe) -> tuple[str, ...]:
+        found = findings(changed, models, emitted=read_settings(changed))
+        return tuple(f"{one.problem} [{one.rule}]" for one in found if one.stops)
+
+    steps = read_settings(recipe).steps
+    return compare(recipe, sizes, asked.question(recipe.limits), steps=steps, judge=judge)
+
+
+def _probes(
+    recipe: Recipe, store: Store, offline: bool, progress: Progress | None, unknown: dict[str, str]
+) -> Mapping[str, ModelProbe]:
+    try:
+        return probe_models(recipe, store, offline=offline, progress=progress)
+    except InvalidInput:
+        raise
+    except UserError as error:
+        unknown["memory"] = str(error)
+        return probe_models(recipe, store, offline=True)
+
+
+def _with_probes(facts: RecipeFacts, probes: Mapping[str, ModelProbe]) -> RecipeFacts:
+    models = {
+        role: replace(one, sizes=probe.sizes, architecture=probe.architecture, weight_bytes=_bytes(probe))
+        if (probe := probes.get(role)) is not None
+        else one
+        for role, one in facts.models.items()
+    }
+    return replace(facts, models=models)
+
+
+def _plan(
+    facts: RecipeFacts,
+    store: Store,
+    offline: bool,
+    allowed: frozenset[str],
+    found: tuple[Finding, ...],
+    unknown: dict[str, str],
+) -> tuple[Plan | None, tuple[Finding, ...]]:
+    """The plan that a build would execute, and what preflight finds once its sources are settled."""
+    if any(finding.stops for finding in found):
+        unknown["plan"] = "a build is refused, see the findings"
+        return None, found
+    try:
+        prepared = plan_build(facts, store, offline=offline, allowed=allowed)
+    except SourceError as error:
+        unknown["plan"] = str(error)
+        return None, found
+    known = {(finding.rule, finding.keys, finding.problem) for finding in found}
+    more = (one for one in prepared.findings if (one.rule, one.keys, one.problem) not in known)
+    return prepared.plan, (*found, *more)
+
+
+def _memory(
+    recipe: Recipe,
+    models: Mapping[str, ModelProbe],
+    emitted: Emission,
+    ram: int | None,
+    unknown: dict[str, str],
+) -> MemoryPlan | None:
+    sizes = {role: one.sizes for role, one in models.items() if one.sizes is not None}
+    unread = [f"the {role} is a {one.architecture}" for role, one in models.items() if one.sizes is None]
+    if unread:
+        unknown["memory"] = f"{', '.join(unread)}, whose sizes cannot be read"
+        return None
+    try:
+        demand = demand_of(
+            recipe,
+            sizes,
+            emitted.steps,
+            ram,
+            {role: _unexplained(one) for role, one in models.items()},
+        )
+        if demand is not None:
+            fewer = [role for role, one in models.items() if _counted_share(recipe, role, one) > _MOST]
+            if not fewer:
+                return plan_memory(demand)
+            unknown["memory"] = "; ".join(_miscounted(role, models[role]) for role in fewer)
+            return None
+    except UserError as error:  # a GPU that is not known, which preflight explains, or a data type
+        unknown["memory"] = str(error)
+        return None
+    unknown.setdefault("memory", "offline, and the sizes of a model are not among those that we know")
+    return None
+
+
+def _doubts(recipe: Recipe, models: Mapping[str, ModelProbe]) -> tuple[str, ...]:
+    """Checkpoints that hold much more than is counted, such as layers that predict more tokens."""
+    more = [(role, one) for role, one in models.items() if _counted_share(recipe, role, one) < 2 - _MOST]
+    return tuple(_miscounted(role, one) for role, one in more)
+
+
+def _counted_share(recipe: Recipe, role: str, model: ModelProbe) -> float:
+    """What is counted of a checkpoint that is served as it is, over what its files hold; 1 where nobody can tell.
+
+    Of one that is not quantized, numbers are compared, since they may be published wider than they are served, and what
+    is there besides is counted (`_unexplained`).
+    """
+    sizes, totals = model.sizes, model.totals
+    chosen = (
+        recipe.draft.quantization
+        if role == DRAFT and recipe.draft is not None
+        else recipe.quantization.format
+    )
+    if sizes is None or totals is None or not totals.bytes or chosen != "none":
+        return 1.0
+    if sizes.stored == "none":
+        return max(1.0, sum(parameters(sizes).values()) / totals.weights)
+    return weight_bytes(ModelNeed(role, sizes, format=sizes.stored)) / totals.bytes
+
+
+def _miscounted(role: str, model: ModelProbe) -> str:
+    assert model.sizes is not None, "the caller looked"
+    assert model.totals is not None, "the caller looked"
+    counted = weight_bytes(ModelNeed(role, model.sizes, format=model.sizes.stored)) / 2**30
+    return (
+        f"the files of the {role} hold {model.totals.bytes / 2**30:.1f} GiB, of which {counted:.1f} GiB would be "
+        "explained by config.json: the checkpoint is not understood"
+    )
+
+
+def _performance(
+    recipe: Recipe, memory: MemoryPlan, asked: Asked, unknown: dict[str, str]
+) -> Forecast | None:
+    try:
+        return forecast_recipe(
+            recipe,
+            memory.demand,
+            acceptance=asked.acceptance,
+            prompt_tokens=asked.prompt_tokens,
+            output_tokens=asked.output_tokens,
+            sequences=memory.sequences,
+            gpu_hour=asked.prices.get(memory.demand.device),
+        )
+    except UserError as error:  # the GPU's peak rates are not among the data
+        unknown["performance"] = str(error)
+        return None
+
+
+def _alternatives(recipe: Recipe, memory: MemoryPlan) -> tuple[Alternative, ...]:
+    """Those that the recipe's rules and preflight let pass."""
+    found = alternatives(recipe, memory.demand)
+    return tuple(one for one in found if _passes(recipe.provenance, one.overrides))
+
+
+def _passes(provenance: Provenance, overrides: tuple[str, ...]) -> bool:
+    if provenance.file is None:
+        return True
+    try:
+        changed = load_recipe(provenance.file, (*provenance.overrides, *overrides))
+    except InvalidInput:
+        return False
+    return not any(finding.stops for finding in findings(changed, emitted=read_settings(changed)))
+
+
+def _unexplained(model: ModelProbe) -> int:
+    if model.totals is None or model.sizes is None or model.sizes.stored != "none":
+        return 0
+    return max(0, model.totals.weights - sum(parameters(model.sizes).values()))
+
+
+def _bytes(model: ModelProbe) -> int | None:
+    return model.totals.bytes if model.totals is not None else None
+
+
+def _described(model: ModelProbe) -> str:
+    if model.sizes is None and model.totals is None:
+        return f"a {model.architecture}, whose sizes cannot be read"
+    if model.totals is None:
+        assert model.sizes is not None, "just looked at"
+        count = sum(parameters(model.sizes).values())
+        return f"{count:,} weights, counted from sizes that are {model.origin}"
+    types = ", ".join(model.totals.dtypes)
+    size = human_bytes(model.totals.bytes)
+    return f"{model.totals.weights:,} weights of {types}, {size}, by the headers in {model.origin}"

@@ -1,0 +1,175 @@
+"""A checkpoint whose content is settled: the commit behind a revision, or the hashes of a local folder's files.
+
+A full commit is taken as it is, without asking anybody. Offline, a branch or tag is what it was when the store's
+checkpoint was fetched. Nothing is downloaded here; `pipeline.stages.fetch` brings the files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from pipeline.errors import SourceError
+from pipeline.extras import missing
+from pipeline.progress import Progress, Silent
+from pipeline.recipe import HubSource, LocalSource
+from pipeline.sources.selection import chosen_files
+from pipeline.store import FileEntry, FileHashes, Json, Store, digest_of
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_YES = {"1", "on", "yes", "true"}
+
+
+@dataclass(frozen=True, slots=True)
+class HubCheckpoint:
+    """One commit of a repository on the Hub. Its files are listed when they are fetched."""
+
+    repo: str  # org/name
+    commit: str  # 40 hexadecimal digits
+    allow_pickle: bool = False
+    # As the recipe says it.
+    revision: str | None = field(default=None, compare=False)
+    # The Hub is not asked; the store may have the files.
+    offline: bool = field(default=False, compare=False)
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return f"hf:{self.repo}"
+
+    @property
+    def identity(self) -> Mapping[str, Json]:
+        """What the key of the fetched artifact is made from."""
+        pickle: Mapping[str, Json] = {"allow_pickle": True} if self.allow_pickle else {}
+        return {"source": self.label, "commit": self.commit, **pickle}
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCheckpoint:
+    """The files of a folder as they were when they were resolved. Where the folder lies is no part of its identity."""
+
+    path: Path
+    files: Mapping[str, FileEntry]  # name -> size and hash, of the files that a fetch takes
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return f"local:{self.path}"
+
+    @property
+    def identity(self) -> Mapping[str, Json]:
+        """What the key of the fetched artifact is made from."""
+        content: Json = {
+            name: {"bytes": entry.bytes, "sha256": entry.sha256} for name, entry in self.files.items()
+        }
+        return {"source": "local", "content": digest_of(content)}
+
+
+ResolvedSource: TypeAlias = HubCheckpoint | LocalCheckpoint
+
+
+class CheckpointRequest(Protocol):
+    """What a recipe says of a checkpoint: its `model` and `draft` sections."""
+
+    @property
+    def source(self) -> HubSource | LocalSource: ...
+    @property
+    def revision(self) -> str | None: ...
+    @property
+    def allow_pickle(self) -> bool: ...
+
+
+def resolve_checkpoint(
+    request: CheckpointRequest,
+    *,
+    store: Store | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+) -> ResolvedSource:
+    """Settle which content a recipe's checkpoint means now.
+
+    Args:
+        request: Source, revision, and whether pickles are allowed.
+        store: Remembers the hashes of local files, and knows commits offline.
+        offline: Do not ask the Hub; so does `HF_HUB_OFFLINE`.
+        progress: Shows the hashing of local files, and retries.
+
+    Raises:
+        SourceError: It does not exist, or the Hub cannot be asked.
+        InvalidInput: A local folder holds links that lead out of it, or files that are not regular.
+    """
+    report = progress or Silent()
+    if isinstance(request.source, LocalSource):
+        hashes = FileHashes(None) if store is None else store.hashes
+        return _resolve_local(
+            request.source.path, allow_pickle=request.allow_pickle, hashes=hashes, progress=report
+        )
+    repo, revision = request.source.repo, request.revision
+    offline = offline or is_offline()
+    if revision is not None and _COMMIT.fullmatch(revision):
+        commit = revision
+    elif offline:
+        commit = _commit_in_store(repo, revision, store)
+    else:
+        commit = _commit_on_hub(repo, revision, report)
+    return HubCheckpoint(repo, commit, request.allow_pickle, revision, offline)
+
+
+def is_offline() -> bool:
+    """Whether `HF_HUB_OFFLINE` says that the Hub is not to be asked."""
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in _YES
+
+
+def find_fetched(source: HubSource, revision: str | None, store: Store) -> Path | None:
+    """Find the store's checkpoint of a Hub source at a revision (a commit, or the name it was fetched by)."""
+    for artifact in store.list():
+        settings, facts = artifact.manifest.settings, artifact.manifest.facts
+        ours = artifact.manifest.stage == "fetch" and settings.get("source") == str(source)
+        if ours and revision in (settings.get("commit"), facts.get("revision")):
+            return artifact.path
+    return None
+
+
+def _resolve_local(
+    path: Path, *, allow_pickle: bool, hashes: FileHashes, progress: Progress
+) -> LocalCheckpoint:
+    """Choose the files of a folder and hash them."""
+    folder, taken = chosen_files(path, allow_pickle=allow_pickle)
+    total = sum((path / name).stat().st_size for name in taken)
+    found: dict[str, FileEntry] = {}
+    with progress.task(f"read {path.name}", total, "B") as task:
+        for name in taken:
+            with folder.open(name) as stream:
+                digest = hashes.sha256(stream, path / name, task.advance)
+                found[name] = FileEntry(bytes=os.fstat(stream.fileno()).st_size, sha256=digest)
+    hashes.save()
+    return LocalCheckpoint(path, found)
+
+
+def _commit_on_hub(repo: str, revision: str | None, progress: Progress) -> str:
+    try:
+        from pipeline.sources.hub import Hub
+    except ImportError as error:
+        raise missing(f"hf:{repo}: the Hub", error, "hub") from error
+    return Hub.from_environment().commit_of(repo, revision, progress.say)
+
+
+def _commit_in_store(repo: str, revision: str | None, store: Store | None) -> str:
+    """The commit that `revision` was when it was fetched last."""
+    seen: dict[str, object] = {}
+    for artifact in store.list() if store is not None else ():
+        manifest = artifact.manifest
+        if manifest.stage == "fetch" and manifest.settings.get("source") == f"hf:{repo}":
+            commit = str(manifest.settings["commit"])
+            if manifest.facts.get("revision") == revision:
+                return commit
+            seen[commit] = manifest.facts.get("revision")
+    asked = f"revision {revision!r}" if revision else "the default branch"
+    known = ", ".join(seen) or "nothing of this repository"
+    raise SourceError(
+        f"hf:{repo}: offline, {asked} cannot be resolved; set revision to a full commit (the store holds: {known})"
+    )

@@ -1,0 +1,242 @@
+"""Calibration sets: what defines one, which files it has, and what the plan keys are made from.
+
+A recipe names a local file of JSON lines, or a set that `calibration/<name>.yaml` defines:
+
+    name: support
+    description: what it is
+    license: Apache-2.0
+    format: messages                        # messages, or text
+    column: article                         # with text: which column holds it (default: text)
+    splits: {train: a.jsonl, heldout: b.jsonl}   # relative to the definition, or paths in the repository of `hub`
+    hub: {repo: org/name, revision: <commit>}    # optional: the files lie on the Hugging Face Hub
+
+A revision must be a commit, so that a plan needs no network and the same recipe means the same text tomorrow. Files on
+the Hub come through huggingface_hub (its cache, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE), without the `datasets`
+library: no code of a repository is ever run. Rows are read by `pipeline.stages.dataset`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.errors import Fault, InvalidInput, SourceError, UserError
+from pipeline.extras import missing
+from pipeline.recipe.source import LocalSource, NamedDataset
+from pipeline.resources import folder
+from pipeline.store import Json
+
+TRAIN, HELDOUT = "train", "heldout"
+_KEYS = {"name", "description", "license", "format", "column", "splits", "hub"}
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetRepository:
+    """A data set on the Hub, at one commit."""
+
+    repo: str
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetDefinition:
+    """What `calibration/<name>.yaml` says."""
+
+    path: Path
+    name: str
+    column: str | None  # of text; None: the rows are messages
+    train: str
+    heldout: str | None
+    license: str
+    hub: DatasetRepository | None
+
+
+def known_sets() -> list[str]:
+    """The names that a recipe may use."""
+    return sorted(path.stem for path in folder("calibration").glob("*.yaml"))
+
+
+def read_definition(name: str) -> DatasetDefinition:
+    """Read the definition of a named set.
+
+    Raises:
+        UserError: There is no such set, or its file is not YAML.
+        InvalidInput: With everything that is wrong with it.
+    """
+    path = folder("calibration") / f"{name}.yaml"
+    if not path.exists():
+        raise UserError(
+            f"there is no calibration set {name!r}; known are {', '.join(known_sets())} "
+            '(or give a file: dataset: "local:my-set.jsonl")'
+        )
+    return parse_definition(path)
+
+
+def parse_definition(path: Path) -> DatasetDefinition:
+    """Read a definition; see `read_definition`."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not valid YAML: {error}") from error
+    faults = list(_faults(content))
+    if faults:
+        raise InvalidInput(
+            "calibration set",
+            [Fault(f.problem, where=str(path), key=f.key, value=f.value, fix=f.fix) for f in faults],
+        )
+    hub = content.get("hub")
+    return DatasetDefinition(
+        path=path,
+        name=content["name"],
+        column=content.get("column", "text") if content["format"] == "text" else None,
+        train=content["splits"]["train"],
+        heldout=content["splits"].get("heldout"),
+        license=content.get("license", "not stated"),
+        hub=DatasetRepository(hub["repo"], hub["revision"]) if hub else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetFiles:
+    """The files of a data set on this machine."""
+
+    name: str
+    license: str
+    column: str | None  # of text; None: the rows are messages, or either
+    # A line may hold a text or messages.
+    any_kind: bool
+    # Split -> file. Without "heldout", held-out samples are drawn from the rest of "train".
+    paths: dict[str, Path]
+
+    def digests(self) -> dict[str, Json]:
+        """Split -> SHA-256 (hex) of its file."""
+        return {split: sha256_of(path) for split, path in sorted(self.paths.items())}
+
+
+def resolve_dataset(dataset: NamedDataset | LocalSource) -> DatasetFiles:
+    """Find the files of a set; those on the Hub are downloaded.
+
+    Raises:
+        UserError: There is no such set or file.
+        SourceError: The Hub does not give a file.
+    """
+    if isinstance(dataset, LocalSource):
+        _must_exist(dataset.path, f"dataset local:{dataset.path}")
+        return DatasetFiles(dataset.path.name, "not stated", None, True, {TRAIN: dataset.path})
+    definition = read_definition(dataset.name)
+    names = {TRAIN: definition.train, HELDOUT: definition.heldout}
+    paths = {split: _file(definition, name) for split, name in names.items() if name}
+    return DatasetFiles(definition.name, definition.license, definition.column, False, paths)
+
+
+def dataset_identity(dataset: NamedDataset | LocalSource) -> dict[str, Json]:
+    """What a plan depends on: the name, and the digests of local files or the commit on the Hub.
+
+    Nothing is downloaded.
+    """
+    if isinstance(dataset, NamedDataset):
+        definition = read_definition(dataset.name)
+        if definition.hub is not None:
+            splits: dict[str, Json] = {TRAIN: definition.train, HELDOUT: definition.heldout}
+            return {
+                "dataset": definition.name,
+                "repo": definition.hub.repo,
+                "revision": definition.hub.revision,
+                "column": definition.column,
+                "splits": splits,
+            }
+    files = resolve_dataset(dataset)
+    return {"dataset": files.name, "column": files.column, "files": files.digests()}
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _file(definition: DatasetDefinition, name: str) -> Path:
+    if definition.hub is not None:
+        return download_file(definition.hub, name)
+    path = definition.path.parent / name
+    _must_exist(path, f"calibration set {definition.name} ({definition.path})")
+    return path
+
+
+def _must_exist(path: Path, what: str) -> None:
+    if not path.is_file():
+        raise UserError(f"{what}: there is no file {path}")
+
+
+def _faults(content: Any) -> Iterator[Fault]:
+    if not isinstance(content, dict):
+        yield Fault("must be a mapping")
+        return
+    for key in sorted(set(content) - _KEYS):
+        yield Fault("is not a key of a calibration set", key=key, fix=f"known are {', '.join(sorted(_KEYS))}")
+    if not isinstance(content.get("name"), str):
+        yield Fault("must be text", key="name", value=content.get("name"))
+    if content.get("format") not in ("messages", "text"):
+        yield Fault("must be messages or text", key="format", value=content.get("format"))
+    if "column" in content and content.get("format") == "messages":
+        yield Fault("goes with format text only", key="column", value=content["column"])
+    splits = content.get("splits")
+    if not isinstance(splits, dict) or not isinstance(splits.get("train"), str):
+        yield Fault("must name a file", key="splits.train")
+    hub = content.get("hub")
+    if hub is not None:
+        if not isinstance(hub, dict) or not isinstance(hub.get("repo"), str):
+            yield Fault("must be organisation/name", key="hub.repo")
+        elif not _COMMIT.fullmatch(str(hub.get("revision"))):
+            yield Fault(
+                "must be a commit", key="hub.revision", value=hub.get("revision"), fix="40 hex digits"
+            )
+
+
+def download_file(hub: DatasetRepository, file: str) -> Path:
+    """Find a file of a repository in huggingface_hub's cache; download it if it is not there.
+
+    Raises:
+        SourceError: The Hub does not give it.
+    """
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import (
+            EntryNotFoundError,
+            GatedRepoError,
+            HfHubHTTPError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+    except ImportError as error:
+        raise missing(_where(hub, file), error, "hub") from error
+    try:
+        path: str = hf_hub_download(hub.repo, file, repo_type="dataset", revision=hub.revision)
+    except GatedRepoError as error:
+        raise SourceError(
+            f"{_where(hub, file)} is gated: accept its terms there, and set HF_TOKEN"
+        ) from error
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise SourceError(f"{_where(hub, file)}: no such repository or revision") from error
+    except LocalEntryNotFoundError as error:
+        raise SourceError(
+            f"{_where(hub, file)} is not in the local cache and the hub cannot be reached; "
+            'give a file instead: dataset: "local:my-set.jsonl", one {"text": …} or {"messages": […]} a line'
+        ) from error
+    except EntryNotFoundError as error:
+        raise SourceError(f"{_where(hub, file)}: the repository has no such file") from error
+    except (HfHubHTTPError, OSError) as error:
+        raise SourceError(f"{_where(hub, file)} cannot be downloaded: {error}") from error
+    return Path(path)
+
+
+def _where(hub: DatasetRepository, file: str) -> str:
+    return f"data set hf:{hub.repo}@{hub.revision[:8]} ({file})"
