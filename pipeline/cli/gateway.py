@@ -8,14 +8,14 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.options import set_option, store_option
+from pipeline.cli.options import complete_recipe, set_option, store_option
 
 # gRPC writes of lost connections to standard error by itself. It reads this when it is imported, hence not before here.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 @click.command(name="gateway")
-@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE…")
+@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE…", shell_complete=complete_recipe)
 @set_option
 @store_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
