@@ -30,7 +30,7 @@ from pipeline.plan.preflight.generated_config import DatasetFacts
 from pipeline.plan.tokenizer_facts import TokenizerFacts
 from pipeline.progress import Progress
 from pipeline.recipe import Checkpoint, CpuRuntime, HubSource, LocalSource, Recipe
-from pipeline.runtimes.base import Runtime, runtime_of
+from pipeline.runtimes import Runtime, runtime_of
 from pipeline.sources import HubCheckpoint, ResolvedSource, find_fetched, resolve_checkpoint
 from pipeline.sources.dataset import dataset_identity, read_definition
 from pipeline.sources.selection import chosen_files
