@@ -22,7 +22,7 @@ from pipeline.machine.docker_images import Image
 from pipeline.machine.inventory import take
 from pipeline.machine.software import Software, software_here, software_of_image
 from pipeline.plan.machine_facts import MachineFacts
-from pipeline.plan.preflight import Finding, Needs, Serving, allow, machine_findings
+from pipeline.plan.preflight import Finding, MachineNeeds, ServingNeeds, allow, machine_findings
 from pipeline.plan.preflight.needs import Where
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.launch_gpu import LaunchPlan, Place, plan_launch
@@ -56,16 +56,16 @@ def preflight(
     return machine_findings(needs, facts)
 
 
-def needs_of(deployment: Deployment, plan: LaunchPlan | None, where: Where) -> Needs:
+def needs_of(deployment: Deployment, plan: LaunchPlan | None, where: Where) -> MachineNeeds:
     """What a package asks of a machine."""
     required = deployment.requirements
     if required is None or plan is None:
-        return Needs(deployment.name, deployment.runtime, where=where)
-    return Needs(
+        return MachineNeeds(deployment.name, deployment.runtime, where=where)
+    return MachineNeeds(
         name=deployment.name,
         kind=deployment.runtime,
         values={"runtime.gpu": required.gpu, "runtime.version": required.tensorrt_llm},
-        serving=Serving(
+        serving=ServingNeeds(
             version=required.tensorrt_llm,
             image=required.image,
             driver=required.driver,

@@ -21,7 +21,7 @@ from pathlib import Path
 from pipeline.errors import ServerError, UserError
 from pipeline.machine.docker_images import find_image, pull_image
 from pipeline.machine.host import mpi_slots
-from pipeline.plan.preflight import Finding, said
+from pipeline.plan.preflight import Finding, finding_lines
 from pipeline.progress import Progress, Silent, Task
 from pipeline.serving.launch import Launcher, ServeOptions
 from pipeline.serving.launch_docker import DockerLauncher
@@ -273,6 +273,6 @@ def _docker_launcher(
 
 def _report(deployment: Deployment, found: tuple[Finding, ...], progress: Progress) -> None:
     """Print the warnings, and the errors that are allowed. Raises InvalidInput with all other errors."""
-    for line in said(found):
+    for line in finding_lines(found):
         progress.say(line)
     refuse(deployment, found)
