@@ -47,7 +47,7 @@ class _Anything:
     def __getattr__(self, name: str) -> Any:
         return self
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *_: Any) -> Any:
         return self
 
     def __iter__(self) -> Any:
