@@ -14,10 +14,9 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-import yaml
-
 from pipeline.contracts.gpus import gpu
 from pipeline.errors import UserError
+from pipeline.resources import parse_yaml
 
 Arithmetic = Literal["bf16", "fp8", "int8", "fp4"]
 
@@ -71,7 +70,7 @@ def all_rates() -> tuple[Rates, ...]:
 @cache
 def _all() -> Mapping[str, Rates]:
     file = resources.files("pipeline.contracts") / "data" / "gpu_rates.yaml"
-    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return {entry["gpu"]: _read(entry) for entry in data["rates"]}
 
 

@@ -13,10 +13,9 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-import yaml
-
 from pipeline.contracts.gpus import gpu
 from pipeline.contracts.releases import Track
+from pipeline.resources import parse_yaml
 
 Family = Literal["ampere", "ada", "hopper", "blackwell", "rtx-blackwell"]
 # The first compute capability (times 10) of each generation, oldest first.
@@ -87,5 +86,5 @@ _DATA_CENTER = (80, 90, 100, 103)
 def fitted() -> Mapping[str, Any]:
     """The whole of `data/efficiency.yaml`."""
     file = resources.files("pipeline.plan.performance") / "data" / "efficiency.yaml"
-    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return data
