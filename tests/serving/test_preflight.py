@@ -11,13 +11,12 @@ from pipeline.contracts.gpus import gpus
 from pipeline.errors import InvalidInput
 from pipeline.machine.gpus import GpuSeen, read_gpus, visible
 from pipeline.machine.software import Software
-from pipeline.plan.gpu_names import contract_name
-from pipeline.plan.machine_facts import DiskFacts, DockerFacts, GpuFacts, GpuLink, MachineFacts
+from pipeline.plan.machine_facts import DiskFacts, DockerFacts, GpuFacts, GpuLink, MachineFacts, contract_name
 from pipeline.plan.preflight import Finding, allow
 from pipeline.plan.preflight.needs import Where
 from pipeline.plan.preflight.software import release_of
-from pipeline.serving.gpu_launch import LaunchPlan, Place, plan_launch
 from pipeline.serving.launch import Ports
+from pipeline.serving.launch_gpu import LaunchPlan, Place, plan_launch
 from pipeline.serving.preflight import port_findings, preflight, refuse
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
