@@ -11,13 +11,15 @@ from collections.abc import Iterator, Mapping
 
 from pipeline.contracts.rules import rule
 from pipeline.models.sizes import ModelSizes
+from pipeline.plan.parallelism import Parallelism
+from pipeline.plan.plan import rank_exports
 from pipeline.plan.preflight import fitting
 from pipeline.plan.preflight.context import Model, Subject
 from pipeline.plan.preflight.finding import Check, Said
 from pipeline.recipe.validators import AWQ
 
 PIPELINE, EXPERT = "runtime.pipeline_parallel", "runtime.expert_parallel"
-BLOCK = "quantization.awq_block_size"
+BLOCK, EXPORTS = "quantization.awq_block_size", "quantization.export_tensor_parallel"
 
 
 def _attention_heads(subject: Subject) -> Iterator[Said]:
@@ -124,8 +126,9 @@ def _columns(sizes: ModelSizes) -> tuple[int, ...]:
 def _awq_blocks(subject: Subject) -> Iterator[Said]:
     block = subject.recipe.quantization.awq_block_size
     for model, sizes in subject.sized:
-        whole = any(columns % block for columns in _columns(sizes))  # then no split is to blame
-        if not _has_awq(subject, model) or whole or fitting.blocks_split(sizes, model.split, block):
+        # Where blocks do not divide the model as a whole, no split is to blame.
+        uneven = any(columns % block for columns in _columns(sizes))
+        if not _has_awq(subject, model) or uneven or fitting.blocks_split(sizes, model.split, block):
             continue
         halved = block == 128 and fitting.blocks_split(sizes, model.split, 64) and _has_blocks_of_64(subject)
         attention, inner = sizes.heads * sizes.head_dim, fitting.inner_per_rank(sizes, model.split)[0]
@@ -225,6 +228,29 @@ def _world(subject: Subject) -> Iterator[Said]:
         )
 
 
+def _exports(subject: Subject) -> Iterator[Said]:
+    """Tensor-parallel sizes that calibration exports besides those of the engine."""
+    model, sizes, recipe = subject.target, subject.target.sizes, subject.recipe
+    if sizes is None or model.format == "none":
+        return
+    group = recipe.quantization.awq_block_size if _has_awq(subject, model) else None
+    for split in rank_exports(recipe, model.role):
+        faults = [] if split == model.split else list(_export_faults(sizes, split, group))
+        if faults:
+            yield Said((EXPORTS, model.source_key), f"{split.tensor} {' and '.join(faults)}")
+
+
+def _export_faults(sizes: ModelSizes, split: Parallelism, group: int | None) -> Iterator[str]:
+    if not fitting.heads_split(sizes, split.tensor):
+        yield f"does not divide the {sizes.heads} attention heads"
+    if not fitting.kv_heads_split(sizes, split.tensor):
+        yield f"neither divides the {sizes.kv_heads} key-value heads nor is divided by them"
+    if not fitting.width_splits(sizes, split):
+        yield f"does not divide the {sizes.intermediate} feed-forward columns"
+    elif group is not None and not fitting.blocks_split(sizes, split, group):
+        yield f"leaves columns a rank which groups of {group} do not divide"
+
+
 def _has_awq(subject: Subject, model: Model) -> bool:
     auto = subject.recipe.quantization.auto
     return model.format in AWQ or (
@@ -253,6 +279,7 @@ CHECKS: Mapping[str, Check] = {
     "quantization.groups": _groups,
     "quantization.w4a8_group": _w4a8_groups,
     "tp.awq_block": _awq_blocks,
+    "quantization.exports": _exports,
     "vocab.pad_tp": _padded_vocabulary,
     "vocab.pad_awq": _padded_for_awq,
     "pp.layers": _layers,
