@@ -56,18 +56,18 @@ import sys, tempfile
 from pathlib import Path
 from tokenizers import Tokenizer, models, pre_tokenizers
 from pipeline.client import AsyncClient, ChatTemplate
-from pipeline.gateway.queue import Admission
+from pipeline.gateway.limits import FairQueue
 from pipeline.gateway.app import Gateway
-from pipeline.gateway.served import Bounds, Served
+from pipeline.gateway.served_model import ServedModel, TokenLimits
 from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.tenants import Tenants
 
 template = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\\n{% endfor %}")
 tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
 tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-served = Served(
-    name="tiny", created=0, deployment="", plain=AsyncClient(sys.argv[1], template=template),
-    template=template, tokenizer=tokenizer, bounds=Bounds(4096, 4096), admission=Admission(64, max_waiting=256),
+served = ServedModel(
+    name="tiny", created=0, deployment="", client=AsyncClient(sys.argv[1], template=template),
+    template=template, tokenizer=tokenizer, limits=TokenLimits(4096, 4096), queue=FairQueue(64, max_waiting=256),
 )
 server = GatewayServer(Gateway({"tiny": served}, Tenants()), "127.0.0.1", 0)
 server.on_start = lambda: print(server.port, flush=True)

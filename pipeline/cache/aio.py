@@ -21,8 +21,7 @@ from pipeline.cache.replay import Replay
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.stream import Asked, CachedStreamBase, Request, keep
 from pipeline.cache.subscriber import AsyncPassage
-from pipeline.client import Answer, AsyncClient, AsyncStream, Chunk
-from pipeline.client.base import Prompt
+from pipeline.client import Answer, AsyncClient, AsyncStream, Chunk, Prompt
 
 
 class AsyncCachingClient:

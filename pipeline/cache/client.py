@@ -19,8 +19,7 @@ from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.single_flight import Flight, Flights
 from pipeline.cache.stream import Asked, CachedStreamBase, Request, keep
 from pipeline.cache.subscriber import Passage
-from pipeline.client import Answer, Chunk, Client, Stream
-from pipeline.client.base import Prompt
+from pipeline.client import Answer, Chunk, Client, Prompt, Stream
 
 
 class CachingClient:

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.client.chunk import FinishReason
+from pipeline.client import FinishReason
 
 FORMAT = 1
 # format, finish reason, what the arrays hold, chunks, bytes of text, input and output tokens, created and expires (s)

@@ -20,8 +20,7 @@ from pipeline.cache.entry import Entry, Piece
 from pipeline.cache.hot_tier import Recent
 from pipeline.cache.key import Question
 from pipeline.cache.lifetime import Lifetime
-from pipeline.client.chunk import FinishReason
-from pipeline.client.stats import Cached
+from pipeline.client import Cached, FinishReason
 
 _log = logging.getLogger(__name__)
 # What the cache was doing when something failed; `failed_<step>` is its counter.

@@ -14,8 +14,7 @@ from pipeline.cache.replay import Replay
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.single_flight import Flight
 from pipeline.cache.subscriber import AsyncPassage, Passage
-from pipeline.client import Answer, AsyncStream, FinishReason, Refused, Sampling, Stats, Stream
-from pipeline.client.base import Prompt
+from pipeline.client import Answer, AsyncStream, FinishReason, Prompt, Refused, Sampling, Stats, Stream
 
 _Source = TypeVar("_Source", Replay | Passage | Stream, Replay | AsyncPassage | AsyncStream)
 

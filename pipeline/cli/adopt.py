@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from pipeline import progress as progress_to
 from pipeline.cli.options import allow_option, recipe_argument, store_option
+from pipeline.cli.output import reporter
 
 
 @click.command(name="adopt")
@@ -42,7 +42,7 @@ def command(
     from pipeline.store import Store
 
     loaded = load_recipe(recipe, overrides)
-    report = progress_to.for_stream()
+    report = reporter()
     shelf = Store.at(store)
     prepared = prepare(loaded, shelf, offline=offline, progress=report, allowed=allowed)
     found = shelf.find(prepared.plan[step].key)

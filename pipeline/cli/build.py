@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from pipeline import progress as progress_to
 from pipeline.cli.options import allow_option, gpus_option, recipe_argument, store_option
+from pipeline.cli.output import note, print_json, reporter, short_path
 
 if TYPE_CHECKING:
     from pipeline.stages import HandoverScript, Outcome
@@ -82,7 +81,7 @@ def command(
     from pipeline.store import Store, human_bytes
 
     loaded = load_recipe(recipe, overrides)
-    report = progress_to.Silent() if as_json else progress_to.for_stream()
+    report = reporter(silent=as_json)
     shelf = Store.at(store)
     prepared = prepare(loaded, shelf, offline=offline, progress=report, allowed=allowed)
     if dry_run:
@@ -90,12 +89,15 @@ def command(
         return
 
     outcomes: list[Outcome] = []
+    root = shelf.root if store is not None else None
 
     def show(outcome: Outcome) -> None:
         outcomes.append(outcome)
         took = f"made in {outcome.seconds:.1f} s" if outcome.made else "in the store"
         size = human_bytes(outcome.artifact.manifest.total_bytes)
-        report.say(f"  {outcome.step.name:<17} {took:<16} {size:>10}  {outcome.artifact.path}")
+        report.say(
+            f"  {outcome.step.name:<17} {took:<16} {size:>10}  {short_path(outcome.artifact.path, root)}"
+        )
 
     start = time.monotonic()
     choice = ExecutorChoice(executor, executor_timeout_s, gpus)
@@ -106,7 +108,7 @@ def command(
         _print_script(loaded.name, last, as_json)
         return
     if as_json:
-        click.echo(json.dumps(_summary(loaded.name, last.path, outcomes), indent=2))
+        print_json(_summary(loaded.name, last.path, outcomes))
         return
     made = sum(outcome.made for outcome in outcomes)
     report.say(f"{loaded.name}: {made} of {len(outcomes)} steps made in {time.monotonic() - start:.1f} s")
@@ -124,12 +126,12 @@ def _print_script(recipe: str, script: HandoverScript, as_json: bool) -> None:
             "handed_over": [{"step": step.name, "artifact": step.key.name} for step in script.waiting],
             "next": list(script.following),
         }
-        click.echo(json.dumps(summary, indent=2))
+        print_json(summary)
         return
     click.echo(str(script.path))
     steps = " and ".join(step.name for step in script.waiting)
     lines = [f"{recipe}: run that script on a machine that can, for {steps}; with its folders here:"]
-    click.echo("\n".join([*lines, *(f"next: {command}" for command in script.following)]), err=True)
+    note("\n".join([*lines, *(f"next: {command}" for command in script.following)]))
 
 
 def _summary(name: str, path: Path, outcomes: list[Outcome]) -> dict[str, object]:

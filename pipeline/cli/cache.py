@@ -20,12 +20,12 @@ from pipeline.cache.key import tenant_id
 from pipeline.cache.redaction import Redaction
 from pipeline.cache.setup import CacheSettings
 from pipeline.cli.cache_tune import tune
-from pipeline.cli.options import opened, output_option, set_option, store_option
+from pipeline.cli.options import complete_recipe, json_option, opened, output_option, set_option, store_option
+from pipeline.cli.output import note, print_json
 from pipeline.errors import UserError
 from pipeline.extras import missing
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ _ADDRESS = re.compile(r"://|\.db$")
 def of_cache(function: Callable[..., Any]) -> Callable[..., Any]:
     """RECIPE or ADDRESS, with what belongs to it, as `target`."""
 
-    @click.argument("cache", metavar="RECIPE|ADDRESS")
+    @click.argument("cache", metavar="RECIPE|ADDRESS", shell_complete=complete_recipe)
     @click.option(
         "--name",
         default="pipeline",
@@ -141,7 +141,7 @@ def stats(target: Target, as_json: bool) -> None:
         fill, place = backend.fill(), backend.describe()
     if as_json:
         oldest = None if fill.oldest is None else _time(fill.oldest)
-        _print(
+        print_json(
             {
                 **place,
                 "entries": fill.entries,
@@ -171,7 +171,7 @@ def show(target: Target, as_json: bool, limit: int, key: str | None) -> None:
     if key is not None and not found:
         raise UserError(f"no answer has a key that begins with {key}")
     if as_json:
-        _print([_row(kept) for kept in found])
+        print_json([_row(kept) for kept in found])
         return
     for kept in found:
         text = kept.entry.text if key is not None else _line(kept.entry.text)
@@ -198,11 +198,11 @@ def audit(target: Target, as_json: bool) -> None:
                 held.append({"key": kept.key.hex(), "holds": objection, "created": _time(kept.entry.created)})
         unreadable = backend.unreadable()
     if as_json:
-        _print({"checked": checked, "held": held, "unreadable": unreadable})
+        print_json({"checked": checked, "held": held, "unreadable": unreadable})
     else:
         for row in held:
             click.echo(f"{row['key'][:12]}  {row['created']}  holds {row['holds']}")
-        click.echo(f"{checked} answers checked, {len(held)} hold what may not be kept", err=True)
+        note(f"{checked} answers checked, {len(held)} hold what may not be kept")
         if unreadable:
             click.echo(
                 "Some entries cannot be read: damaged, or sealed with another key than $PIPELINE_CACHE_KEY",
@@ -305,7 +305,3 @@ def _time(seconds: float) -> str:
 def _line(text: str, most: int = 90) -> str:
     flat = " ".join(text.split())
     return flat if len(flat) <= most else flat[: most - 1] + "…"
-
-
-def _print(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))

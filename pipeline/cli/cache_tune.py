@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import click
 
-from pipeline.cli.options import opened, set_option, store_option
+from pipeline.cli.options import complete_recipe, json_option, opened, set_option, store_option
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.extras import missing
 
@@ -31,7 +31,7 @@ _LINES = click.File(encoding="utf-8", errors="surrogateescape")
 
 
 @click.command()
-@click.argument("recipe", required=False)
+@click.argument("recipe", required=False, shell_complete=complete_recipe)
 @click.option("--pairs", type=_LINES, metavar="FILE", help="Labelled pairs.")
 @click.option("--log", type=_LINES, metavar="FILE", help="Questions without labels.")
 @click.option(
@@ -64,7 +64,7 @@ _LINES = click.File(encoding="utf-8", errors="surrogateescape")
 @click.option(
     "--scorer/--no-scorer", default=None, help="Whether the learned scorer decides; by default where it can."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+@json_option
 @set_option
 @store_option
 @click.pass_context

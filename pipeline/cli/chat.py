@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.connection import as_pipeline_error, connected
-from pipeline.cli.options import set_option, store_option
+from pipeline.cli.options import complete_recipe, set_option, store_option
+from pipeline.cli.output import note
 from pipeline.cli.request_options import asking_options, describe, find
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ Ctrl-C stops an answer."""
 
 
 @click.command(name="chat", epilog="In the conversation: /reset, /system TEXT, /stats, /help, /quit.")
-@click.argument("recipe", required=False)
+@click.argument("recipe", required=False, shell_complete=complete_recipe)
 @set_option
 @store_option
 @asking_options
@@ -65,7 +66,7 @@ class _Chat:
         if interactive:
             client = self._connection.client
             client.model()  # says now if there is nobody
-            click.echo(f"{client.model_name} on {client.url}; /help tells what there is", err=True)
+            note(f"{client.model_name} on {client.url}; /help tells what there is")
         for line in _typed() if interactive else sys.stdin:
             text = line.strip()
             if text == "/quit":
@@ -81,20 +82,20 @@ class _Chat:
         match name:
             case "/reset":
                 self._talk.reset()
-                note = "forgotten"
+                reply = "forgotten"
             case "/system" if rest:
                 self._talk.reset()
                 self._talk.system = rest.strip()
-                note = "forgotten; the system prompt is set"
+                reply = "forgotten; the system prompt is set"
             case "/system":
-                note = self._talk.system or "no system prompt"
+                reply = self._talk.system or "no system prompt"
             case "/stats":
-                note = self._figures
+                reply = self._figures
             case "/help":
-                note = _HELP
+                reply = _HELP
             case _:
-                note = f"no command {name}\n{_HELP}"
-        click.echo(note, err=True)
+                reply = f"no command {name}\n{_HELP}"
+        click.echo(reply, err=True)
 
     def _turn(self, question: str) -> None:
         """One answer. A conversation that got too long for the model loses its oldest turns."""

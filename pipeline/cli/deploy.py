@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline import progress as progress_to
-from pipeline.cli.options import gpus_option, set_option, store_option
+from pipeline.cli.options import complete_recipe, gpus_option, set_option, store_option
+from pipeline.cli.output import reporter
 from pipeline.cli.serving import package_of, serving_options, stop_on_signals
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="deploy")
-@click.argument("recipe", metavar="[RECIPE]", required=False)
+@click.argument("recipe", metavar="[RECIPE]", required=False, shell_complete=complete_recipe)
 @set_option
 @store_option
 @click.option(
@@ -88,7 +88,7 @@ def command(
         raise click.UsageError("name a RECIPE, or a folder with --package")
     if as_json and not dry_run:
         raise click.UsageError("--json goes with --dry-run")
-    report = progress_to.Silent() if as_json else progress_to.for_stream()
+    report = reporter(silent=as_json)
     shelf = Store.at(store)
     words: tuple[str, ...] = ()
     foreseen: DeploymentPreview | None = None

@@ -1,4 +1,4 @@
-"""From the recipes that a gateway is to serve to their packages and to the Triton servers that run them."""
+"""Finds the package of each recipe that a gateway serves, and the Triton servers that run it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import UserError
-from pipeline.gateway.served import Served, template_of
-from pipeline.gateway.tools.dialect import dialect_of
+from pipeline.gateway.served_model import ServedModel, load_chat_template
+from pipeline.gateway.tools.dialects import dialect_of
 from pipeline.prepare import prepare
 from pipeline.progress import Silent
 from pipeline.recipe import Recipe, load_recipe
@@ -24,17 +24,17 @@ from pipeline.triton.running import RunningServer
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
-    """One model: how it was packaged, and where it runs."""
+class LocatedModel:
+    """One model: its package, and where it runs."""
 
     recipe: Recipe
     package: Path
     urls: tuple[str, ...]  # host:port of the gRPC of each server that runs it
 
     def describe(self) -> dict[str, Any]:
-        """What requests will meet, for people and programs."""
+        """Describe what requests will meet: limits, chat, tool calls, cache, embeddings."""
         deployment = Deployment.load(self.package)
-        template = template_of(self.package / deployment.tokenizer_dir)
+        template = load_chat_template(self.package / deployment.tokenizer_dir)
         dialect = dialect_of(template)
         limits, cache = deployment.limits, self.recipe.cache
         return {
@@ -52,31 +52,41 @@ class Located:
         }
 
 
-def served(one: Located, shelf: Store, *, max_waiting: int) -> Served:
-    """The model as the gateway serves it, behind the cache of its recipe.
+def load_served_model(located: LocatedModel, store: Store, *, max_waiting: int) -> ServedModel:
+    """Load a model for the gateway, behind the response cache of its recipe.
+
+    Args:
+        located: The model.
+        store: Of artifacts; the cache's files lie there, too.
+        max_waiting: How many requests may wait for a slot.
 
     Raises:
-        UserError: the cache that the recipe asks for cannot be had. DamagedArtifact: the tokenizer, the chat template
-        or the limits are not those that were built.
+        UserError: the cache that the recipe asks for cannot be opened.
+        DamagedArtifact: the tokenizer, the chat template or the limits are not those that were built.
     """
-    check_without_weights(one.package, shelf.hashes, Silent())
-    cache = response_cache(one.recipe, shelf)
-    return Served.of_package(one.recipe.name, one.package, one.urls, cache=cache, max_waiting=max_waiting)
+    check_without_weights(located.package, store.hashes, Silent())
+    cache = response_cache(located.recipe, store)
+    return ServedModel.from_package(
+        located.recipe.name, located.package, located.urls, cache=cache, max_waiting=max_waiting
+    )
 
 
-def locate(
+def locate_models(
     names: Sequence[str],
     overrides: Sequence[str],
-    shelf: Store,
+    store: Store,
     endpoints: Mapping[str, Sequence[str]],
     *,
     wait_s: float = 0.0,
-) -> list[Located]:
-    """All of them.
+) -> list[LocatedModel]:
+    """Find the package and the servers of each recipe.
 
     Args:
-        endpoints: name of a recipe -> servers elsewhere that run it, now or later.
-        wait_s: for how long to wait, in all, until the other recipes are served here.
+        names: Of recipes.
+        overrides: Of fields of the recipes, as in `--set`.
+        store: Of artifacts, and of what is served on this machine.
+        endpoints: Name of a recipe -> host:port of servers elsewhere that run it, now or later.
+        wait_s: How long to wait, in seconds and for all together, until the other recipes are served here.
 
     Raises:
         InvalidInput: a recipe has faults.
@@ -94,7 +104,7 @@ def locate(
     for recipe in recipes:
         try:
             urls, left_s = endpoints.get(recipe.name, ()), deadline - time.monotonic()
-            found.append(_locate(recipe, shelf, urls, left_s))
+            found.append(_locate(recipe, store, urls, left_s))
         except UserError as error:
             faults.append(str(error))
     if faults:
@@ -102,14 +112,14 @@ def locate(
     return found
 
 
-def _locate(recipe: Recipe, shelf: Store, urls: Sequence[str], wait_s: float) -> Located:
+def _locate(recipe: Recipe, store: Store, urls: Sequence[str], wait_s: float) -> LocatedModel:
     if urls:
-        prepared = prepare(recipe, shelf, offline=True)
-        package = Builder(prepared, shelf, Silent()).finished().path
-        return Located(recipe, package, tuple(urls))
-    running = RunningServer.find(shelf.running, recipe.name, wait_s=wait_s)
+        prepared = prepare(recipe, store, offline=True)
+        package = Builder(prepared, store, Silent()).finished().path
+        return LocatedModel(recipe, package, tuple(urls))
+    running = RunningServer.find(store.running, recipe.name, wait_s=wait_s)
     if running is None:
-        serve = shlex.join(("pipeline", "serve", *recipe.words, *shelf.words))
+        serve = shlex.join(("pipeline", "serve", *recipe.words, *store.words))
         elsewhere = f"--endpoint {recipe.name}=HOST:PORT"
         raise UserError(f"{recipe.name}: is not served here; {serve}, or {elsewhere}, or --wait-s")
-    return Located(recipe, running.deployment.parent, (running.grpc_url,))
+    return LocatedModel(recipe, running.deployment.parent, (running.grpc_url,))

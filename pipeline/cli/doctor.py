@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import click
 
-from pipeline.cli.options import store_option
+from pipeline.cli.options import complete_recipe, store_option
+from pipeline.cli.output import print_json
 
 
 @click.command(name="doctor")
-@click.argument("recipes", metavar="[RECIPE]...", nargs=-1)
+@click.argument("recipes", metavar="[RECIPE]...", nargs=-1, shell_complete=complete_recipe)
 @store_option
 @click.option(
     "--timeout-s",
@@ -47,7 +47,7 @@ def command(
         return
     report = examine(recipes, Store.at(store), deadline_s=timeout_s)
     if as_json:
-        click.echo(json.dumps(report.as_json(), indent=2, ensure_ascii=False))
+        print_json(report.as_json())
     else:
         print_report(report)
     sys.exit(report.exit_code)

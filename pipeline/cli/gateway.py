@@ -8,14 +8,14 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.options import set_option, store_option
+from pipeline.cli.options import complete_recipe, set_option, store_option
 
 # gRPC writes of lost connections to standard error by itself. It reads this when it is imported, hence not before here.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 @click.command(name="gateway")
-@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE…")
+@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE…", shell_complete=complete_recipe)
 @set_option
 @store_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
@@ -121,23 +121,23 @@ def command(
     Each choice counts as a request: two prompts with n=3 are six. What is refused counts, too. Tenants that wait for
     the same model take turns.
     """
-    from pipeline.gateway.traces import ENDPOINTS
+    from pipeline.gateway.traces import ENDPOINT_VARIABLES
     from pipeline.machine.packages import Need, require
     from pipeline.recipe import load_recipe
     from pipeline.stages.response_cache import needs_of_cache
     from pipeline.store import Store
 
-    shelf = Store.at(store)
+    artifacts = Store.at(store)
     needs = [Need("gateway", "the gateway")]
-    needs += [Need("traces", "traces")] if traces or any(map(os.environ.get, ENDPOINTS)) else []
-    needs += [need for name in recipes for need in needs_of_cache(load_recipe(name, overrides), shelf)]
+    needs += [Need("traces", "traces")] if traces or any(map(os.environ.get, ENDPOINT_VARIABLES)) else []
+    needs += [need for name in recipes for need in needs_of_cache(load_recipe(name, overrides), artifacts)]
     require("the gateway", needs)
-    from pipeline.cli.discovery import locate, served
+    from pipeline.cli.discovery import load_served_model, locate_models
     from pipeline.gateway.access_log import log_to_stderr
     from pipeline.gateway.app import Gateway
-    from pipeline.gateway.server import ConnectionLimits, GatewayServer, bound
+    from pipeline.gateway.server import ConnectionLimits, GatewayServer, bound_sockets
     from pipeline.gateway.tenants import Tenants
-    from pipeline.gateway.traces import spans
+    from pipeline.gateway.traces import make_tracer
     from pipeline.gateway.web import AllowedHosts
 
     if as_json and not dry_run:
@@ -147,23 +147,25 @@ def command(
         elsewhere.setdefault(name, []).append(url)
     tenants = Tenants.load(keys) if keys else Tenants()
     if dry_run:
-        described = [one.describe() for one in locate(recipes, overrides, shelf, elsewhere)]
+        described = [one.describe() for one in locate_models(recipes, overrides, artifacts, elsewhere)]
         lines = [f"{name}: {value}" for one in described for name, value in one.items()]
         click.echo(json.dumps({"models": described}, indent=2) if as_json else "\n".join(lines))
         return
     log_to_stderr(as_json=log_format == "json")
-    with bound(host, port) as sockets:
-        located = locate(recipes, overrides, shelf, elsewhere, wait_s=wait_s)
-        models = {one.recipe.name: served(one, shelf, max_waiting=max_waiting) for one in located}
+    with bound_sockets(host, port) as sockets:
+        located = locate_models(recipes, overrides, artifacts, elsewhere, wait_s=wait_s)
+        models = {
+            one.recipe.name: load_served_model(one, artifacts, max_waiting=max_waiting) for one in located
+        }
         hosts = AllowedHosts(host, allowed_hosts)
-        if not hosts.loopback and (advice := _advice(allowed_hosts, keys=tenants.need_keys)):
+        if not hosts.loopback and (advice := _advice(allowed_hosts, keys=tenants.require_keys)):
             click.echo(advice, err=True)
         gateway = Gateway(
             models,
             tenants,
             hosts=hosts,
             origins=allowed_origins,
-            spans=spans(traces),
+            tracer=make_tracer(traces),
             log_as_json=log_format == "json",
         )
         limits = ConnectionLimits(connections=max_connections)

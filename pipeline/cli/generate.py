@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from pipeline.cli.connection import Connection, as_pipeline_error, connected
-from pipeline.cli.options import opened, output_option, set_option, store_option
+from pipeline.cli.options import complete_recipe, opened, output_option, set_option, store_option
+from pipeline.cli.output import is_quiet
 from pipeline.cli.prompts import Prompt, read_prompts
 from pipeline.cli.request_options import asking_options, find
 from pipeline.errors import PipelineError
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="generate")
-@click.argument("words", nargs=-1, metavar="[RECIPE] [QUESTION]…")
+@click.argument("words", nargs=-1, metavar="[RECIPE] [QUESTION]…", shell_complete=complete_recipe)
 @set_option
 @store_option
 @asking_options
@@ -67,7 +68,7 @@ def command(
     recipe, prompts = _read(words, source, with_url=options["url"] is not None)
     destination = find(recipe, overrides, store, options)
     with connected(destination, options, raw=raw) as connection:
-        tally = _Tally(len(prompts), show=not no_stats)
+        tally = _Tally(len(prompts), show=not (no_stats or is_quiet()))
         answers = _answers(connection, prompts, options["system"], concurrency, raw=raw)
         with opened(output) as file, closing(answers):
             for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):

@@ -1,6 +1,7 @@
-"""The `pipeline` command: a group whose verbs are loaded when they are asked for.
+"""The `pipeline` command: a group whose commands are loaded when they are asked for.
 
-Each verb is a module of this folder that holds one click command named `command`. The light verbs therefore start
+Each command is a module of this folder that holds one click command named `command`. Neither `pipeline --help` nor the
+completion of a command's name imports one of them: they print the sentences of `_SECTIONS`. The light commands start
 without torch, OpenVINO or Triton being imported.
 """
 
@@ -9,29 +10,43 @@ from __future__ import annotations
 import errno
 import importlib
 import sys
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeline import __version__
+from pipeline.cli.output import common_options
 from pipeline.errors import PipelineError
 
-VERBS = (
-    "adopt",
-    "build",
-    "cache",
-    "chat",
-    "deploy",
-    "doctor",
-    "gateway",
-    "generate",
-    "plan",
-    "recipes",
-    "rules",
-    "serve",
-    "store",
-    "stream",
-    "versions",
-)
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+_SECTIONS = {  # section -> command -> what it does
+    "Make": {
+        "recipes": "List, show, copy and validate recipes.",
+        "plan": "Say what a recipe comes to before anything is made: memory, steps, speed, cost.",
+        "build": "Make all that a recipe needs, up to its Triton model repository.",
+        "adopt": "Take what was built on another machine into the store.",
+    },
+    "Serve": {
+        "serve": "Run Triton with a recipe's model on this machine until Ctrl-C.",
+        "deploy": "Serve a recipe on this machine or in a container, checked against the machine first.",
+        "gateway": "Serve recipes' models as OpenAI does, in front of running servers.",
+    },
+    "Ask": {
+        "stream": "Ask one question, and print the answer as it comes.",
+        "chat": "Talk to a running server, turn by turn.",
+        "generate": "Ask many questions, several at a time, for whole answers.",
+    },
+    "Inspect": {
+        "doctor": "Say what this machine has, and which recipes can be built and deployed here.",
+        "rules": "List the rules that recipes and machines are held against, with reasons and sources.",
+        "versions": "Print the releases of TensorRT-LLM that recipes may name, or check a combination.",
+        "store": "Look after the artifacts that builds leave on disk.",
+        "cache": "Look after the answers that a deployment's response cache keeps.",
+    },
+}
+COMMANDS = {name: summary for commands in _SECTIONS.values() for name, summary in commands.items()}
 
 # What a disk, a limit or a permission does to any command, wherever that is met.
 _OF_THE_MACHINE = {
@@ -46,29 +61,84 @@ _OF_THE_MACHINE = {
 }
 
 
-class _Verbs(click.Group):
+class _Pipeline(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(VERBS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in VERBS:
+        if cmd_name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"pipeline.cli.{cmd_name}").command
-        return command
+        return _with_common_options(command)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, COMMANDS, n=2, cutoff=0.5)
+            ctx.fail(f"no command {name}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        for section, commands in _SECTIONS.items():
+            with formatter.section(section):
+                formatter.write_dl([(f"{name:<8}", summary) for name, summary in commands.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=COMMANDS[name]) for name in COMMANDS if name.startswith(incomplete)
+        ]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
-@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+def _with_common_options(command: click.Command) -> click.Command:
+    """Give a command, and those below it, `-q`, `-v`, `--no-color` and `--debug`."""
+    here = {name for parameter in command.params for name in parameter.opts}
+    command.params += [option for option in common_options() if not here & set(option.opts)]
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            _with_common_options(inner)
+    return command
+
+
+_EPILOG = """
+Options of all commands (-q, -v, --no-color, --debug) may stand before or behind the command.
+
+\b
+Completion of commands, options and names of recipes; put the line into your shell's start-up file:
+  bash   eval "$(_PIPELINE_COMPLETE=bash_source pipeline)"
+  zsh    eval "$(_PIPELINE_COMPLETE=zsh_source pipeline)"
+  fish   _PIPELINE_COMPLETE=fish_source pipeline | source
+"""
+
+
+@click.group(
+    cls=_Pipeline,
+    params=list[click.Parameter](common_options()),
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="pipeline")
-@click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
-def cli(debug: bool) -> None:
-    """Put a large language model behind NVIDIA Triton: one recipe in, streamed tokens out."""
+def cli() -> None:
+    """Put a large language model behind NVIDIA Triton: one recipe in, streamed tokens out.
+
+    \b
+    pipeline build tiny-cpu
+    pipeline serve tiny-cpu
+    pipeline stream tiny-cpu "How do I reset my password?"
+    """
 
 
 def main() -> None:
-    """Entry point: one message for every foreseen failure, a traceback with --debug only."""
+    """Run a command line; print one message for every foreseen failure, a traceback with --debug only."""
     debug = "--debug" in sys.argv
     try:
-        code = cli.main(standalone_mode=False)
+        code: Any = cli.main(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.Abort:
         sys.exit(130)

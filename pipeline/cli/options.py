@@ -6,12 +6,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
 from pipeline.errors import UserError
 from pipeline.private_files import make_private
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -25,6 +28,7 @@ store_option = click.option(
     help="Where artifacts lie; by default $PIPELINE_STORE, or ~/.cache/pipeline/store.",
 )  # fmt: skip
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 
 output_option = click.option(
     "--output", type=click.Path(dir_okay=False, allow_dash=True), metavar="FILE", default="-",
@@ -79,6 +83,21 @@ allow_option = click.option(
 )  # fmt: skip
 
 
+def complete_recipe(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete the name of a packaged recipe, or the path of a file, in a shell."""
+    from click.shell_completion import CompletionItem
+
+    from pipeline.resources import folder
+
+    names = sorted(path.stem for path in folder("recipes").glob("*.yaml"))
+    return [
+        *(CompletionItem(name) for name in names if name.startswith(incomplete)),
+        CompletionItem(incomplete, type="file"),
+    ]
+
+
 def recipe_argument(command: Command) -> Command:
     """RECIPE (a file, or the name of a packaged recipe) and --set, for `load_recipe(recipe, overrides)`."""
-    return click.argument("recipe", metavar="RECIPE")(set_option(command))
+    return click.argument("recipe", metavar="RECIPE", shell_complete=complete_recipe)(set_option(command))

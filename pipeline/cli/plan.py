@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.options import allow_option, set_option, store_option
+from pipeline.cli.options import allow_option, complete_recipe, set_option, store_option
 from pipeline.cli.plan_compare import Speed, compare_page, speed_options
 from pipeline.errors import UserError
 
 
 @click.command(name="plan")
-@click.argument("recipe", metavar="RECIPE", required=False)
+@click.argument("recipe", metavar="RECIPE", required=False, shell_complete=complete_recipe)
 @set_option
 @click.option("--gpu", metavar="NAME", help="As --set runtime.gpu=NAME, before all others: try another GPU.")
 @store_option

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from pipeline.cli.output import note
 from pipeline.errors import Fault, InvalidInput
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -50,7 +51,7 @@ class Speed:
     output: Path | None
 
     def asked(self) -> Any:
-        """Read, with every fault at once (`planning.performance.asked.Asked`)."""
+        """Read, with every fault at once by `plan.performance.workload.read_asked`."""
         from pipeline.plan.performance.workload import read_asked
 
         misplaced = {"--gpus": self.devices, "--output": self.output}
@@ -95,6 +96,7 @@ def compare_page(recipe: Any, store: Any, speed: Speed, *, offline: bool, as_jso
     from pipeline.cli.render.comparison_json import comparison_text
     from pipeline.cli.render.pareto import front_page, front_png, require_matplotlib
     from pipeline.prepare.report import compare_recipe
+    from pipeline.store import human_bytes
 
     is_png = speed.output is not None and speed.output.suffix == ".png"
     if is_png:
@@ -103,6 +105,7 @@ def compare_page(recipe: Any, store: Any, speed: Speed, *, offline: bool, as_jso
     found = compare_recipe(recipe, store, speed.asked(), offline=offline)
     if speed.output is not None:
         speed.output.write_bytes(front_png(found) if is_png else front_page(found).encode())
+        note(f"wrote {speed.output}, {human_bytes(speed.output.stat().st_size)}")
     if as_json:
         return comparison_text(found)
     lines = [*comparison_lines(found, rows=_ROWS), "", *front_lines(found, width)]

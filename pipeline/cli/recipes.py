@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import recipe_argument, set_option
+from pipeline.cli.options import complete_recipe, json_option, recipe_argument, set_option
+from pipeline.cli.output import print_columns, print_json
 from pipeline.errors import Fault, InvalidInput, PipelineError
 from pipeline.recipe import find_recipe, load_recipe, packaged
 from pipeline.recipe.catalog import entries
@@ -22,8 +21,6 @@ from pipeline.recipe.yaml_reader import dump_yaml
 
 if TYPE_CHECKING:
     from pipeline.plan.preflight import Finding
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group(name="recipes")
@@ -49,10 +46,10 @@ def ls(as_json: bool) -> None:
     found = entries()
     if as_json:
         keys = ("name", "runtime", "quantization", "purpose")
-        _print_json([{key: getattr(e, key) for key in keys} | {"file": str(e.file)} for e in found])
+        print_json([{key: getattr(e, key) for key in keys} | {"file": str(e.file)} for e in found])
         return
     header = ("NAME", "RUNTIME", "QUANTIZATION", "WHAT IT IS FOR")
-    _print_columns([header, *((e.name, e.runtime, e.quantization, e.purpose) for e in found)])
+    print_columns([header, *((e.name, e.runtime, e.quantization, e.purpose) for e in found)])
 
 
 @command.command()
@@ -71,13 +68,13 @@ def show(recipe: str, overrides: tuple[str, ...], resolved: bool, as_json: bool)
         return
     values = load_recipe(recipe, overrides).model_dump(mode="json")
     if as_json:
-        _print_json(values)
+        print_json(values)
     else:
         click.echo(dump_yaml(values), nl=False)
 
 
 @command.command()
-@click.argument("recipe", metavar="RECIPE")
+@click.argument("recipe", metavar="RECIPE", shell_complete=complete_recipe)
 @click.argument("destination", metavar="DEST")
 @click.option("--force", is_flag=True, help="Overwrite DEST.")
 def copy(recipe: str, destination: str, force: bool) -> None:
@@ -93,7 +90,7 @@ def copy(recipe: str, destination: str, force: bool) -> None:
 
 
 @command.command()
-@click.argument("recipes", metavar="[RECIPE]...", nargs=-1)
+@click.argument("recipes", metavar="[RECIPE]...", nargs=-1, shell_complete=complete_recipe)
 @set_option
 @json_option
 def validate(recipes: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> None:
@@ -107,7 +104,7 @@ def validate(recipes: tuple[str, ...], overrides: tuple[str, ...], as_json: bool
     """
     verdicts = {recipe: _check_recipe(recipe, overrides) for recipe in recipes or list(packaged())}
     if as_json:
-        _print_json([verdict.row(recipe) for recipe, verdict in verdicts.items()])
+        print_json([verdict.row(recipe) for recipe, verdict in verdicts.items()])
     else:
         for recipe, verdict in verdicts.items():
             if verdict.error is not None:
@@ -166,15 +163,3 @@ def _check_recipe(recipe: str, overrides: Sequence[str]) -> _Verdict:
 
 def _row(fault: Fault) -> dict[str, Any]:
     return {key: getattr(fault, key) for key in ("where", "line", "key", "value", "problem", "fix", "rule")}
-
-
-def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def _print_columns(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
-    for row in rows:
-        line = "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip()
-        click.echo(line if len(line) <= width else line[: width - 1] + "…")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import sys
 from dataclasses import asdict
 from typing import Any
 
 import click
 
+from pipeline.cli.options import json_option
+from pipeline.cli.output import print_cut, print_json
 from pipeline.contracts.rules import GROUPS, Rule, nearest, rules, source
 from pipeline.errors import UserError
 
@@ -22,7 +21,7 @@ _SEVERITIES = ("error", "warning", "note")
 @click.option("--group", type=click.Choice(GROUPS), help="Only rules of this group.")
 @click.option("--runtime", type=click.Choice(_RUNTIMES), help="Only rules about this runtime.")
 @click.option("--severity", type=click.Choice(_SEVERITIES), help="Only rules that are this grave somewhere.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(
     name: str | None, group: str | None, runtime: str | None, severity: str | None, as_json: bool
 ) -> None:
@@ -36,7 +35,7 @@ def command(
     """
     if name is not None:
         one = _found(name)
-        click.echo(json.dumps(_row(one), indent=2, ensure_ascii=False) if as_json else _page(one))
+        print_json(_row(one)) if as_json else click.echo(_page(one))
         return
     chosen = [
         one
@@ -46,7 +45,7 @@ def command(
         and (severity is None or severity in one.severities.values())
     ]
     if as_json:
-        click.echo(json.dumps([_row(one) for one in chosen], indent=2, ensure_ascii=False))
+        print_json([_row(one) for one in chosen])
     else:
         _print_table(chosen)
 
@@ -102,13 +101,11 @@ def _allowing(one: Rule) -> str:
 
 
 def _print_table(chosen: list[Rule]) -> None:
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     longest = max((len(one.id) for one in chosen), default=0)
     group = ""
     for one in chosen:
         if one.group != group:
             click.echo(f"{one.group}" if not group else f"\n{one.group}")
             group = one.group
-        line = f"  {one.id:<{longest}}  {one.gravest:<7}  {one.check}"
-        click.echo(line if len(line) <= width else line[: width - 1] + "…")
+        print_cut(f"  {one.id:<{longest}}  {one.gravest:<7}  {one.check}")
     click.echo(f"\n{len(chosen)} rules; pipeline rules RULE prints one with its reason and sources")

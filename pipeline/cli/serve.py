@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from pipeline import progress as progress_to
 from pipeline.cli.options import recipe_argument, store_option
+from pipeline.cli.output import reporter
 from pipeline.cli.serving import package_of, serving_options, stop_on_signals
 
 
@@ -42,7 +42,7 @@ def command(
     from pipeline.serving.serve import Options, serve
     from pipeline.store import Store
 
-    report = progress_to.for_stream()
+    report = reporter()
     shelf = Store.at(store)
     package, words = package_of(
         recipe, overrides, shelf, build=build, offline=offline, report=report, allowed=allowed

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from pipeline import progress as progress_to
-from pipeline.cli.options import store_option
+from pipeline.cli.options import json_option, store_option
+from pipeline.cli.output import note, print_columns, print_json, reporter, short_path
 from pipeline.errors import StoreError, UserError
 from pipeline.store import Artifact, Store, Verification, gc, human_bytes, verify
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 
 
 @click.group(name="store")
@@ -38,17 +34,20 @@ def ls(store: Path | None, as_json: bool, stage: str | None, recipe: str | None)
     ]
     damaged = shelf.scan()[1]
     if as_json:
-        _print({"root": str(shelf.root), "artifacts": [_row(a) for a in artifacts], "unreadable": damaged})
+        print_json(
+            {"root": str(shelf.root), "artifacts": [_row(a) for a in artifacts], "unreadable": damaged}
+        )
         return
     rows = [
         (a.name, a.manifest.recipe, human_bytes(a.manifest.total_bytes), a.manifest.provenance.created)
         for a in artifacts
     ]
-    _table(("ARTIFACT", "RECIPE", "SIZE", "MADE (UTC)"), rows)
+    if rows:
+        print_columns([("ARTIFACT", "RECIPE", "SIZE", "MADE (UTC)"), *rows])
     total = human_bytes(sum(artifact.manifest.total_bytes for artifact in artifacts))
-    _note(f"{_count(len(artifacts), 'artifact')}, {total} in {shelf.root}")
+    note(f"{_count(len(artifacts), 'artifact')}, {total} in {short_path(shelf.root)}")
     for reason in damaged.values():
-        _note(f"unreadable: {reason}")
+        note(f"unreadable: {reason}")
 
 
 @command.command()
@@ -62,10 +61,10 @@ def show(name: str, store: Path | None, as_json: bool) -> None:
     """
     artifact = Store.at(store).get(name)
     if as_json:
-        _print({"path": str(artifact.path), **artifact.manifest.model_dump(mode="json", by_alias=True)})
+        print_json({"path": str(artifact.path), **artifact.manifest.model_dump(mode="json", by_alias=True)})
         return
     click.echo(artifact.manifest.as_text(), nl=False)
-    _note(f"in {artifact.path}")
+    note(f"in {short_path(artifact.path)}")
 
 
 @command.command(name="verify")
@@ -83,13 +82,13 @@ def verify_(names: tuple[str, ...], store: Path | None, as_json: bool, remove: b
     wanted = [name for name in names if name not in unreadable]
     artifacts = tuple(shelf.get(name) for name in wanted) if names else shelf.list()
     damaged = {name: reason for name, reason in unreadable.items() if not names or name in names}
-    report = progress_to.Silent() if as_json else progress_to.for_stream()
+    report = reporter(silent=as_json)
     found = {artifact.name: verify(artifact, report, shelf.hashes) for artifact in artifacts}
     shelf.hashes.save()
     damaged |= {name: str(result) for name, result in found.items() if not result.ok}
     removed = [name for name in damaged if remove and _remove(shelf, name)]
     if as_json:
-        _print(
+        print_json(
             {
                 "root": str(shelf.root),
                 "artifacts": {name: _verdict(result) for name, result in found.items()},
@@ -135,15 +134,18 @@ def gc_(store: Path | None, as_json: bool, yes: bool, dry_run: bool, dropped: tu
         raise UserError("--json cannot ask: add --yes to remove, or --dry-run to look")
     if not as_json:
         rows = [(item.name, human_bytes(item.bytes), item.reason) for item in garbage]
-        _table(("ARTIFACT", "SIZE", "WHY IT CAN GO"), rows)
+        if rows:
+            print_columns([("ARTIFACT", "SIZE", "WHY IT CAN GO"), *rows])
         for build in kept:
-            _note(
+            note(
                 f"kept for {build.recipe}, whose build was handed over at {build.created} ({build.script}); "
                 f"--drop-handed-over {build.recipe} gives it up"
             )
     total = human_bytes(sum(item.bytes for item in garbage))
     if not as_json and (dry_run or not garbage):
-        _note(f"{_count(len(garbage), 'directory', 'directories')}, {total} could go from {shelf.root}")
+        note(
+            f"{_count(len(garbage), 'directory', 'directories')}, {total} could go from {short_path(shelf.root)}"
+        )
     if garbage and not (yes or dry_run):
         click.confirm(
             f"Remove {_count(len(garbage), 'directory', 'directories')}, {total}?", abort=True, err=True
@@ -164,7 +166,7 @@ def gc_(store: Path | None, as_json: bool, yes: bool, dry_run: bool, dropped: tu
             }
             for g in garbage
         ]
-        _print(
+        print_json(
             {
                 "root": str(shelf.root),
                 "garbage": listed,
@@ -173,10 +175,10 @@ def gc_(store: Path | None, as_json: bool, yes: bool, dry_run: bool, dropped: tu
             }
         )
     elif removed:
-        _note(f"removed {_count(len(removed), 'directory', 'directories')}, {human_bytes(freed)}")
+        note(f"removed {_count(len(removed), 'directory', 'directories')}, {human_bytes(freed)}")
     for item in [] if dry_run else garbage:
         if item not in removed:
-            _note(f"kept {item.name}: it came into use")
+            note(f"kept {item.name}: it came into use")
 
 
 def _remove(shelf: Store, name: str) -> bool:
@@ -203,22 +205,5 @@ def _verdict(result: Verification) -> dict[str, object]:
     return {"ok": result.ok, "missing": result.missing, "extra": result.extra, "changed": result.changed}
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    if not rows:
-        return
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    for row in [head, *rows]:
-        cells = (f"{text:<{width}}" for text, width in zip(row, widths, strict=True))
-        click.echo("  ".join(cells).rstrip())
-
-
 def _count(number: int, singular: str, plural: str = "") -> str:
     return f"{number} {singular if number == 1 else plural or singular + 's'}"
-
-
-def _note(text: str) -> None:
-    click.echo(text, err=True)
-
-
-def _print(value: object) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))

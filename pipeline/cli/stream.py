@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.connection import connected
-from pipeline.cli.options import set_option, store_option
+from pipeline.cli.options import complete_recipe, set_option, store_option
+from pipeline.cli.output import note
 from pipeline.cli.request_options import asking_options, describe, find
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="stream")
-@click.argument("words", nargs=-1, metavar="[RECIPE] QUESTION")
+@click.argument("words", nargs=-1, metavar="[RECIPE] QUESTION", shell_complete=complete_recipe)
 @set_option
 @store_option
 @asking_options
@@ -55,7 +56,7 @@ def command(
         if as_json:
             click.echo(json.dumps({"stats": stream.stats.as_dict(), "request_id": stream.request_id}))
         elif not no_stats:
-            click.echo(describe(stream.stats, stream.finish_reason), err=True)
+            note(describe(stream.stats, stream.finish_reason))
     if code:
         raise click.exceptions.Exit(code)
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, get_args
 
 import click
 
+from pipeline.cli.options import json_option
+from pipeline.cli.output import print_json, print_rich
 from pipeline.contracts.releases import TRACKS, Release, Track, containers, lines, release, releases
 from pipeline.errors import UserError
 from pipeline.recipe.quantization import Format, KvCacheFormat
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from pipeline.plan.compatibility import Answer
 
-_WIDE = 160  # columns, where the output is no terminal
 _FORMATS, _KV_CACHES = get_args(Format), get_args(KvCacheFormat)
 
 
@@ -36,7 +33,7 @@ _FORMATS, _KV_CACHES = get_args(Format), get_args(KvCacheFormat)
 @click.option(
     "--kv-cache", type=click.Choice(_KV_CACHES), default="auto", show_default=True, help="Of the KV cache."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(
     version: str | None,
     check: bool,
@@ -75,7 +72,7 @@ def _chosen(version: str | None, runtime: Track | None) -> list[Release]:
 def _print_matrix(chosen: list[Release], as_json: bool) -> None:
     if as_json:
         rows = [asdict(one) for one in chosen]
-        click.echo(json.dumps({"releases": rows, "candidates": list(lines())}, indent=2))
+        print_json({"releases": rows, "candidates": list(lines())})
         return
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -95,7 +92,7 @@ def _print_matrix(chosen: list[Release], as_json: bool) -> None:
         table.add_column(header, no_wrap=header not in ("TORCH", "TRITON CONTAINERS"))
     for one in chosen:
         table.add_row(*_row(one))
-    _print(table)
+    print_rich(table)
     refused: dict[str, list[str]] = {}  # reason -> releases
     for one in chosen:
         for track, reason in one.refusals.items():
@@ -124,7 +121,7 @@ def _row(one: Release) -> tuple[str, ...]:
 
 def _print_answers(answers: list[Answer], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps([asdict(answer) | {"offered": answer.offered} for answer in answers], indent=2))
+        print_json([asdict(answer) | {"offered": answer.offered} for answer in answers])
         return
     for answer in answers:
         verdict = "yes" if answer.offered else "no"
@@ -133,13 +130,3 @@ def _print_answers(answers: list[Answer], as_json: bool) -> None:
         )
         for reason in answer.reasons:
             click.echo(f"  {reason.severity}: {reason.text} [{', '.join(reason.sources)}]")
-
-
-def _print(table: Table) -> None:
-    from rich.console import Console
-
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDE
-    console = Console(width=width, highlight=False)
-    with console.capture() as captured:
-        console.print(table)
-    click.echo("\n".join(line.rstrip() for line in captured.get().strip("\n").splitlines()))

@@ -1,4 +1,4 @@
-"""Streaming client for language models on NVIDIA Triton: sync and async, over one connection.
+"""Streaming client for language models on NVIDIA Triton, blocking and asyncio, over gRPC.
 
     from pipeline.client import Client
 
@@ -6,17 +6,15 @@
         for chunk in stream:
             print(chunk.text, end="", flush=True)
 
-Needs gRPC, tritonclient, numpy and jinja2; nothing of the side that builds models. `pipeline.client.testing` has
-a server for tests of applications.
+Needs grpcio, tritonclient, numpy and jinja2, and nothing of the side that builds models. `pipeline.client.testing` has
+a server for the tests of applications.
 """
 
 from __future__ import annotations
 
 from pipeline.client.aio import AsyncClient, AsyncStream
-from pipeline.client.channel import KeepAlive
-from pipeline.client.chunk import Answer, Chunk, FinishReason
-from pipeline.client.conversation import Conversation
-from pipeline.client.endpoints import Retries
+from pipeline.client.answer import Answer, Cached, Chunk, FinishReason, Stats, TopLogProbs, percentile
+from pipeline.client.base import request_headers
 from pipeline.client.errors import (
     BetweenTokensDeadline,
     Busy,
@@ -30,11 +28,10 @@ from pipeline.client.errors import (
     Refused,
     ServerFailed,
 )
-from pipeline.client.prompt import PromptLimit
+from pipeline.client.prompt import Conversation, Prompt, PromptLimit
 from pipeline.client.sampling import Sampling
-from pipeline.client.stats import Cached, Stats, percentile
+from pipeline.client.settings import KeepAlive, Retries, Timeouts
 from pipeline.client.sync import Client, Stream
-from pipeline.client.timeouts import Timeouts
 from pipeline.models.chat_template import ChatTemplate, Message, TemplateError
 
 __all__ = [
@@ -57,6 +54,7 @@ __all__ = [
     "KeepAlive",
     "Message",
     "ModelNotFound",
+    "Prompt",
     "PromptLimit",
     "PromptTooLong",
     "Refused",
@@ -67,5 +65,7 @@ __all__ = [
     "Stream",
     "TemplateError",
     "Timeouts",
+    "TopLogProbs",
     "percentile",
+    "request_headers",
 ]

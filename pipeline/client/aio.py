@@ -1,4 +1,4 @@
-"""The asyncio client: the same requests, chunks, figures and errors as the blocking one."""
+"""The asyncio client, on `grpc.aio`: the same requests, chunks, figures and errors as the blocking one."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from typing import Any, Self, Unpack
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from pipeline.client import failures
-from pipeline.client.base import GOODBYE_S, ClientBase, Prompt, StreamBase
-from pipeline.client.chunk import Answer, Chunk
-from pipeline.client.context import request_headers
-from pipeline.client.endpoints import Endpoint, Endpoints
-from pipeline.client.errors import Cancelled, ClientError
-from pipeline.client.model import Model, read_model
+from pipeline.client.answer import Answer, Chunk
+from pipeline.client.base import CLOSE_TIMEOUT_S, ClientBase, StreamBase
+from pipeline.client.endpoints import Endpoint, EndpointPool
+from pipeline.client.errors import Cancelled, ClientError, error_from_status
+from pipeline.client.prompt import Prompt
 from pipeline.client.sampling import Sampling
+from pipeline.client.tensors import ModelSignature, read_signature
 
 
 class AsyncClient(ClientBase):
-    """Streams answers of a model on a Triton server; belongs to the event loop that uses it first.
+    """Asyncio client of a language model on Triton. It belongs to the event loop that uses it first.
+
+    Takes the same arguments as `Client`; any number of tasks may share one, over one connection per server.
 
     >>> async with AsyncClient("localhost:8001") as client:                    # doctest: +SKIP
     ...     async with client.stream("Once upon a time", max_tokens=64) as stream:
@@ -30,10 +31,11 @@ class AsyncClient(ClientBase):
     ...             print(chunk.text, end="", flush=True)
     """
 
-    def _prepare(self) -> None:
-        self._reading_model = asyncio.Lock()
-        self._opened: Endpoints | None = None
-        self._streams: set[AsyncStream] = set()  # inside of their block
+    def _setup(self) -> None:
+        self._model_lock = asyncio.Lock()
+        self._open_pool: EndpointPool | None = None
+        # Inside of their block.
+        self._streams: set[AsyncStream] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -42,53 +44,47 @@ class AsyncClient(ClientBase):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Ends the connection; streams that are open raise `Cancelled`."""
+        """Close the connections. Streams that are open raise `Cancelled`."""
         self._closed = True
-        if self._opened is not None:
+        if self._open_pool is not None:
             for stream in tuple(self._streams):
-                stream._stop(Cancelled("the client is closed"))
-            for endpoint in self._opened.all:
+                stream._abort(Cancelled("the client is closed"))
+            for endpoint in self._open_pool.all:
                 await endpoint.channel.close()
 
-    async def model(self) -> Model:
-        """What the model takes and gives; the server is asked once."""
-        self._not_closed()
+    async def model(self) -> ModelSignature:
+        """Return what the model takes and returns. The server is asked once.
+
+        Raises:
+            ConnectFailed: no server answers within `Timeouts.connect_s`.
+            ModelNotFound: the server has no such model.
+        """
+        self._check_open()
         if self._model is None:
-            async with self._reading_model:
+            async with self._model_lock:
                 self._model = self._model or await self._read_model()
         return self._model
 
     async def ready(self) -> bool:
-        """Whether one of the servers has the model loaded, asked now. ClientError if none can be asked."""
-        self._not_closed()
+        """Ask the servers whether one of them has the model loaded.
+
+        Raises:
+            ClientError: no server answers.
+        """
+        self._check_open()
         failed: ClientError | None = None
         request = pb.ModelReadyRequest(name=self.model_name)
-        for endpoint in self._open().all:
+        for endpoint in self._pool.all:
             try:
                 timeout_s = self.timeouts.connect_s
                 reply = await endpoint.ready(request, timeout=timeout_s, metadata=self._metadata)
                 if reply.ready:
                     return True
             except grpc.RpcError as error:
-                failed = failures.from_status(error, url=endpoint.url)
+                failed = error_from_status(error, url=endpoint.url)
         if failed is not None:
             raise failed
         return False
-
-    async def _read_model(self) -> Model:
-        """From the first server that answers."""
-        request, endpoints = pb.ModelConfigRequest(name=self.model_name), self._open()
-        timeout_s = self.timeouts.connect_s
-        attempt = 1
-        while True:
-            try:
-                with endpoints.lent() as endpoint:
-                    reply = await endpoint.config(request, timeout=timeout_s, metadata=self._metadata)
-                    return read_model(reply.config)
-            except grpc.RpcError as error:
-                attempt += 1
-                wait_s = self._wait_before_attempt(attempt, error, endpoint)
-            await asyncio.sleep(wait_s)
 
     def stream(
         self,
@@ -98,7 +94,17 @@ class AsyncClient(ClientBase):
         tools: Sequence[Mapping[str, Any]] = (),
         **sampling: Unpack[Sampling],
     ) -> AsyncStream:
-        """An answer, chunk by chunk. It is asked for on entering the block, and cancelled on leaving it."""
+        """Make a stream: entering its `async with` block sends the request, leaving the block early cancels it.
+
+        Args:
+            prompt: text, or chat messages, which need the client's `template`.
+            request_id: id in the server's log and in errors; random by default.
+            tools: functions that the model may call, as OpenAI's API describes them; they need chat messages.
+            **sampling: see `Sampling`.
+
+        Returns:
+            The stream. Entering and reading it raise the errors of `generate`.
+        """
         return AsyncStream(self, prompt, sampling, request_id, tools)
 
     async def generate(
@@ -109,110 +115,142 @@ class AsyncClient(ClientBase):
         tools: Sequence[Mapping[str, Any]] = (),
         **sampling: Unpack[Sampling],
     ) -> Answer:
-        """A whole answer."""
+        """Generate a complete answer. Cancelling the task cancels the request on the server, too.
+
+        Args:
+            prompt: text, or chat messages, which need the client's `template`.
+            request_id: id in the server's log and in errors; random by default.
+            tools: functions that the model may call, as OpenAI's API describes them; they need chat messages.
+            **sampling: see `Sampling`.
+
+        Raises:
+            Refused: a parameter or the prompt is wrong; `PromptTooLong` is one of them.
+            ModelNotFound: the server has no such model.
+            ConnectFailed: no server could be reached.
+            DeadlineExceeded: one of the `Timeouts` has passed.
+            Cancelled: the server or `aclose` stopped the answer.
+            ServerFailed: the answer broke off; `Busy` if the server's queue is full.
+            RuntimeError: the client is closed.
+        """
         async with self.stream(prompt, request_id=request_id, tools=tools, **sampling) as stream:
             async for _ in stream:
                 pass
             return stream.answer()
 
-    def _open(self) -> Endpoints:
-        """The channels; gRPC ties them to the running loop, hence not before there is one."""
-        if self._opened is None:
-            self._opened = Endpoints([self._connect(url) for url in self.urls])
-        return self._opened
+    @property
+    def _pool(self) -> EndpointPool:
+        """The channels. gRPC ties them to the running loop, so they are made when there is one."""
+        if self._open_pool is None:
+            self._open_pool = EndpointPool([self._connect(url) for url in self.urls])
+        return self._open_pool
 
     def _connect(self, url: str) -> Endpoint:
-        if self._credentials:
-            return Endpoint.on(grpc.aio.secure_channel(url, self._credentials, self._options), url)
-        return Endpoint.on(grpc.aio.insecure_channel(url, self._options), url)
+        channel = (
+            grpc.aio.secure_channel(url, self._credentials, self._options)
+            if self._credentials
+            else grpc.aio.insecure_channel(url, self._options)
+        )
+        return Endpoint.from_channel(channel, url)
+
+    async def _read_model(self) -> ModelSignature:
+        request, timeout_s, failures = pb.ModelConfigRequest(name=self.model_name), self.timeouts.connect_s, 0
+        while True:
+            try:
+                with self._pool.lease() as endpoint:
+                    reply = await endpoint.config(request, timeout=timeout_s, metadata=self._metadata)
+                    return read_signature(reply.config)
+            except grpc.RpcError as rpc_error:
+                failures += 1
+                error = error_from_status(rpc_error, url=endpoint.url)
+            if not self._is_retryable(error, failures):
+                raise error
+            await asyncio.sleep(self._retry_delay_s(failures))
 
 
 class AsyncStream(StreamBase):
-    """The chunks of one answer. Made by `AsyncClient.stream`; read by one task."""
+    """The chunks of one answer, made by `AsyncClient.stream`. Read by one task.
+
+    Reading raises the errors of `AsyncClient.generate`.
+    """
 
     _client: AsyncClient
     _alarm: asyncio.TimerHandle | None = None
-    _waits_until = math.inf  # by the loop's clock
+    # By the loop's clock.
+    _deadline = math.inf
 
     async def __aenter__(self) -> Self:
-        self._check()
+        self._prepare()
         self._model = await self._client.model()
         self._loop = asyncio.get_running_loop()
-        self._send()
+        self._start_attempt(self._client._pool, self._model)
         self._client._streams.add(self)
         return self
 
-    def _send(self) -> None:
-        endpoint = self._take(self._client._open())
-        request = self._request(self._model)
-        self._exchange.sent(self._first_sent)
-        self._call = endpoint.infer(request, metadata=self._client._metadata + request_headers.get())
-
     async def __aexit__(self, *_: object) -> None:
         self._client._streams.discard(self)
-        if self._exchange.finished:
-            with contextlib.suppress(
-                grpc.RpcError, TimeoutError
-            ):  # the answer is complete, whatever comes now
-                async with asyncio.timeout(GOODBYE_S):
+        if self._state.finished:
+            # The answer is complete, whatever comes now.
+            with contextlib.suppress(grpc.RpcError, TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await self._call.read()
         if self._alarm is not None:
             self._alarm.cancel()
-        self._give_back(self._client._open())
-        self._leave()
+        self._end_attempt(self._client._pool)
+        self._abort(Cancelled("the stream was left"))
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self
 
     async def __anext__(self) -> Chunk:
-        exchange = self._exchange
-        while not exchange.finished:
+        state = self._state
+        while not state.finished:
             try:
-                chunk = exchange.receive(await self._read())
+                chunk = state.receive(await self._read())
             except ClientError as error:
-                await asyncio.sleep(self._wait_before_retry(error, self._client._open()))
-                if self._stopped is not None:
-                    raise self._stopped from None
-                self._send()
-                exchange = self._exchange
+                await asyncio.sleep(self._retry_delay_s(error, self._client._pool))
+                if self._aborted is not None:
+                    raise self._aborted from None
+                self._start_attempt(self._client._pool, self._model)
+                state = self._state
                 continue
             if chunk is not None:
                 return chunk
         raise StopAsyncIteration
 
     async def _read(self) -> pb.ModelStreamInferResponse:
-        exchange = self._exchange
-        self._arm(self._patience_s)
+        state = self._state
+        self._set_deadline(self._read_timeout_s)
         try:
             message = await self._call.read()
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if self._stopped is None or (task is not None and task.cancelling()):
-                raise  # the task is being cancelled, not the call
-            raise self._stopped from None
+            if self._aborted is None or (task is not None and task.cancelling()):
+                # The task is being cancelled, not the call.
+                raise
+            raise self._aborted from None
         except grpc.RpcError as error:
-            raise self._stopped or exchange.broken(error) from None
+            raise self._aborted or state.call_failed(error) from None
         finally:
-            self._waits_until = math.inf
+            self._deadline = math.inf
         if message is grpc.aio.EOF:
-            raise self._stopped or exchange.broken_off()
+            raise self._aborted or state.ended_early()
         return message
 
-    def _arm(self, within_s: float | None) -> None:
+    def _set_deadline(self, timeout_s: float | None) -> None:
         """One timer serves all reads of a stream: it is moved when it goes off, not at each token."""
-        if within_s is None:
+        if timeout_s is None:
             return
-        until = self._waits_until = self._loop.time() + within_s
+        deadline = self._deadline = self._loop.time() + timeout_s
         alarm = self._alarm
         if alarm is not None:
-            if alarm.when() <= until:
+            if alarm.when() <= deadline:
                 return
             alarm.cancel()
-        self._alarm = self._loop.call_at(until, self._ring)
+        self._alarm = self._loop.call_at(deadline, self._on_alarm)
 
-    def _ring(self) -> None:
+    def _on_alarm(self) -> None:
         self._alarm = None
-        if self._waits_until <= self._loop.time():
-            self._too_late()
-        elif self._waits_until < math.inf:
-            self._alarm = self._loop.call_at(self._waits_until, self._ring)
+        if self._deadline <= self._loop.time():
+            self._on_deadline()
+        elif self._deadline < math.inf:
+            self._alarm = self._loop.call_at(self._deadline, self._on_alarm)

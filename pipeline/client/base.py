@@ -1,19 +1,17 @@
-"""What the blocking and the asyncio client have in common: settings, the request of a stream, and what it tells."""
+"""What the blocking and the asyncio client share: settings, the request of a stream, retries and deadlines. No I/O."""
 
 from __future__ import annotations
 
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import grpc
-from tritonclient.grpc import service_pb2 as pb
 
-from pipeline.client import failures
-from pipeline.client.channel import KeepAlive, metadata, options, target
-from pipeline.client.chunk import Answer, FinishReason
-from pipeline.client.endpoints import Endpoint, Endpoints, Retries
+from pipeline.client.answer import Answer, FinishReason, Stats
+from pipeline.client.endpoints import Endpoint, EndpointPool, channel_options, checked_metadata, parse_target
 from pipeline.client.errors import (
     BetweenTokensDeadline,
     Busy,
@@ -23,30 +21,23 @@ from pipeline.client.errors import (
     FirstTokenDeadline,
     Refused,
 )
-from pipeline.client.exchange import Exchange
-from pipeline.client.model import Model
-from pipeline.client.prompt import PromptLimit, as_prompt
+from pipeline.client.prompt import Prompt, PromptLimit, render_prompt
 from pipeline.client.request import build_request
-from pipeline.client.sampling import Sampling, Value, read_sampling
-from pipeline.client.stats import Stats
-from pipeline.client.timeouts import Timeouts
-from pipeline.client.top_logprobs import Likeliest
-from pipeline.models.chat_template import ChatTemplate, Message
+from pipeline.client.sampling import Sampling, SamplingValue, read_sampling
+from pipeline.client.settings import KeepAlive, Retries, Timeouts
+from pipeline.client.stream_state import StreamState, TopLogProbsRequest
+from pipeline.client.tensors import ModelSignature
+from pipeline.models.chat_template import ChatTemplate
 
-Prompt = str | Sequence[Message]
-# After its last message a server closes the call; leaving sooner would look like a cancellation to it.
-GOODBYE_S = 1.0
+# After its final response a server closes the call; to leave sooner would look like a cancellation to it.
+CLOSE_TIMEOUT_S = 1.0
+
+# Headers of every stream that is opened in the current context, beside the client's own: `traceparent`, for example.
+request_headers: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("request_headers", default=())
 
 
 class ClientBase:
-    """Where requests go, and with which settings.
-
-    `url` may name several servers with the same model; each request goes to the healthy one with the fewest requests.
-
-    `template` is needed for messages only. With a `prompt_limit`, a prompt that the engine does not take is not sent.
-    `defaults` are sampling parameters for every request. `headers` are sent with every call; `credentials` (of
-    `grpc.ssl_channel_credentials`) make it TLS.
-    """
+    """Where requests go, and with which settings."""
 
     def __init__(
         self,
@@ -62,7 +53,25 @@ class ClientBase:
         retries: Retries | None = None,
         prompt_limit: PromptLimit | None = None,
     ) -> None:
-        self.urls = tuple(target(one) for one in ([url] if isinstance(url, str) else url))
+        """Make a client. It connects with its first request.
+
+        Args:
+            url: host:port of Triton's gRPC service, or those of several servers with the same model. Each request
+                goes to the healthy server with the fewest requests in flight.
+            model: name of the entry model, which takes and returns text.
+            template: renders prompts that are chat messages, and tools.
+            defaults: sampling parameters of every request; those of a request win.
+            timeouts: how long to wait.
+            keep_alive: pings on silent connections.
+            headers: sent with every call. Names are lower case; the values of those that end in `-bin` are bytes.
+            credentials: for TLS, made by `grpc.ssl_channel_credentials`.
+            retries: when to repeat a request that failed before its first token.
+            prompt_limit: refuses a prompt with more tokens than the engine takes before it is sent.
+
+        Raises:
+            Refused: a URL or a header is malformed.
+        """
+        self.urls = tuple(parse_target(one) for one in ([url] if isinstance(url, str) else url))
         if not self.urls:
             raise Refused("no url: name host:port of at least one server")
         self.url = ", ".join(self.urls)
@@ -70,36 +79,36 @@ class ClientBase:
         self.template = template
         self.prompt_limit = prompt_limit
         self.timeouts = timeouts or Timeouts()
-        self.defaults: Mapping[str, Any] = {**(defaults or {})}  # sampling parameters of every request
-        self._metadata = metadata(headers or {})
-        self._keep_alive = keep_alive or KeepAlive()
-        self._options = options(self._keep_alive)
-        self._credentials = credentials
         self.retries = retries or Retries()
-        self._model: Model | None = None
+        self.defaults: Mapping[str, Any] = {**(defaults or {})}
+        self._metadata = checked_metadata(headers or {})
+        self._options = channel_options(keep_alive or KeepAlive())
+        self._credentials = credentials
+        self._model: ModelSignature | None = None
         self._closed = False
-        self._prepare()
+        self._setup()
 
-    def _prepare(self) -> None:
-        """What a kind of client has beside the settings."""
+    def _setup(self) -> None:
+        """Make what a kind of client has beside the settings."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r}, model={self.model_name!r})"
 
-    def _wait_before_attempt(self, attempt: int, error: grpc.RpcError, endpoint: Endpoint) -> float:
-        """How long to wait (s) before the model is asked for once more; raises why not, if the failure is final."""
-        reason = failures.from_status(error, url=endpoint.url)
-        if not isinstance(reason, ConnectFailed) or attempt > self.retries.attempts:
-            raise reason from None
-        return 0.0 if len(self.urls) >= attempt else self.retries.wait_s(attempt - 1)
+    def _is_retryable(self, error: ClientError, failures: int) -> bool:
+        """Whether to repeat what has now failed so many times."""
+        return isinstance(error, ConnectFailed | Busy) and failures < self.retries.attempts
 
-    def _not_closed(self) -> None:
+    def _retry_delay_s(self, failures: int) -> float:
+        """Seconds to wait before the next attempt; 0 while there are servers that have not been asked."""
+        return 0.0 if len(self.urls) > failures else self.retries.backoff_s(failures)
+
+    def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("the client is closed")
 
 
 class StreamBase:
-    """One request: made from its arguments when its block is entered, then asked about."""
+    """One request and its answer. The request is built when the stream's block is entered."""
 
     def __init__(
         self,
@@ -113,121 +122,127 @@ class StreamBase:
         self._client = client
         self._prompt, self._tools = prompt, tools
         self._given = {**client.defaults, **sampling}
-        self._running: Exchange | None = None
+        self._entered_state: StreamState | None = None
         self._call: Any = None
-        self._stopped: ClientError | None = None  # why we broke the call off
-        self._endpoint: Endpoint | None = None  # where it is, or was last, asked
-        self._held = False  # whether it counts as under way there
+        # Why this side broke the call off.
+        self._aborted: ClientError | None = None
+        # The server that is, or was last, asked; and whether the request counts as in flight there.
+        self._endpoint: Endpoint | None = None
+        self._in_flight = False
         self._failures = 0
         self._first_sent = 0.0
 
     @property
     def text(self) -> str:
-        """All text so far."""
-        return self._exchange.text
+        """The text so far."""
+        return self._state.text
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the answer ended; None until it has."""
-        return self._exchange.finish_reason
+        """Why the answer ended, or None if it has not ended; see `Chunk.finish_reason`."""
+        return self._state.finish_reason
 
     @property
     def stats(self) -> Stats:
-        """The figures up to now."""
-        return self._exchange.stats()
+        """Timing and token counts so far."""
+        return self._state.stats()
 
     def answer(self) -> Answer:
-        """The whole answer, once all chunks have been read."""
-        if not self._exchange.finished:
+        """Return the complete answer, once all chunks have been read.
+
+        Raises:
+            RuntimeError: the stream has not been read to its end.
+        """
+        if not self._state.finished:
             raise RuntimeError("the answer is not complete: read the stream to its end first")
-        return self._exchange.answer()
+        return self._state.answer()
 
     def cancel(self) -> None:
-        """Stop the answer, on the server too. Whoever reads it gets `Cancelled`."""
-        self._stop(Cancelled("the answer was cancelled"))
+        """Stop the answer, on the server too. The task or thread that reads the stream gets `Cancelled`."""
+        self._abort(Cancelled("the answer was cancelled"))
 
     @property
-    def _exchange(self) -> Exchange:
-        if self._running is None:
+    def _state(self) -> StreamState:
+        if self._entered_state is None:
             raise RuntimeError("a stream is read inside of its `with` block")
-        return self._running
+        return self._entered_state
 
-    def _check(self) -> None:
-        """What can be told without asking the server."""
-        if self._running is not None:
+    def _prepare(self) -> None:
+        """Check and render what can be without asking the server."""
+        if self._entered_state is not None:
             raise RuntimeError("a stream is entered once; make a new one for each request")
-        self._client._not_closed()
+        self._client._check_open()
         self._sampling = read_sampling(self._given)
-        self._text = as_prompt(self._prompt, self._client.template, self._tools)
+        self._text = render_prompt(self._prompt, self._client.template, self._tools)
         if self._client.prompt_limit is not None:
             self._client.prompt_limit.check(self._text)
 
-    def _request(self, model: Model) -> pb.ModelInferRequest:
+    def _start_attempt(self, pool: EndpointPool, model: ModelSignature) -> None:
+        """Choose a server and start the call, with a fresh state."""
+        self._client._check_open()
         request = build_request(model, self._text, self._sampling, request_id=self.request_id)
+        endpoint = self._endpoint = pool.acquire(avoid=self._endpoint)
+        self._in_flight = True
+        self._first_sent = self._first_sent or time.perf_counter()
         max_tokens = self._sampling.get("max_tokens")
-        self._running = Exchange(
+        self._entered_state = StreamState(
             model,
-            url=self._endpoint.url if self._endpoint else self._client.url,
+            url=endpoint.url,
             request_id=self.request_id,
             max_tokens=max_tokens if isinstance(max_tokens, int) else None,
-            likeliest=_likeliest(self._sampling),
+            top_log_probs=_top_log_probs_request(self._sampling),
         )
-        return request
+        self._state.start_clock(self._first_sent)
+        self._call = endpoint.infer(request, metadata=self._client._metadata + request_headers.get())
 
-    def _take(self, endpoints: Endpoints) -> Endpoint:
-        self._endpoint, self._held = endpoints.take(avoid=self._endpoint), True
-        self._first_sent = self._first_sent or time.perf_counter()
-        return self._endpoint
+    def _end_attempt(self, pool: EndpointPool, *, failed: bool = False) -> None:
+        if self._endpoint is not None and self._in_flight:
+            self._in_flight = False
+            pool.release(self._endpoint, failed=failed)
 
-    def _wait_before_retry(self, error: ClientError, endpoints: Endpoints) -> float:
-        """How long to wait (s) before asking again; raises `error` if it is final."""
+    def _retry_delay_s(self, error: ClientError, pool: EndpointPool) -> float:
+        """Count a failed attempt; return the seconds to wait before the next. Raises `error` if there is no next."""
         self._failures += 1
-        self._give_back(endpoints, failed=isinstance(error, ConnectFailed))
-        started = self._running is not None and self._running.started
-        if started or self._stopped is not None or not isinstance(error, ConnectFailed | Busy):
+        self._end_attempt(pool, failed=isinstance(error, ConnectFailed))
+        delay_s = self._client._retry_delay_s(self._failures)
+        if not self._is_retryable(error, delay_s):
             raise error
-        retries, patience_s = self._client.retries, self._client.timeouts.first_token_s
-        wait_s = 0.0 if len(endpoints.all) > self._failures else retries.wait_s(self._failures)
-        late = patience_s is not None and time.perf_counter() + wait_s - self._first_sent >= patience_s
-        if self._failures >= retries.attempts or late:
-            raise error
-        return wait_s
+        return delay_s
 
-    def _give_back(self, endpoints: Endpoints, *, failed: bool = False) -> None:
-        if self._endpoint is not None and self._held:
-            self._held = False
-            endpoints.give_back(self._endpoint, failed=failed)
+    def _is_retryable(self, error: ClientError, delay_s: float) -> bool:
+        """Whether to repeat the request: nothing of the answer has come, and attempts and time are left."""
+        if self._aborted is not None or (self._entered_state is not None and self._entered_state.started):
+            return False
+        limit_s = self._client.timeouts.first_token_s
+        late = limit_s is not None and time.perf_counter() + delay_s - self._first_sent >= limit_s
+        return not late and self._client._is_retryable(error, self._failures)
 
     @property
-    def _patience_s(self) -> float | None:
-        """How long the next read may take."""
+    def _read_timeout_s(self) -> float | None:
         timeouts = self._client.timeouts
-        return timeouts.between_tokens_s if self._exchange.started else timeouts.first_token_s
+        return timeouts.between_tokens_s if self._state.started else timeouts.first_token_s
 
-    def _too_late(self) -> None:
+    def _on_deadline(self) -> None:
         timeouts = self._client.timeouts
-        if self._exchange.finished:
+        if self._state.finished:
             self._call.cancel()
-        elif self._exchange.started:
-            self._stop(
+        elif self._state.started:
+            self._abort(
                 BetweenTokensDeadline(f"the answer stalled: nothing for {timeouts.between_tokens_s:g} s")
             )
         else:
-            self._stop(FirstTokenDeadline(f"no first token within {timeouts.first_token_s:g} s"))
+            self._abort(FirstTokenDeadline(f"no first token within {timeouts.first_token_s:g} s"))
 
-    def _stop(self, reason: ClientError) -> None:
-        if self._call is not None and self._stopped is None and not self._exchange.finished:
-            self._stopped = self._exchange.over(reason)
+    def _abort(self, reason: ClientError) -> None:
+        """Break the call off, unless it is over; reading raises `reason`."""
+        if self._call is not None and self._aborted is None and not self._state.finished:
+            self._aborted = self._state.fail(reason)
             self._call.cancel()
 
-    def _leave(self) -> None:
-        """The block ends: what is still running is cancelled."""
-        self._stop(Cancelled("the stream was left"))
 
-
-def _likeliest(sampling: Mapping[str, Value]) -> Likeliest | None:
-    """How many tokens of each position are wanted, after the temperature that the engine applies; 0 is greedy."""
-    count, temperature = sampling.get("top_log_probs"), sampling.get("temperature")
-    if not isinstance(count, int):
+def _top_log_probs_request(sampling: Mapping[str, SamplingValue]) -> TopLogProbsRequest | None:
+    k, temperature = sampling.get("top_log_probs"), sampling.get("temperature")
+    if not isinstance(k, int):
         return None
-    return Likeliest(count, temperature if isinstance(temperature, float) and temperature else 1.0)
+    # Temperature 0 is greedy: the logits stay as they are.
+    return TopLogProbsRequest(k, temperature if isinstance(temperature, float) and temperature else 1.0)

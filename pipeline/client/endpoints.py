@@ -1,67 +1,112 @@
-"""Several servers with the same model: which one gets the next request, and which rests after a failure.
+"""The servers of a client: addresses, gRPC channels, and which one gets the next request.
 
-The healthy one with the fewest requests under way is chosen. One that failed rests, longer each time, and is asked
-again before others fail for want of it.
+The next request goes to the healthy server with the fewest requests in flight. A server that failed is avoided for a
+while, longer each time, but is used when no other is left. One channel carries any number of streams at once.
+
+A stream is a call with one request whose sending side is closed at once. On the wire that is `ModelStreamInfer` as
+Triton speaks it, and it saves the thread that gRPC needs for a sending side that stays open.
 """
 
 from __future__ import annotations
 
 import itertools
-import random
+import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
 import grpc
+import grpc.experimental
 from tritonclient.grpc import service_pb2 as pb
 
-from pipeline.client.channel import METHODS
+from pipeline.client.errors import Refused
+from pipeline.client.settings import KeepAlive
 
-_FIRST_REST_S = 0.5
-_LONGEST_REST_S = 30.0
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+_SERVICE = "/inference.GRPCInferenceService/"
+_METADATA_KEY, _METADATA_TEXT = re.compile(r"[0-9a-z_.-]+"), re.compile(r"[ -~]*")
+_FIRST_COOLDOWN_S = 0.5
+_LONGEST_COOLDOWN_S = 30.0
+
+# The thread that reads a blocking stream waits on the connection itself: no hand-over between threads for each token.
+SINGLE_THREADED = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Retries:
-    """Asking again what failed before its first token: connections that fail, servers that have too much to do."""
+def parse_target(url: str) -> str:
+    """Return `host:port` for gRPC. Raises Refused if the URL is something else.
 
-    attempts: int = 3  # in all; 1 asks once
-    first_s: float = 0.05  # wait before the second; each further wait is twice as long
-    longest_s: float = 2.0
+    >>> parse_target("grpc://localhost:8001")
+    'localhost:8001'
+    """
+    scheme, _, rest = url.rpartition("://")
+    host, _, port = rest.rstrip("/").rpartition(":")
+    if scheme not in ("", "grpc") or not host or not port.isdecimal():
+        raise Refused(f"{url!r}: give host:port of the server's gRPC service (usually port 8001)")
+    return f"{host}:{port}"
 
-    def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise ValueError(f"attempts = {self.attempts}: must be 1 or more")
 
-    def wait_s(self, failures: int) -> float:
-        """How long to wait after so many failures: half of it is drawn, so that clients do not come back together."""
-        most = min(self.first_s * 2.0 ** (failures - 1), self.longest_s)
-        return float(most * (0.5 + 0.5 * random.random()))
+def checked_metadata(headers: Mapping[str, str | bytes]) -> Metadata:
+    """Return headers as gRPC metadata. Raises Refused for a header that gRPC cannot send.
+
+    >>> checked_metadata({"authorization": "Bearer x"})
+    (('authorization', 'Bearer x'),)
+    """
+    for name, value in headers.items():
+        fits = isinstance(value, bytes) if name.endswith("-bin") else _METADATA_TEXT.fullmatch(str(value))
+        if not _METADATA_KEY.fullmatch(name) or not fits:
+            raise Refused(f"{name!r}: {value!r} cannot be sent as metadata")
+    return tuple(headers.items())
+
+
+def channel_options(keep_alive: KeepAlive) -> list[tuple[str, int]]:
+    """Return the gRPC options of a channel. Messages may have any size, as in tritonclient."""
+    return [
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_receive_message_length", -1),
+        # gRPC's own backoff grows to 120 s: a server that was away for minutes would stay away for minutes more.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.keepalive_time_ms", round(keep_alive.time_s * 1e3)),
+        ("grpc.keepalive_timeout_ms", round(keep_alive.timeout_s * 1e3)),
+        ("grpc.keepalive_permit_without_calls", int(keep_alive.while_idle)),
+    ]
 
 
 @dataclass(slots=True, eq=False)
 class Endpoint:
-    """One server, with the calls of its channel."""
+    """One server and the calls that are made to it.
 
-    url: str  # host:port
+    Attributes:
+        url: host:port.
+        channel: a channel of `grpc` or `grpc.aio`.
+        infer: ModelStreamInfer.
+        config: ModelConfig.
+        ready: ModelReady.
+        outstanding: requests in flight.
+        failures: failures in a row.
+        cooldown_until: avoided until then, by `time.monotonic()`.
+    """
+
+    url: str
     channel: Any
-    infer: Any  # ModelStreamInfer
-    config: Any  # ModelConfig
-    ready: Any  # ModelReady
-    outstanding: int = 0  # requests under way
-    failures: int = 0  # in a row
-    rests_until: float = 0.0  # time.monotonic()
+    infer: Any
+    config: Any
+    ready: Any
+    outstanding: int = 0
+    failures: int = 0
+    cooldown_until: float = 0.0
 
     @classmethod
-    def on(cls, channel: Any, url: str) -> Self:
-        """The calls of a channel of gRPC, blocking or of asyncio."""
+    def from_channel(cls, channel: Any, url: str) -> Self:
+        """Make an endpoint of a channel of `grpc` or `grpc.aio`."""
 
         def method(kind: Any, name: str, request: Any, reply: Any) -> Any:
             return kind(
-                METHODS + name,
+                _SERVICE + name,
                 request_serializer=request.SerializeToString,
                 response_deserializer=reply.FromString,
             )
@@ -76,48 +121,53 @@ class Endpoint:
         )
 
 
-class Endpoints:
-    """All servers of a client; safe to use from any number of threads."""
+class EndpointPool:
+    """All servers of a client. Safe to use from any number of threads."""
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self.all = tuple(endpoints)
         self._turn = itertools.count()
         self._lock = threading.Lock()
 
-    def take(self, avoid: Endpoint | None = None) -> Endpoint:
-        """The endpoint for the next request, which counts as under way; `avoid`: where it has just failed."""
-        if len(self.all) == 1:
-            chosen = self.all[0]
-            chosen.outstanding += 1
-            return chosen
+    def acquire(self, avoid: Endpoint | None = None) -> Endpoint:
+        """Choose the server of the next request and count the request as in flight.
+
+        Args:
+            avoid: server on which the request has just failed; chosen only if there is no other.
+        """
         with self._lock:
             now, turn = time.monotonic(), next(self._turn)
             order = [self.all[(turn + at) % len(self.all)] for at in range(len(self.all))]
             chosen = min(
-                order, key=lambda one: (one is avoid, max(0.0, one.rests_until - now), one.outstanding)
+                order, key=lambda one: (one is avoid, max(0.0, one.cooldown_until - now), one.outstanding)
             )
             chosen.outstanding += 1
             return chosen
 
+    def release(self, endpoint: Endpoint, *, failed: bool = False) -> None:
+        """Count a request as done.
+
+        Args:
+            endpoint: server that `acquire` chose.
+            failed: the server could not be reached, or was lost; its cooldown begins.
+        """
+        with self._lock:
+            endpoint.outstanding -= 1
+            if failed:
+                cooldown_s = min(_FIRST_COOLDOWN_S * 2**endpoint.failures, _LONGEST_COOLDOWN_S)
+                endpoint.failures += 1
+                endpoint.cooldown_until = time.monotonic() + cooldown_s
+            else:
+                endpoint.failures, endpoint.cooldown_until = 0, 0.0
+
     @contextmanager
-    def lent(self) -> Iterator[Endpoint]:
-        """The endpoint for one call, given back after it."""
-        endpoint, failed = self.take(), False
+    def lease(self) -> Iterator[Endpoint]:
+        """Acquire a server for one call in a `with` block; `grpc.RpcError` counts as its failure."""
+        endpoint, failed = self.acquire(), False
         try:
             yield endpoint
         except grpc.RpcError:
             failed = True
             raise
         finally:
-            self.give_back(endpoint, failed=failed)
-
-    def give_back(self, endpoint: Endpoint, *, failed: bool = False) -> None:
-        """The request is over; `failed`: the server could not be reached, or was lost."""
-        with self._lock:
-            endpoint.outstanding -= 1
-            if failed:
-                rest = min(_FIRST_REST_S * 2**endpoint.failures, _LONGEST_REST_S)
-                endpoint.failures += 1
-                endpoint.rests_until = time.monotonic() + rest
-            else:
-                endpoint.failures, endpoint.rests_until = 0, 0.0
+            self.release(endpoint, failed=failed)

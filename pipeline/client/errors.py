@@ -1,19 +1,21 @@
-"""What can go wrong between an application and a model, as one small tree.
+"""The errors that a client raises, as one tree, and how gRPC's and Triton's errors become them.
 
     ClientError
-    ├── Refused                    this request cannot be answered as asked: unknown parameter, bad value, bad input
-    │   └── PromptTooLong          it has more tokens than the engine takes
-    ├── ModelNotFound              the server has no such model, or it is not loaded
-    ├── ConnectFailed              no server there, or it was lost before the first token
+    ├── Refused                    the request is wrong: unknown parameter, bad value, bad prompt
+    │   └── PromptTooLong          the prompt has more tokens than the engine takes
+    ├── ModelNotFound              the server has no such model, or has not loaded it
+    ├── ConnectFailed              the server cannot be reached, or was lost before the first token
     ├── DeadlineExceeded
-    │   ├── FirstTokenDeadline     nothing came within `Timeouts.first_token_s`
-    │   └── BetweenTokensDeadline  the answer stalled for `Timeouts.between_tokens_s`
-    ├── Cancelled                  the answer was stopped, by `cancel()` or by the server
-    └── ServerFailed               the server broke off: an error of the model, or the connection was lost in the answer
-        └── Busy                   it has too much to do: nothing of the answer had come
+    │   ├── FirstTokenDeadline     no token within `Timeouts.first_token_s`
+    │   └── BetweenTokensDeadline  no further token within `Timeouts.between_tokens_s`
+    ├── Cancelled                  the answer was stopped, by `cancel()`, by closing the client, or by the server
+    └── ServerFailed               the model raised an error, or the connection was lost in the middle of the answer
+        └── Busy                   the server's queue is full; nothing of the answer had come
 
-Each message is one line that can be shown to a user. `request_id` finds the request in the server's log. Mistakes in
-the use of the library itself (a closed client, a stream outside of its `with` block) are RuntimeError.
+Each message is one line that can be shown to a user. Mistakes in the use of the library itself (a closed client, a
+stream outside of its `with` block) are RuntimeError.
+
+Statuses are those of gRPC; messages those of Triton 24.10 and TensorRT-LLM 0.19 to 1.2.
 
 >>> try:
 ...     answer = client.generate("Hi", temprature=0.5)  # doctest: +SKIP
@@ -24,9 +26,18 @@ unknown parameter 'temprature' (did you mean 'temperature'?)
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
+
+import grpc
+
 
 class ClientError(Exception):
-    """Base of all failures of a request."""
+    """Base class of all errors of a request.
+
+    Attributes:
+        request_id: the id under which the server logged the request; empty if the error concerns no one request.
+    """
 
     def __init__(self, message: str, *, request_id: str = "") -> None:
         super().__init__(message)
@@ -34,15 +45,16 @@ class ClientError(Exception):
 
 
 class Refused(ClientError):
-    """The request cannot be answered as asked; asking differently would help. Often found before anything is sent."""
+    """The request is wrong, and repeating it would not help. Most mistakes are found before anything is sent."""
 
 
 class PromptTooLong(Refused):
     """The prompt has more tokens than the engine takes; nothing was sent.
 
     Attributes:
-        tokens: of the prompt; with `at_least`, it was not counted, and has as many or more.
-        most: that the engine takes.
+        tokens: number of tokens of the prompt; a lower bound if `at_least`.
+        most: number of tokens that the engine takes.
+        at_least: the prompt is so long that it was refused without being tokenized.
     """
 
     def __init__(self, tokens: int, most: int, *, at_least: bool = False) -> None:
@@ -51,37 +63,111 @@ class PromptTooLong(Refused):
 
     @property
     def count(self) -> str:
-        """How many tokens the prompt has, in words."""
+        """The number of tokens as text: "9" or "at least 9"."""
         return f"at least {self.tokens}" if self.at_least else str(self.tokens)
 
 
 class ModelNotFound(ClientError):
-    """The server is there, but has no model of that name that is ready."""
+    """The server has no model of that name, or the model is not ready."""
 
 
 class ConnectFailed(ClientError):
-    """No server could be reached, or it went away before it sent anything. It is safe to try again."""
+    """No server could be reached, or the connection was lost before the first token. Retrying is safe."""
 
 
 class DeadlineExceeded(ClientError):
-    """The server was too slow; the request has been cancelled."""
+    """The server was too slow. The request has been cancelled on the server, too."""
 
 
 class FirstTokenDeadline(DeadlineExceeded):
-    """Nothing came within `Timeouts.first_token_s` of sending the request."""
+    """No token came within `Timeouts.first_token_s` of sending the request."""
 
 
 class BetweenTokensDeadline(DeadlineExceeded):
-    """Nothing came within `Timeouts.between_tokens_s` of the chunk before."""
+    """No chunk came within `Timeouts.between_tokens_s` of the chunk before."""
 
 
 class Cancelled(ClientError):
-    """The answer was stopped before its end, by `cancel()` on the stream or by the server."""
+    """The answer was stopped before its end: by `cancel()`, by closing the client, or by the server."""
 
 
 class ServerFailed(ClientError):
-    """The server broke off: the model raised, the process died, or the answer ended without its end mark."""
+    """The answer broke off: the model raised an error, the server died, or the stream ended without its end mark."""
 
 
 class Busy(ServerFailed):
-    """The server has too much to do and turned the request away. It is safe to try again, later or elsewhere."""
+    """The server's queue is full and it turned the request away. Retrying later, or on another server, is safe."""
+
+
+# What Triton says of a full queue: "Exceeds maximum queue size".
+_QUEUE_FULL = "queue size"
+# TensorRT-LLM reports it as a failure of its own: "Prompt length (9) exceeds maximum input length (8)."
+_TOO_LONG = re.compile(r"\b(prompt|input)\b.{0,60}\b(exceeds?|too long|longer than)\b", re.IGNORECASE)
+# How a model's complaint about an input begins: "max_tokens = 0".
+_INPUT_VALUE = re.compile(r"[a-z_]+ = ")
+_CANCELLED = re.compile(r"\bcancell?ed\b", re.IGNORECASE)
+
+
+def error_from_status(error: grpc.RpcError, *, url: str, started: bool = False) -> ClientError:
+    """Convert the error of a gRPC call.
+
+    Args:
+        error: with `code()` and `details()`.
+        url: host:port of the server.
+        started: whether a part of the answer had come.
+    """
+    code, text = error.code(), one_line(error.details() or str(error.code()))
+    status = grpc.StatusCode
+    if "unknown model" in text.lower() or code is status.NOT_FOUND:
+        return ModelNotFound(text)
+    match code:
+        case status.UNAVAILABLE if started:
+            return ServerFailed(f"the server was lost in the middle of the answer: {text}")
+        case status.UNAVAILABLE if _QUEUE_FULL in text:
+            return Busy(f"the server has too much to do: {text}")
+        case status.UNAVAILABLE | status.DEADLINE_EXCEEDED:
+            return ConnectFailed(f"no answer from {url}: {text}")
+        case status.INVALID_ARGUMENT | status.OUT_OF_RANGE | status.FAILED_PRECONDITION:
+            return Refused(text)
+        case status.UNAUTHENTICATED | status.PERMISSION_DENIED | status.UNIMPLEMENTED:
+            return Refused(f"{url} refuses the call: {text}")
+        case status.CANCELLED:
+            return Cancelled(text)
+        case _:
+            return ServerFailed(text)
+
+
+def error_from_message(message: str, *, at_admission: bool, inputs: Collection[str] = ()) -> ClientError:
+    """Convert the error message of a stream response, which carries no status code.
+
+    With the header `triton_grpc_error` Triton would end the stream with a status instead, but then it crashes when a
+    model sends anything after its error, as TensorRT-LLM's do (seen with 24.10). So the text has to decide.
+
+    Args:
+        message: as Triton sent it.
+        at_admission: Triton refused the request before a model saw it.
+        inputs: names of the model's inputs. A model of this project that refuses a request begins its message with the
+            input: "max_tokens = 0: must be …".
+    """
+    text = one_line(message)
+    subject, colon, _ = text.partition(": ")
+    if "unknown model" in text.lower():
+        return ModelNotFound(text)
+    if _QUEUE_FULL in text:
+        return Busy(f"the server has too much to do: {text}")
+    names_input = colon and (_INPUT_VALUE.match(subject) or subject in inputs)
+    if at_admission or _TOO_LONG.search(text) or names_input:
+        return Refused(text)
+    return Cancelled(text) if _CANCELLED.search(text) else ServerFailed(text)
+
+
+def one_line(text: str) -> str:
+    """Return the line that says what happened: the last of a Python traceback, else the first.
+
+    >>> one_line("Traceback (most recent call last):\\n  File ...\\nValueError: too long\\n")
+    'ValueError: too long'
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return "no reason given"
+    return lines[-1] if any("Traceback (most recent call last)" in line for line in lines) else lines[0]

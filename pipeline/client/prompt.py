@@ -1,15 +1,15 @@
-"""The prompt of a request: the text that the model gets, and how long it may be before it is sent at all.
+"""The prompt of a request: rendered from messages, checked for its length, or built up turn by turn.
 
-The count is that of the tokenizer that the deployment was packaged with, which is also what cuts the prompt on the
-server. A text of so many characters that it cannot fit, whatever they are, is refused without being tokenized. Needs
-the distribution `tokenizers`.
+`PromptLimit` counts with the tokenizer that the deployment was packaged with, the same that tokenizes on the server. A
+text of so many characters that it cannot fit, whatever they are, is refused without being tokenized. It needs the
+distribution `tokenizers`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -17,29 +17,40 @@ from pipeline.client.errors import PromptTooLong, Refused
 from pipeline.models.chat_template import ChatTemplate, Message, TemplateError
 from pipeline.reading import MAX_TOKENIZER_BYTES, UnreadableFile, read_json, read_tokenizer
 
+Prompt = str | Sequence[Message]
+
 _DEPLOYMENT, _TOKENIZER = "deployment.json", "tokenizer.json"
 
 
-class Tokenizer(Protocol):
-    """What is needed of the `tokenizers` library."""
+class BatchTokenizer(Protocol):
+    """What is needed of `tokenizers.Tokenizer`."""
 
     def encode_batch_fast(self, texts: Sequence[str], /) -> Sequence[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLimit:
-    """
+    """How many tokens a prompt may have, so that one that is too long is refused before it is sent.
+
+    Attributes:
+        tokenizer: a `tokenizers.Tokenizer`.
+        max_tokens: tokens that the engine takes.
+        max_chars_per_token: the most characters that one token can stand for; None: any number.
+
     >>> limit = PromptLimit.from_package(Path("package"))                          # doctest: +SKIP
     >>> client = Client("localhost:8001", prompt_limit=limit)                      # doctest: +SKIP
     """
 
-    tokenizer: Tokenizer
-    max_tokens: int  # that the engine takes
-    max_chars_per_token: int | None = None  # that a token can stand for; None: any number
+    tokenizer: BatchTokenizer
+    max_tokens: int
+    max_chars_per_token: int | None = None
 
     @classmethod
     def from_package(cls, package: Path | str) -> Self:
-        """Of the folder that `pipeline build` made, or of a copy of its deployment.json and tokenizer.
+        """Read the limit of a deployment.
+
+        Args:
+            package: folder that `pipeline build` made, or a copy of its deployment.json and tokenizer.
 
         Raises:
             Refused: a file is missing, or is not what it should be.
@@ -54,7 +65,15 @@ class PromptLimit:
 
     @classmethod
     def from_tokenizer(cls, folder: Path | str, max_tokens: int) -> Self:
-        """With the tokenizer.json of a folder. Refused if there is none, or it cannot be read."""
+        """Make a limit from the tokenizer.json of a folder.
+
+        Args:
+            folder: of the tokenizer.
+            max_tokens: tokens that the engine takes.
+
+        Raises:
+            Refused: there is no tokenizer.json, or it cannot be read.
+        """
         file = Path(folder) / _TOKENIZER
         if not file.exists():
             raise Refused(f"{folder}: holds no {_TOKENIZER}")
@@ -65,24 +84,27 @@ class PromptLimit:
         return cls(tokenizer, max_tokens, max_chars_per_token(settings))
 
     def check(self, text: str) -> int:
-        """How many tokens a prompt has. Other threads go on meanwhile: the interpreter's lock is not held.
+        """Count the tokens of a prompt, without holding the interpreter's lock.
+
+        Returns:
+            Number of tokens.
 
         Raises:
-            PromptTooLong: more than the engine takes.
+            PromptTooLong: there are more than `max_tokens`.
         """
         if self.max_chars_per_token is not None:
             least = -(-len(text) // self.max_chars_per_token)
             if least > self.max_tokens:
                 raise PromptTooLong(least, self.max_tokens, at_least=True)
-        # `encode` holds the lock, and also finds the place of each token in the text, which takes twice as long
+        # `encode` would hold the lock and also compute offsets, which takes twice as long.
         tokens = len(self.tokenizer.encode_batch_fast([text])[0])
         if tokens > self.max_tokens:
             raise PromptTooLong(tokens, self.max_tokens)
         return tokens
 
 
-# What never makes a text shorter: parts of a tokenizer.json by their type. NFC and NFKC put up to four characters
-# together (U+1F82 and its like); the others make one or more characters of each.
+# Normalizers by how many characters they can make one of. NFC and NFKC compose up to four (U+1F82 and its like); the
+# others never make a text shorter.
 _LONGEST_COMPOSED = 4
 _NORMALIZERS = {"ByteLevel": 1, "Lowercase": 1, "NFD": 1, "NFKD": 1, "Prepend": 1} | dict.fromkeys(
     ("NFC", "NFKC"), _LONGEST_COMPOSED
@@ -91,14 +113,14 @@ _PRE_TOKENIZERS = ("ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "
 
 
 def max_chars_per_token(settings: Mapping[str, Any]) -> int | None:
-    """The most characters of a text that one token can stand for.
-
-    That is the length of the longest token where a tokenizer drops nothing, has a token for everything, and turns no
-    run of characters into one. None for all others: a WordPiece tokenizer makes one `[UNK]` of any word that it does
-    not know, and many drop white space.
+    """Compute the most characters of a text that one token can stand for.
 
     Args:
         settings: the content of a tokenizer.json.
+
+    Returns:
+        The length of the longest token (times what normalizers compose), if the tokenizer drops nothing and has a token
+        for every byte. None for any other: WordPiece makes one `[UNK]` of any unknown word, many drop white space.
     """
     model = settings["model"]
     normalizers = _parts(settings.get("normalizer"), "normalizers")
@@ -115,20 +137,20 @@ def max_chars_per_token(settings: Mapping[str, Any]) -> int | None:
 
 
 def _parts(part: Mapping[str, Any] | None, of: str) -> list[Mapping[str, Any]]:
-    """A normalizer or pre-tokenizer, or those of a sequence, which may hold sequences."""
+    """Flatten a normalizer or pre-tokenizer, which may be a sequence of others."""
     if part is None:
         return []
     return [one for inner in part[of] for one in _parts(inner, of)] if part["type"] == "Sequence" else [part]
 
 
 def _replaced(part: Mapping[str, Any]) -> int | None:
-    """1 for a normalizer that replaces a text by one that is as long, or longer."""
+    """Return 1 for a normalizer that replaces a text by one at least as long, else None."""
     pattern = part.get("pattern", {}).get("String") if part["type"] == "Replace" else None
     return 1 if pattern and len(part["content"]) >= len(pattern) else None
 
 
 def _complete(model: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a model has a token for each byte, so that no text is unknown to it."""
+    """Whether a tokenizer's model has a token for each byte, so that no text is unknown to it."""
     if (
         model.get("type") != "BPE"
         or model.get("continuing_subword_prefix")
@@ -143,13 +165,18 @@ def _complete(model: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> b
     return by_bytes and all(letter in model["vocab"] for letter in ByteLevel.alphabet())
 
 
-def as_prompt(
-    prompt: str | Sequence[Message], template: ChatTemplate | None, tools: Sequence[Mapping[str, Any]] = ()
+def render_prompt(
+    prompt: Prompt, template: ChatTemplate | None, tools: Sequence[Mapping[str, Any]] = ()
 ) -> str:
-    """Make the text that the model gets: a prompt as it is; messages, and tools that it may call, by the template.
+    """Return the text that the model gets.
+
+    Args:
+        prompt: a text, taken as it is, or chat messages.
+        template: renders messages and tools.
+        tools: functions that the model may call, as OpenAI's API describes them.
 
     Raises:
-        Refused: there is nothing to send, it cannot be encoded, or the template does not take the messages.
+        Refused: the prompt is empty, cannot be encoded, or is not what the template takes; or there is no template.
     """
     if isinstance(prompt, str):
         if tools:
@@ -176,3 +203,43 @@ def _encodable(text: str) -> str:
         half = f"\\u{ord(text[error.start]):04x}"
         raise Refused(f"the prompt holds {half}, half of a character, which UTF-8 cannot encode") from None
     return text
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Turns of a chat, as messages for the next request. It sends nothing and counts no tokens.
+
+    Attributes:
+        system: system prompt; empty is none.
+        turns: (question, answer), oldest first.
+
+    >>> talk = Conversation(system="Be brief.")
+    >>> talk.add("Hi", "Hello!")
+    >>> [message["role"] for message in talk.messages("How are you?")]
+    ['system', 'user', 'assistant', 'user']
+    """
+
+    system: str = ""
+    turns: list[tuple[str, str]] = field(default_factory=list)
+
+    def messages(self, question: str) -> list[Message]:
+        """Return the messages of a request: system prompt, all turns, and `question`."""
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        for asked, answered in self.turns:
+            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        return [*messages, {"role": "user", "content": question}]
+
+    def add(self, question: str, answer: str) -> None:
+        """Append a turn."""
+        self.turns.append((question, answer))
+
+    def forget_oldest(self) -> bool:
+        """Drop the oldest turn, so that the prompt gets shorter; False if there is none left."""
+        if self.turns:
+            del self.turns[0]
+            return True
+        return False
+
+    def reset(self) -> None:
+        """Drop all turns; the system prompt stays."""
+        self.turns.clear()

@@ -1,4 +1,4 @@
-"""Builds the one message that a request consists of, for the layout that the model has."""
+"""Builds the one message that a request consists of, for any of the layouts that `pipeline.client.tensors` knows."""
 
 from __future__ import annotations
 
@@ -8,30 +8,43 @@ from typing import NamedTuple
 
 from tritonclient.grpc import service_pb2 as pb
 
-from pipeline.client import wire
 from pipeline.client.errors import Refused
-from pipeline.client.model import Model
-from pipeline.client.sampling import PARAMETERS, Value
+from pipeline.client.sampling import PARAMETERS, SamplingValue
+from pipeline.client.tensors import ModelSignature, encode
 
-# Input that asks for it -> outputs that then come. Only what is there is asked for.
-COUNTS = {
+TOKEN_IDS = "output_ids"
+LOG_PROBS, LOGITS = "output_log_probs", "generation_logits"
+
+# Input that requests statistics -> the outputs that then come. Requested from every model that has the input.
+_COUNTS = {
     "return_num_input_tokens": ("num_input_tokens",),
     "return_num_output_tokens": ("num_output_tokens",),
     "return_perf_metrics": ("total_draft_tokens", "total_accepted_draft_tokens"),
     "sampling_param_return_perf_metrics": ("total_draft_tokens", "total_accepted_draft_tokens"),
     "return_finish_reason": ("finish_reason",),
 }
-PROMPT = ("text_input",)
-STREAM = ("stream", "streaming")
-EXCLUDE_INPUT = ("exclude_input_in_output", "sampling_param_exclude_input_from_output")
-TOKEN_IDS = "output_ids"
-LOG_PROBS, LOGITS = "output_log_probs", "generation_logits"
+# Inputs by their names in each layout.
+_PROMPT = ("text_input",)
+_STREAM = ("stream", "streaming")
+_EXCLUDE_INPUT = ("exclude_input_in_output", "sampling_param_exclude_input_from_output")
+
+_TensorValues = dict[str, Sequence[bytes | str | bool | int | float]]
 
 
 def build_request(
-    model: Model, prompt: str, sampling: Mapping[str, Value], *, request_id: str
+    model: ModelSignature, prompt: str, sampling: Mapping[str, SamplingValue], *, request_id: str
 ) -> pb.ModelInferRequest:
-    """A request for one streamed answer. Refused if the model cannot take it; all faults at once."""
+    """Build the request for one streamed answer.
+
+    Args:
+        model: signature of the model that is asked.
+        prompt: text, not empty.
+        sampling: as `read_sampling` returns it.
+        request_id: under which the server logs the request.
+
+    Raises:
+        Refused: the model lacks an input for a parameter, or needs a parameter that is missing; lists all of them.
+    """
     tensors, faults = _tensors(model, prompt, sampling)
     layout = _layout(model, tuple((name, len(values)) for name, values in tensors.items()))
     faults += layout.faults
@@ -41,21 +54,21 @@ def build_request(
     message.CopyFrom(layout.message)
     message.id = request_id
     message.raw_input_contents.extend(
-        [wire.encode(model.inputs[name].datatype, values) for name, values in tensors.items()]
+        [encode(model.inputs[name].datatype, values) for name, values in tensors.items()]
     )
     return message
 
 
-class _Layout(NamedTuple):
-    """What requests with the same tensors have in common, and what they lack."""
+class _RequestLayout(NamedTuple):
+    """What requests with the same tensors have in common: the message without its values, and what it lacks."""
 
     message: pb.ModelInferRequest
     faults: list[str]
 
 
 @lru_cache(256)
-def _layout(model: Model, lengths: tuple[tuple[str, int], ...]) -> _Layout:
-    """`lengths`: of each input that a request sends."""
+def _layout(model: ModelSignature, lengths: tuple[tuple[str, int], ...]) -> _RequestLayout:
+    """Lay out a request from the name and the number of elements of each input that it sends."""
     message = pb.ModelInferRequest(model_name=model.name)
     message.parameters["triton_enable_empty_final_response"].bool_param = True
     for name, length in lengths:
@@ -66,16 +79,17 @@ def _layout(model: Model, lengths: tuple[tuple[str, int], ...]) -> _Layout:
     missing = [
         name for name, tensor in model.inputs.items() if not tensor.optional and name not in dict(lengths)
     ]
-    return _Layout(message, [f"model {model.name!r} needs {_parameter_of(name)}" for name in missing])
+    return _RequestLayout(message, [f"model {model.name!r} needs {_parameter_of(name)}" for name in missing])
 
 
 def _tensors(
-    model: Model, prompt: str, sampling: Mapping[str, Value]
-) -> tuple[dict[str, Sequence[bytes | str | bool | int | float]], list[str]]:
-    text_input = model.input_named(PROMPT)
+    model: ModelSignature, prompt: str, sampling: Mapping[str, SamplingValue]
+) -> tuple[_TensorValues, list[str]]:
+    """Values by input name, and the faults."""
+    text_input = model.input_named(_PROMPT)
     if text_input is None or "text_output" not in model.outputs:
         raise Refused(f"model {model.name!r} does not take and return text; ask its entry model")
-    tensors: dict[str, Sequence[bytes | str | bool | int | float]] = {text_input: [prompt]}
+    tensors: _TensorValues = {text_input: [prompt]}
     faults = []
     for name, value in _greedy(sampling).items():
         if value is False:
@@ -87,16 +101,16 @@ def _tensors(
             tensors[tensor] = [bool(value)]
         else:
             tensors[tensor] = value if isinstance(value, tuple) else [value]
-    if stream := model.input_named(STREAM):
+    if stream := model.input_named(_STREAM):
         tensors[stream] = [model.decoupled]
-    if not model.decoupled and (exclude := model.input_named(EXCLUDE_INPUT)):
+    if not model.decoupled and (exclude := model.input_named(_EXCLUDE_INPUT)):
         tensors[exclude] = [True]
-    tensors |= {name: [True] for name in COUNTS if name in model.inputs}
+    tensors |= {name: [True] for name in _COUNTS if name in model.inputs}
     return tensors, faults
 
 
-def _greedy(sampling: Mapping[str, Value]) -> Mapping[str, Value]:
-    """Temperature 0 as top_k 1: a temperature of 0 itself is not taken by every release."""
+def _greedy(sampling: Mapping[str, SamplingValue]) -> Mapping[str, SamplingValue]:
+    """Replace temperature 0 by top_k 1: not every release takes a temperature of 0."""
     if sampling.get("temperature") != 0:
         return sampling
     return {
@@ -105,11 +119,11 @@ def _greedy(sampling: Mapping[str, Value]) -> Mapping[str, Value]:
     }
 
 
-def _outputs(model: Model, tensors: Mapping[str, object]) -> list[str]:
+def _outputs(model: ModelSignature, tensors: Mapping[str, object]) -> list[str]:
     wanted = ["text_output", TOKEN_IDS]
     wanted += [LOG_PROBS] if "return_log_probs" in tensors else []
     wanted += [LOGITS] if "return_generation_logits" in tensors else []
-    wanted += [output for name, outputs in COUNTS.items() if name in tensors for output in outputs]
+    wanted += [output for name, outputs in _COUNTS.items() if name in tensors for output in outputs]
     return [name for name in wanted if name in model.outputs]
 
 

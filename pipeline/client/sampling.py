@@ -1,7 +1,7 @@
-"""The sampling parameters of a request: their names, their bounds, and the tensors that carry them.
+"""The sampling parameters of a request: names, bounds, and the tensors that carry them.
 
-Every fault is found before anything is sent, and all of them are told at once. A parameter that the model has no tensor
-for is refused, never dropped.
+Every mistake is found before anything is sent, and one error lists all of them. A parameter that the model has no
+tensor for is refused, never dropped.
 """
 
 from __future__ import annotations
@@ -17,47 +17,75 @@ from pipeline.client.errors import Refused
 
 
 class Sampling(TypedDict, total=False):
-    """How to answer. What is left out is the server's default; None is the same as left out."""
+    """Sampling parameters of a request. One that is left out, or None, has the server's default.
 
-    max_tokens: int | None  # at most so many new tokens
-    min_tokens: int | None  # no end token before so many
-    temperature: float | None  # 0 is greedy
-    top_k: int | None  # only the k likeliest tokens; 1 is greedy, 0 is all
-    top_p: float | None  # only the likeliest tokens that together have this probability
+    Attributes:
+        max_tokens: at most so many new tokens, 1 or more.
+        min_tokens: no end token before so many new tokens.
+        temperature: 0 is greedy.
+        top_k: sample from the k most probable tokens; 1 is greedy, 0 is all.
+        top_p: sample from the most probable tokens that together have this probability, more than 0 and at most 1.
+        seed: of the random numbers, 0 to 2**64 - 1.
+        stop: texts that end the answer.
+        bad_words: texts that are never generated.
+        repetition_penalty: more than 0; 1 has no effect.
+        presence_penalty: 0 has no effect.
+        frequency_penalty: 0 has no effect.
+        length_penalty: for beam search.
+        end_id: token that ends the answer instead of the tokenizer's own; -1 is none.
+        num_draft_tokens: tokens to propose per step of speculative decoding, if the model takes it; 0 is none.
+        log_probs: return the log probability of each token.
+        top_log_probs: also return those of so many most probable tokens at each position, 1 to 20. Needs `log_probs`,
+            and an engine that returns logits.
+        guide_type: form of the answer (guided decoding): json, json_schema, regex or ebnf_grammar.
+        guide: the schema, regular expression or grammar.
+    """
+
+    max_tokens: int | None
+    min_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
     seed: int | None
-    stop: str | Sequence[str] | None  # texts that end the answer
-    bad_words: str | Sequence[str] | None  # texts that are never generated
-    repetition_penalty: float | None  # 1 is none
-    presence_penalty: float | None  # 0 is none
-    frequency_penalty: float | None  # 0 is none
+    stop: str | Sequence[str] | None
+    bad_words: str | Sequence[str] | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
     length_penalty: float | None
-    end_id: int | None  # token that ends the answer instead of the tokenizer's own; -1 is none
-    num_draft_tokens: int | None  # to propose per step, where the model takes it; 0 is no speculation
-    log_probs: bool | None  # return the log probability of each token
-    top_log_probs: (
-        int | None
-    )  # and those of so many likeliest tokens; needs log_probs, and logits from the engine
-    guide_type: str | None  # json, json_schema, regex or ebnf_grammar: the answer then has that form
-    guide: str | None  # the schema, expression or grammar
+    end_id: int | None
+    num_draft_tokens: int | None
+    log_probs: bool | None
+    top_log_probs: int | None
+    guide_type: str | None
+    guide: str | None
 
 
-Kind = Literal["int", "float", "words", "bool"]
-Value = int | float | bool | tuple[str, ...]
+SamplingValue = int | float | bool | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
-    """One parameter; `tensors` holds its name in each layout (backend models, their releases before 0.20, llmapi)."""
+class SamplingParameter:
+    """One sampling parameter.
+
+    Attributes:
+        name: key in `Sampling`.
+        kind: type of its values; "words" is a text or several.
+        tensors: its input in each layout: backend models, their releases before 0.20, `llmapi`.
+        low: least value.
+        high: greatest value.
+        above_low: `low` itself is not allowed.
+    """
 
     name: str
-    kind: Kind
+    kind: Literal["int", "float", "words", "bool"]
     tensors: tuple[str, ...]
     low: float = -math.inf
     high: float = math.inf
-    above_low: bool = False  # `low` itself is not allowed
+    above_low: bool = False
 
-    def read(self, value: object) -> Value:
-        """The value as it is sent. ValueError tells what would be right."""
+    def read(self, value: object) -> SamplingValue:
+        """Return the value as it is sent. Raises ValueError that says what would be right."""
         if self.kind == "bool":
             if not isinstance(value, bool):
                 raise ValueError("must be True or False")
@@ -80,42 +108,49 @@ _FLOAT32_LEAST, _FLOAT32_MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 PARAMETERS = {
     parameter.name: parameter
     for parameter in (
-        Parameter("max_tokens", "int", ("max_tokens", "sampling_param_max_tokens"), 1, _INT32),
-        Parameter("min_tokens", "int", ("min_tokens", "min_length"), 0, _INT32),
-        Parameter("temperature", "float", ("temperature", "sampling_param_temperature"), 0),
-        Parameter("top_k", "int", ("top_k", "sampling_param_top_k"), 0, _INT32),
-        Parameter("top_p", "float", ("top_p", "sampling_param_top_p"), 0, 1, above_low=True),
-        Parameter("seed", "int", ("seed", "random_seed", "sampling_param_seed"), 0, 2**64 - 1),
-        Parameter("stop", "words", ("stop_words", "sampling_param_stop")),
-        Parameter("bad_words", "words", ("bad_words",)),
-        Parameter("repetition_penalty", "float", ("repetition_penalty",), 0, above_low=True),
-        Parameter("presence_penalty", "float", ("presence_penalty", "sampling_param_presence_penalty")),
-        Parameter("frequency_penalty", "float", ("frequency_penalty", "sampling_param_frequency_penalty")),
-        Parameter("length_penalty", "float", ("length_penalty",)),
-        Parameter("end_id", "int", ("end_id",), -1, _INT32),
-        Parameter("num_draft_tokens", "int", ("num_draft_tokens",), 0, _INT32),
-        Parameter("log_probs", "bool", ("return_log_probs",)),
-        Parameter("top_log_probs", "int", ("return_generation_logits",), 1, 20),
-        Parameter("guide_type", "words", ("guided_decoding_guide_type",)),
-        Parameter("guide", "words", ("guided_decoding_guide",)),
+        SamplingParameter("max_tokens", "int", ("max_tokens", "sampling_param_max_tokens"), 1, _INT32),
+        SamplingParameter("min_tokens", "int", ("min_tokens", "min_length"), 0, _INT32),
+        SamplingParameter("temperature", "float", ("temperature", "sampling_param_temperature"), 0),
+        SamplingParameter("top_k", "int", ("top_k", "sampling_param_top_k"), 0, _INT32),
+        SamplingParameter("top_p", "float", ("top_p", "sampling_param_top_p"), 0, 1, above_low=True),
+        SamplingParameter("seed", "int", ("seed", "random_seed", "sampling_param_seed"), 0, 2**64 - 1),
+        SamplingParameter("stop", "words", ("stop_words", "sampling_param_stop")),
+        SamplingParameter("bad_words", "words", ("bad_words",)),
+        SamplingParameter("repetition_penalty", "float", ("repetition_penalty",), 0, above_low=True),
+        SamplingParameter(
+            "presence_penalty", "float", ("presence_penalty", "sampling_param_presence_penalty")
+        ),
+        SamplingParameter(
+            "frequency_penalty", "float", ("frequency_penalty", "sampling_param_frequency_penalty")
+        ),
+        SamplingParameter("length_penalty", "float", ("length_penalty",)),
+        SamplingParameter("end_id", "int", ("end_id",), -1, _INT32),
+        SamplingParameter("num_draft_tokens", "int", ("num_draft_tokens",), 0, _INT32),
+        SamplingParameter("log_probs", "bool", ("return_log_probs",)),
+        SamplingParameter("top_log_probs", "int", ("return_generation_logits",), 1, 20),
+        SamplingParameter("guide_type", "words", ("guided_decoding_guide_type",)),
+        SamplingParameter("guide", "words", ("guided_decoding_guide",)),
     )
 }
 
 
-# Parameters that change the distribution beside the temperature -> the values that do not.
-_NEUTRAL: Mapping[str, Value | None] = {
+# Parameters other than the temperature that change the distribution -> their values without effect.
+_NEUTRAL: Mapping[str, SamplingValue | None] = {
     "min_tokens": 0, "bad_words": None, "repetition_penalty": 1.0, "presence_penalty": 0.0,
     "frequency_penalty": 0.0, "guide_type": None,
 }  # fmt: skip
 
 
-def read_sampling(given: Mapping[str, object]) -> dict[str, Value]:
-    """Checked values by parameter name; what is None is left out.
+def read_sampling(given: Mapping[str, object]) -> dict[str, SamplingValue]:
+    """Check sampling parameters and return them without those that are None.
+
+    Raises:
+        Refused: a parameter is unknown, or its value is wrong; lists all of them.
 
     >>> read_sampling({"max_tokens": 8, "stop": "\\n", "seed": None})
     {'max_tokens': 8, 'stop': ('\\n',)}
     """
-    values: dict[str, Value] = {}
+    values: dict[str, SamplingValue] = {}
     faults = []
     for name, value in given.items():
         parameter = PARAMETERS.get(name)
@@ -130,19 +165,19 @@ def read_sampling(given: Mapping[str, object]) -> dict[str, Value]:
     if isinstance(least, int) and isinstance(most, int) and least > most:
         faults.append(f"min_tokens = {least}: must be at most max_tokens = {most}")
     if values.get("top_log_probs"):
-        faults += _unlike_logits(values)
+        faults += _top_log_probs_faults(values)
     if faults:
         raise Refused("; ".join(faults))
     return values
 
 
-def _unlike_logits(values: Mapping[str, Value]) -> list[str]:
-    """What keeps the likeliest tokens from being told: see `pipeline.client.top_logprobs`."""
+def _top_log_probs_faults(values: Mapping[str, SamplingValue]) -> list[str]:
+    """Why top log probs cannot be computed from the logits; see `TopLogProbsRequest`."""
     faults = [] if values.get("log_probs") else ["top_log_probs: needs log_probs = True"]
     return faults + [
         f"top_log_probs: cannot be told with {name} = {values[name]!r}, which changes what a token is drawn from"
-        for name, nothing in _NEUTRAL.items()
-        if values.get(name, nothing) != nothing
+        for name, neutral in _NEUTRAL.items()
+        if values.get(name, neutral) != neutral
     ]
 
 

@@ -1,4 +1,7 @@
-"""The blocking client. One may be shared by any number of threads."""
+"""The blocking client. One may be shared by any number of threads.
+
+A blocking gRPC read has no deadline of its own, so each client has one thread that cancels the reads that are late.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,22 @@ from typing import Any, Self, Unpack
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from pipeline.client.base import GOODBYE_S, ClientBase, Prompt, StreamBase
-from pipeline.client.channel import single_threaded
-from pipeline.client.chunk import Answer, Chunk
-from pipeline.client.endpoints import Endpoint, Endpoints
-from pipeline.client.errors import ClientError
-from pipeline.client.model import Model, read_model
+from pipeline.client.answer import Answer, Chunk
+from pipeline.client.base import CLOSE_TIMEOUT_S, ClientBase, StreamBase
+from pipeline.client.endpoints import SINGLE_THREADED, Endpoint, EndpointPool
+from pipeline.client.errors import Cancelled, ClientError, error_from_status
+from pipeline.client.prompt import Prompt
 from pipeline.client.sampling import Sampling
-from pipeline.client.watchdog import Watchdog
+from pipeline.client.tensors import ModelSignature, read_signature
+
+# How long the thread of the deadlines waits for another stream before it ends.
+_IDLE_S = 5.0
 
 
 class Client(ClientBase):
-    """Streams answers of a model on a Triton server.
+    """Blocking client of a language model on Triton.
+
+    Any number of threads may share one, over one connection per server.
 
     >>> with Client("localhost:8001") as client:                               # doctest: +SKIP
     ...     with client.stream("Once upon a time", max_tokens=64) as stream:
@@ -33,19 +40,10 @@ class Client(ClientBase):
     ...     print(stream.stats.ttft_ms)
     """
 
-    def _prepare(self) -> None:
-        self._watchdog = Watchdog()
-        self._reading_model = threading.Lock()
-        self._endpoints = Endpoints([self._connect(url) for url in self.urls])
-
-    def _connect(self, url: str) -> Endpoint:
-        options = [*self._options, single_threaded()]
-        channel = (
-            grpc.secure_channel(url, self._credentials, options)
-            if self._credentials
-            else grpc.insecure_channel(url, options)
-        )
-        return Endpoint.on(channel, url)
+    def _setup(self) -> None:
+        self._deadlines = _DeadlineThread()
+        self._model_lock = threading.Lock()
+        self._pool = EndpointPool([self._connect(url) for url in self.urls])
 
     def __enter__(self) -> Self:
         return self
@@ -54,32 +52,23 @@ class Client(ClientBase):
         self.close()
 
     def close(self) -> None:
-        """Ends the connection; streams that are open raise `Cancelled`."""
+        """Close the connections. Streams that are open raise `Cancelled`."""
         self._closed = True
-        for endpoint in self._endpoints.all:
+        for endpoint in self._pool.all:
             endpoint.channel.close()
 
-    def model(self) -> Model:
-        """What the model takes and gives; the server is asked once."""
-        self._not_closed()
-        with self._reading_model:
+    def model(self) -> ModelSignature:
+        """Return what the model takes and returns. The server is asked once.
+
+        Raises:
+            ConnectFailed: no server answers within `Timeouts.connect_s`.
+            ModelNotFound: the server has no such model.
+        """
+        self._check_open()
+        with self._model_lock:
             if self._model is None:
                 self._model = self._read_model()
             return self._model
-
-    def _read_model(self) -> Model:
-        """From the first server that answers."""
-        request = pb.ModelConfigRequest(name=self.model_name)
-        attempt = 1
-        while True:
-            try:
-                with self._endpoints.lent() as endpoint:
-                    reply = endpoint.config(request, timeout=self.timeouts.connect_s, metadata=self._metadata)
-                    return read_model(reply.config)
-            except grpc.RpcError as error:
-                attempt += 1
-                wait_s = self._wait_before_attempt(attempt, error, endpoint)
-            time.sleep(wait_s)
 
     def stream(
         self,
@@ -89,7 +78,17 @@ class Client(ClientBase):
         tools: Sequence[Mapping[str, Any]] = (),
         **sampling: Unpack[Sampling],
     ) -> Stream:
-        """An answer, chunk by chunk. It is asked for on entering the `with` block, and cancelled on leaving it."""
+        """Make a stream: entering its `with` block sends the request, leaving the block early cancels it.
+
+        Args:
+            prompt: text, or chat messages, which need the client's `template`.
+            request_id: id in the server's log and in errors; random by default.
+            tools: functions that the model may call, as OpenAI's API describes them; they need chat messages.
+            **sampling: see `Sampling`.
+
+        Returns:
+            The stream. Entering and reading it raise the errors of `generate`.
+        """
         return Stream(self, prompt, sampling, request_id, tools)
 
     def generate(
@@ -100,73 +99,157 @@ class Client(ClientBase):
         tools: Sequence[Mapping[str, Any]] = (),
         **sampling: Unpack[Sampling],
     ) -> Answer:
-        """A whole answer."""
+        """Generate a complete answer.
+
+        Args:
+            prompt: text, or chat messages, which need the client's `template`.
+            request_id: id in the server's log and in errors; random by default.
+            tools: functions that the model may call, as OpenAI's API describes them; they need chat messages.
+            **sampling: see `Sampling`.
+
+        Raises:
+            Refused: a parameter or the prompt is wrong; `PromptTooLong` is one of them.
+            ModelNotFound: the server has no such model.
+            ConnectFailed: no server could be reached.
+            DeadlineExceeded: one of the `Timeouts` has passed.
+            Cancelled: the server or `close` stopped the answer.
+            ServerFailed: the answer broke off; `Busy` if the server's queue is full.
+            RuntimeError: the client is closed.
+        """
         with self.stream(prompt, request_id=request_id, tools=tools, **sampling) as stream:
             for _ in stream:
                 pass
             return stream.answer()
 
+    def _connect(self, url: str) -> Endpoint:
+        options = [*self._options, SINGLE_THREADED]
+        channel = (
+            grpc.secure_channel(url, self._credentials, options)
+            if self._credentials
+            else grpc.insecure_channel(url, options)
+        )
+        return Endpoint.from_channel(channel, url)
+
+    def _read_model(self) -> ModelSignature:
+        request, timeout_s, failures = pb.ModelConfigRequest(name=self.model_name), self.timeouts.connect_s, 0
+        while True:
+            try:
+                with self._pool.lease() as endpoint:
+                    reply = endpoint.config(request, timeout=timeout_s, metadata=self._metadata)
+                    return read_signature(reply.config)
+            except grpc.RpcError as rpc_error:
+                failures += 1
+                error = error_from_status(rpc_error, url=endpoint.url)
+            if not self._is_retryable(error, failures):
+                raise error
+            time.sleep(self._retry_delay_s(failures))
+
 
 class Stream(StreamBase):
-    """The chunks of one answer. Made by `Client.stream`; read by one thread, cancelled from any."""
+    """The chunks of one answer, made by `Client.stream`. Read by one thread, cancelled from any.
+
+    Reading raises the errors of `Client.generate`.
+    """
 
     _client: Client
-    waits_until = math.inf  # for the watchdog
+    # By time.monotonic(); set while a read waits.
+    _deadline = math.inf
 
     def __enter__(self) -> Self:
-        self._check()
+        self._prepare()
         self._model = self._client.model()
-        self._client._watchdog.watch(self)
-        self._send()
+        self._start_attempt(self._client._pool, self._model)
+        self._client._deadlines.add(self)
         return self
 
-    def _send(self) -> None:
-        endpoint = self._take(self._client._endpoints)
-        request = self._request(self._model)
-        self._exchange.sent(self._first_sent)
-        self._call = endpoint.infer(request, metadata=self._client._metadata)
-
     def __exit__(self, *_: object) -> None:
-        if self._exchange.finished:
-            self._client._watchdog.arm(self, GOODBYE_S)
-            with contextlib.suppress(grpc.RpcError):  # the answer is complete, whatever comes now
+        deadlines = self._client._deadlines
+        if self._state.finished:
+            deadlines.set(self, CLOSE_TIMEOUT_S)
+            # The answer is complete, whatever comes now.
+            with contextlib.suppress(grpc.RpcError):
                 collections.deque(self._call, maxlen=0)
-        self._client._watchdog.forget(self)
-        self._give_back(self._client._endpoints)
-        self._leave()
+        deadlines.remove(self)
+        self._end_attempt(self._client._pool)
+        self._abort(Cancelled("the stream was left"))
 
     def __iter__(self) -> Iterator[Chunk]:
         return self
 
     def __next__(self) -> Chunk:
-        exchange = self._exchange
-        while not exchange.finished:
+        state = self._state
+        while not state.finished:
             try:
-                chunk = exchange.receive(self._read())
+                chunk = state.receive(self._read())
             except ClientError as error:
-                time.sleep(self._wait_before_retry(error, self._client._endpoints))
-                if self._stopped is not None:
-                    raise self._stopped from None
-                self._send()
-                exchange = self._exchange
+                time.sleep(self._retry_delay_s(error, self._client._pool))
+                if self._aborted is not None:
+                    raise self._aborted from None
+                self._start_attempt(self._client._pool, self._model)
+                state = self._state
                 continue
             if chunk is not None:
                 return chunk
         raise StopIteration
 
-    def too_late(self) -> None:
-        """What was waited for did not come in time; called by the watchdog, on its thread."""
-        self._too_late()
-
     def _read(self) -> pb.ModelStreamInferResponse:
-        watchdog, exchange = self._client._watchdog, self._exchange
-        watchdog.arm(self, self._patience_s)
+        deadlines, state = self._client._deadlines, self._state
+        deadlines.set(self, self._read_timeout_s)
         try:
             message: pb.ModelStreamInferResponse = next(self._call)
             return message
         except StopIteration:
-            raise self._stopped or exchange.broken_off() from None
+            raise self._aborted or state.ended_early() from None
         except grpc.RpcError as error:
-            raise self._stopped or exchange.broken(error) from None
+            raise self._aborted or state.call_failed(error) from None
         finally:
-            watchdog.disarm(self)
+            self._deadline = math.inf
+
+
+class _DeadlineThread:
+    """Calls `_on_deadline` of streams whose read is late: one thread for all streams of a client."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._streams: set[Stream] = set()
+        self._thread: threading.Thread | None = None
+        self._wakes_at = math.inf
+
+    def add(self, stream: Stream) -> None:
+        with self._changed:
+            self._streams.add(stream)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="pipeline-client-deadlines", daemon=True
+                )
+                self._thread.start()
+
+    def remove(self, stream: Stream) -> None:
+        with self._changed:
+            self._streams.discard(stream)
+
+    def set(self, stream: Stream, timeout_s: float | None) -> None:
+        """Set the deadline of a stream's next read; the stream takes it back itself when the read is over."""
+        if timeout_s is None:
+            return
+        with self._changed:
+            stream._deadline = time.monotonic() + timeout_s
+            if stream._deadline < self._wakes_at:
+                self._changed.notify()
+
+    def _run(self) -> None:
+        with self._changed:
+            idle_since = time.monotonic()
+            while True:
+                now = time.monotonic()
+                for stream in [one for one in self._streams if one._deadline <= now]:
+                    stream._deadline = math.inf
+                    stream._on_deadline()
+                if self._streams:
+                    idle_since = now
+                elif now - idle_since >= _IDLE_S:
+                    self._thread = None
+                    return
+                soonest = min((stream._deadline for stream in self._streams), default=math.inf)
+                self._wakes_at = min(soonest, now + _IDLE_S)
+                self._changed.wait(max(0.0, self._wakes_at - time.monotonic()))

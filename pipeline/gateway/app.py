@@ -1,4 +1,8 @@
-"""The HTTP side: routes, who may ask, and what is told of the models and of the gateway itself."""
+"""The ASGI application: its routes, and the way of a request from authentication to the response.
+
+A completion is parsed and checked here (`_generate`), becomes a `Completion`, and is answered by `responses`. Requests
+that take long to parse are parsed in threads, so that streams go on meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -21,57 +25,66 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pipeline.client import ClientError, PromptTooLong
-from pipeline.gateway.access_log import Track, Tracking
+from pipeline.gateway.access_log import AccessLog, RequestRecord
 from pipeline.gateway.completions import Completion
-from pipeline.gateway.embeddings import Embeds, embedding_model, embeddings
-from pipeline.gateway.errors import ApiError, answer_error, from_client
+from pipeline.gateway.embeddings import EmbeddingModel, create_embeddings, embedding_model_name
+from pipeline.gateway.errors import ApiError, error_response, from_client_error
+from pipeline.gateway.limits import FairQueue, Tenant
 from pipeline.gateway.metrics import Metrics
-from pipeline.gateway.queue import Admission
-from pipeline.gateway.responses import Events, Noted, while_read, whole
-from pipeline.gateway.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse
-from pipeline.gateway.served import Served
-from pipeline.gateway.tenants import Tenant, Tenants
-from pipeline.gateway.traces import Spans, Unsent
+from pipeline.gateway.responses import EventStream, RecordedCompletion, cancel_on_disconnect, json_response
+from pipeline.gateway.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse_request
+from pipeline.gateway.served_model import ServedModel
+from pipeline.gateway.tenants import Tenants
+from pipeline.gateway.traces import LocalTracer, Tracer
 from pipeline.gateway.web import AllowedHosts, WebGuard, with_cors
 
 _MAX_BODY_BYTES = 4 * 2**20
+_MAX_ARRIVING_BYTES = 256 * 2**20  # of all bodies that are being received
 _PROBE_S = 5
-_MAX_ARRIVING_BYTES = 256 * 2**20  # of all bodies together, while they come
-# Up to this size (bytes of JSON) reading a request and counting its tokens takes about a millisecond.
+# Up to this size (bytes of JSON) parsing a request and counting its tokens takes about a millisecond.
 _SMALL_BYTES = 8 * 1024
-# Larger ones are read by threads. Each of these sizes has its own, so that no request waits for much longer ones.
-_LANES = (64 * 1024, 512 * 1024, sys.maxsize)
-_BYTES_PER_S = 1e6  # about, that a thread reads
-_MAX_WAITING = 64  # requests for the threads of a lane
-_Read = TypeVar("_Read")
+# Largest request of each pool of threads. There are several, so that no request waits for much longer ones.
+_POOLS = (64 * 1024, 512 * 1024, sys.maxsize)
+_PARSED_BYTES_PER_S = 1e6  # about, by one thread
+_MAX_WAITING = 64  # requests for the threads of a pool
+_Parsed = TypeVar("_Parsed")
 
 
 class Gateway:
-    """All that is served, behind one ASGI application."""
+    """All models behind one ASGI application, `app`."""
 
     def __init__(
         self,
-        models: Mapping[str, Served],
+        models: Mapping[str, ServedModel],
         tenants: Tenants,
         *,
         hosts: AllowedHosts | None = None,
         origins: Sequence[str] = (),
         max_body_bytes: int = _MAX_BODY_BYTES,
-        spans: Spans | None = None,
+        tracer: Tracer | None = None,
         log_as_json: bool = False,
     ) -> None:
-        """`hosts`: that requests may name, by default those of loopback; `origins`: of other pages that may ask."""
+        """
+        Args:
+            models: Name -> model.
+            tenants: Who may ask.
+            hosts: That requests may name; by default those of loopback.
+            origins: Other web pages that may ask.
+            max_body_bytes: Largest body of a request.
+            tracer: Exports spans; by default none are.
+            log_as_json: Whether log lines are JSON objects.
+        """
         self.models, self.tenants, self.metrics = models, tenants, Metrics(models)
         self.draining = False
         self._max_body_bytes = max_body_bytes
-        self._reader = RequestReader()
+        self._parsers = ParserThreads()
         self._arriving_bytes = 0
-        self._spans = spans or Unsent()
-        generates = {"/v1/chat/completions": self._chat, "/v1/completions": self._complete}
+        self._tracer = tracer or LocalTracer()
+        generating = {"/v1/chat/completions": self._chat, "/v1/completions": self._complete}
         application = Starlette(
             routes=[
                 Route("/", self._page),
-                *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generates.items()),
+                *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generating.items()),
                 Route("/v1/embeddings", self._embed, methods=["POST"]),
                 Route("/v1/models", self._list),
                 Route("/v1/models/{name:path}", self._show),
@@ -83,17 +96,17 @@ class Gateway:
             exception_handlers={ApiError: _answer_error, 404: _not_found, 405: _not_found},
         )
         guarded = WebGuard(
-            Shortcut(generates, application), hosts or AllowedHosts(), origins, keys=tenants.need_keys
+            DirectRoutes(generating, application), hosts or AllowedHosts(), origins, keys=tenants.require_keys
         )
-        self.app = Tracking(with_cors(guarded, origins), self._spans, self.metrics, as_json=log_as_json)
+        self.app = AccessLog(with_cors(guarded, origins), self._tracer, self.metrics, as_json=log_as_json)
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         yield
-        for served in self.models.values():
-            await served.aclose()
-        self._reader.close()
-        await asyncio.to_thread(self._spans.close)
+        for model in self.models.values():
+            await model.aclose()
+        self._parsers.close()
+        await asyncio.to_thread(self._tracer.close)
 
     async def _chat(self, request: Request) -> Response:
         return await self._generate(request, ChatRequest)
@@ -102,73 +115,66 @@ class Gateway:
         return await self._generate(request, CompletionRequest)
 
     async def _generate(self, request: Request, kind: type[ChatRequest | CompletionRequest]) -> Response:
-        tenant = self._admitted(request)
-        track: Track = request.scope["track"]
-        body = await self._body(request)
+        tenant = self._authenticate(request)
+        record: RequestRecord = request.scope["record"]
+        body = await self._receive_body(request)
 
-        def read() -> ChatRequest | CompletionRequest:
-            asked = parse(kind, body)
-            track.fields["model"] = self._model(asked.model).name
-            return asked
+        def parse() -> ChatRequest | CompletionRequest:
+            parsed = parse_request(kind, body)
+            record.fields["model"] = self._find_model(parsed.model).name
+            return parsed
 
-        def begin(asked: ChatRequest | CompletionRequest) -> Completion:
-            return Completion(asked, self._model(asked.model), tenant, track.id)
+        def begin(parsed: ChatRequest | CompletionRequest) -> Completion:
+            return Completion(parsed, self._find_model(parsed.model), tenant, record.id)
 
         try:
             if len(body) > _SMALL_BYTES:
-                completion = await self._reader.run(lambda: begin(read()), request, len(body), tenant)
-            elif (asked := read()).has_schemas:
-                completion = await self._reader.run(lambda: begin(asked), request, len(body), tenant)
+                completion = await self._parsers.run(lambda: begin(parse()), request, len(body), tenant)
+            elif (parsed := parse()).has_schemas:
+                completion = await self._parsers.run(lambda: begin(parsed), request, len(body), tenant)
             else:
-                completion = begin(asked)
+                completion = begin(parsed)
         except PromptTooLong as error:
-            tenant.charge(error.tokens)
-            told = from_client(error)
-            told.param = "messages" if kind is ChatRequest else "prompt"
-            raise told from error
+            tenant.charge_tokens(error.tokens)
+            answered = from_client_error(error)
+            answered.param = "messages" if kind is ChatRequest else "prompt"
+            raise answered from error
         except ClientError as error:
-            raise from_client(error) from error
-        noted = Noted(completion, self.metrics, track)
-        return Events(noted) if completion.streams else await whole(request, noted)
+            raise from_client_error(error) from error
+        recorded = RecordedCompletion(completion, self.metrics, record)
+        return EventStream(recorded) if completion.streams else await json_response(request, recorded)
 
     async def _embed(self, request: Request) -> Response:
-        tenant = self._admitted(request)
-        body = await self._body(request)
-        track: Track = request.scope["track"]
+        tenant = self._authenticate(request)
+        body = await self._receive_body(request)
+        record: RequestRecord = request.scope["record"]
 
-        def count() -> tuple[EmbeddingRequest, Embeds, list[int]]:
-            asked = parse(EmbeddingRequest, body)
-            embedder = self._embedder(asked.model)
-            return asked, embedder, [embedder.tokens(text) for text in asked.texts]
+        def count() -> tuple[EmbeddingRequest, EmbeddingModel, list[int]]:
+            parsed = parse_request(EmbeddingRequest, body)
+            embedder = self._find_embedder(parsed.model)
+            return parsed, embedder, [embedder.tokens(text) for text in parsed.texts]
 
-        asked, embedder, counts = await self._reader.run(count, request, len(body), tenant)
-        track.fields |= {"model": asked.model, "prompt_tokens": sum(counts)}
-        with tenant.request(sum(counts)):
-            answer = await embeddings(asked, embedder, counts)
+        parsed, embedder, counts = await self._parsers.run(count, request, len(body), tenant)
+        record.fields |= {"model": parsed.model, "prompt_tokens": sum(counts)}
+        with tenant.enforce_limits(sum(counts)):
+            answer = await create_embeddings(parsed, embedder, counts)
         return JSONResponse(answer)
 
-    def _admitted(self, request: Request) -> Tenant:
+    def _authenticate(self, request: Request) -> Tenant:
+        """Find the tenant of a request, and count the request.
+
+        Raises:
+            ApiError: 401 without a key that is known; 429, if the tenant's requests are used up; 503 while stopping.
+        """
         if self.draining:
             raise ApiError(503, "The server is stopping; ask another one", code="draining", retry_after_s=1)
-        tenant = self.tenants.of(request.headers.get("authorization"))
-        request.scope["track"].fields["tenant"] = tenant.name
-        tenant.admit()
+        tenant = self.tenants.authenticate(request.headers.get("authorization"))
+        request.scope["record"].fields["tenant"] = tenant.name
+        tenant.count_request()
         return tenant
 
-    def _embedder(self, name: str) -> Embeds:
-        """By the name of a deployment that has one, or by its own."""
-        found = {
-            model: served.embedder for model, served in self.models.items() if served.embedder is not None
-        }
-        found |= {embedding_model(one): one for one in found.values()}
-        if name not in found:
-            self._model(name)
-            text = f"The model `{name}` has no embeddings: its recipe has no semantic cache (cache.semantic)"
-            raise ApiError(404, text, param="model", code="model_not_found")
-        return found[name]
-
-    async def _body(self, request: Request) -> bytes:
-        body, more, known = bytearray(), True, 0
+    async def _receive_body(self, request: Request) -> bytes:
+        body, more, counted = bytearray(), True, 0
         try:
             while more:
                 message = await request.receive()
@@ -183,47 +189,59 @@ class Gateway:
                     text = f"The body is larger than {self._max_body_bytes} bytes"
                     raise ApiError(413, text, code="body_too_large")
                 if len(body) > _SMALL_BYTES:
-                    self._arriving_bytes += len(body) - known
-                    known = len(body)
+                    self._arriving_bytes += len(body) - counted
+                    counted = len(body)
                     if self._arriving_bytes > _MAX_ARRIVING_BYTES:
                         text = "Too many large requests come at once"
                         raise ApiError(503, text, code="overloaded", retry_after_s=1)
             return bytes(body)
         finally:
-            self._arriving_bytes -= known
+            self._arriving_bytes -= counted
 
-    def _model(self, name: str) -> Served:
-        found = self.models.get(name)
-        if found is None:
-            known = ", ".join(self.models)
-            raise ApiError(
-                404,
-                f"The model `{name}` does not exist; there are: {known}",
-                param="model",
-                code="model_not_found",
-            )
-        return found
+    def _find_model(self, name: str) -> ServedModel:
+        model = self.models.get(name)
+        if model is None:
+            text = f"The model `{name}` does not exist; there are: {', '.join(self.models)}"
+            raise ApiError(404, text, param="model", code="model_not_found")
+        return model
+
+    def _find_embedder(self, name: str) -> EmbeddingModel:
+        """Find an encoder by the name of a deployment that has one, or by its own."""
+        embedders = {key: model.embedder for key, model in self.models.items() if model.embedder is not None}
+        embedders |= {embedding_model_name(embedder): embedder for embedder in embedders.values()}
+        if name not in embedders:
+            self._find_model(name)
+            text = f"The model `{name}` has no embeddings: its recipe has no semantic cache (cache.semantic)"
+            raise ApiError(404, text, param="model", code="model_not_found")
+        return embedders[name]
 
     async def _list(self, request: Request) -> Response:
-        self.tenants.of(request.headers.get("authorization"))
-        return JSONResponse({"object": "list", "data": list(self._described().values())})
+        self.tenants.authenticate(request.headers.get("authorization"))
+        return JSONResponse({"object": "list", "data": list(self._descriptions().values())})
 
     async def _show(self, request: Request) -> Response:
-        self.tenants.of(request.headers.get("authorization"))
-        name, described = request.path_params["name"], self._described()
-        if name not in described:
-            self._model(name)
-        return JSONResponse(described[name])
+        self.tenants.authenticate(request.headers.get("authorization"))
+        name, descriptions = request.path_params["name"], self._descriptions()
+        if name not in descriptions:
+            self._find_model(name)
+        return JSONResponse(descriptions[name])
 
-    def _described(self) -> dict[str, dict[str, Any]]:
-        found = {served.name: _describe(served) for served in self.models.values()}
-        for served in self.models.values():
-            if served.embedder is not None:
-                name = embedding_model(served.embedder)
-                found.setdefault(
-                    name, _model_of(name, served.created, max_model_len=served.embedder.max_tokens)
-                )
-        return found
+    def _descriptions(self) -> dict[str, dict[str, Any]]:
+        """OpenAI's object of each model, by name; encoders come after all models."""
+        lengths = {
+            model.name: (model.created, model.limits.max_input_tokens + model.limits.max_output_tokens)
+            for model in self.models.values()
+        }
+        for model in self.models.values():
+            if model.embedder is not None:
+                name = embedding_model_name(model.embedder)
+                lengths.setdefault(name, (model.created, model.embedder.max_tokens))
+        return {
+            name: {
+                "id": name, "object": "model", "created": created, "owned_by": "pipeline", "max_model_len": length
+            }
+            for name, (created, length) in lengths.items()
+        }  # fmt: skip
 
     async def _page(self, _: Request) -> Response:
         html, policy = _chat_page()
@@ -237,58 +255,67 @@ class Gateway:
         return PlainTextResponse("ok\n")
 
     async def _ready(self, _: Request) -> Response:
-        """200 if a deployment answers requests; what is wrong with the others is told."""
-        answers = await asyncio.gather(*(_fault(served) for served in self.models.values()))
-        faults = {name: fault for name, fault in zip(self.models, answers, strict=True) if fault}
+        """200 if any model can be reached, with what is wrong with the others."""
+        probed = await asyncio.gather(*map(_probe, self.models.values()))
+        faults = {name: fault for name, fault in zip(self.models, probed, strict=True) if fault}
         ready = len(faults) < len(self.models) and not self.draining
         if self.draining:
             faults["gateway"] = "draining"
         return JSONResponse({"ready": ready, "faults": faults}, 200 if ready else 503)
 
 
-class RequestReader:
-    """Reads requests in threads, so that streams go on while a long one is parsed, rendered and tokenized."""
+class ParserThreads:
+    """Threads that parse, render and tokenize requests, so that streams go on meanwhile."""
 
     def __init__(self) -> None:
         threads = max(1, (os.cpu_count() or 1) // 4)
-        self._lanes = [
+        self._pools = [
             (
                 most_bytes,
-                Admission(threads, max_waiting=_MAX_WAITING, s_per_token=1 / _BYTES_PER_S),
+                FairQueue(threads, max_waiting=_MAX_WAITING, s_per_token=1 / _PARSED_BYTES_PER_S),
                 ThreadPoolExecutor(threads, "requests"),
             )
-            for most_bytes in _LANES
+            for most_bytes in _POOLS
         ]
 
-    async def run(self, read: Callable[[], _Read], request: Request, size: int, tenant: Tenant) -> _Read:
-        """What `read` returns or raises.
+    async def run(self, parse: Callable[[], _Parsed], request: Request, size: int, tenant: Tenant) -> _Parsed:
+        """Call `parse` in a thread. What it raises is raised here.
 
         Args:
-            size: of the request, in bytes.
+            parse: Parses the request.
+            request: Of the client, who may leave meanwhile.
+            size: Of the body, in bytes.
+            tenant: Of the request; tenants take turns.
 
         Raises:
-            ApiError: 429, if too many wait to be read; 499, if the client leaves meanwhile.
+            ApiError: 429, if too many requests wait for a thread; 499, if the client leaves meanwhile.
         """
-        _, places, threads = next(lane for lane in self._lanes if size <= lane[0])
-        async with while_read(request.receive), places.place(size, tenant.name):
-            return await asyncio.get_running_loop().run_in_executor(threads, read)
+        _, queue, threads = next(pool for pool in self._pools if size <= pool[0])
+        async with cancel_on_disconnect(request.receive), queue.slot(size, tenant.name):
+            return await asyncio.get_running_loop().run_in_executor(threads, parse)
         raise ApiError(499, "The client left before its request was read", code="client_left")
 
     def close(self) -> None:
-        """Read nothing more."""
-        for _, _, threads in self._lanes:
+        """Parse nothing more."""
+        for _, _, threads in self._pools:
             threads.shutdown(wait=False, cancel_futures=True)
 
 
-class Shortcut:
-    """Goes round Starlette's layers where each microsecond is one of the first token."""
+class DirectRoutes:
+    """Bypasses Starlette's layers where each microsecond is one of the time to first token."""
 
-    def __init__(self, posts: Mapping[str, Callable[[Request], Awaitable[Response]]], app: ASGIApp) -> None:
-        """`posts`: what answers a POST to a path; all else goes to `app`."""
-        self._posts, self._app = posts, app
+    def __init__(
+        self, endpoints: Mapping[str, Callable[[Request], Awaitable[Response]]], app: ASGIApp
+    ) -> None:
+        """
+        Args:
+            endpoints: Path -> what answers a POST to it.
+            app: Answers everything else.
+        """
+        self._endpoints, self._app = endpoints, app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = self._posts.get(scope["path"]) if scope["type"] == "http" else None
+        endpoint = self._endpoints.get(scope["path"]) if scope["type"] == "http" else None
         if endpoint is None or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -296,7 +323,7 @@ class Shortcut:
         try:
             response = await endpoint(request)
         except ApiError as error:
-            response = answer_error(scope, error)
+            response = error_response(scope, error)
         await response(scope, receive, send)
 
 
@@ -313,29 +340,20 @@ def _chat_page() -> tuple[str, str]:
     return html, f"{nothing}; {own}; connect-src 'self'; img-src data:"
 
 
-async def _fault(served: Served) -> str | None:
-    """Why a deployment answers nothing now."""
+async def _probe(model: ServedModel) -> str | None:
+    """Why a model cannot be asked now; None if it can."""
     try:
         async with asyncio.timeout(_PROBE_S):
-            return None if await served.plain.ready() else f"{served.plain.model_name} is not ready"
+            return None if await model.client.ready() else f"{model.client.model_name} is not ready"
     except (ClientError, TimeoutError) as error:
         return str(error) or f"no answer within {_PROBE_S} s"
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return answer_error(request.scope, error)
+    return error_response(request.scope, error)
 
 
 async def _not_found(request: Request, _: Exception) -> Response:
     text = f"Unknown request URL: {request.method} {request.url.path}"
-    return answer_error(request.scope, ApiError(404, text, code="unknown_url"))
-
-
-def _describe(served: Served) -> dict[str, Any]:
-    longest = served.bounds.max_input_tokens + served.bounds.max_output_tokens
-    return _model_of(served.name, served.created, max_model_len=longest)
-
-
-def _model_of(name: str, created: int, **more: Any) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": created, "owned_by": "pipeline", **more}
+    return error_response(request.scope, ApiError(404, text, code="unknown_url"))

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them: a status, and {"error": {message, type, param, code}}."""
+"""API errors as OpenAI's clients read them: a status, and {"error": {message, type, param, code}}."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ _TYPES = {
     431: "invalid_request_error",
     499: "invalid_request_error",
 }
-_CLOSES = (408, 413)  # the rest of the request is not read
+# After these the rest of the request is not read, so the connection has to be closed.
+_CLOSING = (408, 413)
 
 
 class ApiError(Exception):
-    """What a request is answered with instead."""
+    """An error response. Raise it wherever a request is handled."""
 
     def __init__(
         self,
@@ -46,48 +47,65 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
+        """
+        Args:
+            status: HTTP status.
+            message: What is wrong, for people.
+            param: Field of the request that is at fault.
+            code: What is wrong, for programs.
+            retry_after_s: Seconds after which it is worth asking again.
+        """
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.retry_after_s = retry_after_s
 
     def body(self, request_id: str | None = None) -> dict[str, Any]:
-        """The JSON object."""
+        """Return the JSON object of the error, with the id of the request if it is given."""
         kind = _TYPES.get(self.status, "server_error")
-        told = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return {"error": told if request_id is None else {**told, "request_id": request_id}}
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error if request_id is None else {**error, "request_id": request_id}}
 
     def response(self, request_id: str | None = None) -> Response:
-        """The HTTP response."""
+        """Return the HTTP response."""
         headers = {}
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
-        if self.status in _CLOSES:
+        if self.status in _CLOSING:
             headers["Connection"] = "close"
         return Response(json.dumps(self.body(request_id)), self.status, headers, "application/json")
 
 
-def answer_error(scope: Scope, error: ApiError) -> Response:
-    """The response to a request that is refused; the line of the log tells why."""
-    track = scope.get("track")
-    if track is None:
+def error_response(scope: Scope, error: ApiError) -> Response:
+    """Return the response to a request that is refused, and note the error in the request's record.
+
+    Args:
+        scope: Of the request. Requests that the access log leaves out have no record.
+        error: What to answer.
+    """
+    record = scope.get("record")
+    if record is None:
         return error.response()
-    track.error = error.message
-    return error.response(track.id)
+    record.error = error.message
+    return error.response(record.id)
 
 
-def as_api_error(error: Exception) -> ApiError:
-    """What is told of an error; of several, the first. What is none of ours is raised on."""
+def to_api_error(error: Exception) -> ApiError:
+    """Map an exception, or the first one of a group, to an API error.
+
+    Raises:
+        Exception: the exception itself, if it is neither an `ApiError` nor a `ClientError`.
+    """
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ClientError):
-        return from_client(error)
+        return from_client_error(error)
     raise error
 
 
-def from_client(error: ClientError) -> ApiError:
-    """What the deployment's error is to whoever asked."""
+def from_client_error(error: ClientError) -> ApiError:
+    """Map an error of the connection to Triton to an API error."""
     match error:
         case PromptTooLong():
             text = f"This model takes prompts of at most {error.most} tokens; yours has {error.count}"

@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from pipeline.client import Stats
-from pipeline.gateway.served import Served
+from pipeline.gateway.served_model import ServedModel
 
 _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -24,7 +24,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 class Metrics:
     """Metrics of one gateway."""
 
-    def __init__(self, models: Mapping[str, Served]) -> None:
+    def __init__(self, models: Mapping[str, ServedModel]) -> None:
         """
         Args:
             models: Those whose queues and caches are read whenever the metrics are.
@@ -104,7 +104,7 @@ class Metrics:
 class _ModelCollector(Collector):
     """Reads the queue and the cache of each model at the time of a scrape."""
 
-    def __init__(self, models: Mapping[str, Served]) -> None:
+    def __init__(self, models: Mapping[str, ServedModel]) -> None:
         self._models = models
 
     def collect(self) -> Iterator[Metric]:
@@ -119,8 +119,8 @@ class _ModelCollector(Collector):
             labels=["model", "event"],
         )
         for model in self._models.values():
-            queue.add_metric([model.name, "running"], model.admission.running)
-            queue.add_metric([model.name, "waiting"], model.admission.waiting)
+            queue.add_metric([model.name, "running"], model.queue.running)
+            queue.add_metric([model.name, "waiting"], model.queue.waiting)
             if model.cache is not None:
                 for event, count in model.cache.counters.as_dict().items():
                     cache.add_metric([model.name, event], count)

@@ -1,8 +1,8 @@
-"""The form that an answer must have, from `response_format` to what the engine takes; checked before anything is sent.
+"""Guided decoding: from `response_format` to what the engine takes, checked before anything is sent.
 
-Of the forms that OpenAI has, `json_object` and `json_schema`; `regex` and `ebnf` are written as TensorRT-LLM's own
-server (trtllm-serve, 1.2) takes them. A schema is held against its meta-schema here. What an engine cannot hold an
-answer to differs from one to the other: each says so itself, before it begins.
+OpenAI's `json_object` and `json_schema`; `regex` and `ebnf` as TensorRT-LLM's own server (trtllm-serve 1.2) takes them.
+A schema is validated against its meta-schema here. Which of its keywords can be enforced differs from one engine to the
+other: the engine refuses the rest itself, before it begins.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from pipeline.client import Refused, Sampling
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.schema import ResponseFormat
 
-_GUIDE = "guided_decoding_guide"  # with which the engine's refusals of a form begin
+_GUIDE = "guided_decoding_guide"  # the engine's refusals of a form begin with it
 _SCHEMA = "response_format.json_schema.schema"
-_TOLD = 4  # faults of one schema
+_MAX_FAULTS = 4  # of one schema
+_NO_SCHEMAS = ("const", "default", "enum", "examples")  # keywords whose values are not schemas
 
 
-def guide_of(form: ResponseFormat | None) -> Sampling:
-    """What the engine has to keep to.
+def guided_sampling(form: ResponseFormat | None) -> Sampling:
+    """Return the sampling parameters that make the engine enforce a form; none for plain text.
 
     Raises:
-        ApiError: 400, if the form is none.
+        ApiError: 400, if the form is incomplete, or its schema invalid.
     """
     match form:
         case None | ResponseFormat(type="text"):
@@ -36,7 +37,10 @@ def guide_of(form: ResponseFormat | None) -> Sampling:
         case ResponseFormat(type="json_object"):
             return {"guide_type": "json"}
         case ResponseFormat(type="json_schema", json_schema=given) if given is not None:
-            return {"guide_type": "json_schema", "guide": checked(given.schema_, _SCHEMA, "response_format")}
+            return {
+                "guide_type": "json_schema",
+                "guide": check_json_schema(given.schema_, _SCHEMA, "response_format"),
+            }
         case ResponseFormat(type="regex", regex=given) if given:
             return {"guide_type": "regex", "guide": given}
         case ResponseFormat(type="ebnf", ebnf=given) if given:
@@ -44,11 +48,19 @@ def guide_of(form: ResponseFormat | None) -> Sampling:
     raise ApiError(400, f"response_format.{form.type}: is missing", param="response_format")
 
 
-def checked(schema: Any, where: str, param: str) -> str:
-    """A JSON schema as text.
+def check_json_schema(schema: Any, where: str, param: str) -> str:
+    """Validate a JSON schema against its meta-schema.
+
+    Args:
+        schema: The schema.
+        where: Its place in the request, such as tools.0.function.parameters.
+        param: Field of the request that holds it.
+
+    Returns:
+        The schema as JSON.
 
     Raises:
-        ApiError: 400, if it is none; each fault is told with its place.
+        ApiError: 400, with the location of each fault.
     """
     text = json.dumps(schema, ensure_ascii=False)
     if faults := _faults(text):
@@ -57,8 +69,16 @@ def checked(schema: Any, where: str, param: str) -> str:
     return text
 
 
-def refusal(error: Refused, form: ResponseFormat | None) -> ApiError | None:
-    """What to tell of an engine that cannot hold an answer to a form; None if it refuses something else."""
+def unsupported_format(error: Refused, form: ResponseFormat | None) -> ApiError | None:
+    """Map the refusal of an engine that cannot enforce a form to an API error.
+
+    Args:
+        error: Of the engine.
+        form: That the request asks for; None if it forces a call of a tool.
+
+    Returns:
+        The error, or None if the engine refuses something else.
+    """
     text = str(error)
     if not text.startswith(_GUIDE):
         return None
@@ -70,26 +90,23 @@ def refusal(error: Refused, form: ResponseFormat | None) -> ApiError | None:
 
 @lru_cache(maxsize=256)
 def _faults(text: str) -> tuple[tuple[str, str], ...]:
-    """Path within the schema, and what is wrong there."""
+    """Path within the schema of each fault, and what is wrong there."""
     schema = json.loads(text)
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
-        errors = list(islice(kind(kind.META_SCHEMA).iter_errors(schema), _TOLD))
-        if not errors and (loop := _loop(schema)) is not None:
+        errors = list(islice(kind(kind.META_SCHEMA).iter_errors(schema), _MAX_FAULTS))
+        if not errors and (loop := _circular_reference(schema)) is not None:
             return (("", f"the reference {loop!r} leads back to itself"),)
     except RecursionError:
         return (("", "is nested too deeply"),)
-    return tuple(sorted((error.json_path[1:], _short(_fault(error))) for error in errors))
+    return tuple(sorted((error.json_path[1:], _short(_describe(error))) for error in errors))
 
 
-_NO_SCHEMAS = ("const", "default", "enum", "examples")  # keywords whose content is none
+def _circular_reference(schema: Any) -> str | None:
+    """Find a reference that leads back to itself by references and `allOf` alone; None if there is none.
 
-
-def _loop(schema: Any) -> str | None:
-    """A reference that leads back to itself by references and `allOf` alone; None if none does.
-
-    Nothing can be held against such a schema, and engines differ in how they fail at it. A reference to a whole from
-    one of its parts, as of a tree, is none.
+    Nothing can be validated against such a schema, and engines differ in how they fail at it. A schema that refers to
+    itself from one of its properties or items, as that of a tree, is none of this kind.
     """
     followed: dict[int, bool] = {}  # id of a schema -> whether it is being followed
 
@@ -100,7 +117,7 @@ def _loop(schema: Any) -> str | None:
             return reference if followed[id(part)] else None
         followed[id(part)] = True
         own = part.get("$ref")
-        parts = [(_referred(schema, own), own)] if isinstance(own, str) else []
+        parts = [(_resolve(schema, own), own)] if isinstance(own, str) else []
         if isinstance(part.get("allOf"), list):
             parts += [(one, reference) for one in part["allOf"]]
         found = next((loop for loop in (follow(*one) for one in parts) if loop is not None), None)
@@ -119,8 +136,8 @@ def _loop(schema: Any) -> str | None:
     return None
 
 
-def _referred(schema: Any, reference: str) -> Any:
-    """What a reference into the schema itself means, by RFC 6901; None if it is no such reference, or leads nowhere."""
+def _resolve(schema: Any, reference: str) -> Any:
+    """Resolve a reference into the schema itself (RFC 6901); None if it is no such reference, or leads nowhere."""
     if not reference.startswith("#"):
         return None
     part = schema
@@ -135,8 +152,8 @@ def _referred(schema: Any, reference: str) -> Any:
     return part
 
 
-def _fault(error: jsonschema.ValidationError) -> str:
-    """In words that do not speak of the meta-schema's own alternatives."""
+def _describe(error: jsonschema.ValidationError) -> str:
+    """Describe an error without the meta-schema's own alternatives."""
     return f"{error.instance!r} is nothing that may stand here" if error.context else str(error.message)
 
 

@@ -1,4 +1,7 @@
-"""Sends what a completion says, whole or as events, and gives it up when nobody reads it any more."""
+"""HTTP responses of a completion: one JSON object, or an event stream; given up when the client leaves.
+
+How a request ended is recorded here, too: in the metrics, and in the request's line of the log.
+"""
 
 from __future__ import annotations
 
@@ -11,146 +14,163 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from pipeline.client import ClientError
-from pipeline.gateway.access_log import Track
+from pipeline.gateway.access_log import RequestRecord
 from pipeline.gateway.completions import Completion
-from pipeline.gateway.errors import ApiError, as_api_error
+from pipeline.gateway.errors import ApiError, to_api_error
 from pipeline.gateway.metrics import Metrics
-from pipeline.gateway.sse import event
-from pipeline.gateway.write_coalescer import Outbox, ReaderTooSlow
+from pipeline.gateway.sse import ReaderTooSlow, WriteCoalescer, encode_event
 
 
-class Noted:
-    """What is noted of a completion when it is over."""
+class RecordedCompletion:
+    """A completion with the metrics and the log record that it ends up in."""
 
-    def __init__(self, completion: Completion, metrics: Metrics, track: Track) -> None:
-        self.completion = completion
-        self._metrics, self._track = metrics, track
+    def __init__(self, completion: Completion, metrics: Metrics, record: RequestRecord) -> None:
+        """
+        Args:
+            completion: Of the request.
+            metrics: Of the gateway.
+            record: Of the request.
+        """
+        self.completion, self.record = completion, record
+        self._metrics = metrics
 
     @property
-    def cache(self) -> str:
-        """Where the answer comes from: miss, exact, shared, or semantic with the similarity."""
+    def x_cache(self) -> str:
+        """Where the answer comes from: miss, exact, shared, or semantic with the similarity of the two questions."""
         cached = self.completion.cached
         if cached is None:
             return "miss"
         return f"semantic; similarity={cached.similarity:.4f}" if cached.kind == "semantic" else cached.kind
 
-    def refused(self, error: Exception) -> ApiError:
-        """What is told of an error."""
-        told = as_api_error(error)
-        self._track.error = told.message
-        return told
+    def fail(self, error: Exception) -> ApiError:
+        """Record an error, and return what to answer.
 
-    def left(self, why: str) -> None:
-        """Whoever asked does not get the whole answer."""
-        self._track.error = why
+        Raises:
+            Exception: the error itself, if it is neither an `ApiError` nor a `ClientError`.
+        """
+        answered = to_api_error(error)
+        self.record.error = answered.message
+        return answered
 
-    def over(self, status: int) -> None:
-        """Count its tokens; the line of the log gets its figures."""
-        job, name = self.completion.job, self.completion.job.served.name
-        self._track.outcome = status
-        stats = list(job.stats.values())
-        self._metrics.observe_completion(name, job.prompt_tokens, stats)
-        ttft_ms = [one.ttft_ms for one in stats if one.ttft_ms is not None]
-        cached = self.completion.cached
-        self._track.fields |= {
-            "prompt_tokens": job.prompt_tokens,
-            "completion_tokens": sum(one.output_tokens or 0 for one in stats),
+    def finish(self, status: int) -> None:
+        """Record how the completion ended: its status, tokens and latencies."""
+        generation, cached = self.completion.generation, self.completion.cached
+        choices = list(generation.stats.values())
+        self._metrics.observe_completion(generation.model.name, generation.prompt_tokens, choices)
+        ttft_ms = [stats.ttft_ms for stats in choices if stats.ttft_ms is not None]
+        self.record.outcome = status
+        self.record.fields |= {
+            "prompt_tokens": generation.prompt_tokens,
+            "completion_tokens": sum(stats.output_tokens or 0 for stats in choices),
             "ttft_ms": round(min(ttft_ms), 1) if ttft_ms else None,
             "cached": cached.kind if cached else None,
         }
 
 
-async def whole(request: Request, noted: Noted) -> Response:
-    """The whole answer; given up when the asker leaves."""
-    work = asyncio.ensure_future(noted.completion.whole())
-    gone = asyncio.ensure_future(_disconnected(request.receive))
+async def json_response(request: Request, recorded: RecordedCompletion) -> Response:
+    """Generate a whole answer; give up when the client leaves.
+
+    Raises:
+        ApiError: the request fails.
+    """
+    work = asyncio.ensure_future(recorded.completion.whole())
+    gone = asyncio.ensure_future(_wait_for_disconnect(request.receive))
     status = 499
     try:
         await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
-            return Response(status_code=status)  # nobody reads it
+            # Nobody reads it.
+            return Response(status_code=status)
         body, status = work.result(), 200
     except (ApiError, ClientError, ExceptionGroup) as error:
-        told = noted.refused(error)
-        status = told.status
-        raise told from error
+        answered = recorded.fail(error)
+        status = answered.status
+        raise answered from error
     finally:
         for task in (work, gone):
             task.cancel()
         await asyncio.wait([work, gone])
-        noted.over(status)
-    return JSONResponse(body, headers={"x-cache": noted.cache})
+        recorded.finish(status)
+    return JSONResponse(body, headers={"x-cache": recorded.x_cache})
 
 
-class Events(Response):
-    """The answer as events. The status waits for the first of them, so that what is refused is told by its status."""
+class EventStream(Response):
+    """An answer as server-sent events.
 
-    def __init__(self, noted: Noted) -> None:
-        self._noted = noted
+    The status is sent with the first event, so that a request that fails before it gets the status of its error.
+    """
+
+    def __init__(self, recorded: RecordedCompletion) -> None:
+        """
+        Args:
+            recorded: The completion to stream.
+        """
+        self._recorded = recorded
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with while_read(receive):
-            await self._send(scope, receive, send)
+        async with cancel_on_disconnect(receive):
+            await self._stream(scope, receive, send)
 
-    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        status, request_id = 499, scope["track"].id
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        recorded, status, request_id = self._recorded, 499, self._recorded.record.id
         try:
-            async with aclosing(self._noted.completion.events()) as events:
+            async with aclosing(recorded.completion.events()) as events:
                 try:
                     first = await anext(events)
                 except (ApiError, ClientError, ExceptionGroup) as error:
-                    told = self._noted.refused(error)
-                    status = told.status
-                    await told.response(request_id)(scope, receive, send)
+                    answered = recorded.fail(error)
+                    status = answered.status
+                    await answered.response(request_id)(scope, receive, send)
                     return
                 await send({"type": "http.response.start", "status": 200, "headers": self._head()})
-                async with Outbox(send, scope.get("peer")) as outbox:
-                    await outbox.put(first)
+                async with WriteCoalescer(send, scope.get("peer")) as body:
+                    await body.put(first)
                     try:
-                        async for body in events:
-                            await outbox.put(body)
+                        async for event in events:
+                            await body.put(event)
                         ended = 200
                     except (ApiError, ClientError, ExceptionGroup) as error:
-                        told = self._noted.refused(error)
-                        ended = told.status
-                        await outbox.put(event(told.body(request_id)))
+                        answered = recorded.fail(error)
+                        ended = answered.status
+                        await body.put(encode_event(answered.body(request_id)))
                 status = ended
         except ReaderTooSlow as error:
             if "peer" not in scope:
                 raise
-            self._noted.left(str(error))
+            recorded.record.error = str(error)
             scope["peer"].abort()
         finally:
-            self._noted.over(status)
+            recorded.finish(status)
 
     def _head(self) -> list[tuple[bytes, bytes]]:
         return [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
-            (b"x-cache", self._noted.cache.encode()),
+            (b"x-cache", self._recorded.x_cache.encode()),
         ]
 
 
 @asynccontextmanager
-async def while_read(receive: Receive) -> AsyncIterator[None]:
-    """The block ends early, and in silence, when the one who reads the answer leaves."""
+async def cancel_on_disconnect(receive: Receive) -> AsyncIterator[None]:
+    """Cancel the block when the client leaves, and go on after it without an error."""
     work = asyncio.current_task()
     assert work is not None
-    gone = asyncio.ensure_future(_disconnected(receive))
-    stop = lambda _: work.cancel()  # noqa: E731
-    gone.add_done_callback(stop)
+    gone = asyncio.ensure_future(_wait_for_disconnect(receive))
+    cancel = lambda _: work.cancel()  # noqa: E731
+    gone.add_done_callback(cancel)
     try:
         yield
     except asyncio.CancelledError:
+        # If the client is still there, or somebody else cancelled besides, the task itself is to end.
         if not gone.done() or work.uncancel():
-            raise  # it is this task that is to end
+            raise
     finally:
-        gone.remove_done_callback(stop)
+        gone.remove_done_callback(cancel)
         gone.cancel()
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,7 +1,6 @@
-"""Runs a gateway until it is told to stop; requests that are under way may finish.
+"""The HTTP server: uvicorn with limits on connections, headers and slow clients, and a graceful stop.
 
-Neither who has asked nothing yet nor who does not read may take much of it: see `ConnectionLimits`. Written against
-uvicorn 0.32 to 0.54, whose HTTP/1.1 protocol has bounds neither on headers nor on the time of a request.
+Written against uvicorn 0.32 to 0.54, whose HTTP/1.1 protocol limits neither headers nor the time of a request.
 """
 
 from __future__ import annotations
@@ -47,31 +46,39 @@ _TICKS_PER_CHECK = 5  # of uvicorn's 0.1 s
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What clients may take of a server besides answers."""
+    """Limits on clients that send slowly, send too much, or do not read; see `ClientConnection`."""
 
     connections: int = 1024  # open at once
     header_bytes: int = 64 * 1024  # of one request, with its URL
     headers: int = 128  # of one request
     header_s: float = 10.0  # from connecting, or from the first byte of a request, to the end of its headers
     body_s: float = 60.0  # from there to the end of its body
-    write_s: float = 30.0  # in which who is sent something takes 16 KiB of it, or the rest
+    write_s: float = 30.0  # in which a client reads 16 KiB of what waits for it, or all of it
 
 
 class Connections:
-    """The connections of one server.
+    """All connections of one server.
 
-    If there are too many, one goes that has no request under way: the oldest of the address that has the most of them,
-    so that no client keeps others out.
+    If there are too many, one without a request is closed: the oldest of the address that has the most of them, so that
+    no client keeps others out.
     """
 
     def __init__(self, limits: ConnectionLimits, metrics: Metrics) -> None:
-        """`metrics`: count what is refused before an application hears of it."""
+        """
+        Args:
+            limits: Of each connection, and of their number.
+            metrics: Count requests that are refused before they reach the application.
+        """
         self.limits, self.metrics = limits, metrics
         self._open = 0
         self._idle: dict[str, dict[ClientConnection, None]] = {}  # by address, the oldest first
 
     def enter(self, connection: ClientConnection) -> bool:
-        """A client has connected. False if it has to go, because requests are under way on all other connections."""
+        """Add a connection.
+
+        Returns:
+            False if it has to be closed, because requests are under way on all others.
+        """
         self._open += 1
         if self._open > self.limits.connections:
             most = max(self._idle.values(), key=len, default=None)
@@ -82,16 +89,16 @@ class Connections:
         return True
 
     def leave(self, connection: ClientConnection) -> None:
-        """A connection is gone."""
+        """Remove a connection."""
         self._open -= 1
         self.mark_busy(connection)
 
     def mark_idle(self, connection: ClientConnection) -> None:
-        """The client has to say something before anything is to be done for it."""
+        """Note that no request is under way on a connection."""
         self._idle.setdefault(connection.address, {})[connection] = None
 
     def mark_busy(self, connection: ClientConnection) -> None:
-        """A request is under way, or the connection is at its end."""
+        """Note that a request is under way on a connection, or that it is being closed."""
         others = self._idle.get(connection.address, {})
         others.pop(connection, None)
         if not others:
@@ -99,7 +106,7 @@ class Connections:
 
 
 class _Awaited(Enum):
-    """What of a request is still to come."""
+    """Part of a request that has not been received yet."""
 
     NOTHING = 0
     HEADERS = 1
@@ -107,9 +114,9 @@ class _Awaited(Enum):
 
 
 class ClientConnection(HttpToolsProtocol):
-    """A client's connection, within limits. Applications find it in scope["peer"], as a `Peer` for what goes out.
+    """A client's connection, within limits. Applications find it in scope["peer"], as a `pipeline.gateway.sse.Peer`.
 
-    A body that does not come in time is marked by scope["late"]; whoever waits for it is woken.
+    If a body does not come in time, scope["late"] is set, and the application that waits for it is woken.
     """
 
     def __init__(self, *arguments: Any, connections: Connections, **named: Any) -> None:
@@ -118,28 +125,28 @@ class ClientConnection(HttpToolsProtocol):
         self._all, self._limits = connections, connections.limits
         self._awaited, self._since = _Awaited.HEADERS, self.loop.time()
         self._header_bytes = 0  # of headers that are complete
-        self._begun_bytes = 0  # of a request whose headers have not come to their end
-        self._fault: ApiError | None = None  # of headers that are too many
+        self._begun_bytes = 0  # of a request whose headers are not complete
+        self._fault: ApiError | None = None  # if the headers are too large
         self._unread, self._unread_since = 0, self._since  # bytes that wait for the client
 
     @property
     def congested(self) -> bool:
-        """Whether what is sent waits for the client."""
+        """Whether the next write has to wait for the client to read."""
         return self.flow.write_paused
 
     def abort(self) -> None:
-        """End it now. What has not been read is lost; the application sees that the client is gone."""
+        """End the connection now. What has not been read is lost; to the application, the client has left."""
         if self not in self.connections:
             return
         if self.cycle is not None:
             self.cycle.disconnected = True
         self._all.mark_busy(self)
-        # else the kernel goes on offering the client what it has not read
+        # Else the kernel goes on offering the client what it has not read.
         self.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, _NO_LINGER)
         self.transport.abort()
 
     def drop(self) -> None:
-        """End it while no request is under way."""
+        """End the connection while no request is under way."""
         if self.transport.get_write_buffer_size():
             self.abort()
         else:
@@ -147,7 +154,11 @@ class ClientConnection(HttpToolsProtocol):
             self.transport.close()
 
     def check(self, now: float) -> None:
-        """End it if it is late, by the loop's time; called about twice a second."""
+        """End the connection if the client is late; called about twice a second.
+
+        Args:
+            now: By the loop's clock, in seconds.
+        """
         idle, limits = self.cycle is None or self.cycle.response_complete, self._limits
         if self._is_stalled(now, idle=idle):
             self.abort()
@@ -186,7 +197,8 @@ class ClientConnection(HttpToolsProtocol):
         super().on_message_begin()
         cast(dict[str, Any], self.scope)["peer"] = self
         self._header_bytes = 0
-        if self._awaited is _Awaited.NOTHING:  # several requests came together
+        # Several requests may have come together.
+        if self._awaited is _Awaited.NOTHING:
             self._awaited, self._since, self._begun_bytes = _Awaited.HEADERS, self.loop.time(), 0
 
     def on_url(self, url: bytes) -> None:
@@ -219,7 +231,7 @@ class ClientConnection(HttpToolsProtocol):
         self._header_bytes += size
         if self._header_bytes > self._limits.header_bytes or len(self.headers) >= self._limits.headers:
             self._fault = self._too_large()
-            # that ends the parser, whereupon uvicorn answers by `send_400_response`
+            # This ends the parser, whereupon uvicorn calls `send_400_response`.
             raise ValueError(self._fault.message)
 
     def _too_large(self) -> ApiError:
@@ -234,7 +246,7 @@ class ClientConnection(HttpToolsProtocol):
         return now - self._unread_since > self._limits.write_s
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer in the application's place, and end the connection."""
+        """Answer without the application, and end the connection."""
         if self.transport.is_closing():
             return
         self._all.mark_busy(self)
@@ -250,14 +262,15 @@ class ClientConnection(HttpToolsProtocol):
 
 
 @contextmanager
-def bound(host: str, port: int) -> Iterator[list[socket]]:
-    """Sockets of an address, or of all addresses of a name, on which nobody else can listen now.
+def bound_sockets(host: str, port: int) -> Iterator[list[socket]]:
+    """Bind sockets to an address, or to all addresses of a name, so that nobody else can listen there.
 
     Args:
+        host: Address or name.
         port: 0 takes a free one.
 
     Raises:
-        ServerError: it cannot be had; the text tells why.
+        ServerError: the address cannot be bound; the text says why.
     """
     with ExitStack() as stack:
         sockets: list[socket] = []
@@ -293,10 +306,10 @@ def _cannot_listen(host: str, port: int, error: OSError) -> ServerError:
 
 
 class GatewayServer(uvicorn.Server):
-    """uvicorn with the gateway in it.
+    """uvicorn server of a gateway.
 
-    On SIGTERM and Ctrl-C it listens no more, and answers what is under way; what takes longer than `drain_s` is
-    broken off, so that whoever reads it sees that it is not complete.
+    On SIGTERM and Ctrl-C it stops listening, and completes the requests that are under way; those that take longer than
+    `drain_s` are broken off, so that clients see that the answer is not complete.
     """
 
     def __init__(
@@ -309,7 +322,15 @@ class GatewayServer(uvicorn.Server):
         drain_s: int = 30,
         log_level: str = "warning",
     ) -> None:
-        """`port` 0 takes a free one; `drain_s`: how long requests may still take when it is told to stop."""
+        """
+        Args:
+            gateway: To serve.
+            host: Address or name to listen on.
+            port: 0 takes a free one.
+            limits: On connections.
+            drain_s: How long requests may still take after a stop, in seconds.
+            log_level: Of uvicorn.
+        """
         super().__init__(
             uvicorn.Config(
                 gateway.app,
@@ -331,40 +352,42 @@ class GatewayServer(uvicorn.Server):
 
     @property
     def port(self) -> int:
-        """Where it listens, once it has started."""
+        """Port on which it listens, once it has started."""
         number: int = self.servers[0].sockets[0].getsockname()[1]
         return number
 
     @property
     def url(self) -> str:
-        """For clients, once it has started."""
+        """URL for clients, once it has started."""
         return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self.port}"
 
     def run(self, sockets: list[socket] | None = None) -> None:
-        """Serve until it is told to stop.
+        """Serve until a signal stops it.
 
         Args:
-            sockets: that are `bound` to the address, if that was done before.
+            sockets: By `bound_sockets`; None binds them now.
 
         Raises:
-            ServerError: it cannot listen there.
+            ServerError: it cannot listen on the address.
         """
         if sockets is not None:
             super().run(sockets)
             return
-        with bound(self._host, self.config.port) as made:
-            super().run(made)
+        with bound_sockets(self._host, self.config.port) as own:
+            super().run(own)
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         try:
             for one in sockets or ():
-                # uvloop would say nothing of a failure
+                # uvloop would not report a failure.
                 one.listen(self.config.backlog)
-        except OSError as error:  # somebody else was bound to the same address, and listens already
+        except OSError as error:
+            # Another process was bound to the same address, and listens already.
             raise _cannot_listen(self._host, self.config.port, error) from error
         await super().startup(sockets)
         gc.collect()
-        gc.freeze()  # what is there now stays: templates, tokenizers, modules; looking through them halts all streams
+        # Templates, tokenizers and modules stay. Each time the collector looks through them, all streams halt.
+        gc.freeze()
         if self.started:
             self.on_start()
 
@@ -382,7 +405,7 @@ class GatewayServer(uvicorn.Server):
 
 
 def _with_files(limits: ConnectionLimits) -> ConnectionLimits:
-    """As many connections as the process may have files for; it allows itself more if it may."""
+    """Raise the process' limit of open files as far as needed and allowed, and lower that of connections to fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = limits.connections + _SPARE_FILES
     if soft == resource.RLIM_INFINITY or soft >= wanted:

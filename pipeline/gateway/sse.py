@@ -1,49 +1,196 @@
-"""Server-sent events, with as little work a token as possible: what is the same in every chunk is encoded once."""
+"""Server-sent events: encoding chunks with as little work a token as possible, and writing them to one client.
+
+Written against OpenAI's streaming format (`data: {…}` events, ended by `data: [DONE]`) and ASGI 3.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from starlette.types import Send
 
 DONE = b"data: [DONE]\n\n"
-_text = json.encoder.encode_basestring  # JSON of a string, UTF-8 as it is
+
+_MIN_GAP_S = 0.001  # between two writes
+_WRITE_BYTES = 64 * 1024
+_MAX_UNREAD_BYTES = 4 * 2**20
+_MAX_WAIT_S = 10.0
+
+# JSON of a string and of any value; non-ASCII characters are kept as they are.
+_json_text = json.encoder.encode_basestring
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def event(value: Mapping[str, Any]) -> bytes:
-    """Any JSON object as one event."""
+def encode_event(value: Mapping[str, Any]) -> bytes:
+    """Encode any JSON object as one event."""
     return b"data: " + _json(value).encode() + b"\n\n"
 
 
-class ChunkWriter:
-    """Writes the chunks of one completion."""
+class ChunkEncoder:
+    """Encodes the chunks of one completion. What is the same in every chunk is encoded once."""
 
     def __init__(self, head: Mapping[str, Any], *, chat: bool) -> None:
-        """`head`: id, object, created, model, and what else every chunk has."""
+        """
+        Args:
+            head: Fields of every chunk: id, object, created, model, …
+            chat: Whether text stands in `delta.content` (chat completions) or in `text`.
+        """
         self._head = _json(head)[:-1]
         self._chat = chat
-        self._open: dict[int, str] = {}  # by choice
-        self._close = ("}" if chat else "") + ',"logprobs":null,"finish_reason":null}]}\n\n'
-
-    @property
-    def _text_key(self) -> str:
-        return '"delta":{"content":' if self._chat else '"text":'
+        self._prefixes: dict[int, str] = {}  # by choice
+        self._suffix = ("}" if chat else "") + ',"logprobs":null,"finish_reason":null}]}\n\n'
 
     def text(self, index: int, text: str) -> bytes:
-        """New text of choice `index`."""
-        begin = self._open.get(index)
-        if begin is None:
-            begin = f'data: {self._head},"choices":[{{"index":{index},{self._text_key}'
-            self._open[index] = begin
-        return f"{begin}{_text(text)}{self._close}".encode()
+        """Encode new text of choice `index`."""
+        prefix = self._prefixes.get(index)
+        if prefix is None:
+            key = '"delta":{"content":' if self._chat else '"text":'
+            prefix = f'data: {self._head},"choices":[{{"index":{index},{key}'
+            self._prefixes[index] = prefix
+        return f"{prefix}{_json_text(text)}{self._suffix}".encode()
 
     def choice(self, index: int, **fields: Any) -> bytes:
-        """Any chunk of a choice: the first, the last, one with log probabilities."""
+        """Encode any chunk of a choice: the first, the last, or one with log probabilities."""
         choice = {"index": index, **fields}
         return f'data: {self._head},"choices":[{_json(choice)}]}}\n\n'.encode()
 
     def end(self, **fields: Any) -> bytes:
-        """A chunk without choices, such as the usage."""
+        """Encode a chunk without choices, such as the usage."""
         rest = _json(fields)[1:]
         return f'data: {self._head},"choices":[],{rest}\n\n'.encode()
+
+
+class Peer(Protocol):
+    """The connection on which a response goes out."""
+
+    @property
+    def congested(self) -> bool:
+        """Whether the next write has to wait for the client to read."""
+        ...
+
+    def abort(self) -> None:
+        """End the connection now, whatever has not been read."""
+        ...
+
+
+class ReaderTooSlow(Exception):
+    """A client left more unread than is buffered for it, for longer than the gateway waits."""
+
+    def __init__(self) -> None:
+        super().__init__("the answer was not read as fast as it came")
+
+
+class WriteCoalescer:
+    """Body of one streamed response, as an async context manager.
+
+    The first event goes out at once, and so does every other one that comes a millisecond or more after the last write;
+    events that come faster go out together, because a write costs more than a token.
+
+    The model does not wait for the client: what it generates is buffered here, so that its slot in the engine is free
+    as soon as the generation ends. A client that leaves too much unread for too long is given up.
+
+    On leaving the block without an error, everything has been sent and the body is complete, or what sending raised is
+    raised.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        peer: Peer | None = None,
+        *,
+        max_unread_bytes: int = _MAX_UNREAD_BYTES,
+        max_wait_s: float = _MAX_WAIT_S,
+    ) -> None:
+        """
+        Args:
+            send: Of the ASGI application.
+            peer: The client's connection; without it, sending is taken never to block.
+            max_unread_bytes: Size of the buffer; beyond it, `put` waits for the client.
+            max_wait_s: How long all calls of `put` together wait, in seconds.
+        """
+        self._send, self._peer, self._loop = send, peer, asyncio.get_running_loop()
+        self._max_unread_bytes, self._wait_left_s = max_unread_bytes, max_wait_s
+        self._bodies: deque[bytes] = deque()
+        self._unread_bytes = 0
+        self._next_write = 0.0  # by the loop's clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._has_room = asyncio.Event()
+
+    async def put(self, body: bytes) -> None:
+        """Send a piece of the body, now or within a millisecond.
+
+        Raises:
+            ReaderTooSlow: the client leaves too much unread, for too long.
+        """
+        self._bodies.append(body)
+        self._unread_bytes += len(body)
+        if self._writing is not None:
+            while self._unread_bytes > self._max_unread_bytes and not self._writing.done():
+                await self._wait_for_room()
+            if not self._writing.done():
+                return
+            self._raise_from_writing()
+        if self._timer is None:
+            if self._loop.time() < self._next_write:
+                self._timer = self._loop.call_at(self._next_write, self._start_writing)
+            elif self._peer is not None and self._peer.congested:
+                self._start_writing()
+            else:
+                await self._flush()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._writing is not None:
+            if kind is not None:
+                self._writing.cancel()
+            await asyncio.wait([self._writing])
+        if kind is None:
+            self._raise_from_writing()
+            await self._send({"type": "http.response.body", "body": b"".join(self._bodies)})
+
+    async def _wait_for_room(self) -> None:
+        began = self._loop.time()
+        self._has_room.clear()
+        try:
+            async with asyncio.timeout(self._wait_left_s):
+                await self._has_room.wait()
+        except TimeoutError:
+            raise ReaderTooSlow() from None
+        finally:
+            self._wait_left_s -= self._loop.time() - began
+
+    def _start_writing(self) -> None:
+        self._timer = None
+        self._writing = self._loop.create_task(self._flush())
+
+    def _raise_from_writing(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+
+    async def _flush(self) -> None:
+        try:
+            while self._bodies:
+                parts, size = [], 0
+                while self._bodies and size < _WRITE_BYTES:
+                    parts.append(self._bodies.popleft())
+                    size += len(parts[-1])
+                await self._send({"type": "http.response.body", "body": b"".join(parts), "more_body": True})
+                self._unread_bytes -= size
+                self._has_room.set()
+                self._next_write = self._loop.time() + _MIN_GAP_S
+        finally:
+            # If sending failed, `put` must not wait for it any longer.
+            self._has_room.set()

@@ -1,7 +1,7 @@
-"""Traces as W3C Trace Context 1 has them: `traceparent` comes in, goes on to Triton, and into answers and logs.
+"""Trace contexts and spans: `traceparent` comes in, goes on to Triton, and into answers and logs.
 
-Spans are exported by OpenTelemetry (OTLP over HTTP) where the extra `traces` is installed and an endpoint is named;
-otherwise a request has a trace's ids and nothing is sent anywhere.
+Written against W3C Trace Context 1. Spans are exported by OpenTelemetry's SDK (1.30 and newer; OTLP 1 over HTTP) where
+the extra `traces` is installed and an endpoint is named; otherwise a request has a trace's ids and nothing is exported.
 """
 
 from __future__ import annotations
@@ -16,92 +16,167 @@ from typing import Any, Protocol
 from pipeline.errors import UserError
 from pipeline.extras import install_line
 
-_HEADER = re.compile(
+ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_TRACEPARENT = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"
 )
-ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")  # environment
+_SERVICE_NAME = "pipeline-gateway"  # unless OTEL_SERVICE_NAME is set
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
-    """A place in a trace."""
+class TraceContext:
+    """Position in a trace."""
 
     trace_id: str  # 32 hex digits
     span_id: str  # 16 hex digits
     flags: int = 1  # 1: sampled
 
     @classmethod
-    def read(cls, header: str | None) -> Trace | None:
-        """A `traceparent`; None if there is none, or none that is valid.
+    def parse(cls, header: str | None) -> TraceContext | None:
+        """Parse a `traceparent` header.
 
-        >>> Trace.read("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").span_id
+        Returns:
+            The context, or None if the header is missing or invalid.
+
+        >>> TraceContext.parse("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").span_id
         'b7ad6b7169203331'
         """
-        found = _HEADER.fullmatch((header or "").strip())
+        found = _TRACEPARENT.fullmatch((header or "").strip())
         return cls(found[1], found[2], int(found[3], 16)) if found else None
 
-    def header(self) -> str:
-        """As it is sent."""
+    def traceparent(self) -> str:
+        """Format the `traceparent` header."""
         return f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"
 
 
-def hex_digits(count: int) -> str:
-    """An id that tells requests apart; nothing is kept secret by it."""
-    return f"{random.getrandbits(4 * count):0{count}x}"
+def random_hex(digits: int) -> str:
+    """Draw an id that tells requests apart. It is not fit for secrets."""
+    return f"{random.getrandbits(4 * digits):0{digits}x}"
 
 
 class Span(Protocol):
     """One request within a trace."""
 
     @property
-    def trace(self) -> Trace:
-        """Where it is."""
+    def context(self) -> TraceContext:
+        """Position of this span."""
         ...
 
     def end(self, attributes: Mapping[str, Any], error: str | None) -> None:
-        """It is over."""
+        """End the span.
+
+        Args:
+            attributes: Of the span; those that are None are left out.
+            error: What went wrong, or None.
+        """
         ...
 
 
-class Spans(Protocol):
-    """Where spans go."""
+class Tracer(Protocol):
+    """Starts spans."""
 
-    def begin(self, name: str, parent: Trace | None) -> Span: ...
+    def start_span(self, name: str, parent: TraceContext | None) -> Span:
+        """Start a span, as a child of `parent` if there is one."""
+        ...
 
     def close(self) -> None:
-        """Send what has not been sent."""
+        """Export what has not been exported yet."""
         ...
+
+
+def make_tracer(endpoint: str | None) -> Tracer:
+    """Make a tracer that exports to an endpoint, or one that exports nothing if none is named.
+
+    Args:
+        endpoint: OTLP receiver such as http://127.0.0.1:4318; None takes that of OpenTelemetry's environment variables.
+
+    Raises:
+        UserError: an endpoint is named, and OpenTelemetry is not installed.
+    """
+    if endpoint is None and not any(os.environ.get(name) for name in ENDPOINT_VARIABLES):
+        return LocalTracer()
+    try:
+        return OtlpTracer(endpoint)
+    except ImportError as error:
+        raise UserError(f"traces need OpenTelemetry ({error}): {install_line('traces')}") from None
 
 
 @dataclass(frozen=True, slots=True)
-class _Unsent:
-    trace: Trace
+class _LocalSpan:
+    context: TraceContext
 
     def end(self, attributes: Mapping[str, Any], error: str | None) -> None:
         """Nothing is kept."""
 
 
-class Unsent:
-    """Spans that only have ids."""
+class LocalTracer:
+    """Spans that have ids and are exported nowhere."""
 
-    def begin(self, name: str, parent: Trace | None) -> Span:  # noqa: ARG002
-        own = hex_digits(16)
-        return _Unsent(Trace(parent.trace_id, own, parent.flags) if parent else Trace(hex_digits(32), own, 0))
+    def start_span(self, name: str, parent: TraceContext | None) -> Span:  # noqa: ARG002
+        own = random_hex(16)
+        if parent is None:
+            return _LocalSpan(TraceContext(random_hex(32), own, 0))
+        return _LocalSpan(TraceContext(parent.trace_id, own, parent.flags))
 
     def close(self) -> None:
-        """There is nothing to send."""
+        """There is nothing to export."""
 
 
-def spans(endpoint: str | None) -> Spans:
-    """To an OTLP endpoint such as http://127.0.0.1:4318, or the one that OpenTelemetry's environment names.
+class _OtlpSpan:
+    def __init__(self, span: Any) -> None:
+        self._span, own = span, span.get_span_context()
+        self.context = TraceContext(f"{own.trace_id:032x}", f"{own.span_id:016x}", int(own.trace_flags))
 
-    Raises:
-        UserError: an endpoint is named, and OpenTelemetry is not installed.
-    """
-    if endpoint is None and not any(os.environ.get(name) for name in ENDPOINTS):
-        return Unsent()
-    try:
-        from pipeline.gateway.otlp import Otlp
-    except ImportError as error:
-        raise UserError(f"traces need OpenTelemetry ({error}): {install_line('traces')}") from None
-    return Otlp(endpoint)
+    def end(self, attributes: Mapping[str, Any], error: str | None) -> None:
+        from opentelemetry.trace import Status, StatusCode
+
+        self._span.set_attributes({name: value for name, value in attributes.items() if value is not None})
+        if error is not None:
+            self._span.set_status(Status(StatusCode.ERROR, error))
+        self._span.end()
+
+
+class OtlpTracer:
+    """Exports spans in batches, from a thread of its own; those that cannot be delivered are dropped."""
+
+    def __init__(self, endpoint: str | None) -> None:
+        """
+        Args:
+            endpoint: http://host:port of the receiver; None takes that of OpenTelemetry's environment variables.
+
+        Raises:
+            ImportError: OpenTelemetry is not installed.
+        """
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        url = None if endpoint is None else endpoint.rstrip("/") + "/v1/traces"
+        self._provider = TracerProvider(
+            resource=Resource.create({"service.name": _SERVICE_NAME}), shutdown_on_exit=False
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
+        self._tracer = self._provider.get_tracer("pipeline.gateway")
+
+    def start_span(self, name: str, parent: TraceContext | None) -> Span:
+        from opentelemetry.trace import (
+            NonRecordingSpan,
+            SpanContext,
+            SpanKind,
+            TraceFlags,
+            set_span_in_context,
+        )
+
+        context = None
+        if parent is not None:
+            trace_id, span_id = int(parent.trace_id, 16), int(parent.span_id, 16)
+            flags = TraceFlags(parent.flags)
+            context = set_span_in_context(
+                NonRecordingSpan(SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags))
+            )
+        return _OtlpSpan(self._tracer.start_span(name, context=context, kind=SpanKind.SERVER))
+
+    def close(self) -> None:
+        """Export what has not been exported yet."""
+        self._provider.shutdown()

@@ -1,4 +1,4 @@
-"""What keeps web pages from spending a gateway that their reader's browser can reach.
+"""Guards against web pages that use a gateway through the browser of somebody who can reach it.
 
 A page of any site may send requests to any address, and by DNS rebinding (a name of its own that suddenly means
 127.0.0.1) read the answers, too. So requests have to name a host that is known, must not come from pages of other
@@ -14,19 +14,18 @@ from ipaddress import ip_address
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pipeline.gateway.errors import ApiError, answer_error
+from pipeline.gateway.errors import ApiError, error_response
 
-# They say nothing of models, and probes name them by whatever they know: the address of a pod, or nothing.
-_PROBES = ("/healthz", "/readyz")
-_SHOWN = 100  # characters of a header
+# These tell nothing about models, and probes may name any host, such as the address of a pod.
+_UNGUARDED = ("/healthz", "/readyz")
+_MAX_SHOWN = 100  # characters of a header
 _EXPOSED = ("Retry-After", "traceparent", "X-Cache", "X-Request-ID")
 
 
 class AllowedHosts:
-    """The hosts that requests may name.
+    """Hosts that requests may name: those of loopback, and others that are listed.
 
-    Those are the loopback names and addresses, and what else is told. Where the gateway listens on other addresses than
-    loopback, any IP address is one: a page cannot make its own name mean that.
+    If the gateway listens on other addresses than loopback, any IP address is allowed: DNS rebinding needs a name.
 
     >>> hosts = AllowedHosts("0.0.0.0", ["gateway.example"])
     >>> [host for host in ("localhost:8080", "10.0.0.7", "gateway.example", "evil.example") if host in hosts]
@@ -36,8 +35,8 @@ class AllowedHosts:
     def __init__(self, listens_on: str = "127.0.0.1", names: Sequence[str] = ()) -> None:
         """
         Args:
-            listens_on: address or name.
-            names: without port; `*.example.com` stands for all below it, `*` for all.
+            listens_on: Address or name.
+            names: Without port; `*.example.com` stands for all below it, `*` for all.
         """
         self.loopback = _is_loopback(listens_on)
         self._names = {name.lower() for name in (*names, listens_on)}
@@ -45,7 +44,7 @@ class AllowedHosts:
         self._allows = lru_cache(self._look_up)
 
     def __contains__(self, host: str) -> bool:
-        """Whether a Host header is one of them."""
+        """Whether a Host header names an allowed host."""
         return self._allows(host)
 
     def _look_up(self, host: str) -> bool:
@@ -59,33 +58,35 @@ class AllowedHosts:
 
 
 class WebGuard:
-    """Around an ASGI application: refuses what a web page should not be able to ask."""
+    """ASGI middleware that refuses requests which a web page of another site may have sent."""
 
     def __init__(self, app: ASGIApp, hosts: AllowedHosts, origins: Sequence[str], *, keys: bool) -> None:
         """
         Args:
-            origins: of the pages that may ask, such as https://chat.example; `*` is all. The gateway's own may always.
-            keys: whether requests need an API key, which pages of other origins do not know.
+            app: The application.
+            hosts: That requests may name.
+            origins: Pages that may ask, such as https://chat.example; `*` is all. The gateway's own page always may.
+            keys: Whether requests need an API key, which pages of other origins do not know.
         """
         self._app, self._hosts, self._keys = app, hosts, keys
         self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         fault = None
-        if scope["type"] == "http" and scope["path"] not in _PROBES:
+        if scope["type"] == "http" and scope["path"] not in _UNGUARDED:
             fault = self._fault(scope["method"], dict(scope["headers"]))
-        await (self._app if fault is None else answer_error(scope, fault))(scope, receive, send)
+        await (self._app if fault is None else error_response(scope, fault))(scope, receive, send)
 
     def _fault(self, method: str, headers: Mapping[bytes, bytes]) -> ApiError | None:
         host = headers.get(b"host", b"").decode("latin-1")
         if host not in self._hosts:
-            text = (
-                f"The host {host[:_SHOWN]!r} is not one of this server's: start it with --allowed-host NAME"
-            )
+            text = f"The host {host[:_MAX_SHOWN]!r} is not one of this server's: start it with --allowed-host NAME"
             return ApiError(400, text, code="unknown_host")
         origin = headers.get(b"origin", b"").decode("latin-1")
         if origin and not self._may_ask(origin, host):
-            text = f"Pages of {origin[:_SHOWN]} may not ask: start the server with --allowed-origin ORIGIN"
+            text = (
+                f"Pages of {origin[:_MAX_SHOWN]} may not ask: start the server with --allowed-origin ORIGIN"
+            )
             return ApiError(403, text, code="unknown_origin")
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if method == "POST" and kind != b"application/json":
@@ -100,7 +101,7 @@ class WebGuard:
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Answers the questions of browsers for pages of these origins, and lets them read what they get."""
+    """Add CORS for pages of these origins: preflight requests are answered, and answers may be read."""
     if not origins:
         return app
     return CORSMiddleware(

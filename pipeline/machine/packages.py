@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -17,7 +18,8 @@ from pipeline import resources
 from pipeline.errors import UserError
 from pipeline.extras import DISTRIBUTION, install_line
 
-_LEFT_OUT = ("all", "dev")  # of others, and for those who work on the project itself
+# Extras that only name others, or are for those who work on the project itself.
+_LEFT_OUT = ("all", "dev", "test")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,9 @@ class Package:
     name: str
     wanted: str  # "==2.13.0"; "" for any
     installed: str | None
+    pythons: tuple[
+        str, ...
+    ] = ()  # the only ones that it can be installed on, if this is none of them: ("3.11", "3.12")
 
     @property
     def fits(self) -> bool:
@@ -61,7 +66,9 @@ class Extra:
 
     @property
     def install(self) -> str:
-        """The line that installs it."""
+        """The line that installs it, or the Python that it needs."""
+        if pythons := next((one.pythons for one in self.lacking if one.pythons), ()):
+            return f"make an environment with Python {' or '.join(pythons)}"
         return install_line(*([self.name] if self.name else []))
 
 
@@ -79,7 +86,9 @@ def read_python() -> PythonFacts:
 
 def read_extras() -> tuple[Extra, ...]:
     """All extras, and first what needs none; the versions are of this Python's environment."""
-    return tuple(Extra(name, tuple(map(_package, wanted))) for name, wanted in _wanted().extras.items())
+    return tuple(
+        Extra(name, tuple(_package(name, one) for one in wanted)) for name, wanted in _wanted().extras.items()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +109,25 @@ def require(what: str, needs: Iterable[Need]) -> None:
     Raises:
         UserError: something is not installed; the text names every extra, and the one line that installs them.
     """
-    text = missing_text(needs)
-    if text:
+    needs = tuple(needs)
+    if text := wrong_python(needs):
+        raise UserError(f"{what} {text}")
+    if text := missing_text(needs):
         raise UserError(f"{what} needs distributions that are not installed here:\n{text}")
+
+
+def wrong_python(needs: Iterable[Need]) -> str:
+    """Say in one line what of some needs cannot be installed on this Python; empty if all can."""
+    extras = {extra.name: extra for extra in read_extras()}
+    for need in needs:
+        for one in extras[need.extra].lacking:
+            if one.pythons and (need.packages is None or one.name in need.packages):
+                here = ".".join(platform.python_version_tuple()[:2])
+                return (
+                    f"needs Python {' or '.join(one.pythons)} for {need.purpose}: {one.name} cannot be installed on "
+                    f"{here}"
+                )
+    return ""
 
 
 def missing_text(needs: Iterable[Need]) -> str:
@@ -141,8 +166,13 @@ def version_of(distribution: str) -> str | None:
         return None
 
 
-def _package(wanted: Requirement) -> Package:
-    return Package(wanted.name, str(wanted.specifier), version_of(wanted.name))
+def _package(extra: str, wanted: Requirement) -> Package:
+    if wanted.marker is None or wanted.marker.evaluate({"extra": extra}):
+        return Package(wanted.name, str(wanted.specifier), version_of(wanted.name))
+    supported, own = SpecifierSet(_wanted().python), wanted.marker
+    versions = (f"3.{minor}" for minor in range(50) if supported.contains(f"3.{minor}"))
+    pythons = (one for one in versions if own.evaluate({"extra": extra, "python_version": one}))
+    return Package(wanted.name, str(wanted.specifier), None, tuple(pythons))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,4 +209,9 @@ def _holds(requirement: Requirement, extra: str) -> bool:
     marker = requirement.marker
     if not extra:
         return marker is None or marker.evaluate({"extra": ""})
-    return marker is not None and not marker.evaluate({"extra": ""}) and marker.evaluate({"extra": extra})
+    # What is for other Pythons only is kept, to be told what it needs; what is for other systems is not.
+    return marker is not None and not _on_any_python(marker, "") and _on_any_python(marker, extra)
+
+
+def _on_any_python(marker: Marker, extra: str) -> bool:
+    return any(marker.evaluate({"extra": extra, "python_version": f"3.{minor}"}) for minor in range(50))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pipeline.errors import UserError
-from pipeline.machine.packages import Need, missing_text
+from pipeline.machine.packages import Need, missing_text, wrong_python
 from pipeline.plan.plan import Plan, Step, make_plan
 from pipeline.plan.preflight import Emission, Finding, allow, findings, machine_findings, refuse, said
 from pipeline.plan.preflight.context import subject
@@ -74,8 +74,10 @@ class Prepared:
         steps = [step for step, _, needed in demanded(self.plan, store, until) if needed]
         recipe = self.recipe
         needs = [need for step in steps for need in needs_of_stage(recipe, *step.name.split("."))]
-        missing = missing_text([*needs, *afterwards])
-        faults = [f"distributions are not installed here:\n{missing}"] if missing else []
+        needs += afterwards
+        faults = [fault] if (fault := wrong_python(needs)) else []
+        if not faults and (missing := missing_text(needs)):
+            faults = [f"distributions are not installed here:\n{missing}"]
         if recipe.runtime.kind == "tensorrt" and any(step.stage == "build" for step in steps):
             from pipeline.runtimes.tensorrt.executors import executor_of
 

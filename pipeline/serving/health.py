@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.client.model import Model, read_model
+from pipeline.client.tensors import ModelSignature, read_signature
 from pipeline.errors import ServerError
 
 
@@ -42,7 +42,7 @@ def generate(grpc_url: str, model: str, prompt: str, *, max_tokens: int, timeout
     text: list[str] = []
     over = False
     try:
-        facts = read_model(client.get_model_config(model, client_timeout=timeout_s).config)
+        facts = read_signature(client.get_model_config(model, client_timeout=timeout_s).config)
         client.start_stream(lambda result, error: arrived.put((result, error)), stream_timeout=timeout_s)
         client.async_stream_infer(model, _inputs(facts, prompt, max_tokens), enable_empty_final_response=True)
         while True:
@@ -79,7 +79,7 @@ _NAMES = {
 _DATA_TYPES = {"BYTES": np.object_, "INT32": np.int32, "BOOL": np.bool_}
 
 
-def _inputs(facts: Model, prompt: str, max_tokens: int) -> list[Any]:
+def _inputs(facts: ModelSignature, prompt: str, max_tokens: int) -> list[Any]:
     from tritonclient import grpc
 
     values = {

@@ -41,6 +41,7 @@ Array = NDArray[np.float32]
 
 @pytest.fixture(scope="module")
 def training() -> ModuleType:
+    pytest.importorskip("torch")
     loader = SourceFileLoader("train_scorer", str(ROOT / "scripts/train_scorer"))
     spec = spec_from_loader(loader.name, loader)
     assert spec is not None

@@ -15,7 +15,7 @@ from pipeline.cache.lifetime import Lifetime
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.setup import CacheSettings, CacheSetupError, SemanticSettings, open_cache
 from pipeline.errors import UserError
-from pipeline.gateway.served import embedder_of
+from pipeline.gateway.served_model import semantic_embedder
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.stages.response_cache import cache_settings, response_cache
 from pipeline.store import Store
@@ -148,7 +148,7 @@ def test_an_encoder_is_made_once_from_its_checkpoint(tmp_path: Path) -> None:
     assert encoder(given, store).folder == found.folder
     settings = cache_settings(given, store, SemanticSettings(found.folder, 0.999, found.name))
     cache = open_cache(settings, verifier=Anything())
-    embedder = embedder_of(cache)
+    embedder = semantic_embedder(cache)
     assert embedder is not None
     assert embedder.identity.startswith("my-encoder/model")
     keep(cache, "where is my parcel ?", "there")

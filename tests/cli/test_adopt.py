@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from pipeline.cli.main import main
+from tests.support import CHECKPOINTS
 from tests.support.nvidia_smi import line, put_nvidia_smi
-from tests.support.served import CHECKPOINTS
 from tests.support.trtllm_build import put_trtllm_build
 
 

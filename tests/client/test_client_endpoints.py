@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from pipeline.client import Answer, AsyncClient, Busy, Client, ConnectFailed, Refused, Retries, ServerFailed
-from pipeline.client.endpoints import Endpoint, Endpoints
+from pipeline.client.endpoints import Endpoint, EndpointPool
 from pipeline.client.testing import Ending, FakeServer, Reply
 
 Ask = Callable[..., Answer]
@@ -120,21 +120,21 @@ def test_requests_are_spread_by_how_many_are_under_way() -> None:
         assert len(one.requests) == len(other.requests) == 5
 
 
-def test_a_failed_endpoint_rests_longer_each_time_and_comes_back() -> None:
-    endpoints = Endpoints([Endpoint(name, None, None, None, None) for name in "ab"])
-    failed = endpoints.take()
-    endpoints.give_back(failed, failed=True)
-    first_rest = failed.rests_until
+def test_a_failed_endpoint_is_avoided_longer_each_time_and_comes_back() -> None:
+    pool = EndpointPool([Endpoint(name, None, None, None, None) for name in "ab"])
+    failed = pool.acquire()
+    pool.release(failed, failed=True)
+    first_cooldown = failed.cooldown_until
     for _ in range(4):
-        other = endpoints.take()
+        other = pool.acquire()
         assert other is not failed
-        endpoints.give_back(other)
+        pool.release(other)
     failed.outstanding += 1
-    endpoints.give_back(failed, failed=True)
-    assert failed.rests_until > first_rest
+    pool.release(failed, failed=True)
+    assert failed.cooldown_until > first_cooldown
     failed.outstanding += 1
-    endpoints.give_back(failed)
-    assert {endpoints.take().url for _ in range(2)} == {"a", "b"}
+    pool.release(failed)
+    assert {pool.acquire().url for _ in range(2)} == {"a", "b"}
 
 
 def test_tls() -> None:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from pipeline.client import Refused
-from pipeline.client.model import read_model
 from pipeline.client.request import build_request
 from pipeline.client.sampling import PARAMETERS, Sampling, read_sampling
+from pipeline.client.tensors import read_signature
 from pipeline.client.testing import bls, llmapi
 from pipeline.client.testing.models import admission_fault
-from pipeline.client.testing.play import read_request
+from pipeline.client.testing.reply import read_request
 
 GOOD: dict[str, Any] = {
     "max_tokens": 16, "min_tokens": 2, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "seed": 2**64 - 1,
@@ -27,7 +27,7 @@ UNGUIDED = {"max_tokens": 4, "top_log_probs": 3, "log_probs": True}  # what does
 
 def sent(config: Any, **sampling: Any) -> dict[str, list[Any]]:
     """The tensors of a request, which the model would let in."""
-    request = build_request(read_model(config), "Hi", read_sampling(sampling), request_id="r1")
+    request = build_request(read_signature(config), "Hi", read_sampling(sampling), request_id="r1")
     assert admission_fault(config, request) is None
     return dict(read_request(request, {}).tensors)
 
@@ -55,7 +55,7 @@ def test_the_likeliest_tokens_are_read_from_logits() -> None:
     with pytest.raises(Refused, match="does not take top_log_probs"):
         sent(llmapi(), **UNGUIDED)
     assert sent(bls(), **UNGUIDED)["return_generation_logits"] == [True]
-    request = build_request(read_model(bls()), "Hi", read_sampling(UNGUIDED), request_id="r1")
+    request = build_request(read_signature(bls()), "Hi", read_sampling(UNGUIDED), request_id="r1")
     assert "generation_logits" in {output.name for output in request.outputs}
 
 

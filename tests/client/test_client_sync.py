@@ -23,6 +23,7 @@ from pipeline.client import (
     Refused,
     ServerFailed,
     Timeouts,
+    request_headers,
 )
 from pipeline.client.testing import Ending, FakeServer, Reply, bls
 
@@ -85,11 +86,14 @@ def test_messages_go_through_the_template() -> None:
 def test_defaults_and_headers() -> None:
     with FakeServer() as server:
         client = Client(server.url, defaults={"max_tokens": 9, "top_k": 4}, headers={"x-tenant": "a"})
+        token = request_headers.set((("traceparent", "00-1-2-01"),))
         client.generate("Hi", top_k=5)
+        request_headers.reset(token)
         client.close()
     assert server.requests[0].tensors["max_tokens"] == [9]
     assert server.requests[0].tensors["top_k"] == [5]
-    assert server.requests[0].headers["x-tenant"] == "a"
+    headers = server.requests[0].headers
+    assert (headers["x-tenant"], headers["traceparent"]) == ("a", "00-1-2-01")
 
 
 @pytest.mark.parametrize("cancel", [False, True])
@@ -272,6 +276,7 @@ def test_nothing_is_sent_when_the_request_is_refused() -> None:
             with pytest.raises(Refused):
                 client.generate(prompt, **sampling)  # type: ignore[arg-type]
         assert server.requests == []
+        assert [endpoint.outstanding for endpoint in client._pool.all] == [0]
 
 
 def test_mistakes_in_the_use_of_the_library() -> None:

@@ -15,8 +15,8 @@ from pipeline.contracts import llm_args
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
 from tests.e2e.conftest import launch, pipeline
+from tests.support import CHECKPOINTS
 from tests.support.llmapi import served, statuses
-from tests.support.served import CHECKPOINTS
 
 RECIPE: dict[str, Any] = {
     "name": "tiny-pytorch",

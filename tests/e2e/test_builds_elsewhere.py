@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support import CHECKPOINTS
 from tests.support.core_only import Environment
 from tests.support.nvidia_smi import line, put_nvidia_smi
-from tests.support.served import CHECKPOINTS
 from tests.support.trtllm_build import put_trtllm_build
 
 RECIPE: dict[str, Any] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.discovery import Located, served
+from pipeline.cli.discovery import LocatedModel, load_served_model
 from pipeline.errors import DamagedArtifact
 from pipeline.progress import Silent
 from pipeline.recipe import load_recipe
@@ -88,7 +88,9 @@ def test_the_gateway_takes_no_other_tokenizer(copied: tuple[Path, Path]) -> None
     root, package = copied
     flip_a_bit(package / TOKENIZER)
     with pytest.raises(DamagedArtifact, match=TOKENIZER):
-        served(Located(load_recipe("tiny-cpu"), package, ("127.0.0.1:1",)), Store(root), max_waiting=1)
+        load_served_model(
+            LocatedModel(load_recipe("tiny-cpu"), package, ("127.0.0.1:1",)), Store(root), max_waiting=1
+        )
 
 
 @pytest.mark.parametrize("manifest", [True, False])

@@ -26,7 +26,7 @@ from pipeline.errors import UserError
 from pipeline.serving.server import TritonServer
 from pipeline.triton.running import RunningServer
 from tests.e2e.conftest import Build
-from tests.support.served import CHECKPOINTS
+from tests.support import CHECKPOINTS
 from tests.support.waiting import wait_for
 
 COMMAND = [sys.executable, "-m", "pipeline.cli.main", "gateway"]

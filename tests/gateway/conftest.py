@@ -17,12 +17,12 @@ from pipeline.cache.sqlite import SqliteBackend
 from pipeline.client import AsyncClient, ChatTemplate
 from pipeline.client.testing import FakeServer, Received, Reply
 from pipeline.gateway.app import Gateway
-from pipeline.gateway.embeddings import Embeds
-from pipeline.gateway.queue import Admission
-from pipeline.gateway.served import Bounds, Served
+from pipeline.gateway.embeddings import EmbeddingModel
+from pipeline.gateway.limits import FairQueue
+from pipeline.gateway.served_model import ServedModel, TokenLimits
 from pipeline.gateway.server import ConnectionLimits, GatewayServer
 from pipeline.gateway.tenants import Tenants
-from pipeline.gateway.traces import Spans
+from pipeline.gateway.traces import Tracer
 
 TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 {% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"""
@@ -56,23 +56,23 @@ def tiny(
     max_waiting: int = 16,
     template: str | None = TEMPLATE,
     cache: ResponseCache | None = None,
-    embedder: Embeds | None = None,
-    likeliest: bool = False,
-) -> Served:
+    embedder: EmbeddingModel | None = None,
+    returns_logits: bool = False,
+) -> ServedModel:
     """A model that takes 50 words and gives 40, served at `url`."""
     made = None if template is None else ChatTemplate(template)
-    return Served(
+    return ServedModel(
         name="tiny",
         created=1,
         deployment="digest",
-        plain=AsyncClient(url, template=made),
+        client=AsyncClient(url, template=made),
         template=made,
         tokenizer=Words(),
-        bounds=Bounds(max_input_tokens=50, max_output_tokens=40),
-        admission=Admission(places, max_waiting=max_waiting),
+        limits=TokenLimits(max_input_tokens=50, max_output_tokens=40),
+        queue=FairQueue(places, max_waiting=max_waiting),
         cache=cache,
         embedder=embedder,
-        likeliest=likeliest,
+        returns_logits=returns_logits,
     )
 
 
@@ -124,7 +124,7 @@ def starter(folder: Path, stack: ExitStack) -> Start:
         tenants: Tenants | None = None,
         cached: bool = False,
         model: Any = None,
-        spans: Spans | None = None,
+        tracer: Tracer | None = None,
         log_as_json: bool = False,
         limits: ConnectionLimits | None = None,
         origins: Sequence[str] = (),
@@ -138,7 +138,7 @@ def starter(folder: Path, stack: ExitStack) -> Start:
             tenants or Tenants(),
             origins=origins,
             max_body_bytes=10_000,
-            spans=spans,
+            tracer=tracer,
             log_as_json=log_as_json,
         )
         server = GatewayServer(gateway, "127.0.0.1", 0, limits=limits or ConnectionLimits(), drain_s=2)

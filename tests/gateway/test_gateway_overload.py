@@ -19,9 +19,10 @@ import pytest
 
 from pipeline.client.testing import FakeServer, Received, Reply
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.schema import ChatRequest, parse
+from pipeline.gateway.limits import Tenant, TenantLimits
+from pipeline.gateway.schema import ChatRequest, parse_request
 from pipeline.gateway.server import ConnectionLimits
-from pipeline.gateway.tenants import Limits, Tenant, Tenants
+from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start
 from tests.support.waiting import wait_for
 
@@ -30,14 +31,14 @@ PROGRAM = """
 import sys
 from tokenizers import Tokenizer
 from pipeline.gateway.app import Gateway
-from pipeline.gateway.served import Bounds
+from pipeline.gateway.served_model import TokenLimits
 from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import tiny
 
 served = tiny(sys.argv[1], places=3, max_waiting=100)
 served.tokenizer = Tokenizer.from_file(sys.argv[2])
-served.bounds = Bounds(max_input_tokens=1_000_000, max_output_tokens=1_000_000)
+served.limits = TokenLimits(max_input_tokens=1_000_000, max_output_tokens=1_000_000)
 server = GatewayServer(Gateway({"tiny": served}, Tenants()), "127.0.0.1", 0, drain_s=1)
 server.on_start = lambda: print(server.port, flush=True)
 server.run()
@@ -212,7 +213,7 @@ def test_who_does_not_read_is_hung_up_on(start: Start, stream: bool) -> None:
     with request(running.server.port, "long", receive_buffer=4096, stream=stream) as client:
         wait_for(lambda: bool(running.upstream.requests), "the generation")
         wait_for(lambda: connections(running) == 0, "the end of the connection")
-        assert running.served.admission.running == 0
+        assert running.served.queue.running == 0
         with pytest.raises(ConnectionResetError):
             everything(client)
 
@@ -235,7 +236,7 @@ def test_connections_are_capped_and_no_client_keeps_others_out(start: Start) -> 
 
 
 def test_what_is_refused_is_charged(start: Start) -> None:
-    tenant = Tenant("", Limits(requests_per_minute=3, tokens_per_minute=200), clock=lambda: 0.0)
+    tenant = Tenant("", TenantLimits(requests_per_minute=3, tokens_per_minute=200), clock=lambda: 0.0)
     running = start(tenants=Everybody(tenant))
     url = f"{running.url}/v1/completions"
     asked = {"model": "tiny", "max_tokens": 20}
@@ -256,7 +257,7 @@ class Everybody(Tenants):
 
     def __init__(self, tenant: Tenant) -> None:
         super().__init__()
-        self._anybody = tenant
+        self._everybody = tenant
 
 
 @pytest.mark.parametrize(
@@ -271,5 +272,5 @@ class Everybody(Tenants):
 )
 def test_requests_of_many_values_have_short_answers(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ApiError, match=said) as refused:
-        parse(ChatRequest, json.dumps({"model": "tiny"} | fields).encode())
+        parse_request(ChatRequest, json.dumps({"model": "tiny"} | fields).encode())
     assert len(refused.value.message) < 2000

@@ -9,7 +9,8 @@ from hashlib import sha256
 import pytest
 
 from pipeline.client.testing import Ending, Reply
-from pipeline.gateway.tenants import Limits, Tenant, Tenants
+from pipeline.gateway.limits import Tenant, TenantLimits
+from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start
 from tests.support.browser import Page, Unavailable, chromium, opened
 
@@ -117,7 +118,7 @@ def test_an_error_keeps_the_question_and_offers_a_retry(page: Page, start: Start
 
 
 def test_a_missing_key_is_asked_for(page: Page, start: Start) -> None:
-    tenant = Tenants({sha256(b"secret").hexdigest(): Tenant("a", Limits())})
+    tenant = Tenants({sha256(b"secret").hexdigest(): Tenant("a", TenantLimits())})
     running = start(Reply(["a"]), tenants=tenant)
     page.load(running.url)
     for key, told in (

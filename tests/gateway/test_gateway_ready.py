@@ -10,7 +10,7 @@ import pytest
 from pipeline.client.testing import FakeServer
 from pipeline.errors import ServerError
 from pipeline.gateway.app import Gateway
-from pipeline.gateway.server import GatewayServer, bound
+from pipeline.gateway.server import GatewayServer, bound_sockets
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start, tiny
 
@@ -53,9 +53,12 @@ def test_not_ready_while_it_drains_and_nothing_new_is_taken(start: Start) -> Non
 def test_an_address_that_another_took_meanwhile_is_told(other: FakeServer) -> None:
     """Both were bound to it, as two that wait for their servers are; then the other listens first."""
     server = GatewayServer(Gateway({"tiny": tiny(other.url)}, Tenants()), "127.0.0.1", 0)
-    with bound("127.0.0.1", 0) as (first,), bound("127.0.0.1", first.getsockname()[1]) as second:
+    with (
+        bound_sockets("127.0.0.1", 0) as (first,),
+        bound_sockets("127.0.0.1", first.getsockname()[1]) as second,
+    ):
         first.listen()
         with pytest.raises(ServerError, match=r"cannot listen on 127\.0\.0\.1:0: .*address already in use"):
             server.run(second)
-        with pytest.raises(ServerError, match="address already in use"), bound(*first.getsockname()):
+        with pytest.raises(ServerError, match="address already in use"), bound_sockets(*first.getsockname()):
             pass

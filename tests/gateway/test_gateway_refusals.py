@@ -13,7 +13,8 @@ import httpx
 import openai
 import pytest
 
-from pipeline.gateway.tenants import Limits, Tenant, Tenants
+from pipeline.gateway.limits import Tenant, TenantLimits
+from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start
 from tests.support.waiting import wait_for
 
@@ -51,7 +52,7 @@ def counted(running: Running) -> dict[tuple[str, str, str], int]:
 
 
 def test_every_answer_is_counted_and_names_of_others_are_no_labels(start: Start) -> None:
-    tenants = Tenants({sha256(b"key").hexdigest(): Tenant("a", Limits())})
+    tenants = Tenants({sha256(b"key").hexdigest(): Tenant("a", TenantLimits())})
     running = start(tenants=tenants)
     key = {"authorization": "Bearer key"}
 

@@ -174,7 +174,7 @@ def test_more_choices_than_places_all_come(start: Start) -> None:
     running = start(Reply(["x"]), places=2)
     answer = running.client().chat.completions.create(model="tiny", messages=QUESTION, n=7)
     assert [choice.message.content for choice in answer.choices] == ["x"] * 7
-    assert running.served.admission.running == 0
+    assert running.served.queue.running == 0
 
 
 def test_echo(start: Start) -> None:
@@ -282,7 +282,7 @@ def test_completions_tell_log_probabilities(start: Start) -> None:
 def test_the_likeliest_tokens_are_told(start: Start) -> None:
     """Of two tokens each, where the vocabulary has three: the numbers are those of the softmax."""
     logits = [[0.0, 2.0, 1.0], [5.0, 5.0, -5.0]]
-    client = start(Reply(["a", "b"], log_probs=[-0.4, -0.7], logits=logits), likeliest=True).client()
+    client = start(Reply(["a", "b"], log_probs=[-0.4, -0.7], logits=logits), returns_logits=True).client()
     asked: Any = {
         "model": "tiny",
         "messages": QUESTION,
@@ -307,7 +307,7 @@ def test_the_likeliest_tokens_are_told(start: Start) -> None:
 
 
 def test_answers_with_the_likeliest_tokens_are_not_kept(start: Start) -> None:
-    running = start(Reply(["a"], log_probs=[-0.5], logits=[[0.0, 1.0]]), likeliest=True, cached=True)
+    running = start(Reply(["a"], log_probs=[-0.5], logits=[[0.0, 1.0]]), returns_logits=True, cached=True)
     for _ in range(2):
         answer = running.client().chat.completions.create(
             model="tiny", messages=QUESTION, logprobs=True, top_logprobs=1, temperature=0

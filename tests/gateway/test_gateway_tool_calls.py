@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.client import ChatTemplate
-from pipeline.gateway.tools.dialect import Dialect, dialect_of, dialects
-from pipeline.gateway.tools.parts import Arguments, Call, Part, Text
-from pipeline.gateway.tools.reader import CallReader
+from pipeline.gateway.tools.dialects import ToolDialect, dialect_of, dialects
+from pipeline.gateway.tools.parser import ArgumentsPart, CallPart, Part, TextPart, ToolCallParser
 
 TOOLS = [
     {
@@ -34,21 +33,21 @@ TOOLS = [
 Read = tuple[str, list[tuple[str, object]]]  # text, and (name, arguments) of each call
 
 
-def of(name: str) -> Dialect:
+def of(name: str) -> ToolDialect:
     return next(one for one in dialects() if one.name == name)
 
 
-def read(dialect: Dialect, pieces: Sequence[str]) -> Read:
-    reader = CallReader(dialect, TOOLS)
-    parts: list[Part] = [part for piece in pieces for part in reader.feed(piece)]
-    parts += reader.end()
-    calls = [part for part in parts if isinstance(part, Call)]
+def read(dialect: ToolDialect, pieces: Sequence[str]) -> Read:
+    parser = ToolCallParser(dialect, TOOLS)
+    parts: list[Part] = [part for piece in pieces for part in parser.feed(piece)]
+    parts += parser.end()
+    calls = [part for part in parts if isinstance(part, CallPart)]
     assert [call.index for call in calls] == list(range(len(calls)))
     assert len({call.id for call in calls}) == len(calls)
     arguments = [
-        "".join(p.text for p in parts if isinstance(p, Arguments) and p.index == c.index) for c in calls
+        "".join(p.text for p in parts if isinstance(p, ArgumentsPart) and p.index == c.index) for c in calls
     ]
-    text = "".join(part.text for part in parts if isinstance(part, Text))
+    text = "".join(part.text for part in parts if isinstance(part, TextPart))
     return text, [(call.name, json.loads(packed)) for call, packed in zip(calls, arguments, strict=True)]
 
 
@@ -117,7 +116,7 @@ def test_calls_are_read_whatever_the_pieces(
     st.sampled_from(dialects()),
     st.lists(st.sampled_from([*TEXTS, "\n", "the", '"', "}", "[", " 1"]) | st.text(max_size=4), max_size=8),
 )
-def test_what_is_no_call_stays_as_it_is(dialect: Dialect, pieces: list[str]) -> None:
+def test_what_is_no_call_stays_as_it_is(dialect: ToolDialect, pieces: list[str]) -> None:
     whole = "".join(pieces)
     text, calls = read(dialect, pieces)
     assert calls or text == whole
@@ -131,20 +130,20 @@ def test_each_of_these_is_no_call(text: str) -> None:
 
 
 def test_arguments_come_before_their_call_is_complete() -> None:
-    reader = CallReader(of("hermes"), TOOLS)
-    first = reader.feed('<tool_call>{"name": "track", "arguments": {"city": "Pa')
-    assert [type(part) for part in first] == [Call, Arguments]
-    assert reader.feed("ris") == [Arguments(0, "ris")]
-    assert reader.feed('"}}</tool_call>') == [Arguments(0, '"}')]
-    assert reader.end() == []
+    parser = ToolCallParser(of("hermes"), TOOLS)
+    first = parser.feed('<tool_call>{"name": "track", "arguments": {"city": "Pa')
+    assert [type(part) for part in first] == [CallPart, ArgumentsPart]
+    assert parser.feed("ris") == [ArgumentsPart(0, "ris")]
+    assert parser.feed('"}}</tool_call>') == [ArgumentsPart(0, '"}')]
+    assert parser.end() == []
 
 
 def test_at_most_so_many_calls() -> None:
-    reader = CallReader(of("mistral"), TOOLS, most=1)
-    parts = reader.feed(
+    parser = ToolCallParser(of("mistral"), TOOLS, max_calls=1)
+    parts = parser.feed(
         '[TOOL_CALLS][{"name": "track", "arguments": {}}, {"name": "track", "arguments": {}}]'
     )
-    assert [part.index for part in [*parts, *reader.end()] if isinstance(part, Call)] == [0]
+    assert [part.index for part in [*parts, *parser.end()] if isinstance(part, CallPart)] == [0]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pipeline.client.testing import Ending, Reply
 from pipeline.errors import UserError
-from pipeline.gateway.traces import ENDPOINTS, Trace, Unsent, spans
+from pipeline.gateway.traces import ENDPOINT_VARIABLES, LocalTracer, TraceContext, make_tracer
 from tests.gateway.conftest import Running, Start
 from tests.support.waiting import wait_for
 
@@ -28,7 +28,7 @@ SPAN = st.text("0123456789abcdef", min_size=16, max_size=16).filter(lambda text:
 
 @pytest.fixture(autouse=True)
 def no_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ENDPOINTS:
+    for name in ENDPOINT_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -39,8 +39,8 @@ def ask(running: Running, headers: dict[str, str] | None = None, **fields: Any) 
 
 @given(st.builds("".join, st.tuples(SPAN, SPAN)), SPAN, st.integers(0, 255))
 def test_a_header_is_read_as_it_is_written(trace_id: str, span_id: str, flags: int) -> None:
-    trace = Trace(trace_id, span_id, flags)
-    assert Trace.read(trace.header()) == trace
+    trace = TraceContext(trace_id, span_id, flags)
+    assert TraceContext.parse(trace.traceparent()) == trace
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_a_header_is_read_as_it_is_written(trace_id: str, span_id: str, flags: i
     ],
 )
 def test_what_is_no_header_begins_a_trace(header: str | None) -> None:
-    assert Trace.read(header) is None
-    assert Unsent().begin("x", Trace.read(header)).trace.flags == 0
+    assert TraceContext.parse(header) is None
+    assert LocalTracer().start_span("x", TraceContext.parse(header)).context.flags == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -65,12 +65,12 @@ def test_a_trace_goes_on_to_triton_and_back(start: Start, *, stream: bool, cache
     running = start(cached=cached)
     headers = {"traceparent": PARENT, "tracestate": "vendor=1", "x-request-id": "mine-1"}
     answer = ask(running, headers, stream=stream, temperature=0)
-    told = Trace.read(answer.headers["traceparent"])
+    told = TraceContext.parse(answer.headers["traceparent"])
     assert told is not None
     assert told.trace_id == PARENT[3:35]
     assert told.span_id != PARENT[36:52]
     upstream = running.upstream.requests[0]
-    assert upstream.headers["traceparent"] == told.header()
+    assert upstream.headers["traceparent"] == told.traceparent()
     assert upstream.headers["tracestate"] == "vendor=1"
     assert (answer.headers["x-request-id"], upstream.request_id) == ("mine-1", "mine-1")
     assert answer.headers["x-cache"] == "miss"
@@ -175,15 +175,15 @@ def test_spans_are_exported(
 ) -> None:
     if by_environment:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
-    exported = spans(None if by_environment else receiver.url)
-    running = start(Reply(["a", "b"]), spans=exported)
+    exported = make_tracer(None if by_environment else receiver.url)
+    running = start(Reply(["a", "b"]), tracer=exported)
     answer = ask(running, {"traceparent": PARENT}, stream=True)
     ask(running, temperature=9)
     exported.close()
     first, second = receiver.spans
     assert first.name == "POST /v1/chat/completions"
     assert (first.trace_id.hex(), first.parent_span_id.hex()) == (PARENT[3:35], PARENT[36:52])
-    told = Trace.read(answer.headers["traceparent"])
+    told = TraceContext.parse(answer.headers["traceparent"])
     assert told is not None
     assert first.span_id.hex() == told.span_id
     attributes = {one.key: one.value for one in first.attributes}
@@ -197,7 +197,7 @@ def test_spans_are_exported(
 def test_without_opentelemetry_an_endpoint_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    monkeypatch.setitem(sys.modules, "pipeline.gateway.otlp", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace.export", None)
     with pytest.raises(UserError, match=r"need OpenTelemetry.*pip install .*\[traces\]'"):
-        spans("http://127.0.0.1:1")
-    assert isinstance(spans(None), Unsent)
+        make_tracer("http://127.0.0.1:1")
+    assert isinstance(make_tracer(None), LocalTracer)

@@ -198,7 +198,7 @@ def test_leaving_stops_the_model(start: Start) -> None:
         running.client().with_options(timeout=1).chat.completions.create(model="tiny", messages=QUESTION)
     until(lambda: len(running.upstream.requests) == 2)
     assert running.upstream.requests[1].cancelled.wait(5)
-    until(lambda: running.served.admission.running == 0)
+    until(lambda: running.served.queue.running == 0)
 
 
 def test_too_many_are_turned_away_with_a_time_to_come_back(start: Start) -> None:

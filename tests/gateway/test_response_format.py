@@ -153,7 +153,7 @@ def test_references_within_the_parameters_of_a_tool_still_hold(start: Start) -> 
 
 def test_a_deployment_without_guided_decoding_refuses(start: Start) -> None:
     running = start()
-    running.served.guides = False
+    running.served.guided_decoding = False
     error = refused(running.client(), response_format={"type": "json_object"})
     assert "this deployment has no guided decoding" in error.message
     assert not running.upstream.requests

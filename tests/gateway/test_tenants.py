@@ -14,7 +14,8 @@ import pytest
 from pipeline.client.testing import Received, Reply
 from pipeline.errors import InvalidInput
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.tenants import Limits, Tenant, Tenants
+from pipeline.gateway.limits import Tenant, TenantLimits
+from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Start
 from tests.support.waiting import wait_for
 
@@ -30,11 +31,11 @@ def load(tmp_path: Path, text: str) -> Tenants:
 def test_keys_in_the_clear_and_hashed(tmp_path: Path) -> None:
     digest = sha256(b"secret").hexdigest()
     tenants = load(tmp_path, f"tenants:\n  a: {{keys: [plain]}}\n  b: {{keys: ['sha256:{digest}']}}\n")
-    assert tenants.of("Bearer plain").name == "a"
-    assert tenants.of("bearer secret").name == "b"
+    assert tenants.authenticate("Bearer plain").name == "a"
+    assert tenants.authenticate("bearer secret").name == "b"
     for wrong in (None, "Bearer nobody", "Basic plain", "plain"):
         with pytest.raises(ApiError) as refused:
-            tenants.of(wrong)
+            tenants.authenticate(wrong)
         assert refused.value.status == 401
 
 
@@ -130,29 +131,33 @@ def test_keys_that_every_account_may_read_are_warned_of(
 
 def test_requests_a_minute_fill_up_again() -> None:
     now = [0.0]
-    tenant = Tenant("t", Limits(requests_per_minute=2), clock=lambda: now[0])
+    tenant = Tenant("t", TenantLimits(requests_per_minute=2), clock=lambda: now[0])
     for _ in range(2):
-        tenant.admit()
+        tenant.count_request()
     with pytest.raises(ApiError, match="2 requests a minute") as refused:
-        tenant.admit()
+        tenant.count_request()
     assert refused.value.retry_after_s == pytest.approx(30)
     now[0] = 30.0
-    tenant.admit()
+    tenant.count_request()
 
 
 def test_tokens_a_minute_and_concurrency() -> None:
-    tenant = Tenant("t", Limits(tokens_per_minute=100, concurrency=1), clock=lambda: 0.0)
-    with tenant.request(60), pytest.raises(ApiError, match="1 requests at once"), tenant.request(1):
+    tenant = Tenant("t", TenantLimits(tokens_per_minute=100, concurrency=1), clock=lambda: 0.0)
+    with (
+        tenant.enforce_limits(60),
+        pytest.raises(ApiError, match="1 requests at once"),
+        tenant.enforce_limits(1),
+    ):
         pass
-    with pytest.raises(ApiError, match="100 tokens a minute"), tenant.request(60):
+    with pytest.raises(ApiError, match="100 tokens a minute"), tenant.enforce_limits(60):
         pass
 
 
 def test_what_is_refused_costs_no_more_than_a_minute() -> None:
     now = [0.0]
-    tenant = Tenant("t", Limits(tokens_per_minute=100), clock=lambda: now[0])
-    tenant.charge(1_000_000)
-    with pytest.raises(ApiError, match="100 tokens a minute") as refused, tenant.request(50):
+    tenant = Tenant("t", TenantLimits(tokens_per_minute=100), clock=lambda: now[0])
+    tenant.charge_tokens(1_000_000)
+    with pytest.raises(ApiError, match="100 tokens a minute") as refused, tenant.enforce_limits(50):
         pass
     assert refused.value.retry_after_s == pytest.approx(90)
 
@@ -167,7 +172,7 @@ def test_tenants_share_no_answers(start: Start, tmp_path: Path) -> None:
 
 
 def test_each_choice_is_a_request(start: Start) -> None:
-    limits = Limits(concurrency=4, requests_per_minute=8)
+    limits = TenantLimits(concurrency=4, requests_per_minute=8)
     tenants = Tenants({sha256(b"k").hexdigest(): Tenant("t", limits, clock=lambda: 0.0)})
     running = start(Reply(["x"] * 100, delay_s=0.05), places=16, tenants=tenants)
     client = running.client("k")
@@ -184,7 +189,7 @@ def test_each_choice_is_a_request(start: Start) -> None:
         with ask(prompt="a", n=2, stream=True) as other:
             next(iter(other))
     # 1 + 2 + 1 + 2 of 8 are used up: what was refused counts once
-    wait_for(lambda: not running.served.admission.running, "the end of both streams")
+    wait_for(lambda: not running.served.queue.running, "the end of both streams")
     with pytest.raises(openai.RateLimitError, match="Limit of 8 requests a minute"):
         ask(prompt="a", n=3)
     assert len(running.upstream.requests) == 4
@@ -197,16 +202,16 @@ def test_a_tenant_does_not_wait_for_all_choices_of_another(start: Start) -> None
         released.wait(30)
         return Reply(["x"])
 
-    tenants = Tenants({sha256(name.encode()).hexdigest(): Tenant(name, Limits()) for name in "ab"})
+    tenants = Tenants({sha256(name.encode()).hexdigest(): Tenant(name, TenantLimits()) for name in "ab"})
     running = start(answer, places=4, max_waiting=64, tenants=tenants)
     ask = {
         name: partial(running.client(name).completions.create, model="tiny", max_tokens=30) for name in "ab"
     }
     with ThreadPoolExecutor(2) as threads:
         many = threads.submit(ask["a"], prompt=["many"] * 2, n=16)
-        wait_for(lambda: running.served.admission.waiting == 28, "28 choices that wait")
+        wait_for(lambda: running.served.queue.waiting == 28, "28 choices that wait")
         one = threads.submit(ask["b"], prompt="one")
-        wait_for(lambda: running.served.admission.waiting == 29, "one more")
+        wait_for(lambda: running.served.queue.waiting == 29, "one more")
         released.set()
         assert (len(many.result(30).choices), len(one.result(30).choices)) == (32, 1)
     # at most the first four places are given anew together

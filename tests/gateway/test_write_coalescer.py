@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.gateway.write_coalescer import Outbox, ReaderTooSlow
+from pipeline.gateway.sse import ReaderTooSlow, WriteCoalescer
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=12))
@@ -26,7 +26,7 @@ def test_everything_arrives_once_and_in_order(steps: list[tuple[int, int]]) -> N
         ends.append(not message.get("more_body", False))
 
     async def work() -> None:
-        async with Outbox(send) as outbox:
+        async with WriteCoalescer(send) as outbox:
             for number, (turns, _) in enumerate(steps):
                 for _ in range(turns):
                     await asyncio.sleep(0.0006)
@@ -44,7 +44,7 @@ def test_the_first_goes_out_at_once_and_what_follows_fast_goes_together() -> Non
         sent.append(message["body"])
 
     async def work() -> None:
-        async with Outbox(send) as outbox:
+        async with WriteCoalescer(send) as outbox:
             await outbox.put(b"first")
             assert sent == [b"first"]
             for _ in range(100):
@@ -79,7 +79,7 @@ def test_nobody_waits_for_a_reader_until_too_much_is_unread() -> None:
 
         async def write() -> None:
             nonlocal put
-            async with Outbox(reader.send, reader, max_unread_bytes=500) as outbox:
+            async with WriteCoalescer(reader.send, reader, max_unread_bytes=500) as outbox:
                 for _ in range(1000):
                     await outbox.put(b"x")
                     put += 1
@@ -97,7 +97,7 @@ def test_nobody_waits_for_a_reader_until_too_much_is_unread() -> None:
 def test_a_reader_who_takes_nothing_is_given_up() -> None:
     async def work() -> None:
         reader = Reader()
-        async with Outbox(reader.send, reader, max_unread_bytes=500, patience_s=0.05) as outbox:
+        async with WriteCoalescer(reader.send, reader, max_unread_bytes=500, max_wait_s=0.05) as outbox:
             for _ in range(1000):
                 await outbox.put(b"x")
 
@@ -111,7 +111,7 @@ def test_what_sending_raises_reaches_whoever_puts() -> None:
         raise OSError("gone")
 
     async def work() -> None:
-        async with Outbox(send) as outbox:
+        async with WriteCoalescer(send) as outbox:
             while True:
                 await outbox.put(b"x")
                 await asyncio.sleep(0.001)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import resources
-from pipeline.machine.packages import Extra, Package, read_extras, read_python
+from pipeline.errors import UserError
+from pipeline.machine.packages import Extra, Need, Package, read_extras, read_python, require
 
 
 def test_a_version_fits_or_not() -> None:
@@ -39,7 +41,7 @@ def test_extras_are_those_of_the_project() -> None:
     declared = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert [extra.name for extra in read_extras()] == [
         "",
-        *(name for name in declared if name not in ("all", "dev")),
+        *(name for name in declared if name not in ("all", "dev", "test")),
     ]
 
 
@@ -57,6 +59,8 @@ Provides-Extra: cpu
 Requires-Dist: ml-dtypes>=0.5; extra == 'cpu'
 Provides-Extra: all
 Requires-Dist: trtllm-pipeline[cpu,hub]; extra == 'all'
+Provides-Extra: server
+Requires-Dist: nvidia-pytriton==0.7.0; python_version < '3.12' and extra == 'server'
 """
 
 
@@ -67,5 +71,31 @@ def test_an_installed_wheel_says_the_same(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(metadata, "metadata", lambda _: metadata.Distribution.at(folder).metadata)
     monkeypatch.setattr(resources, "checkout", lambda: None)
     names = {extra.name: [one.name for one in extra.packages] for extra in read_extras()}
-    assert names == {"": ["click"], "hub": ["huggingface-hub", "ml-dtypes"], "cpu": ["ml-dtypes"]}
+    assert names == {
+        "": ["click"],
+        "hub": ["huggingface-hub", "ml-dtypes"],
+        "cpu": ["ml-dtypes"],
+        "server": ["nvidia-pytriton"],
+    }
     assert set(read_python().wanted.split(",")) == {"<3.13", ">=3.11"}
+
+
+def test_what_is_not_for_this_python_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = """
+        [project]
+        requires-python = ">=3.11,<3.14"
+        dependencies = []
+        optional-dependencies.server = ["nonesuch==0.7.0; python_version < '3.8' or python_version == '3.12'"]
+    """
+    monkeypatch.setattr(resources, "checkout", lambda: tmp_path)
+    (tmp_path / "pyproject.toml").write_text(project)
+    here = ".".join(map(str, sys.version_info[:2]))
+    if here == "3.12":
+        (tmp_path / "pyproject.toml").write_text(project.replace("3.12'", "3.13'"))
+    other = "3.13" if here == "3.12" else "3.12"
+    with pytest.raises(UserError) as caught:
+        require("tiny", [Need("server", "serve")])
+    assert str(caught.value) == f"tiny needs Python {other} for serve: nonesuch cannot be installed on {here}"
+    assert read_extras()[1].install == f"make an environment with Python {other}"

@@ -106,6 +106,7 @@ def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scaling", [None, LLAMA3_SCALING, {"rope_type": "linear", "factor": 4.0}])
 def test_frequencies_equal_those_of_transformers(tmp_path: Path, scaling: dict | None) -> None:
+    pytest.importorskip("transformers")
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 

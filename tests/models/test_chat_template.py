@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.client import ChatTemplate, Refused, TemplateError
-from pipeline.client.prompt import as_prompt
+from pipeline.client.prompt import render_prompt
 
 CHECKPOINT = Path(__file__).resolve().parents[2] / "recipes" / "checkpoints" / "support-target"
 
@@ -179,4 +179,4 @@ def test_a_folder_without_a_template(tmp_path: Path) -> None:
 @pytest.mark.parametrize("prompt", ["", [], ["Hi"], [{"content": "Hi"}], "\ud83d", [{"role": "\ud83d"}]])
 def test_what_is_no_prompt(prompt: Any) -> None:
     with pytest.raises(Refused):
-        as_prompt(prompt, ChatTemplate("{{ messages[0].role }}"))
+        render_prompt(prompt, ChatTemplate("{{ messages[0].role }}"))

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.errors import StageError
 from pipeline.models.token_ids import TokenIds, token_ids
-from tests.support.served import CHECKPOINTS
+from tests.support import CHECKPOINTS
 
 
 def folder(path: Path, **files: dict[str, Any]) -> Path:

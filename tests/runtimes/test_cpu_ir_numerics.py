@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from pipeline.models import Rope
+from pipeline.runtimes.cpu.engine.paged_model import signal_stack_kept
 from pipeline.runtimes.cpu.ir.constants import Constants
 from pipeline.runtimes.cpu.ir.nodes import Node
 from pipeline.runtimes.cpu.ir.numerics import quantize_int8, round_e4m3, round_int8
@@ -30,7 +31,8 @@ VALUES = arrays.arrays(
 def _compile(operation: Callable[[Node, float], Node]) -> Any:
     x = ops.parameter(ov.PartialShape([-1]), ov.Type.f32)
     model = ov.Model([ops.result(operation(x, SCALE))], [x])
-    return ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    with signal_stack_kept():
+        return ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +88,8 @@ def test_int8_rounds_to_even_and_saturates(int8: tuple[Any, Any], values: np.nda
 def test_int4_is_read_back(codes: np.ndarray, group_size: int) -> None:
     constants = Constants()
     node = ops.convert(constants.add_int4(codes, group_size, "x.q_proj.weight"), ov.Type.f32)
-    compiled = ov.Core().compile_model(ov.Model([ops.result(node)], []), "CPU")
+    with signal_stack_kept():
+        compiled = ov.Core().compile_model(ov.Model([ops.result(node)], []), "CPU")
     np.testing.assert_array_equal(compiled([])[0].reshape(codes.shape), codes)
     assert constants.census() == {"q_proj": {"precision": "i4", "bytes": codes.size // 2}}
 

@@ -24,8 +24,8 @@ from pipeline.stages.builder import Builder
 from pipeline.store import Artifact, Json, Store
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.repository import content_digest
+from tests.support import CHECKPOINTS
 from tests.support.engine_folders import make_engine
-from tests.support.served import CHECKPOINTS
 
 LIMITS = "limits={max_input_tokens: 512, max_output_tokens: 256, max_concurrency: 16}"
 

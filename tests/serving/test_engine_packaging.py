@@ -21,8 +21,8 @@ from pipeline.runtimes.tensorrt.xgrammar_tokenizer import tokenizer_info
 from pipeline.triton.config import parameters_of, parse
 from pipeline.triton.deployment import Deployment, DeploymentLimits, Requirements
 from pipeline.triton.repository import content_digest, verify
+from tests.support import CHECKPOINTS
 from tests.support.engine_folders import make_engine
-from tests.support.served import CHECKPOINTS
 
 TOKENIZER = CHECKPOINTS / "support-target"
 LIMITS = DeploymentLimits(

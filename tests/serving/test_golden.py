@@ -17,7 +17,7 @@ from pipeline.recipe import load_recipe
 from pipeline.runtimes.cpu.runtime import serving_settings
 from pipeline.runtimes.cpu.triton_models import cpu_models
 from pipeline.triton.config import parse, render
-from tests.support.served import CHECKPOINTS
+from tests.support import CHECKPOINTS
 
 GOLDEN = Path(__file__).parent / "golden"
 IDS = token_ids(CHECKPOINTS / "support-target", vocab_size=2048)

@@ -1,1 +1,5 @@
 """What several folders of tests share."""
+
+from pathlib import Path
+
+CHECKPOINTS = Path(__file__).resolve().parents[2] / "recipes" / "checkpoints"

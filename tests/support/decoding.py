@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
+from pipeline.runtimes.cpu.engine.paged_model import signal_stack_kept
+
 
 def prompt(length: int, vocab: int = 512, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(3, vocab, length).tolist()
@@ -20,9 +22,10 @@ class Stateful:
 
     def __init__(self, folder: Path) -> None:
         options = json.loads((folder / "engine.json").read_text())["compile_options"]
-        core = ov.Core()
-        model = core.read_model(folder / "openvino_model.xml")
-        self.compiled = core.compile_model(model, "CPU", {**options, "INFERENCE_NUM_THREADS": 2})
+        with signal_stack_kept():
+            core = ov.Core()
+            model = core.read_model(folder / "openvino_model.xml")
+            self.compiled = core.compile_model(model, "CPU", {**options, "INFERENCE_NUM_THREADS": 2})
         self._request = self.compiled.create_infer_request()
 
     def logits(self, tokens: Sequence[int], past: int = 0) -> np.ndarray:

@@ -9,9 +9,9 @@ from pipeline.runtimes import cpu
 from pipeline.runtimes.cpu.ir import build_ir
 from pipeline.runtimes.cpu.model_repository import CpuSources, package_cpu
 from pipeline.runtimes.cpu.triton_models import CpuSettings
+from tests.support import CHECKPOINTS
 from tests.support.models import make_checkpoint
 
-CHECKPOINTS = Path(__file__).resolve().parents[2] / "recipes" / "checkpoints"
 ENGINE = Path(cpu.__file__).parent / "engine"
 SETTINGS = CpuSettings(
     max_input_tokens=256, max_output_tokens=700, max_concurrency=8, threads=1, guided_decoding=True

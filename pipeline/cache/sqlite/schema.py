@@ -57,6 +57,7 @@ def connect(path: Path, *, power_safe: bool) -> sqlite3.Connection:
     Raises:
         BackendDown: the file cannot be used; the text says why.
     """
+    connection: sqlite3.Connection | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         make_private(path, own=True)
@@ -69,6 +70,8 @@ def connect(path: Path, *, power_safe: bool) -> sqlite3.Connection:
         connection.execute("PRAGMA mmap_size = 268435456")
         _create(connection)
     except (sqlite3.Error, OSError) as error:
+        if connection is not None:
+            connection.close()
         raise BackendDown(f"{path}: {error}") from error
     found = connection.execute("PRAGMA user_version").fetchone()[0]
     if found != VERSION:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ class Look:
         """Of standard output: colours on a terminal, and its width."""
         is_terminal = sys.stdout.isatty()
         width = shutil.get_terminal_size().columns if is_terminal else _PLAIN_WIDTH
-        return cls(width, colour=is_terminal, cuts=is_terminal)
+        return cls(width, colour=is_terminal and not os.environ.get("NO_COLOR"), cuts=is_terminal)
 
 
 def bar(rank: RankMemory, cells: int, look: Look) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
+
+from pipeline.cli.output import print_rich
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,19 +18,11 @@ _MARKS = {"ok": "✓", "note": "·", "warning": "!", "missing": "✗", "unknown"
 _STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "missing": "red", "unknown": "magenta"}
 _WAYS = {"build": "build", "local": "deploy", "docker": "docker"}
 _FEW = 3  # recipes that are named; of more, their number
-_WIDE = 160  # columns, where the output is no terminal
 
 
 def print_report(report: Report) -> None:
     """Print what was found, then the recipes with what stands in their way."""
-    from rich.console import Console
-
-    terminal = sys.stdout.isatty()
-    console = Console(width=shutil.get_terminal_size().columns if terminal else _WIDE, highlight=False)
-    with console.capture() as captured:
-        console.print(_machine(report))
-        console.print(_recipes(report))
-    click.echo("\n".join(line.rstrip() for line in captured.get().strip("\n").splitlines()))
+    print_rich(_machine(report), _recipes(report))
     _print_obstacles(report.recipes)
     runnable = sum(verdict.runnable for verdict in report.recipes)
     click.echo(

@@ -8,9 +8,9 @@
             assert client.generate("Hi", max_tokens=8).text == "Hello"
             assert server.requests[0].prompt == "Hi"
 
-It speaks what a client of Triton needs: ModelStreamInfer (and ModelInfer) of the entry models that are described
-in `pipeline.client.model`, their configuration and metadata, and the health calls. What Triton refuses at admission,
-such as an unknown tensor, it refuses in the same words.
+It speaks what a client of Triton needs: ModelStreamInfer (and ModelInfer) of the entry models, their configuration and
+metadata, and the health calls. What Triton refuses at admission, such as an unknown tensor, it refuses in the same
+words.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The entry models that a fake server can stand for, and what Triton checks before a request reaches a model.
+"""Configurations of the entry models that a fake server can stand for, and Triton's checks of a request's tensors.
 
 Tensors as in TensorRT-LLM 1.x; messages as in Triton 24.10.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from tritonclient.grpc import model_config_pb2 as config_pb
 from tritonclient.grpc import service_pb2 as pb
+
+from pipeline.client.tensors import datatype_name
 
 _BLS_INPUTS = {
     "text_input": "STRING", "max_tokens": "INT32", "decoder_text_input": "STRING", "bad_words": "STRING*",
@@ -39,7 +41,14 @@ def bls(
     cumulative: bool = False,
     token_ids: bool = False,
 ) -> config_pb.ModelConfig:
-    """`tensorrt_llm_bls`, or `ensemble`, whose tensors are the same. `token_ids`: with an output for them."""
+    """Make the configuration of `tensorrt_llm_bls`, or of `ensemble`, whose tensors are the same.
+
+    Args:
+        name: of the model.
+        decoupled: whether it streams.
+        cumulative: whether each response repeats the text so far (`accumulate_tokens`).
+        token_ids: whether it has an output for token ids.
+    """
     outputs = _BLS_OUTPUTS | ({"output_ids": "INT32"} if token_ids else {})
     config = _config(name, _BLS_INPUTS, outputs, required={"text_input", "max_tokens"})
     config.max_batch_size = 8
@@ -49,7 +58,7 @@ def bls(
 
 
 def llmapi(name: str = "tensorrt_llm", *, decoupled: bool = True) -> config_pb.ModelConfig:
-    """The model of the LLM API: no batch dimension, names of its own, text that accumulates."""
+    """Make the configuration of the LLM API's model: no batch dimension, its own tensor names, cumulative text."""
     config = _config(name, _LLMAPI_INPUTS, _LLMAPI_OUTPUTS, required={"text_input"})
     config.model_transaction_policy.decoupled = decoupled
     return config
@@ -68,14 +77,8 @@ def _config(
     return config
 
 
-def datatype(number: int) -> str:
-    """KServe's name of a type: BYTES, INT32, …"""
-    name: str = config_pb.DataType.Name(number).removeprefix("TYPE_")
-    return "BYTES" if name == "STRING" else name
-
-
 def admission_fault(config: config_pb.ModelConfig, request: pb.ModelInferRequest) -> str | None:
-    """Why Triton would not let a request in; None if it would."""
+    """Return Triton's reason to refuse a request before a model sees it, or None if it takes it."""
     model = config.name
     if request.model_name != model:
         return f"Request for unknown model: '{request.model_name}' is not found"
@@ -85,7 +88,7 @@ def admission_fault(config: config_pb.ModelConfig, request: pb.ModelInferRequest
     for tensor in request.inputs:
         if tensor.name not in declared:
             return f"unexpected inference input '{tensor.name}' for model '{model}'"
-        expected = datatype(declared[tensor.name].data_type)
+        expected = datatype_name(declared[tensor.name].data_type)
         if tensor.datatype != expected:
             return (
                 f"{prefix}inference input '{tensor.name}' data-type is '{tensor.datatype}', "

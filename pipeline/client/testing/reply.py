@@ -1,44 +1,67 @@
-"""What a fake server answers, and what it was asked."""
+"""What a fake server answers, the requests that it received, and the stream responses that a reply becomes."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import Any
 
 import grpc
+from tritonclient.grpc import model_config_pb2 as config_pb
+from tritonclient.grpc import service_pb2 as pb
+
+from pipeline.client.tensors import decode_bytes, decode_numbers, encode, read_signature
+
+# With it, a client asks Triton to end a stream with the status of an error.
+_STATUS_HEADER = "triton_grpc_error"
 
 
 class Ending(Enum):
     """How a scripted answer ends."""
 
-    EMPTY = "a response without content marks the end, as the models of this project do"
-    MARKED = "the last chunk carries the mark of the end"
-    ERROR = "the model raises `error`"
+    EMPTY = "an empty final response marks the end, as the models of this project send it"
+    MARKED = "the last chunk is marked as the final response"
+    ERROR = "the model raises `Reply.error`"
     HANG = "nothing more comes, until the client leaves"
     LOST = "the server goes away: status UNAVAILABLE"
-    UNMARKED = "the server closes the stream without a mark of the end"
+    UNMARKED = "the server closes the stream without a final response"
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answer. Delays are seconds; bytes are for chunks that end within a character.
+    """The script of one answer.
+
+    Attributes:
+        chunks: texts; bytes for chunks that end within a character.
+        first_delay_s: seconds before the first chunk.
+        delay_s: seconds before each further chunk.
+        ending: how the answer ends.
+        error: message of the model, for `Ending.ERROR`.
+        code: status of that error, for clients that ask for one (header `triton_grpc_error`).
+        tokens_per_chunk: tokens that each chunk counts for.
+        log_probs: one per token; sent if the request asks for them.
+        logits: one row over the vocabulary per token; sent if the request asks for them.
+        token_ids: one per token; sent if the model has that output (`bls(token_ids=True)`).
+        input_tokens: tokens of the prompt, as the server counts them.
+        draft_tokens: tokens that a draft model proposed.
+        accepted_tokens: proposed tokens that were accepted.
 
     >>> Reply(["Hel", "lo"], delay_s=0.02, draft_tokens=4, accepted_tokens=3)      # doctest: +SKIP
     """
 
     chunks: Sequence[str | bytes] = ("Hello", " world")
     first_delay_s: float = 0.0
-    delay_s: float = 0.0  # before each further chunk
+    delay_s: float = 0.0
     ending: Ending = Ending.EMPTY
     error: str = "the model failed"
-    code: grpc.StatusCode = grpc.StatusCode.INTERNAL  # for clients that ask for it (`triton_grpc_error`)
+    code: grpc.StatusCode = grpc.StatusCode.INTERNAL
     tokens_per_chunk: int = 1
-    log_probs: Sequence[float] | None = None  # one a token; sent if the request asks for them
-    logits: Sequence[Sequence[float]] | None = None  # a row over the vocabulary for each token; as log_probs
-    token_ids: Sequence[int] | None = None  # one a token; sent if the model has that output
+    log_probs: Sequence[float] | None = None
+    logits: Sequence[Sequence[float]] | None = None
+    token_ids: Sequence[int] | None = None
     input_tokens: int = 5
     draft_tokens: int = 0
     accepted_tokens: int = 0
@@ -46,11 +69,144 @@ class Reply:
 
 @dataclass(slots=True)
 class Received:
-    """A request as the server saw it."""
+    """A request as the server received it.
+
+    Attributes:
+        request_id: as the client gave it.
+        prompt: the rendered prompt.
+        tensors: values of every input, flat: {"max_tokens": [64], "stream": [True], …}.
+        headers: gRPC metadata.
+        cancelled: set when the client leaves before the end.
+        finished: set when everything in the script has been sent.
+    """
 
     request_id: str
     prompt: str
-    tensors: Mapping[str, list[Any]]  # every input, flat: {"max_tokens": [64], "stream": [True], …}
+    tensors: Mapping[str, list[Any]]
     headers: Mapping[str, str]
-    cancelled: threading.Event = field(default_factory=threading.Event)  # the client left before the end
-    finished: threading.Event = field(default_factory=threading.Event)  # everything in the script was sent
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    finished: threading.Event = field(default_factory=threading.Event)
+
+
+def read_request(request: pb.ModelInferRequest, headers: Mapping[str, str]) -> Received:
+    """Decode the tensors of a request."""
+    tensors: dict[str, list[Any]] = {}
+    for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
+        text = tensor.datatype == "BYTES"
+        tensors[tensor.name] = (
+            [value.decode() for value in decode_bytes(raw)]
+            if text
+            else list(decode_numbers(tensor.datatype, raw))
+        )
+    return Received(request_id=request.id, prompt=tensors["text_input"][0], tensors=tensors, headers=headers)
+
+
+def stream_reply(
+    reply: Reply,
+    config: config_pb.ModelConfig,
+    request: pb.ModelInferRequest,
+    received: Received,
+    left: threading.Event,
+    context: Any,
+) -> Iterator[pb.ModelStreamInferResponse]:
+    """Yield the messages of a reply, each when it is due.
+
+    Args:
+        reply: the responses.
+        config: of the model that answers.
+        request: as it came.
+        received: the same, decoded; `finished` is set at the end.
+        left: set when the client has left; ends the reply.
+        context: of the gRPC call.
+    """
+    responses = _Responses(reply, config, request, received)
+    for message, delay_s in responses.messages():
+        if left.wait(delay_s) if delay_s else left.is_set():
+            return
+        yield message
+    match reply.ending:
+        case Ending.HANG:
+            left.wait()
+            return
+        case Ending.LOST:
+            received.finished.set()
+            context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        case Ending.ERROR if received.headers.get(_STATUS_HEADER) == "true":
+            received.finished.set()
+            context.abort(reply.code, reply.error)
+        case Ending.ERROR:
+            yield pb.ModelStreamInferResponse(
+                error_message=reply.error, infer_response=responses.response(final=True)
+            )
+        case Ending.EMPTY if responses.decoupled:
+            yield pb.ModelStreamInferResponse(infer_response=responses.response(final=True))
+    received.finished.set()
+
+
+class _Responses:
+    """Builds the responses of one reply for the layout of the model."""
+
+    def __init__(
+        self, reply: Reply, config: config_pb.ModelConfig, request: pb.ModelInferRequest, received: Received
+    ) -> None:
+        self._reply, self._request = reply, request
+        model = read_signature(config)
+        self.decoupled = model.decoupled
+        self._cumulative = model.cumulative
+        self._batched = model.batched
+        self._requested = {name for name, values in received.tensors.items() if values == [True]}
+        self._wanted = {tensor.name for tensor in request.outputs} or set(model.outputs)
+        self._outputs = model.outputs
+
+    def messages(self) -> Iterator[tuple[pb.ModelStreamInferResponse, float]]:
+        """Yield each response with the seconds to wait before it."""
+        reply = self._reply
+        texts = [chunk.encode() if isinstance(chunk, str) else chunk for chunk in reply.chunks]
+        per_chunk = reply.tokens_per_chunk
+        if not self.decoupled:
+            texts, per_chunk = [b"".join(texts)], per_chunk * len(texts)
+        log_probs, token_ids = iter(reply.log_probs or ()), iter(reply.token_ids or ())
+        logits = iter(reply.logits or ())
+        so_far = b""
+        for index, text in enumerate(texts):
+            so_far += text
+            last = index == len(texts) - 1
+            marked = last and (reply.ending is Ending.MARKED or not self.decoupled)
+            response = self.response(final=marked)
+            self._add(response, "text_output", "BYTES", [so_far if self._cumulative else text])
+            if "return_log_probs" in self._requested:
+                self._add(response, "output_log_probs", "FP32", list(islice(log_probs, per_chunk)))
+            if "return_generation_logits" in self._requested:
+                rows = islice(logits, per_chunk)
+                self._add(response, "generation_logits", "FP32", [value for row in rows for value in row])
+            self._add(response, "output_ids", "INT32", list(islice(token_ids, per_chunk)))
+            if "return_num_output_tokens" in self._requested:
+                self._add(response, "num_output_tokens", "INT32", [per_chunk])
+            if "return_num_input_tokens" in self._requested:
+                self._add(response, "num_input_tokens", "INT32", [reply.input_tokens])
+            if last and "return_perf_metrics" in self._requested:
+                self._add(response, "total_draft_tokens", "INT32", [reply.draft_tokens])
+                self._add(response, "total_accepted_draft_tokens", "INT32", [reply.accepted_tokens])
+            if last and "return_finish_reason" in self._requested:
+                self._add(response, "finish_reason", "BYTES", [b"stop"])
+            yield (
+                pb.ModelStreamInferResponse(infer_response=response),
+                reply.delay_s if index else reply.first_delay_s,
+            )
+
+    def response(self, *, final: bool) -> pb.ModelInferResponse:
+        response = pb.ModelInferResponse(
+            model_name=self._request.model_name, model_version="1", id=self._request.id
+        )
+        response.parameters["triton_final_response"].bool_param = final
+        return response
+
+    def _add(
+        self, response: pb.ModelInferResponse, name: str, datatype: str, values: Sequence[bytes | int | float]
+    ) -> None:
+        if name in self._wanted and name in self._outputs and (values or name != "output_ids"):
+            # Texts have one dimension, with a batch, too.
+            batched = self._batched and name != "text_output"
+            shape = [1, len(values)] if batched else [len(values)]
+            response.outputs.add(name=name, datatype=datatype, shape=shape)
+            response.raw_output_contents.append(encode(datatype, values))

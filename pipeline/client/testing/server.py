@@ -12,17 +12,23 @@ import grpc
 from tritonclient.grpc import model_config_pb2 as config_pb
 from tritonclient.grpc import service_pb2 as pb
 
-from pipeline.client.testing.models import admission_fault, bls, datatype
-from pipeline.client.testing.play import play, read_request
-from pipeline.client.testing.reply import Received, Reply
+from pipeline.client.tensors import datatype_name
+from pipeline.client.testing.models import admission_fault, bls
+from pipeline.client.testing.reply import Received, Reply, read_request, stream_reply
 
 _STREAMS_AT_ONCE = 512
 
 
 class FakeServer:
-    """Answers each request with the one script, the next of several (round and round), or what a function returns.
+    """Triton as a client sees it, on 127.0.0.1, with scripted answers. Starts and stops in a `with` block.
 
-    `requests` tells what came. Requests on one stream are answered one after the other.
+    Requests on one stream are answered one after the other.
+
+    Attributes:
+        url: host:port.
+        port: of the gRPC service.
+        config: configuration of the model.
+        requests: the requests that were let in, in order.
 
     >>> with FakeServer([Reply(["first"]), Reply(["second"])]) as server:
     ...     server.url.split(":")[0]
@@ -34,9 +40,17 @@ class FakeServer:
         reply: Reply | Sequence[Reply] | Callable[[Received], Reply] = Reply(),  # noqa: B008  (frozen)
         *,
         model: config_pb.ModelConfig | None = None,
-        port: int = 0,  # any that is free
-        credentials: grpc.ServerCredentials | None = None,  # with them it speaks TLS
+        port: int = 0,
+        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
+        """Bind a port; `with` starts to answer.
+
+        Args:
+            reply: script of every answer, scripts that take turns, or a function from request to script.
+            model: configuration of the model, made by `bls` (the default) or `llmapi`.
+            port: of the gRPC service; 0 is any that is free.
+            credentials: for TLS.
+        """
         self.config = model or bls()
         self.requests: list[Received] = []
         self._reply = reply
@@ -61,7 +75,7 @@ class FakeServer:
         self.stop()
 
     def stop(self) -> None:
-        """Close every connection at once, in the middle of answers too; returns when the port is free."""
+        """Close every connection at once, even in the middle of answers; return when the port is free."""
         self._server.stop(grace=None).wait()
 
     def _handlers(self) -> Any:
@@ -110,7 +124,7 @@ class FakeServer:
         reply = pb.ModelMetadataResponse(name=self.config.name, versions=["1"], platform="python")
         for side, tensors in ((reply.inputs, self.config.input), (reply.outputs, self.config.output)):
             for tensor in tensors:
-                side.add(name=tensor.name, datatype=datatype(tensor.data_type), shape=tensor.dims)
+                side.add(name=tensor.name, datatype=datatype_name(tensor.data_type), shape=tensor.dims)
         return reply
 
     def _infer(self, request: pb.ModelInferRequest, context: Any) -> pb.ModelInferResponse:
@@ -139,7 +153,7 @@ class FakeServer:
         context.add_callback(left.set)
         self.requests.append(received)
         try:
-            yield from play(self._choose(received), self.config, request, received, left, context)
+            yield from stream_reply(self._choose(received), self.config, request, received, left, context)
         finally:
             if not received.finished.is_set():
                 received.cancelled.set()

@@ -1,1 +1,1 @@
-"""Calls of tools: how the families of models write them, and how they are read out of an answer as it comes."""
+"""Tool calls: what a request allows (`choice`), how models write calls (`dialects`), calls in a stream (`parser`)."""

@@ -1,7 +1,7 @@
-"""`tool_choice`: which tools the model is told of, and whether it must call one.
+"""`tools` and `tool_choice`: which tools stand in the prompt, and whether the model must call one.
 
-`required` and a named function are kept by the engine itself: its answer is guided to be one call. Where it has no
-guided decoding they are refused, because asking nicely is not the same.
+`required` and a named function are enforced by guided decoding: the answer is one call. Where the engine has no guided
+decoding they are refused, because a prompt alone enforces nothing.
 """
 
 from __future__ import annotations
@@ -13,59 +13,60 @@ from typing import Any
 
 from pipeline.client import ChatTemplate, Sampling
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.response_format import checked
+from pipeline.gateway.response_format import check_json_schema
 from pipeline.gateway.schema import ChatRequest
-from pipeline.gateway.tools.dialect import FORCED, Dialect, dialect_of, takes_tools
-from pipeline.gateway.tools.reader import CallReader
+from pipeline.gateway.tools.dialects import FORCED, ToolDialect, dialect_of, takes_tools
+from pipeline.gateway.tools.parser import ToolCallParser
 
 
 @dataclass(frozen=True, slots=True)
-class Toolbox:
-    """The tools of one request."""
+class RequestTools:
+    """Tools of one request."""
 
     tools: Sequence[Mapping[str, Any]] = ()
-    dialect: Dialect | None = None  # None: the answer is not read for calls
-    guide: str | None = None  # JSON schema of the call that has to come
-    most: int | None = None  # calls in one answer
+    dialect: ToolDialect | None = None  # None: answers are not parsed for calls
+    guide: str | None = None  # JSON schema of the call that the model must make
+    max_calls: int | None = None  # in one answer
 
-    def reader(self) -> CallReader | None:
-        """For one answer."""
+    def parser(self) -> ToolCallParser | None:
+        """Make the parser of one answer; None if answers are not parsed for calls."""
         if self.dialect is None or not self.tools:
             return None
-        return CallReader(self.dialect, self.tools, most=self.most)
+        return ToolCallParser(self.dialect, self.tools, max_calls=self.max_calls)
 
     @property
     def sampling(self) -> Sampling:
-        """What the engine has to keep to."""
+        """Sampling parameters that enforce the call, if one must be made."""
         return {} if self.guide is None else {"guide_type": "json_schema", "guide": self.guide}
 
 
-def toolbox(request: ChatRequest, template: ChatTemplate | None) -> Toolbox:
-    """
+def resolve_tools(request: ChatRequest, template: ChatTemplate | None) -> RequestTools:
+    """Check the tools of a request, and how they may be called.
+
     Raises:
-        ApiError: 400, for tools that are none, or that the model's template does not know of.
+        ApiError: 400, for a malformed tool or choice, or if the model's template takes no tools.
     """
     tools = request.tools or []
     choice = request.tool_choice if request.tool_choice is not None else "auto"
     if not tools:
         if choice not in ("auto", "none"):
             raise _refused("'tool_choice' is only allowed when 'tools' are specified", "tool_choice")
-        return Toolbox()
+        return RequestTools()
     names = [_name(tool, index) for index, tool in enumerate(tools)]
     if choice == "none":
-        return Toolbox()
+        return RequestTools()
     if template is not None and not takes_tools(template):
         raise _refused("tools: the chat template of this model takes none", "tools")
-    most = 1 if request.parallel_tool_calls is False else None
+    max_calls = 1 if request.parallel_tool_calls is False else None
     if choice == "auto":
-        return Toolbox(tools, dialect_of(template), most=most)
+        return RequestTools(tools, dialect_of(template), max_calls=max_calls)
     wanted = range(len(tools)) if choice == "required" else [names.index(_chosen(choice, names))]
     for index in wanted:
-        checked(
+        check_json_schema(
             tools[index]["function"].get("parameters") or {}, f"tools.{index}.function.parameters", "tools"
         )
-    schemas = [_schema(tools[index]["function"], f"#/anyOf/{at}") for at, index in enumerate(wanted)]
-    return Toolbox(tools, FORCED, guide=json.dumps({"anyOf": schemas}), most=most)
+    schemas = [_call_schema(tools[index]["function"], f"#/anyOf/{at}") for at, index in enumerate(wanted)]
+    return RequestTools(tools, FORCED, guide=json.dumps({"anyOf": schemas}), max_calls=max_calls)
 
 
 def _name(tool: Mapping[str, Any], index: int) -> str:
@@ -87,27 +88,27 @@ def _chosen(choice: str | Mapping[str, Any], names: Sequence[str]) -> str:
     return str(name)
 
 
-def _schema(function: Mapping[str, Any], at: str) -> dict[str, Any]:
-    """Of a call; `at`: where it lies in the whole schema, as a JSON pointer."""
+def _call_schema(function: Mapping[str, Any], at: str) -> dict[str, Any]:
+    """JSON schema of a call, whose place in the whole schema is the JSON pointer `at`."""
     parameters = function.get("parameters") or {"type": "object"}
     return {
         "type": "object",
         "properties": {
             "name": {"const": function["name"]},
-            "arguments": _moved(parameters, f"{at}/properties/arguments"),
+            "arguments": _with_moved_references(parameters, f"{at}/properties/arguments"),
         },
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
 
 
-def _moved(schema: Any, to: str) -> Any:
-    """A schema whose references into itself hold at another place of a larger one."""
+def _with_moved_references(schema: Any, to: str) -> Any:
+    """Move a schema into a larger one, to the JSON pointer `to`: its references into itself are rewritten."""
     if isinstance(schema, list):
-        return [_moved(part, to) for part in schema]
+        return [_with_moved_references(part, to) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {key: _moved(value, to) for key, value in schema.items()}
+    moved = {key: _with_moved_references(value, to) for key, value in schema.items()}
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#"):
         moved["$ref"] = to + reference[1:]

@@ -218,6 +218,7 @@ def test_the_embedded_engine_takes_what_its_limits_need() -> None:
 
 
 def test_the_embedded_engine_s_own_bound_is_the_one_that_is_planned_with() -> None:
+    pytest.importorskip("openvino")
     from pipeline.runtimes.cpu.engine import core
 
     assert engine_memory.cpu_pool_bytes() == core._DEFAULT_CACHE_BYTES

@@ -53,7 +53,7 @@ class PagedModel:
         facts = json.loads((folder / FACTS_FILE).read_text(encoding="utf-8"))
         self.max_positions: int = facts["max_position_embeddings"]
         self.vocab_size: int = facts["vocab_size"]
-        with _signal_stack_kept():
+        with signal_stack_kept():
             core = ov.Core()
             model = core.read_model(folder / MODEL_FILE)
             paged_attention_transformation(model)
@@ -152,7 +152,7 @@ class _SignalStack(ctypes.Structure):
 
 
 @contextmanager
-def _signal_stack_kept() -> Iterator[None]:
+def signal_stack_kept() -> Iterator[None]:
     """This thread's alternate stack for signal handlers is the same afterwards as before.
 
     OpenVINO's CPU plugin sets one of its own and frees it with the last model, but takes it back only if models go in

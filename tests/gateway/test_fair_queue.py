@@ -1,4 +1,4 @@
-"""Properties of admission, by a clock of the tests' own: who runs when, whatever arrives and whoever leaves."""
+"""Properties of queue, by a clock of the tests' own: who runs when, whatever arrives and whoever leaves."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.queue import Admission
+from pipeline.gateway.limits import FairQueue
 
 S_PER_TOKEN = 0.01
 PAUSES = st.lists(
@@ -29,19 +30,19 @@ async def settle() -> None:
 async def order_of(requests: Sequence[tuple[float, int]]) -> list[int]:
     """In which order requests of (time of arrival, tokens) run, if the only place is free when all have come."""
     now, ran = [0.0], list[int]()
-    admission = Admission(1, max_waiting=100, s_per_token=S_PER_TOKEN, clock=lambda: now[0])
+    queue = FairQueue(1, max_waiting=100, s_per_token=S_PER_TOKEN, clock=lambda: now[0])
 
     async def ask(index: int) -> None:
-        async with admission.place(requests[index][1]):
+        async with queue.slot(requests[index][1]):
             ran.append(index)
 
     tasks = []
-    async with admission.place(1):
+    async with queue.slot(1):
         for index, (arrival, _) in enumerate(requests):
             now[0] = arrival
             tasks.append(asyncio.create_task(ask(index)))
             await settle()
-        assert admission.waiting == len(requests)
+        assert queue.waiting == len(requests)
     await asyncio.gather(*tasks)
     return ran
 
@@ -74,8 +75,8 @@ def test_tenants_take_turns_whatever_each_of_them_asks(requests: list[tuple[str,
     """While several wait, none has two places more than another; of one tenant the shorter run first."""
 
     async def run() -> None:
-        admission, running, ran = (
-            Admission(places, max_waiting=100, clock=lambda: 0.0),
+        queue, running, ran = (
+            FairQueue(places, max_waiting=100, clock=lambda: 0.0),
             Counter[str](),
             list[int](),
         )
@@ -83,7 +84,7 @@ def test_tenants_take_turns_whatever_each_of_them_asks(requests: list[tuple[str,
 
         async def ask(index: int) -> None:
             tenant, tokens = requests[index]
-            async with admission.place(tokens, tenant):
+            async with queue.slot(tokens, tenant):
                 waiting[tenant] -= 1
                 running[tenant] += 1
                 ran.append(index)
@@ -94,7 +95,7 @@ def test_tenants_take_turns_whatever_each_of_them_asks(requests: list[tuple[str,
 
         async with AsyncExitStack() as stack:
             for _ in range(places):
-                await stack.enter_async_context(admission.place(1, "somebody"))
+                await stack.enter_async_context(queue.slot(1, "somebody"))
             tasks = [asyncio.create_task(ask(index)) for index in range(len(requests))]
             await settle()
         await asyncio.gather(*tasks)
@@ -108,21 +109,21 @@ def test_tenants_take_turns_whatever_each_of_them_asks(requests: list[tuple[str,
 
 def test_of_a_full_queue_the_tenant_with_the_most_gives_way() -> None:
     async def run() -> None:
-        admission, refused = Admission(1, max_waiting=4), list[str]()
+        queue, refused = FairQueue(1, max_waiting=4), list[str]()
 
         async def ask(tenant: str) -> None:
             try:
-                async with admission.place(1, tenant):
+                async with queue.slot(1, tenant):
                     pass
             except ApiError:
                 refused.append(tenant)
 
-        async with admission.place(1, "a"):
+        async with queue.slot(1, "a"):
             tasks = [asyncio.create_task(ask(tenant)) for tenant in "aaaabcdab"]
             await settle()
             assert sorted(refused) == ["a", "a", "a", "a", "b"]
         await asyncio.gather(*tasks)
-        assert (len(refused), admission.running, admission.waiting) == (5, 0, 0)
+        assert (len(refused), queue.running, queue.waiting) == (5, 0, 0)
 
     asyncio.run(run())
 
@@ -135,13 +136,13 @@ def test_of_a_full_queue_the_tenant_with_the_most_gives_way() -> None:
 )
 def test_places_are_never_lost_nor_given_twice(places: int, steps: list[tuple[str, int]]) -> None:
     async def run() -> None:
-        admission = Admission(places, max_waiting=5)
+        queue = FairQueue(places, max_waiting=5)
         asked: list[tuple[asyncio.Task[None], asyncio.Event]] = []
         running, refused = set[int](), list[tuple[int, bool]]()
 
         async def ask(number: int, finish: asyncio.Event) -> None:
             try:
-                async with admission.place(number + 1, str(number % 3)):
+                async with queue.slot(number + 1, str(number % 3)):
                     running.add(number)
                     assert len(running) <= places
                     try:
@@ -160,13 +161,51 @@ def test_places_are_never_lost_nor_given_twice(places: int, steps: list[tuple[st
             elif asked:
                 asked[number % len(asked)][0].cancel()
             await settle()
-            assert admission.running == len(running)
-            assert not admission.waiting or admission.running == places, "nobody waits while a place is free"
+            assert queue.running == len(running)
+            assert not queue.waiting or queue.running == places, "nobody waits while a place is free"
         for _, finish in asked:
             finish.set()
         ends = await asyncio.gather(*(task for task, _ in asked), return_exceptions=True)
         assert all(end is None or isinstance(end, asyncio.CancelledError) for end in ends)
-        assert (admission.running, admission.waiting, admission.turned_away) == (0, 0, len(refused))
+        assert (queue.running, queue.waiting, queue.refused) == (0, 0, len(refused))
         assert set(refused) <= {(429, True)}
+
+    asyncio.run(run())
+
+
+def test_whoever_gives_up_waiting_frees_the_place_for_the_next() -> None:
+    async def run() -> None:
+        queue = FairQueue(1, max_waiting=2)
+
+        async def ask() -> None:
+            async with queue.slot(1):
+                await asyncio.sleep(0)
+
+        async with queue.slot(1):
+            first, second = asyncio.create_task(ask()), asyncio.create_task(ask())
+            await asyncio.sleep(0)
+            with pytest.raises(ApiError) as refused:
+                await queue._acquire(1)
+            assert refused.value.status == 429
+            assert refused.value.retry_after_s is not None
+            first.cancel()
+            await asyncio.sleep(0)
+            assert queue.waiting == 1
+        await asyncio.wait_for(second, 1)
+        assert (queue.running, queue.waiting) == (0, 0)
+
+    asyncio.run(run())
+
+
+def test_cancelled_at_the_moment_of_admission_loses_no_place() -> None:
+    async def run() -> None:
+        queue = FairQueue(1, max_waiting=2)
+        async with queue.slot(1):
+            task = asyncio.create_task(queue._acquire(1))
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert queue.running == 0
 
     asyncio.run(run())

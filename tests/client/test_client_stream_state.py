@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,19 +20,19 @@ from pipeline.client import (
     ServerFailed,
     Stats,
     percentile,
-    wire,
 )
-from pipeline.client.exchange import Exchange
-from pipeline.client.model import read_model
+from pipeline.client.sampling import read_sampling
+from pipeline.client.stream_state import StreamState, TopLogProbsRequest
+from pipeline.client.tensors import encode, read_signature
 from pipeline.client.testing import bls, llmapi
 
 NASTY = ["", "a", "안녕하세요", "Grüße 👩‍👩‍👧 \n", "   leading", "�really�", "\r\n\t"]
 TEXTS = st.one_of(st.sampled_from(NASTY), st.text(max_size=60))
 
 
-def exchange(*, cumulative: bool = False, max_tokens: int | None = 100) -> Exchange:
-    model = read_model(bls(cumulative=cumulative))
-    return Exchange(model, url="host:1", request_id="r1", max_tokens=max_tokens)
+def new_state(*, cumulative: bool = False, max_tokens: int | None = 100) -> StreamState:
+    model = read_signature(bls(cumulative=cumulative))
+    return StreamState(model, url="host:1", request_id="r1", max_tokens=max_tokens)
 
 
 def message(
@@ -42,10 +44,10 @@ def message(
     response.parameters["triton_final_response"].bool_param = final
     if text is not None:
         response.outputs.add(name="text_output", datatype="BYTES", shape=shape)
-        response.raw_output_contents.append(wire.encode("BYTES", [text]))
+        response.raw_output_contents.append(encode("BYTES", [text]))
     for name, value in counts.items():
         response.outputs.add(name=name, datatype="INT32", shape=[1, 1])
-        response.raw_output_contents.append(wire.encode("INT32", [value]))
+        response.raw_output_contents.append(encode("INT32", [value]))
     return reply
 
 
@@ -54,8 +56,8 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[start:end] for start, end in itertools.pairwise(edges)]
 
 
-def play(run: Exchange, messages: list[pb.ModelStreamInferResponse]) -> list[Chunk]:
-    received = [run.receive(entry) for entry in messages]
+def receive_all(state: StreamState, messages: list[pb.ModelStreamInferResponse]) -> list[Chunk]:
+    received = [state.receive(entry) for entry in messages]
     return [chunk for chunk in received if chunk is not None]
 
 
@@ -68,9 +70,9 @@ def test_chunks_join_to_the_text_wherever_it_is_cut(
         messages[-1].infer_response.parameters["triton_final_response"].bool_param = True
     else:
         messages.append(message(final=True))
-    run = exchange()
-    chunks = play(run, messages)
-    assert "".join(chunk.text for chunk in chunks) == run.text == text
+    state = new_state()
+    chunks = receive_all(state, messages)
+    assert "".join(chunk.text for chunk in chunks) == state.text == text
     assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
     assert [chunk.finish_reason is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert all(chunk.text for chunk in chunks[:-1])
@@ -85,67 +87,70 @@ def test_cumulative_text_becomes_the_same_chunks(text: str, cuts: list[int], mar
     messages = messages[:-1] + (
         [message(data, final=True)] if mark_last else [message(data), message(final=True)]
     )
-    run = exchange(cumulative=True)
-    chunks = play(run, messages)
-    assert "".join(chunk.text for chunk in chunks) == run.text == text
+    state = new_state(cumulative=True)
+    chunks = receive_all(state, messages)
+    assert "".join(chunk.text for chunk in chunks) == state.text == text
 
 
 def test_a_model_that_does_not_accumulate_as_it_says_is_found_out() -> None:
-    run = exchange(cumulative=True)
-    run.receive(message(b"Hello"))
+    state = new_state(cumulative=True)
+    state.receive(message(b"Hello"))
     with pytest.raises(ServerFailed, match="does not repeat the text so far"):
-        run.receive(message(b" world"))
+        state.receive(message(b" world"))
 
 
 def test_the_llmapi_model_accumulates_and_tells_the_reason() -> None:
-    run = Exchange(read_model(llmapi()), url="", request_id="", max_tokens=None)
+    state = StreamState(read_signature(llmapi()), url="", request_id="", max_tokens=None)
     last = message(b"Hello", final=True)
     last.infer_response.outputs.add(name="finish_reason", datatype="BYTES", shape=[1])
-    last.infer_response.raw_output_contents.append(wire.encode("BYTES", ["length"]))
-    chunks = play(run, [message(b"Hel"), last])
+    last.infer_response.raw_output_contents.append(encode("BYTES", ["length"]))
+    chunks = receive_all(state, [message(b"Hel"), last])
     assert [chunk.text for chunk in chunks] == ["Hel", "lo"]
-    assert run.finish_reason == "length"
+    assert state.finish_reason == "length"
 
 
 @pytest.mark.parametrize(("max_tokens", "reason"), [(3, "length"), (4, "stop"), (None, "unknown")])
 def test_the_reason_follows_from_the_count(max_tokens: int | None, reason: str) -> None:
-    run = exchange(max_tokens=max_tokens)
-    play(run, [message(b"a", num_output_tokens=2), message(b"b", num_output_tokens=1), message(final=True)])
-    assert run.finish_reason == reason
-    assert run.stats().output_tokens == 3
+    state = new_state(max_tokens=max_tokens)
+    receive_all(
+        state, [message(b"a", num_output_tokens=2), message(b"b", num_output_tokens=1), message(final=True)]
+    )
+    assert state.finish_reason == reason
+    assert state.stats().output_tokens == 3
 
 
 def test_a_count_that_comes_once_is_the_total() -> None:
-    run = exchange()
-    play(
-        run, [message(b"a"), message(b"b"), message(b"", final=True, num_output_tokens=7, num_input_tokens=5)]
+    state = new_state()
+    receive_all(
+        state,
+        [message(b"a"), message(b"b"), message(b"", final=True, num_output_tokens=7, num_input_tokens=5)],
     )
-    assert run.stats().output_tokens == 7
-    assert run.stats().input_tokens == 5
-    assert run.stats().chunks == 2
+    assert state.stats().output_tokens == 7
+    assert state.stats().input_tokens == 5
+    assert state.stats().chunks == 2
 
 
 def test_without_any_count_nothing_is_claimed() -> None:
-    run = exchange()
-    play(run, [message(b"a"), message(b"b"), message(final=True)])
-    assert run.finish_reason == "unknown"
-    assert run.stats().output_tokens is None
-    assert run.stats().tpot_ms is None
+    state = new_state()
+    receive_all(state, [message(b"a"), message(b"b"), message(final=True)])
+    assert state.finish_reason == "unknown"
+    assert state.stats().output_tokens is None
+    assert state.stats().tpot_ms is None
 
 
 def test_held_back_text_counts_as_a_token_but_gives_no_chunk() -> None:
-    run = exchange()
-    assert run.receive(message(b"")) is None
-    assert run.started
-    assert run.stats().ttft_ms is not None
+    state = new_state()
+    assert state.receive(message(b"")) is None
+    assert state.started
+    assert state.stats().ttft_ms is not None
 
 
 def test_an_empty_answer_still_has_its_time() -> None:
-    run = exchange()
-    run.sent()
-    (chunk,) = play(run, [message(final=True)])
+    state = new_state()
+    state.start_clock()
+    (chunk,) = receive_all(state, [message(final=True)])
     assert chunk == Chunk("", 0, "unknown")
-    assert run.stats().ttft_ms == run.stats().total_ms
+    assert state.stats().ttft_ms == state.stats().total_ms
 
 
 @pytest.mark.parametrize(
@@ -167,12 +172,12 @@ def test_errors_in_messages(text: str, marked: bool, kind: type[ClientError]) ->
     error = pb.ModelStreamInferResponse(error_message=text)
     if marked:
         error.infer_response.parameters["triton_final_response"].bool_param = True
-    run = exchange()
+    state = new_state()
     with pytest.raises(kind) as caught:
-        run.receive(error)
+        state.receive(error)
     assert "\n" not in str(caught.value)
     assert caught.value.request_id == "r1"
-    assert run.stats().total_ms is not None
+    assert state.stats().total_ms is not None
 
 
 def test_figures() -> None:
@@ -195,5 +200,51 @@ def test_figures() -> None:
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.floats(0, 100))
 def test_percentile_is_that_of_numpy(values: list[float], percent: float) -> None:
-    np = pytest.importorskip("numpy")
     assert percentile(values, percent) == pytest.approx(float(np.percentile(values, percent)), abs=1e-6)
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    positions=st.integers(1, 3),
+    vocabulary=st.integers(1, 6000),
+    k=st.integers(1, 20),
+    temperature=st.floats(0.1, 3),
+)
+def test_top_log_probs_are_the_greatest_of_the_softmax(
+    seed: int, positions: int, vocabulary: int, k: int, temperature: float
+) -> None:
+    """Rounded, so that many are equal: of those, the first come first."""
+    logits = (
+        np.random.default_rng(seed).normal(0, 4, (1, 1, positions, vocabulary)).round(1).astype(np.float32)
+    )
+    found = TopLogProbsRequest(k, temperature).read("FP32", logits.tobytes(), positions)
+    assert len(found) == positions
+    for row, pairs in zip(logits[0, 0].astype(float), found, strict=True):
+        order = np.lexsort((np.arange(vocabulary), -row))[:k]
+        log_probs = row / temperature - np.logaddexp.reduce(row / temperature)
+        assert [id for id, _ in pairs] == order.tolist()
+        assert [value for _, value in pairs] == pytest.approx(log_probs[order], abs=1e-5)
+
+
+def test_logits_in_half_precision() -> None:
+    (pairs,) = TopLogProbsRequest(1).read("FP16", np.zeros((1, 1, 1, 4), np.float16).tobytes(), 1)
+    assert pairs == ((0, pytest.approx(math.log(1 / 4))),)
+
+
+def test_no_tokens_no_top_log_probs() -> None:
+    assert TopLogProbsRequest(3).read("FP32", b"", 0) == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({}, "needs log_probs = True"),
+        ({"log_probs": True, "presence_penalty": 0.5}, "cannot be told with presence_penalty = 0.5"),
+        ({"log_probs": True, "bad_words": "x"}, "cannot be told with bad_words"),
+        ({"log_probs": True, "guide_type": "json"}, "cannot be told with guide_type"),
+    ],
+)
+def test_what_top_log_probs_do_not_go_with(fields: dict[str, object], problem: str) -> None:
+    with pytest.raises(Refused, match=f"top_log_probs: {problem}"):
+        read_sampling({"top_log_probs": 3, **fields})
+    read_sampling({"top_log_probs": 3, "log_probs": True, "presence_penalty": 0, "min_tokens": 0})

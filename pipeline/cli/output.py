@@ -1,0 +1,144 @@
+"""What every command prints in one way: notes, progress, JSON, columns, short paths; and the options that govern it.
+
+Results go to standard output, all else to standard error. `-q` leaves out notes and progress, `-v` writes out paths and
+what the parts log, `--no-color` (or $NO_COLOR, https://no-color.org) leaves out colours. The options may stand before
+or behind a command: `pipeline -q build tiny-cpu`, `pipeline build tiny-cpu -q`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from pipeline.progress import Progress
+
+_QUIET, _VERBOSE = "pipeline.quiet", "pipeline.verbose"  # keys of click's `Context.meta`
+
+
+def _set_quiet(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value:
+        context.meta[_QUIET] = True
+
+
+def _set_verbose(context: click.Context, _parameter: click.Parameter, count: int) -> None:
+    if count:
+        import logging
+
+        context.meta[_VERBOSE] = True
+        logging.basicConfig(format="%(name)s: %(message)s")
+        logging.getLogger("pipeline").setLevel(logging.INFO if count == 1 else logging.DEBUG)
+
+
+def _set_color(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value:
+        os.environ["NO_COLOR"] = "1"  # for rich, and for programs that are started
+    if os.environ.get("NO_COLOR"):
+        context.find_root().color = context.color = False
+
+
+def common_options() -> list[click.Option]:
+    """Make the options that every command has; their callbacks act, so that no command gets them as arguments."""
+    return [
+        click.Option(
+            ["-q", "--quiet"], is_flag=True, expose_value=False, callback=_set_quiet,
+            help="Print results and errors only.",
+        ),
+        click.Option(
+            ["-v", "--verbose"], count=True, expose_value=False, callback=_set_verbose,
+            help="Print whole paths and what the parts log; -vv prints details, too.",
+        ),
+        click.Option(
+            ["--no-color"], is_flag=True, expose_value=False, callback=_set_color,
+            help="Print without colours, as $NO_COLOR does.",
+        ),
+        click.Option(["--debug"], is_flag=True, expose_value=False, help="Show a traceback when something fails."),
+    ]  # fmt: skip
+
+
+def is_quiet() -> bool:
+    """Whether `-q` was given to the command that runs."""
+    return _has(_QUIET)
+
+
+def note(text: str) -> None:
+    """Print a line to standard error, unless `-q` was given."""
+    if not is_quiet():
+        click.echo(text, err=True)
+
+
+def reporter(*, silent: bool = False) -> Progress:
+    """Make the progress reporter of a command: live on a terminal, plain lines elsewhere.
+
+    Args:
+        silent: report nothing, as with `-q` (for `--json`).
+    """
+    from pipeline import progress
+
+    return progress.Silent() if silent or is_quiet() else progress.for_stream()
+
+
+def short_path(path: Path, store: Path | None = None) -> str:
+    """Shorten a path for people to read: `~` for the home folder; whole with `-v`.
+
+    Args:
+        path: an absolute path.
+        store: the root of a store that the user named (`--store`); what lies in it is written relative to it.
+    """
+    if _has(_VERBOSE):
+        return str(path)
+    if store is not None and path.is_relative_to(store):
+        return str(path.relative_to(store))
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) and home != Path("/") else str(path)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as indented JSON."""
+    import json
+
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_columns(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of equal length as aligned columns; on a terminal, lines that are too long end with an ellipsis."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print_cut("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def print_cut(line: str) -> None:
+    """Print a line; on a terminal, one that is too long ends with an ellipsis."""
+    width = output_width(sys.maxsize)
+    click.echo(line if len(line) <= width else line[: width - 1] + "…")
+
+
+def output_width(otherwise: int) -> int:
+    """Return the columns of the terminal that standard output is; `otherwise` if it is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else otherwise
+
+
+def print_rich(*renderables: Any, width: int = 160) -> None:
+    """Print tables of rich, without blanks at the ends of lines.
+
+    Args:
+        width: columns where standard output is no terminal.
+    """
+    from rich.console import Console
+
+    console = Console(width=output_width(width), highlight=False)
+    with console.capture() as captured:
+        for one in renderables:
+            console.print(one)
+    click.echo("\n".join(line.rstrip() for line in captured.get().strip("\n").splitlines()))
+
+
+def _has(key: str) -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(key))

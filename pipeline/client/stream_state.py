@@ -1,0 +1,272 @@
+"""State of one streamed answer: messages of the server in, chunks and statistics out.
+
+It does no I/O and knows no threads: `Stream` and `AsyncStream` read the connection and hand over each message, so that
+both give the same chunks, figures and errors. Written against Triton 24.10 (gRPC, `triton_final_response`) and
+TensorRT-LLM 0.19 to 1.2.
+"""
+
+from __future__ import annotations
+
+import codecs
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from tritonclient.grpc import service_pb2 as pb
+
+from pipeline.client.answer import Answer, Chunk, FinishReason, Stats, TopLogProbs
+from pipeline.client.errors import ClientError, ServerFailed, error_from_message, error_from_status
+from pipeline.client.request import LOG_PROBS, LOGITS, TOKEN_IDS
+from pipeline.client.tensors import ModelSignature, decode_bytes, decode_numbers
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_FINAL = "triton_final_response"
+_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
+_BLOCK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogProbsRequest:
+    """Top-k log-prob request, answered from the logits that a model returns with its answer.
+
+    The Triton models of TensorRT-LLM (0.19 to 1.2) have no output for top log probs. They return the log prob of the
+    chosen token and, if the engine was built to, the model's raw logits of all tokens (`generation_logits`). Divided
+    by the request's temperature these give the log probs, unless a penalty, a banned word, a minimum length or guided
+    decoding changes the distribution; `read_sampling` refuses such requests.
+
+    Attributes:
+        k: tokens per position, 1 or more.
+        temperature: divides the logits. Greedy requests use 1.
+    """
+
+    k: int
+    temperature: float = 1.0
+
+    def read(self, datatype: str, raw: bytes, positions: int) -> tuple[TopLogProbs, ...]:
+        """Compute the top log probs of each position.
+
+        Args:
+            datatype: FP32 or FP16.
+            raw: content of `generation_logits`, [1, 1, positions, vocabulary].
+            positions: number of tokens that the logits belong to.
+        """
+        import numpy as np
+
+        if not positions:
+            return ()
+        values = np.frombuffer(raw, np.float16 if datatype == "FP16" else np.float32)
+        return tuple(self._top(row) for row in values.reshape(positions, -1))
+
+    def _top(self, logits: npt.NDArray[Any]) -> TopLogProbs:
+        import numpy as np
+
+        # The k-th greatest of the blocks' maxima is a lower bound of the k-th greatest logit, so few tokens remain.
+        maxima = np.maximum.reduceat(logits, np.arange(0, len(logits), _BLOCK))
+        bound = np.partition(maxima, -self.k)[-self.k] if len(maxima) > self.k else -np.inf
+        ids = np.flatnonzero(logits >= bound)
+        ids = ids[np.lexsort((ids, -logits[ids]))][: self.k]
+        top = np.float32(logits[ids[0]])
+        weights = np.exp((logits.astype(np.float32) - top) / np.float32(self.temperature))
+        log_probs = (logits[ids].astype(np.float64) - top) / self.temperature - np.log(
+            weights.sum(dtype=np.float64)
+        )
+        return tuple(zip(ids.tolist(), log_probs.tolist(), strict=True))
+
+
+class StreamState:
+    """State of one answer, from sending the request to its end."""
+
+    def __init__(
+        self,
+        model: ModelSignature,
+        *,
+        url: str,
+        request_id: str,
+        max_tokens: int | None,
+        top_log_probs: TopLogProbsRequest | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.finish_reason: FinishReason | None = None
+        self._model = model
+        self._url = url
+        self._max_tokens = max_tokens
+        self._top_log_probs_request = top_log_probs
+        # A chunk may end within a character.
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._texts: list[str] = []
+        # Of a cumulative model: the text that has been handed on, and its end that may still change.
+        self._stable, self._unstable = "", ""
+        self._token_ids: list[int] = []
+        self._log_probs: list[float] = []
+        self._top_log_probs: list[TopLogProbs] = []
+        # Datatype and content, decoded when asked for. `num_output_tokens` comes with each response or once at the end.
+        self._counts: dict[str, tuple[str, bytes]] = {}
+        self._output_counts: list[tuple[str, bytes]] = []
+        self._server_reason = ""
+        self._index = 0
+        self._sent_at = time.perf_counter()
+        # When responses with content came.
+        self._times: list[float] = []
+        self._ended_at: float | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether any content has come."""
+        return bool(self._times)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer is complete."""
+        return self.finish_reason is not None
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._texts)
+
+    def start_clock(self, sent_at: float | None = None) -> None:
+        """Note when the request was first sent, by `time.perf_counter()`; None is now."""
+        self._sent_at = time.perf_counter() if sent_at is None else sent_at
+
+    def receive(self, message: pb.ModelStreamInferResponse) -> Chunk | None:
+        """Take in a message; return its chunk, or None if it brings nothing new.
+
+        Raises:
+            ClientError: the server reports an error.
+        """
+        response = message.infer_response
+        if message.error_message:
+            # Messages that come from a model have the mark, set or not; those of Triton's admission have none.
+            at_admission = _FINAL not in response.parameters
+            inputs = self._model.inputs
+            raise self.fail(
+                error_from_message(message.error_message, at_admission=at_admission, inputs=inputs)
+            )
+        now = time.perf_counter()
+        text, token_ids, log_probs, logits = "", None, None, None
+        for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+            name = tensor.name
+            if name == "text_output":
+                text = self._new_text(raw)
+            elif name == LOG_PROBS:
+                log_probs = decode_numbers(tensor.datatype, raw)
+                self._log_probs += log_probs
+            elif name == LOGITS:
+                logits = tensor.datatype, raw
+            elif name == TOKEN_IDS:
+                token_ids = tuple(int(token) for token in decode_numbers(tensor.datatype, raw))
+                self._token_ids += token_ids
+            elif name == "finish_reason":
+                self._server_reason = b"".join(decode_bytes(raw)).decode(errors="replace")
+            elif name == "num_output_tokens":
+                self._output_counts.append((tensor.datatype, raw))
+            else:
+                self._counts[name] = (tensor.datatype, raw)
+        # False where there is no mark.
+        final = response.parameters[_FINAL].bool_param
+        content = bool(text or token_ids or log_probs)
+        if content or not final or not self._times:
+            self._times.append(now)
+        if final:
+            text += self._unstable + self._utf8.decode(b"", final=True)
+            self._ended_at = now
+            self.finish_reason = self._reason()
+        elif not content:
+            return None
+        self._texts.append(text)
+        self._index += 1
+        tops = self._read_top_log_probs(logits, len(log_probs or ()))
+        return Chunk(text, self._index - 1, self.finish_reason, token_ids, log_probs, top_log_probs=tops)
+
+    def ended_early(self) -> ClientError:
+        """Return the error to raise when the server ends the call without an error, but before the final response."""
+        return self.fail(ServerFailed("the answer broke off: the server closed it before its end"))
+
+    def call_failed(self, error: grpc.RpcError) -> ClientError:
+        """Return the error to raise when the gRPC call fails."""
+        return self.fail(error_from_status(error, url=self._url, started=self.started))
+
+    def fail(self, error: ClientError) -> ClientError:
+        """Stop the clock; return the error with the id of this request."""
+        self._ended_at = self._ended_at or time.perf_counter()
+        error.request_id = self.request_id
+        return error
+
+    def stats(self) -> Stats:
+        """Return timing and token counts so far."""
+        times = self._times
+        ended = self._ended_at
+        return Stats(
+            ttft_ms=(times[0] - self._sent_at) * 1e3 if times else None,
+            itl_ms=tuple((later - earlier) * 1e3 for earlier, later in pairwise(times)),
+            total_ms=(ended - self._sent_at) * 1e3 if ended else None,
+            chunks=len(times),
+            input_tokens=self._count("num_input_tokens"),
+            output_tokens=self._output_tokens(),
+            draft_tokens=self._count("total_draft_tokens"),
+            accepted_tokens=self._count("total_accepted_draft_tokens"),
+        )
+
+    def answer(self) -> Answer:
+        """Return the complete answer, once `finished`."""
+        assert self.finish_reason is not None
+        return Answer(
+            text=self.text,
+            finish_reason=self.finish_reason,
+            stats=self.stats(),
+            request_id=self.request_id,
+            token_ids=tuple(self._token_ids) if TOKEN_IDS in self._model.outputs else None,
+            log_probs=tuple(self._log_probs) if self._log_probs else None,
+            top_log_probs=tuple(self._top_log_probs) if self._top_log_probs else None,
+        )
+
+    def _read_top_log_probs(
+        self, logits: tuple[str, bytes] | None, positions: int
+    ) -> tuple[TopLogProbs, ...] | None:
+        if logits is None or self._top_log_probs_request is None or not positions:
+            return None
+        tops = self._top_log_probs_request.read(*logits, positions)
+        self._top_log_probs += tops
+        return tops
+
+    def _new_text(self, raw: bytes) -> str:
+        values = decode_bytes(raw)
+        if not values:
+            return ""
+        if not self._model.cumulative:
+            return self._utf8.decode(values[0])
+        # A character that is not whole yet shows as U+FFFD at the end, and changes later.
+        full = values[0].decode(errors="replace")
+        stable = full.rstrip("�")
+        if not stable.startswith(self._stable):
+            message = f"model {self._model.name!r} does not repeat the text so far, though its configuration says so"
+            raise self.fail(ServerFailed(message))
+        new = stable[len(self._stable) :]
+        self._stable, self._unstable = stable, full[len(stable) :]
+        return new
+
+    def _count(self, name: str) -> int | None:
+        return _decode_count(*self._counts[name]) if name in self._counts else None
+
+    def _output_tokens(self) -> int | None:
+        if self._output_counts:
+            return sum(_decode_count(*count) for count in self._output_counts)
+        return len(self._token_ids) or len(self._log_probs) or None
+
+    def _reason(self) -> FinishReason:
+        if self._server_reason:
+            return _REASONS.get(self._server_reason, "unknown")
+        tokens = self._output_tokens()
+        if tokens is None or self._max_tokens is None:
+            return "unknown"
+        return "length" if tokens >= self._max_tokens else "stop"
+
+
+def _decode_count(datatype: str, raw: bytes) -> int:
+    """Decode a token count; upstream's `llmapi` model writes its figures as text."""
+    values = decode_bytes(raw) if datatype == "BYTES" else decode_numbers(datatype, raw)
+    return int(values[0]) if values else 0

@@ -1,0 +1,181 @@
+"""A deployed model as the gateway serves it: its client, chat template, tokenizer, queue and response cache."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.cache.aio import AsyncCachingClient
+from pipeline.cache.key import Origin
+from pipeline.cache.response_cache import ResponseCache
+from pipeline.cache.semantic.embedder import Embedder
+from pipeline.cache.semantic.layer import SemanticLayer
+from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Refused, Sampling
+from pipeline.client.prompt import render_prompt
+from pipeline.client.sampling import PARAMETERS
+from pipeline.errors import UserError
+from pipeline.gateway.embeddings import EmbeddingModel
+from pipeline.gateway.errors import ApiError
+from pipeline.gateway.limits import FairQueue
+from pipeline.models.chat_template import TemplateError
+from pipeline.triton.deployment import Deployment
+
+_log = logging.getLogger("pipeline.gateway")
+
+# Sampling parameter -> field of a request that sets it, and what the engine needs for it.
+_ENGINE_FEATURES = {
+    "guide_type": ("response_format or tool_choice", "guided decoding"),
+    "log_probs": ("logprobs", "log probabilities"),
+    "top_log_probs": ("top_logprobs or logprobs", "log probabilities but those of the chosen tokens"),
+    "stop": ("stop", "stop words"),
+    "bad_words": ("bad_words", "bad words"),
+    "seed": ("seed", "seeds"),
+    "presence_penalty": ("presence_penalty", "presence penalty"),
+    "frequency_penalty": ("frequency_penalty", "frequency penalty"),
+    "repetition_penalty": ("repetition_penalty", "repetition penalty"),
+    "min_tokens": ("min_tokens", "least number of tokens"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLimits:
+    """Longest prompt and answer of one request, in tokens."""
+
+    max_input_tokens: int
+    max_output_tokens: int
+    max_chars_per_token: int | None = (
+        None  # characters of a prompt that one token can stand for; None: any number
+    )
+
+
+@dataclass(slots=True)
+class ServedModel:
+    """One model that requests may name."""
+
+    name: str
+    created: int  # s since the epoch
+    deployment: str  # digest of the package
+    client: AsyncClient  # of its Triton servers, without the cache
+    template: ChatTemplate | None  # None: it completes texts only
+    tokenizer: Any  # `tokenizers.Tokenizer`
+    limits: TokenLimits
+    queue: FairQueue
+    cache: ResponseCache | None = None
+    embedder: EmbeddingModel | None = None
+    guided_decoding: bool = True  # whether its engine was started with it
+    returns_logits: bool = True  # whether its engine returns logits
+    _caching_clients: dict[str, AsyncCachingClient] = field(default_factory=dict)  # by tenant
+
+    @classmethod
+    def from_package(
+        cls, name: str, package: Path, urls: Sequence[str], *, cache: ResponseCache | None, max_waiting: int
+    ) -> ServedModel:
+        """Load the tokenizer and the limits of a packaged model.
+
+        Args:
+            name: Under which requests ask for it.
+            package: The folder of deployment.json.
+            urls: host:port of the gRPC of each Triton server that runs it.
+            cache: Response cache; None generates every answer.
+            max_waiting: How many requests may wait for a slot.
+
+        Raises:
+            UserError: its tokenizer cannot be read.
+        """
+        deployment = Deployment.load(package)
+        folder, limits = package / deployment.tokenizer_dir, deployment.limits
+        try:
+            prompts = PromptLimit.from_tokenizer(folder, limits.max_input_tokens)
+        except Refused as error:
+            raise UserError(str(error)) from error
+        template = load_chat_template(folder)
+        return cls(
+            name=name,
+            created=int((package / "deployment.json").stat().st_mtime),
+            deployment=deployment.digest,
+            client=AsyncClient(urls, model=deployment.entry_model, template=template),
+            template=template,
+            tokenizer=prompts.tokenizer,
+            limits=TokenLimits(
+                limits.max_input_tokens, limits.max_output_tokens, prompts.max_chars_per_token
+            ),
+            queue=FairQueue(limits.max_concurrency, max_waiting=max_waiting),
+            cache=cache,
+            embedder=semantic_embedder(cache),
+            guided_decoding=deployment.guided_decoding,
+            # Other engines return logits only if they were built to.
+            returns_logits=deployment.runtime == "cpu",
+        )
+
+    def client_for(self, tenant: str) -> AsyncClient | AsyncCachingClient:
+        """Return the client for a tenant's requests. Tenants share no cached answers."""
+        if self.cache is None:
+            return self.client
+        if tenant not in self._caching_clients:
+            origin = Origin(self.deployment, self.name, tenant)
+            self._caching_clients[tenant] = AsyncCachingClient(self.client, self.cache, origin)
+        return self._caching_clients[tenant]
+
+    def render_prompt(
+        self, prompt: str | Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[str, int]:
+        """Render a prompt by the chat template, and count its tokens. Safe to call from any thread.
+
+        Args:
+            prompt: A text, which stays as it is, or messages.
+            tools: Of the request.
+
+        Returns:
+            The text that the engine gets, and its number of tokens.
+
+        Raises:
+            PromptTooLong: the engine takes fewer tokens.
+            Refused: the template does not take the messages.
+        """
+        text, limits = render_prompt(prompt, self.template, tools), self.limits
+        limit = PromptLimit(self.tokenizer, limits.max_input_tokens, limits.max_chars_per_token)
+        return text, limit.check(text)
+
+    async def check_supported(self, sampling: Sampling) -> None:
+        """Check that the deployed engine has what a request asks for.
+
+        Raises:
+            ApiError: 400, with what it lacks.
+            ClientError: Triton does not answer which inputs the model has.
+        """
+        model = await self.client.model()
+        switches = {"guide_type": self.guided_decoding, "top_log_probs": self.returns_logits}
+        for name, (param, feature) in _ENGINE_FEATURES.items():
+            lacks = not switches.get(name, True)
+            if sampling.get(name) and (lacks or model.input_named(PARAMETERS[name].tensors) is None):
+                text = f"{param}: this deployment has no {feature}"
+                raise ApiError(400, text, param=param, code="unsupported_parameter")
+
+    async def aclose(self) -> None:
+        """Close all connections, and the cache."""
+        await self.client.aclose()
+        if self.cache is not None:
+            self.cache.close()
+
+
+def load_chat_template(tokenizer: Path) -> ChatTemplate | None:
+    """Load the chat template beside a packaged tokenizer.
+
+    Returns:
+        The template; None, with a warning in the log, if there is none that works: the model then completes texts only.
+    """
+    try:
+        return ChatTemplate.from_directory(tokenizer).compile()
+    except TemplateError as error:
+        _log.warning("no chats: %s", error)
+        return None
+
+
+def semantic_embedder(cache: ResponseCache | None) -> Embedder | None:
+    """Return the sentence encoder with which a cache compares questions, if it does."""
+    layer = None if cache is None else cache.semantic
+    embedder = layer.embedder if isinstance(layer, SemanticLayer) else None
+    return embedder if isinstance(embedder, Embedder) else None
