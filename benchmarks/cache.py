@@ -1,9 +1,10 @@
 """The response cache by itself: what a lookup and a store cost, and how well the index finds the nearest question.
 
-    python benchmarks/cache.py [--entries 10000] [--vectors 100000]
+    python benchmarks/cache.py [--entries 10000] [--vectors 100000] [--encoder FOLDER --pairs FILE]
 
-Vectors are random around topics, as embeddings of questions are; a query is a stored vector, moved a little. Times are
-medians of single calls, without the embedding.
+Vectors are random around topics, as embeddings of questions are; a query is a stored vector, moved a little. With
+--encoder and --pairs (see near_questions.py) they are embeddings of questions: about half of those in FILE are stored,
+and the others are searched for. Times are medians of single calls, without the embedding.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from pipeline.cache.backend import Capacity
 from pipeline.cache.entry import Entry, Piece
 from pipeline.cache.hot_tier import Recent
 from pipeline.cache.key import Origin, Question, ask
+from pipeline.cache.semantic.embedder import Embedder
 from pipeline.cache.sqlite import SqliteBackend
-from pipeline.cache.vectors import VectorIndex
+from pipeline.cache.tuning.pairs import read_pairs
+from pipeline.cache.vector_index import VectorIndex
 
 DIMENSIONS, TOPICS, QUERIES = 384, 2000, 1000
 
@@ -32,10 +35,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--entries", type=int, default=10_000)
     parser.add_argument("--vectors", type=int, default=100_000)
+    parser.add_argument("--encoder", type=Path)
+    parser.add_argument("--pairs", type=Path)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         exact(Path(folder) / "cache.db", chosen.entries)
-    nearest(chosen.vectors)
+    if chosen.encoder and chosen.pairs:
+        nearest(*embedded(chosen.encoder, chosen.pairs))
+    else:
+        nearest(*around_topics(chosen.vectors))
 
 
 def exact(file: Path, count: int) -> None:
@@ -61,18 +69,34 @@ def exact(file: Path, count: int) -> None:
     print(f"  on disk {size:,.0f} bytes an entry, {len(entry.raw):,} of them the answer")
 
 
-def nearest(count: int) -> None:
+def around_topics(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors and queries."""
     rng = np.random.default_rng(0)
     topics = rng.standard_normal((TOPICS, DIMENSIONS)).astype(np.float32)
     vectors = unit(topics[rng.integers(TOPICS, size=count)] + 0.7 * rng.standard_normal((count, DIMENSIONS)))
     moved = vectors[rng.integers(count, size=QUERIES)] + 0.02 * rng.standard_normal((QUERIES, DIMENSIONS))
-    queries = unit(moved)
-    index = VectorIndex(DIMENSIONS)
+    return vectors, unit(moved)
+
+
+def embedded(encoder: Path, pairs: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Questions that are stored, and others, as vectors."""
+    embedder = Embedder(encoder)
+    read = read_pairs(pairs.read_text(encoding="utf-8").splitlines())
+    texts = dict.fromkeys(text for pair in read for text in (pair.a, pair.b))
+    vectors = np.stack([vector for text in texts if (vector := embedder(text)) is not None])
+    shuffled = vectors[np.random.default_rng(0).permutation(len(vectors))]
+    half = (len(vectors) + 1) // 2
+    return shuffled[:half], shuffled[half:]
+
+
+def nearest(vectors: np.ndarray, queries: np.ndarray) -> None:
+    count = len(vectors)
+    index = VectorIndex(vectors.shape[1])
     began = time.perf_counter()
     index.add(np.arange(count), vectors)
     print(f"index of {count:,} vectors made in {time.perf_counter() - began:.1f} s")
     best = np.concatenate(
-        [np.argmax(queries[at : at + 50] @ vectors.T, axis=1) for at in range(0, QUERIES, 50)]
+        [np.argmax(queries[at : at + 50] @ vectors.T, axis=1) for at in range(0, len(queries), 50)]
     )
     found = [index.search(query, 4) for query in queries]
     recall = float(np.mean([hits[0][0] == wanted for hits, wanted in zip(found, best, strict=True)]))

@@ -12,7 +12,7 @@ import numpy as np
 from pipeline.cache.backend import ANY, EVERY, Candidate, Capacity, Fill, Kept, Vector, Which
 from pipeline.cache.entry import Entry
 from pipeline.cache.key import Question
-from pipeline.cache.vectors import VectorIndex
+from pipeline.cache.vector_index import VectorIndex
 
 
 @dataclass(slots=True)
@@ -62,8 +62,10 @@ class InMemoryBackend:
             return row.entry
 
     def put(self, question: Question, entry: Entry, vector: Vector | None = None) -> None:
-        row = _Row(next(self._ids), question, entry, entry.created, 0 if vector is None else 2 * len(vector))
         with self._lock:
+            row = _Row(
+                next(self._ids), question, entry, entry.created, 0 if vector is None else 2 * len(vector)
+            )
             self._drop([question.key])
             if row.bytes > self._capacity.bytes:
                 return

@@ -72,9 +72,9 @@ gpus_option = click.option(
 def _rules(_context: click.Context, _parameter: click.Parameter, names: tuple[str, ...]) -> frozenset[str]:
     if not names:
         return frozenset()
-    from pipeline.plan.preflight import allowance
+    from pipeline.plan.preflight import check_allowed
 
-    return allowance(names)
+    return check_allowed(names)
 
 
 allow_option = click.option(

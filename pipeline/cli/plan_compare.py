@@ -51,8 +51,8 @@ class Speed:
     output: Path | None
 
     def asked(self) -> Any:
-        """Read, with every fault at once by `plan.performance.workload.read_asked`."""
-        from pipeline.plan.performance.workload import read_asked
+        """Read the options, with every fault at once (`plan.performance.workload`)."""
+        from pipeline.plan.performance.workload import read_workload_options
 
         misplaced = {"--gpus": self.devices, "--output": self.output}
         faults = [
@@ -63,7 +63,7 @@ class Speed:
         if self.output is not None and self.output.suffix not in (".html", ".png"):
             faults.append(Fault("must end in .html or .png", key="--output", value=str(self.output)))
         try:
-            asked = read_asked(
+            asked = read_workload_options(
                 devices=self.devices,
                 prices=self.prices,
                 prompt_tokens=self.prompt_tokens,

@@ -15,7 +15,7 @@ from pipeline.errors import UserError
 from pipeline.recipe.quantization import Format, KvCacheFormat
 
 if TYPE_CHECKING:
-    from pipeline.plan.compatibility import Answer
+    from pipeline.plan.compatibility import Compatibility
 
 _FORMATS, _KV_CACHES = get_args(Format), get_args(KvCacheFormat)
 
@@ -50,13 +50,17 @@ def command(
     pipeline versions 1.2.1
     pipeline versions --check 1.2.1 --gpu b200-sxm-180g --quantization int4_awq
     """
-    from pipeline.plan.compatibility import ask
+    from pipeline.plan.compatibility import check_compatibility
 
     combining = bool(gpu or quantization != "none" or kv_cache != "auto")
     if check or combining:
         versions = (version,) if version else tuple(one.version for one in releases())
         runtimes: tuple[Track, ...] = (runtime,) if runtime else TRACKS
-        answers = [ask(one, kind, gpu, quantization, kv_cache) for one in versions for kind in runtimes]
+        answers = [
+            check_compatibility(one, kind, gpu, quantization, kv_cache)
+            for one in versions
+            for kind in runtimes
+        ]
         _print_answers(answers, as_json)
         if not any(answer.offered for answer in answers):
             sys.exit(UserError.exit_code)
@@ -119,7 +123,7 @@ def _row(one: Release) -> tuple[str, ...]:
     return (one.version, ", ".join(one.tracks), shown, tensorrt, *pins, oldest)
 
 
-def _print_answers(answers: list[Answer], as_json: bool) -> None:
+def _print_answers(answers: list[Compatibility], as_json: bool) -> None:
     if as_json:
         print_json([asdict(answer) | {"offered": answer.offered} for answer in answers])
         return

@@ -9,7 +9,7 @@ from pipeline.machine.disks import Disk
 from pipeline.machine.gpus import GpuSeen
 from pipeline.machine.inventory import Inventory
 from pipeline.machine.topology import Topology
-from pipeline.plan.gpu_names import contract_name
+from pipeline.plan.machine_facts import contract_name
 from pipeline.store import human_bytes
 
 _LEAST_SHM = 1 << 30  # Docker's own default is 64 MiB

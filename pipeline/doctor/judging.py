@@ -20,7 +20,7 @@ from pipeline.plan.model_facts import known_models
 from pipeline.plan.parallelism import parallelism
 from pipeline.plan.plan import TARGET
 from pipeline.plan.preflight import Finding, findings
-from pipeline.plan.preflight.context import subject
+from pipeline.plan.preflight.context import make_context
 from pipeline.plan.preflight.needs import needs_of, to_build, to_serve
 from pipeline.plan.preflight.run_rules import machine_findings
 from pipeline.recipe import Recipe
@@ -85,7 +85,7 @@ def judge(name: str, recipe: Recipe, of_recipe: tuple[Finding, ...], found: Foun
 
 def _findings(way: WayName, recipe: Recipe, found: Found) -> Iterator[Finding]:
     """What is to be said of this machine."""
-    facts, wanted = found.facts(recipe, way), needs_of(subject(recipe, known_models(recipe)))
+    facts, wanted = found.facts(recipe, way), needs_of(make_context(recipe, known_models(recipe)))
     if way == "build":
         if any(status >= _REFUSED for status in facts.hub.values()):
             asked = findings(recipe, machine=MachineFacts(hub=facts.hub))

@@ -15,7 +15,7 @@ from pipeline.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class CompatibilityIssue:
     """Something that speaks against a combination."""
 
     severity: Severity
@@ -24,35 +24,37 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Compatibility:
     """What is to be said of one combination."""
 
     version: str
     runtime: Track
     image: str | None  # of the container that would serve; None where there is none
-    reasons: tuple[Reason, ...]
+    reasons: tuple[CompatibilityIssue, ...]
 
     @property
     def offered(self) -> bool:
         return not any(reason.severity == "error" for reason in self.reasons)
 
 
-def ask(version: str, runtime: Track, on: str | None, form: str = "none", kv_cache: str = "auto") -> Answer:
+def check_compatibility(
+    version: str, runtime: Track, on: str | None, form: str = "none", kv_cache: str = "auto"
+) -> Compatibility:
     """All reasons at once. `on` is the name of a GPU (None: any), `form` and `kv_cache` are the recipe's words."""
     image, reasons = None, []
     try:
         require(version, runtime)
         image = container(version).image
     except UserError as error:
-        reasons.append(Reason("error", str(error), rule("release").sources))
+        reasons.append(CompatibilityIssue("error", str(error), rule("release").sources))
     if on is not None:
         try:
             findings = support(gpu(on), form, kv_cache, runtime, version if image else None)
-            reasons += [Reason(found.severity, found.reason, found.sources) for found in findings]
+            reasons += [CompatibilityIssue(found.severity, found.reason, found.sources) for found in findings]
         except UserError as error:
-            reasons.append(Reason("error", str(error), rule("gpu.known").sources))
+            reasons.append(CompatibilityIssue("error", str(error), rule("gpu.known").sources))
     kept: list[str] = rule("kvq.weight_combo").facts["kept_with"]
     if runtime == "tensorrt" and kv_cache == "fp8" and form not in kept:
         text = f"a KV cache of fp8 with weights of {form} leaves no reuse, no chunked context and no draft"
-        reasons.append(Reason("warning", text, rule("kvq.weight_combo").sources))
-    return Answer(version, runtime, image, tuple(reasons))
+        reasons.append(CompatibilityIssue("warning", text, rule("kvq.weight_combo").sources))
+    return Compatibility(version, runtime, image, tuple(reasons))

@@ -6,9 +6,12 @@ laptop is not judged by the laptop.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+from pipeline.contracts.gpus import Gpu, gpus
 
 # How two GPUs reach each other, as `nvidia-smi topo -m` abbreviates it, nearest first.
 #   NV   NVLink (NV# of the table: # is the number of links, kept in `GpuLink.lanes`)
@@ -88,3 +91,24 @@ class MachineFacts:
     docker: DockerFacts | None = None
     software: SoftwareFacts | None = None
     hub: Mapping[str, int] = field(default_factory=dict)  # repository -> HTTP status of its config.json
+
+
+def contract_name(seen: GpuFacts) -> str | None:
+    """The GPU's name in the contracts: same compute capability, its chip in the driver's name, nearest memory."""
+    pcie = "pcie" in _words(seen.name)
+    fitting = [known for known in gpus() if known.sm == seen.sm and is_chip(seen, known)]
+    nearest = min(
+        fitting,
+        key=lambda known: (abs(known.driver_mib - seen.memory_mib), pcie != ("pcie" in _words(known.name))),
+        default=None,
+    )
+    return nearest.name if nearest else None
+
+
+def is_chip(seen: GpuFacts, known: Gpu) -> bool:
+    """Whether the driver's name has all words of the chip's."""
+    return set(_words(known.chip)) <= set(_words(seen.name))
+
+
+def _words(name: str) -> list[str]:
+    return re.split(r"[\s-]+", name.lower())

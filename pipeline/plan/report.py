@@ -72,8 +72,8 @@ class Outlook:
 def _memory_words(memory: MemoryPlan | None) -> str:
     if memory is None:
         return "whether it fits is not known"
-    demand = memory.demand
-    held = f"{memory.sequences} x {demand.sequence_tokens} tokens at a time, {demand.concurrency} wanted"
+    spec = memory.spec
+    held = f"{memory.sequences} x {spec.sequence_tokens} tokens at a time, {spec.concurrency} wanted"
     short = -memory.tightest.headroom
     if memory.verdict == "does not fit" and short > 0:
         return f"does not fit: {short / 2**30:.1f} GiB too much on a GPU before any KV cache"

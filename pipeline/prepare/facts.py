@@ -23,11 +23,10 @@ from pipeline.machine.hub import read_hub
 from pipeline.machine.inventory import take
 from pipeline.machine.packages import pinned_version, version_of
 from pipeline.plan.machine_facts import DiskFacts, MachineFacts
-from pipeline.plan.model_facts import ModelFacts, checkpoints_of, facts_in, known_models
+from pipeline.plan.model_facts import ModelFacts, TokenizerFacts, checkpoints_of, facts_in, known_models
 from pipeline.plan.plan import DRAFT, Plan, Surroundings
-from pipeline.plan.preflight import Emission, Finding, findings
-from pipeline.plan.preflight.generated_config import DatasetFacts
-from pipeline.plan.tokenizer_facts import TokenizerFacts
+from pipeline.plan.preflight import Finding, GeneratedConfig, findings
+from pipeline.plan.preflight.context import DatasetFacts
 from pipeline.progress import Progress
 from pipeline.recipe import Checkpoint, CpuRuntime, HubSource, LocalSource, Recipe
 from pipeline.runtimes.base import Runtime, runtime_of
@@ -58,7 +57,7 @@ class RecipeFacts:
 
     recipe: Recipe
     models: Mapping[str, ModelFacts]  # role -> model
-    emitted: Emission
+    emitted: GeneratedConfig
 
     def findings(self, machine: MachineFacts | None = None) -> tuple[Finding, ...]:
         """All findings of preflight about the recipe. Pure.
@@ -74,7 +73,7 @@ def read_recipe_facts(recipe: Recipe) -> RecipeFacts:
     return RecipeFacts(recipe, known_models(recipe), read_settings(recipe))
 
 
-def read_settings(recipe: Recipe) -> Emission:
+def read_settings(recipe: Recipe) -> GeneratedConfig:
     """Have the runtime work out what it will write, and keep why it refuses to."""
     runtime, refusals = runtime_of(recipe), list[Fault]()
     build = {
@@ -84,7 +83,9 @@ def read_settings(recipe: Recipe) -> Emission:
     package = _worked_out(partial(runtime.package_settings, recipe), refusals)
     # Target, draft and package are often refused for the same reason.
     once = tuple({str(fault): fault for fault in refusals}.values())
-    return Emission({role: found for role, found in build.items() if found}, package, once, _dataset(recipe))
+    return GeneratedConfig(
+        {role: found for role, found in build.items() if found}, package, once, _dataset(recipe)
+    )
 
 
 def _worked_out(settings: Callable[[], Mapping[str, Json]], refusals: list[Fault]) -> Mapping[str, Json]:
@@ -153,7 +154,7 @@ class BuildInputs:
     dataset: Mapping[str, Json]  # identity of the calibration set
     tools: Mapping[str, Mapping[str, str]]  # stage -> distribution -> version
 
-    def surroundings(self, emitted: Emission) -> Surroundings:
+    def surroundings(self, emitted: GeneratedConfig) -> Surroundings:
         """The form that `make_plan` takes."""
         sources = {role: source.identity for role, source in self.sources.items()}
         return Surroundings(sources, self.dataset, self.tools, emitted.build, emitted.package)

@@ -16,8 +16,16 @@ from dataclasses import dataclass, replace
 from pipeline.errors import UserError
 from pipeline.machine.packages import Need, missing_text, wrong_python
 from pipeline.plan.plan import Plan, Step, make_plan
-from pipeline.plan.preflight import Emission, Finding, allow, findings, machine_findings, refuse, said
-from pipeline.plan.preflight.context import subject
+from pipeline.plan.preflight import (
+    Finding,
+    GeneratedConfig,
+    allow,
+    finding_lines,
+    findings,
+    machine_findings,
+    refuse,
+)
+from pipeline.plan.preflight.context import make_context
 from pipeline.plan.preflight.needs import needs_of, to_build
 from pipeline.prepare.facts import (
     RecipeFacts,
@@ -45,7 +53,7 @@ class Prepared:
     plan: Plan
     sources: Mapping[str, ResolvedSource]  # role -> checkpoint
     findings: tuple[Finding, ...]  # of preflight; none of them stops the build
-    emitted: Emission  # what the runtime will write
+    emitted: GeneratedConfig  # what the runtime will write
     allowed: frozenset[str]  # ids of rules whose errors are let pass
 
     @property
@@ -112,7 +120,7 @@ class Prepared:
         stages = {step.stage for step, _, needed in demanded(self.plan, store, until) if needed}
         needs = to_build(
             replace(
-                needs_of(subject(recipe, models)),
+                needs_of(make_context(recipe, models)),
                 build=shlex.join(("pipeline", "build", *recipe.words, *store.words)),
             ),
             compiles="build" in stages and executor.name not in _ELSEWHERE,
@@ -146,7 +154,7 @@ def prepare(
     facts = read_recipe_facts(recipe)
     refuse(recipe, allow(facts.findings(), allowed))
     prepared = plan_build(facts, store, offline=offline, progress=progress, allowed=allowed)
-    for line in said(prepared.findings):
+    for line in finding_lines(prepared.findings):
         (progress or Silent()).say(line)
     return prepared
 

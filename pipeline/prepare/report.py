@@ -9,14 +9,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pipeline.errors import InvalidInput, SourceError, UserError
-from pipeline.plan.memory import Alternative, MemoryPlan, ModelNeed, alternatives, demand_of, plan_memory
+from pipeline.plan.memory import (
+    Alternative,
+    MemoryPlan,
+    ModelSpec,
+    alternatives,
+    deployment_spec,
+    plan_memory,
+)
+from pipeline.plan.memory.footprint import weight_bytes
 from pipeline.plan.memory.tensors import parameters
-from pipeline.plan.memory.weights import weight_bytes
 from pipeline.plan.model_facts import checkpoints_of, with_sizes
-from pipeline.plan.performance import Asked, Forecast, forecast_recipe
+from pipeline.plan.performance import Forecast, WorkloadOptions, forecast_recipe
 from pipeline.plan.performance.compare import Comparison, compare
 from pipeline.plan.plan import DRAFT, Plan
-from pipeline.plan.preflight import Emission, Finding, allow, findings
+from pipeline.plan.preflight import Finding, GeneratedConfig, allow, findings
 from pipeline.plan.report import Outlook
 from pipeline.prepare.facts import (
     RecipeFacts,
@@ -44,7 +51,7 @@ def make_report(
     offline: bool = False,
     progress: Progress | None = None,
     allowed: frozenset[str] = frozenset(),
-    asked: Asked | None = None,
+    asked: WorkloadOptions | None = None,
 ) -> Outlook:
     """Gather the facts of a recipe and work out everything that can be known of its build.
 
@@ -74,14 +81,18 @@ def make_report(
         plan=plan,
         memory=memory,
         alternatives=_alternatives(recipe, memory) if memory is not None else (),
-        performance=_performance(recipe, memory, asked or Asked(), unknown) if memory is not None else None,
+        performance=_performance(recipe, memory, asked or WorkloadOptions(), unknown)
+        if memory is not None
+        else None,
         seen={role: _described(one) for role, one in probes.items()},
         doubts=_doubts(recipe, probes) if memory is not None else (),
         unknown=unknown,
     )
 
 
-def compare_recipe(recipe: Recipe, store: Store, asked: Asked, *, offline: bool = False) -> Comparison:
+def compare_recipe(
+    recipe: Recipe, store: Store, asked: WorkloadOptions, *, offline: bool = False
+) -> Comparison:
     """Rank GPUs, splits, formats and drafts for a recipe, each judged by preflight.
 
     Args:
@@ -157,7 +168,7 @@ def _plan(
 def _memory(
     recipe: Recipe,
     models: Mapping[str, ModelProbe],
-    emitted: Emission,
+    emitted: GeneratedConfig,
     ram: int | None,
     unknown: dict[str, str],
 ) -> MemoryPlan | None:
@@ -167,7 +178,7 @@ def _memory(
         unknown["memory"] = f"{', '.join(unread)}, whose sizes cannot be read"
         return None
     try:
-        demand = demand_of(
+        demand = deployment_spec(
             recipe,
             sizes,
             emitted.steps,
@@ -209,13 +220,13 @@ def _counted_share(recipe: Recipe, role: str, model: ModelProbe) -> float:
         return 1.0
     if sizes.stored == "none":
         return max(1.0, sum(parameters(sizes).values()) / totals.weights)
-    return weight_bytes(ModelNeed(role, sizes, format=sizes.stored)) / totals.bytes
+    return weight_bytes(ModelSpec(role, sizes, format=sizes.stored)) / totals.bytes
 
 
 def _miscounted(role: str, model: ModelProbe) -> str:
     assert model.sizes is not None, "the caller looked"
     assert model.totals is not None, "the caller looked"
-    counted = weight_bytes(ModelNeed(role, model.sizes, format=model.sizes.stored)) / 2**30
+    counted = weight_bytes(ModelSpec(role, model.sizes, format=model.sizes.stored)) / 2**30
     return (
         f"the files of the {role} hold {model.totals.bytes / 2**30:.1f} GiB, of which {counted:.1f} GiB would be "
         "explained by config.json: the checkpoint is not understood"
@@ -223,17 +234,17 @@ def _miscounted(role: str, model: ModelProbe) -> str:
 
 
 def _performance(
-    recipe: Recipe, memory: MemoryPlan, asked: Asked, unknown: dict[str, str]
+    recipe: Recipe, memory: MemoryPlan, asked: WorkloadOptions, unknown: dict[str, str]
 ) -> Forecast | None:
     try:
         return forecast_recipe(
             recipe,
-            memory.demand,
+            memory.spec,
             acceptance=asked.acceptance,
             prompt_tokens=asked.prompt_tokens,
             output_tokens=asked.output_tokens,
             sequences=memory.sequences,
-            gpu_hour=asked.prices.get(memory.demand.device),
+            gpu_hour=asked.prices.get(memory.spec.device),
         )
     except UserError as error:  # the GPU's peak rates are not among the data
         unknown["performance"] = str(error)
@@ -242,7 +253,7 @@ def _performance(
 
 def _alternatives(recipe: Recipe, memory: MemoryPlan) -> tuple[Alternative, ...]:
     """Those that the recipe's rules and preflight let pass."""
-    found = alternatives(recipe, memory.demand)
+    found = alternatives(recipe, memory.spec)
     return tuple(one for one in found if _passes(recipe.provenance, one.overrides))
 
 

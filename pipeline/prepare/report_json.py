@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from pipeline.plan.memory import Alternative, Line, MemoryPlan, RankMemory
+from pipeline.plan.memory import Alternative, MemoryLine, MemoryPlan, RankMemory
 from pipeline.plan.plan import Plan
 from pipeline.plan.preflight import Finding
 from pipeline.plan.report import Outlook
@@ -167,7 +167,7 @@ def schema_text() -> str:
 
 
 def _memory(memory: MemoryPlan) -> MemoryRow:
-    demand = memory.demand
+    demand = memory.spec
     return MemoryRow(
         device=demand.device,
         capacity_bytes=demand.capacity,
@@ -187,7 +187,7 @@ def _rank(rank: RankMemory) -> RankRow:
     return RankRow(rank.index, rank.used, rank.headroom, [_line(line) for line in rank.lines])
 
 
-def _line(line: Line) -> LineRow:
+def _line(line: MemoryLine) -> LineRow:
     return LineRow(line.key, line.group, line.role, line.name, line.bytes, line.formula, list(line.sources))
 
 

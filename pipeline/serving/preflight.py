@@ -17,7 +17,7 @@ from pipeline.contracts.rules import rule
 from pipeline.errors import Fault, InvalidInput
 from pipeline.machine.software import Software
 from pipeline.plan.machine_facts import MachineFacts
-from pipeline.plan.preflight import Finding, Needs, Serving, machine_findings
+from pipeline.plan.preflight import Finding, MachineNeeds, ServingNeeds, machine_findings
 from pipeline.plan.preflight.needs import Where
 from pipeline.serving.gpu_launch import LaunchPlan
 from pipeline.triton.deployment import Deployment
@@ -50,16 +50,16 @@ def preflight(
     return machine_findings(needs, facts)
 
 
-def needs_of(deployment: Deployment, plan: LaunchPlan | None, where: Where) -> Needs:
+def needs_of(deployment: Deployment, plan: LaunchPlan | None, where: Where) -> MachineNeeds:
     """What a package asks of a machine."""
     required = deployment.requirements
     if required is None or plan is None:
-        return Needs(deployment.name, deployment.runtime, where=where)
-    return Needs(
+        return MachineNeeds(deployment.name, deployment.runtime, where=where)
+    return MachineNeeds(
         name=deployment.name,
         kind=deployment.runtime,
         values={"runtime.gpu": required.gpu, "runtime.version": required.tensorrt_llm},
-        serving=Serving(
+        serving=ServingNeeds(
             version=required.tensorrt_llm,
             image=required.image,
             driver=required.driver,

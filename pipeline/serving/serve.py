@@ -16,7 +16,7 @@ from pipeline.machine.host import mpi_slots
 from pipeline.machine.inventory import take
 from pipeline.machine.software import software_here, software_of_image
 from pipeline.plan.machine_facts import MachineFacts
-from pipeline.plan.preflight import Finding, allow, said
+from pipeline.plan.preflight import Finding, allow, finding_lines
 from pipeline.progress import Progress, Silent, Task
 from pipeline.serving.docker import DockerLauncher
 from pipeline.serving.dry_run import Outline, outline
@@ -177,7 +177,7 @@ def _docker_launcher(deployment: Deployment, package: Path, options: Options, pr
 
 def _hold(deployment: Deployment, found: tuple[Finding, ...], progress: Progress) -> None:
     """Say the warnings, and what is let pass; refuse for the errors."""
-    for line in said(found):
+    for line in finding_lines(found):
         progress.say(line)
     refuse(deployment, found)
 

@@ -59,7 +59,7 @@ def needs_of_cache(recipe: Recipe, store: Store) -> Iterator[Need]:
         return
     yield from needs_of_backend(cache_place(recipe, store), sealed=settings.encryption is not None)
     if settings.semantic is not None:
-        yield Need("cache", "cache.semantic", frozenset({"onnxruntime", "tokenizers"}))
+        yield Need("cache", "cache.semantic", frozenset({"faiss-cpu", "onnxruntime", "tokenizers"}))
         source, revision = settings.semantic.embedder, settings.semantic.embedder_revision
         if isinstance(source, HubSource) and find_fetched(source, revision, store) is None:
             yield Need("hub", "cache.semantic.embedder")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipeline.plan.parallelism import parallelism
 from pipeline.plan.plan import DRAFT, UNIFIED, Step, judged_exports, rank_exports
-from pipeline.plan.preflight import Finding, kept
+from pipeline.plan.preflight import Finding, manifest_findings
 from pipeline.prepare import Prepared
 from pipeline.progress import Progress
 from pipeline.recipe import Gate, Quantization, Recipe
@@ -124,7 +124,7 @@ def _build(work: StageInput) -> Facts:
         into=work.into,
         progress=work.progress,
     )
-    return {**runtime_of(work.recipe).build(order), **kept(work.findings)}
+    return {**runtime_of(work.recipe).build(order), **manifest_findings(work.findings)}
 
 
 def _ranks(work: StageInput) -> Path | None:
@@ -140,7 +140,7 @@ def _package(work: StageInput) -> Facts:
         target=work.inputs["target"], draft=work.inputs.get("draft"), tokenizer=work.inputs["tokenizer"]
     )
     facts = runtime_of(work.recipe).package(work.recipe, engines, work.into, work.progress)
-    return {**facts, **kept(work.findings)}
+    return {**facts, **manifest_findings(work.findings)}
 
 
 STAGES: Mapping[str, Callable[[StageInput], Facts]] = {

@@ -15,11 +15,14 @@ from pipeline.cli.render.pareto import draw, front_page, front_png
 from pipeline.errors import UserError
 from pipeline.plan.model_facts import known_sizes
 from pipeline.plan.performance import Workload
-from pipeline.plan.performance.compare import Comparison, Question, compare
+from pipeline.plan.performance.compare import Comparison, compare
+from pipeline.plan.performance.workload import ComparisonSettings
 from pipeline.recipe import Slo, load_recipe
 
 DEVICES = ("h100-sxm-80g", "l40s-48g", "a100-sxm-80g", "l4-24g")
-QUESTION = Question(Workload(1000, 200), DEVICES, dict(zip(DEVICES, (2.5, 1.0, 1.5, 0.5), strict=True)), 0.8)
+QUESTION = ComparisonSettings(
+    Workload(1000, 200), DEVICES, dict(zip(DEVICES, (2.5, 1.0, 1.5, 0.5), strict=True)), 0.8
+)
 
 
 @cache

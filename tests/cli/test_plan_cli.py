@@ -15,10 +15,10 @@ from click.testing import CliRunner, Result
 from pipeline.cli.plan import command
 from pipeline.cli.render import accuracy
 from pipeline.cli.render.bars import Look, bar, legend
-from pipeline.contracts import gpu_rates, gpus
+from pipeline.contracts import gpus
 from pipeline.errors import InvalidInput, UserError
 from pipeline.machine.host import Memory
-from pipeline.plan.memory import Demand, ModelNeed, plan_memory
+from pipeline.plan.memory import DeploymentSpec, ModelSpec, plan_memory
 from pipeline.prepare import facts
 from pipeline.recipe.library import packaged
 
@@ -149,7 +149,7 @@ def test_findings_of_preflight_refuse_and_are_shown_beside_the_memory() -> None:
 @pytest.mark.parametrize("sm", [75, 87, 110, 121, 130])
 def test_a_gpu_of_a_generation_that_nobody_measured(sm: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU is added by adding data: its speed is computed from its peak rates, or said to be unknown without them."""
-    known, rates = gpus._data(), gpu_rates._all()
+    known, rates = gpus._data(), gpus._all()
     new = {
         "name": "x1-80g",
         "chip": "X1",
@@ -165,7 +165,7 @@ def test_a_gpu_of_a_generation_that_nobody_measured(sm: int, monkeypatch: pytest
     assert "peak rates are not known" in found["unknown"]["performance"]
     assert "speed is not known: GPU x1-80g" in run(*recipe).stdout
     monkeypatch.setattr(
-        gpu_rates, "_all", lambda: rates | {"x1-80g": replace(rates["h100-sxm-80g"], gpu="x1-80g")}
+        gpus, "_all", lambda: rates | {"x1-80g": replace(rates["h100-sxm-80g"], gpu="x1-80g")}
     )
     assert json.loads(run(*recipe, "--json").stdout)["performance"]["itl_ms"]["value"] > 0
 
@@ -310,7 +310,7 @@ def test_a_bar_is_as_long_as_it_is_to_be(gib: int, cells: int) -> None:
 
     sizes = known_model("meta-llama/Llama-3.1-8B")
     assert sizes is not None
-    plan = plan_memory(Demand("gpu", gib * GIB, (ModelNeed("target", sizes),), 1000, 8))
+    plan = plan_memory(DeploymentSpec("gpu", gib * GIB, (ModelSpec("target", sizes),), 1000, 8))
     rank = plan.ranks[0]
     drawn = bar(rank, cells, Look(100, colour=False))
     assert (drawn.endswith("!")) == (rank.headroom < 0)

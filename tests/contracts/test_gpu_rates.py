@@ -7,8 +7,7 @@ from importlib import resources
 import pytest
 import yaml
 
-from pipeline.contracts.gpu_rates import all_rates, rates
-from pipeline.contracts.gpus import gpus, support
+from pipeline.contracts.gpus import all_rates, gpu_rates, gpus, support
 from pipeline.errors import UserError
 
 DATA = yaml.safe_load((resources.files("pipeline.contracts") / "data" / "gpu_rates.yaml").read_text("utf-8"))
@@ -35,18 +34,18 @@ def test_rates_are_sourced_and_plausible(one) -> None:  # type: ignore[no-untype
 def test_formats_that_a_gpu_can_run_have_a_rate(one) -> None:  # type: ignore[no-untyped-def]
     for form, arithmetic in (("fp8", "fp8"), ("nvfp4", "fp4")):
         refused = [found for found in support(one, form, "auto", "pytorch") if found.severity == "error"]
-        assert (arithmetic in rates(one.name).tflops) == (not refused)
+        assert (arithmetic in gpu_rates(one.name).tflops) == (not refused)
 
 
 def test_cards_are_bridged_in_pairs_only() -> None:
-    card = rates("h100-pcie-80g")
+    card = gpu_rates("h100-pcie-80g")
     assert card.has_nvlink(2)
     assert not card.has_nvlink(4)
     assert card.link_gb_s(2) == 300
     assert card.link_gb_s(4) == 64
-    assert not rates("l40s-48g").has_nvlink(2)
+    assert not gpu_rates("l40s-48g").has_nvlink(2)
 
 
 def test_an_unknown_gpu_is_refused() -> None:
     with pytest.raises(UserError, match="not known"):
-        rates("h100-sxm-96g")
+        gpu_rates("h100-sxm-96g")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import resources
-from pipeline.plan.tokenizer_facts import TokenizerFacts, corpus
+from pipeline.plan.model_facts import TokenizerFacts, corpus
 
 SUPPORT = resources.folder("recipes") / "checkpoints" / "support-target"
 

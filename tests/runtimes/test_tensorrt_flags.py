@@ -30,9 +30,9 @@ from pipeline.contracts.trtllm_build_effects import Model, effects
 from pipeline.errors import InvalidInput, StageError, UserError
 from pipeline.plan.model_facts import known_models
 from pipeline.plan.parallelism import parallelism
-from pipeline.plan.preflight.checks import RECIPE_CHECKS
-from pipeline.plan.preflight.context import subject
-from pipeline.plan.preflight.finding import Said
+from pipeline.plan.preflight.context import make_context
+from pipeline.plan.preflight.finding import Objection
+from pipeline.plan.preflight.run_rules import RECIPE_CHECKS
 from pipeline.prepare.facts import read_settings
 from pipeline.recipe import Recipe, load_recipe, packaged
 from pipeline.runtimes.tensorrt.flags import Formats, build_flags, checkpoint_formats, formats
@@ -210,7 +210,7 @@ def test_what_a_recipe_says_is_built_or_refused_with_an_advice_that_works(
     """Whoever follows each advice, for one entry after the other, ends with a command that trtllm-build takes."""
     for _ in range(20):
         made = load_recipe("qwen2.5-72b-fp8", [f"runtime.version={version}", f"runtime.build_flags={said}"])
-        about = subject(made, known_models(made), emitted=read_settings(made))
+        about = make_context(made, known_models(made), emitted=read_settings(made))
         objections = [*RECIPE_CHECKS["build.flags"](about), *RECIPE_CHECKS["runtime.refuses"](about)]
         if not objections:
             break
@@ -220,7 +220,7 @@ def test_what_a_recipe_says_is_built_or_refused_with_an_advice_that_works(
     assert said == [] or all(set(words_of(entry)) <= set(words) for entry in said)
 
 
-def followed(said: list[str], one: Said) -> list[str]:
+def followed(said: list[str], one: Objection) -> list[str]:
     """What a person makes of the recipe's entries who reads one objection."""
     if one.fix.startswith("leave out "):
         return [entry for entry in said if entry != one.fix.removeprefix("leave out ")]

@@ -14,7 +14,7 @@ import pytest
 from pipeline.contracts.releases import container
 from pipeline.errors import StageError, UserError
 from pipeline.plan.plan import Plan, Surroundings, make_plan
-from pipeline.plan.preflight import Emission
+from pipeline.plan.preflight import GeneratedConfig
 from pipeline.prepare import Prepared
 from pipeline.progress import Silent
 from pipeline.recipe import Recipe, TensorRTRuntime, load_recipe
@@ -72,7 +72,7 @@ class Shop:
             self.stock("build.draft", lambda into: make_engine(into / "engine", version=version))
 
     def package(self) -> Artifact:
-        prepared = Prepared(self.plan, {}, (), Emission({}), frozenset())
+        prepared = Prepared(self.plan, {}, (), GeneratedConfig({}), frozenset())
         return Builder(prepared, self.store, Silent()).run()
 
 

@@ -11,8 +11,7 @@ from pipeline.contracts.gpus import gpus
 from pipeline.errors import InvalidInput
 from pipeline.machine.gpus import GpuSeen, read_gpus, visible
 from pipeline.machine.software import Software
-from pipeline.plan.gpu_names import contract_name
-from pipeline.plan.machine_facts import DiskFacts, DockerFacts, GpuFacts, GpuLink, MachineFacts
+from pipeline.plan.machine_facts import DiskFacts, DockerFacts, GpuFacts, GpuLink, MachineFacts, contract_name
 from pipeline.plan.preflight import Finding, allow
 from pipeline.plan.preflight.needs import Where
 from pipeline.plan.preflight.software import release_of

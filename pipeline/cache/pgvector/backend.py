@@ -15,7 +15,7 @@ from pipeline.cache.packed_backend import PackedBackend
 from pipeline.cache.pgvector.database import Database
 from pipeline.cache.pgvector.schema import MAKING, NAME, STATEMENTS, VERSION, index
 from pipeline.cache.sql_where import condition_of
-from pipeline.cache.vectors.follower import Follower, Row
+from pipeline.cache.vector_index import Row, ScopeIndexes
 
 _PAGE = 256  # entries that are read at a time
 _THERE = (
@@ -51,14 +51,14 @@ class PgvectorBackend(PackedBackend):
         super().__init__(capacity, codec)
         self._database = Database(url, self._prepare)
         self._name = name
-        self._follower = Follower(self._vault, self._read_on)
+        self._indexes = ScopeIndexes(self._vault, self._read_after)
         self._indexed: set[int] = set()  # dimensions of which there is an index
 
     def near(
         self, scope: bytes, vector: Vector, count: int, min_similarity: float = ANY
     ) -> Sequence[Candidate]:
         if self._vault.sealed:
-            return self._follower.near(scope, vector, count, min_similarity, self._turns)
+            return self._indexes.near(scope, vector, count, min_similarity, self._turns)
         found = self._rows(
             f"SELECT key, turn, cosine FROM {NAME}.nearest(%s, %s, %s::halfvec, %s) WHERE cosine >= %s",
             self._name,
@@ -162,7 +162,7 @@ class PgvectorBackend(PackedBackend):
         known = {id: (key, turn) for id, key, turn in rows}
         return [known.get(id) for id in ids]
 
-    def _read_on(self, scope: bytes, after: int, limit: int) -> Sequence[Row]:
+    def _read_after(self, scope: bytes, after: int, limit: int) -> Sequence[Row]:
         return self._rows(
             f"SELECT id, key, sealed FROM {NAME}.entries"
             " WHERE cache = %s AND scope = %s AND id > %s AND sealed IS NOT NULL ORDER BY id LIMIT %s",

@@ -1,7 +1,7 @@
 """Tables and functions in PostgreSQL, in a schema of their own.
 
 All changes to one cache hold its row of `totals`, so that they come one after the other: ids rise in the order in which
-entries become visible (followers read what is above the last they saw), and no two changes wait for each other.
+entries become visible (indexes read on from the last they saw), and no two changes wait for each other.
 `nearest` discourages sorting, because the planner, which knows nothing of a new table, would sort a whole scope.
 Uses are a table of their own: changing a row of `entries` would put its embedding into the index once more.
 """

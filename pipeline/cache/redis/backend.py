@@ -19,7 +19,7 @@ from pipeline.cache.redis import scripts
 from pipeline.cache.redis.address import Address
 from pipeline.cache.redis.engine import QueryEngine
 from pipeline.cache.redis.server import Script, Server
-from pipeline.cache.vectors.follower import Follower, Row
+from pipeline.cache.vector_index import Row, ScopeIndexes
 
 _PAGE = 256  # entries that one command reads or removes
 
@@ -53,7 +53,7 @@ class RedisBackend(PackedBackend):
         self._name = name
         self._prefix = f"pipeline:{{{name}}}:"  # braces: all keys lie in one slot of a cluster
         self._engine = QueryEngine(self._server, self._prefix)
-        self._follower = Follower(self._vault, self._read_on)
+        self._indexes = ScopeIndexes(self._vault, self._read_after)
         self._put = self._server.script(scripts.PUT)
         self._remove = self._server.script(scripts.REMOVE)
         self._purge = self._server.script(scripts.PURGE)
@@ -70,7 +70,7 @@ class RedisBackend(PackedBackend):
                 for (key, cosine), turn in zip(near, turns, strict=True)
                 if turn is not None
             )
-        return self._follower.near(
+        return self._indexes.near(
             scope, vector, count, min_similarity, lambda ids: self._run(self._turns, *ids)
         )
 
@@ -165,7 +165,7 @@ class RedisBackend(PackedBackend):
             return ("scope", packed.scope.hex(), *self._engine.field(vector))
         return "embedding", packed.vector
 
-    def _read_on(self, scope: bytes, after: int, limit: int) -> Sequence[Row]:
+    def _read_after(self, scope: bytes, after: int, limit: int) -> Sequence[Row]:
         page = self._server.call(
             "ZRANGEBYSCORE", f"{self._prefix}scope:{scope.hex()}", f"({after}", "+inf", "WITHSCORES",
             "LIMIT", 0, limit,

@@ -14,7 +14,7 @@ from pipeline.cache.encryption import Codec
 from pipeline.cache.packed_backend import PackedBackend
 from pipeline.cache.sql_where import condition_of
 from pipeline.cache.sqlite.schema import VERSION, connect
-from pipeline.cache.vectors.follower import Follower, Row
+from pipeline.cache.vector_index import Row, ScopeIndexes
 
 _GET = "SELECT answer FROM entries WHERE key = ?"
 _TOUCHES = 256  # uses that are written together
@@ -46,17 +46,16 @@ class SqliteBackend(PackedBackend):
         self._opened: list[sqlite3.Connection] = []
         self._writer = self._connect()
         self._readers = threading.local()
-        self._followed = (
-            self._connect()
-        )  # used by the follower only: it tells what changed since it last asked
-        self._follower = Follower(self._vault, self._read_on, self._changes)
+        # used for the indexes only: its data_version tells whether anything changed since they last read
+        self._followed = self._connect()
+        self._indexes = ScopeIndexes(self._vault, self._read_after, self._changes)
         self._closed = False
 
     def near(
         self, scope: bytes, vector: Vector, count: int, min_similarity: float = ANY
     ) -> Sequence[Candidate]:
         with self._reading():
-            return self._follower.near(scope, vector, count, min_similarity, self._turns)
+            return self._indexes.near(scope, vector, count, min_similarity, self._turns)
 
     def remove(self, keys: Iterable[bytes]) -> int:
         with self._transaction() as writer:
@@ -143,7 +142,7 @@ class SqliteBackend(PackedBackend):
     def _changes(self) -> int:
         return int(self._followed.execute("PRAGMA data_version").fetchone()[0])
 
-    def _read_on(self, scope: bytes, after: int, limit: int) -> Sequence[Row]:
+    def _read_after(self, scope: bytes, after: int, limit: int) -> Sequence[Row]:
         return self._followed.execute(
             "SELECT id, key, vector FROM entries"
             " WHERE scope = ? AND id > ? AND vector IS NOT NULL ORDER BY id LIMIT ?",

@@ -18,7 +18,7 @@ _BUSY_S = 5.0
 
 _TABLES = """
 CREATE TABLE entries (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,   -- rises with every put: followers read what is above the last they saw
+    id INTEGER PRIMARY KEY AUTOINCREMENT,   -- rises with every put: indexes read on from the last they saw
     key BLOB NOT NULL UNIQUE,
     scope BLOB NOT NULL,
     engine BLOB NOT NULL,

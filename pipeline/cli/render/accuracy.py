@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from pipeline.plan.memory.accuracy import Accuracy, capacity_accuracy, load_log_accuracy
-from pipeline.plan.performance.accuracy import Compared, compared, error_summary, quantile
+from pipeline.plan.memory.accuracy import MeasurementErrors, capacity_accuracy, load_log_accuracy
+from pipeline.plan.performance.accuracy import FigureError, error_summary, figure_errors, quantile
 from pipeline.plan.performance.efficiency import fitted
 from pipeline.plan.performance.published import Use, source
 from pipeline.store import Json
@@ -24,12 +24,12 @@ def accuracy_page(*, as_json: bool) -> str:
     return "\n".join([*_lines(parts["capacity"], parts["load_log"]), "", *_speed_lines()])
 
 
-def _row(part: Accuracy) -> dict[str, object]:
+def _row(part: MeasurementErrors) -> dict[str, object]:
     figures = [{**asdict(figure), "error": figure.error} for figure in part.figures]
     return {"median": part.median, "worst": part.worst, "figures": figures}
 
 
-def _lines(capacity: Accuracy, load_log: Accuracy) -> Iterator[str]:
+def _lines(capacity: MeasurementErrors, load_log: MeasurementErrors) -> Iterator[str]:
     yield "whole sequences of isl + osl + 1000 tokens that the KV cache holds"
     yield from _table(capacity, "GPU  model  memory fraction  isl + osl")
     yield f"{len(capacity.figures)} points: median error {capacity.median:.1%}, worst {capacity.worst:.1%}"
@@ -42,7 +42,7 @@ def _lines(capacity: Accuracy, load_log: Accuracy) -> Iterator[str]:
     )
 
 
-def _table(part: Accuracy, what: str) -> Iterator[str]:
+def _table(part: MeasurementErrors, what: str) -> Iterator[str]:
     width = max(len(what), *(len(figure.what) for figure in part.figures))
     yield f"  {what:<{width}}  measured  computed   error"
     for figure in part.figures:
@@ -51,7 +51,7 @@ def _table(part: Accuracy, what: str) -> Iterator[str]:
 
 def _speed_lines() -> Iterator[str]:
     """For people."""
-    held = compared("held-out")
+    held = figure_errors("held-out")
     yield f"speed, of published figures that no constant was fitted to (constants of {fitted()['fitted']['on']})"
     yield f"  {'kind':<12} {'model':<22} {'GPUs':<26} {'figures':>7} {'median':>7} {'lowest':>7} {'highest':>8}"
     for (name, kind, model, gpus), ones in _sets(held).items():
@@ -89,13 +89,13 @@ def _speed_json() -> Mapping[str, Json]:
                 "error": round(one.error, 4),
                 "source": source(one.figure),
             }
-            for one in compared("held-out")
+            for one in figure_errors("held-out")
         ],
     }
 
 
-def _sets(figures: Sequence[Compared]) -> dict[_Group, list[Compared]]:
-    found: dict[_Group, list[Compared]] = {}
+def _sets(figures: Sequence[FigureError]) -> dict[_Group, list[FigureError]]:
+    found: dict[_Group, list[FigureError]] = {}
     for one in figures:
         figure = one.figure
         ways = figure.split.world

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import click
 
-from pipeline.plan.memory import Line, RankMemory
+from pipeline.plan.memory import MemoryLine, RankMemory
 
 # Group -> (colour, mark where there are no colours)
 _LOOKS: Mapping[str, tuple[str, str]] = {
@@ -59,7 +59,7 @@ def bar(rank: RankMemory, cells: int, look: Look) -> str:
     return f"[{drawn}{'.' * free}]" if full >= cells else f"[{drawn}] !"
 
 
-def shares(lines: Sequence[Line]) -> list[tuple[str, int]]:
+def shares(lines: Sequence[MemoryLine]) -> list[tuple[str, int]]:
     """Group -> bytes, in load order; weights of a draft are a group of their own."""
     found: dict[str, int] = {}
     for line in lines:

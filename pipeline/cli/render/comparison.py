@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.cli.render.speed import basis, number, wrapped
-from pipeline.plan.performance import estimate
-from pipeline.plan.performance.compare import Comparison, Option, Place
-from pipeline.plan.performance.estimate import Estimate
+from pipeline.plan.performance.accuracy import (
+    Estimate,
+    interval_estimate,
+)
+from pipeline.plan.performance.compare import Comparison, DeploymentOption, FrontPoint
 
 _WIDTH = 110  # of running text
 _ROWS = 18  # of the drawing
@@ -50,7 +52,7 @@ def notes(found: Comparison, width: int) -> Iterator[str]:
         yield from wrapped(f"warning: {warning}", width)
 
 
-def place_label(place: Place) -> str:
+def place_label(place: FrontPoint) -> str:
     """`2 x h100-sxm-80g fp8, 16 requests`."""
     return f"{place.option.label}, {place.load.batch} request{'s' if place.load.batch > 1 else ''}"
 
@@ -61,11 +63,11 @@ def measure_label(found: Comparison) -> str:
     return f"{unit} of a million output tokens"
 
 
-def spent(option: Option, found: Comparison) -> Estimate:
+def spent(option: DeploymentOption, found: Comparison) -> Estimate:
     """For a million output tokens, at the largest load."""
     if found.question.priced and option.cost is not None:
-        return estimate.interval(option.cost.per_million_output, checked=not option.unchecked)
-    return estimate.interval(option.gpu_seconds, checked=not option.unchecked)
+        return interval_estimate(option.cost.per_million_output, checked=not option.unchecked)
+    return interval_estimate(option.gpu_seconds, checked=not option.unchecked)
 
 
 def _measure(found: Comparison) -> str:
@@ -91,7 +93,7 @@ def _table(found: Comparison, rows: int) -> Iterator[str]:
     yield "  *: on the front of time between tokens and what a token takes, at one load or another"
 
 
-def _row(index: int, option: Option, found: Comparison, *, on_front: bool) -> str:
+def _row(index: int, option: DeploymentOption, found: Comparison, *, on_front: bool) -> str:
     load = option.best
     assert load is not None, "it serves"
     assert option.forecast is not None, "it serves"
@@ -111,7 +113,7 @@ def _ends(taken: Estimate) -> str:
     return f" ({number(taken.low)}-{number(taken.high)})"
 
 
-def _refused(options: Sequence[Option]) -> Iterator[str]:
+def _refused(options: Sequence[DeploymentOption]) -> Iterator[str]:
     """Grouped by reason: how many, and which."""
     groups: dict[str, list[str]] = {}
     for option in options:

@@ -11,10 +11,14 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from pipeline.plan.performance import estimate
-from pipeline.plan.performance.compare import Comparison, Option, Place
-from pipeline.plan.performance.estimate import Estimate, short
-from pipeline.plan.performance.service import Load
+from pipeline.plan.performance.accuracy import (
+    Estimate,
+    interval_estimate,
+    rate_estimate,
+    short,
+)
+from pipeline.plan.performance.compare import Comparison, DeploymentOption, FrontPoint
+from pipeline.plan.performance.service import LoadPoint
 
 SCHEMA = 2  # 2: ends of an estimate may be null, and first tokens under load have none
 
@@ -123,7 +127,7 @@ def comparison_document(found: Comparison) -> ComparisonDocument:
     )
 
 
-def _option(option: Option) -> OptionRow:
+def _option(option: DeploymentOption) -> OptionRow:
     load, cost, seen, checked = option.best, option.cost, option.forecast, not option.unchecked
     serves = load is not None
     return OptionRow(
@@ -140,11 +144,11 @@ def _option(option: Option) -> OptionRow:
         unchecked=list(option.unchecked),
         load=_load(load, checked=checked) if load is not None else None,
         ended_by=seen.ended_by if serves and seen is not None else None,
-        gpu_seconds_per_million_output=estimate.interval(option.gpu_seconds, checked=checked).shortened()
+        gpu_seconds_per_million_output=interval_estimate(option.gpu_seconds, checked=checked).shortened()
         if serves
         else None,
         cost=CostRow(
-            estimate.interval(cost.per_million_output, checked=checked).shortened(),
+            interval_estimate(cost.per_million_output, checked=checked).shortened(),
             short(cost.input_part),
             short(cost.output_part),
         )
@@ -153,17 +157,17 @@ def _option(option: Option) -> OptionRow:
     )
 
 
-def _load(load: Load, *, checked: bool) -> LoadRow:
+def _load(load: LoadPoint, *, checked: bool) -> LoadRow:
     return LoadRow(
         requests=load.batch,
         ttft_p95_ms=short(load.ttft_ms),
-        itl_ms=estimate.interval(load.itl_ms, checked=checked).shortened(),
+        itl_ms=interval_estimate(load.itl_ms, checked=checked).shortened(),
         itl_p95_ms=short(load.itl_p95_ms),
-        tokens_per_s=estimate.rate(load.tokens_per_s, checked=checked).shortened(),
+        tokens_per_s=rate_estimate(load.tokens_per_s, checked=checked).shortened(),
         user_tokens_per_s=short(load.user_tokens_per_s),
     )
 
 
-def _place(place: Place) -> PlaceRow:
-    spent = estimate.interval(place.spent, checked=place.checked).shortened()
+def _place(place: FrontPoint) -> PlaceRow:
+    spent = interval_estimate(place.spent, checked=place.checked).shortened()
     return PlaceRow(place.option.label, _load(place.load, checked=place.checked), spent)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.cli.render.bars import Look, bar, legend
 from pipeline.cli.render.speed import wrapped
-from pipeline.plan.memory import Alternative, Line, MemoryPlan, RankMemory
+from pipeline.plan.memory import Alternative, MemoryLine, MemoryPlan, RankMemory
 
 _GIB = 2**30
 _NAMES = {"kv_cache": "KV cache", "runtime": "", "graphs": ""}
@@ -14,15 +14,15 @@ _NAMES = {"kv_cache": "KV cache", "runtime": "", "graphs": ""}
 
 def memory_lines(memory: MemoryPlan, look: Look, doubts: Sequence[str] = ()) -> Iterator[str]:
     """All of it; ranks that hold the same are shown once. `doubts`: about the models, beside those of the figures."""
-    demand, kinds = memory.demand, distinct(memory.ranks)
-    share = f", {demand.fraction:.0%} of what is left for KV caches" if demand.is_gpu else ""
+    spec, kinds = memory.spec, distinct(memory.ranks)
+    share = f", {spec.fraction:.0%} of what is left for KV caches" if spec.is_gpu else ""
     unit, name = _unit(memory)
     yield f"memory of {_devices(memory)}{share}, {name}"
     yield ""
     yield from _table(memory, kinds, look, unit)
     yield ""
     for rank, same in kinds:
-        label = f"  {_label(rank, same, demand.is_gpu):<10}"
+        label = f"  {_label(rank, same, spec.is_gpu):<10}"
         figures = f" {rank.used / unit:.1f} of {rank.capacity / unit:.1f}"
         yield label + bar(rank, max(10, look.width - len(label) - len(figures) - 4), look) + figures
     yield f"  {'':<10}{legend(memory.ranks, look)}"
@@ -41,7 +41,7 @@ def alternative_lines(found: Sequence[Alternative]) -> Iterator[str]:
         plan = one.plan
         weights = max(rank.group("weights") for rank in plan.ranks) / _GIB
         yield (
-            f"  {one.command:<{width}}  {plan.verdict}: {plan.sequences} x {plan.demand.sequence_tokens} tokens on "
+            f"  {one.command:<{width}}  {plan.verdict}: {plan.sequences} x {plan.spec.sequence_tokens} tokens on "
             f"{_devices(plan)}, {weights:.1f} GiB of weights on each"
         )
 
@@ -69,13 +69,13 @@ def _unit(memory: MemoryPlan) -> tuple[int, str]:
 
 
 def _devices(memory: MemoryPlan) -> str:
-    return f"{len(memory.ranks)} x {memory.demand.device}" if memory.demand.is_gpu else memory.demand.device
+    return f"{len(memory.ranks)} x {memory.spec.device}" if memory.spec.is_gpu else memory.spec.device
 
 
 def _table(
     memory: MemoryPlan, kinds: Sequence[tuple[RankMemory, int]], look: Look, unit: int
 ) -> Iterator[str]:
-    columns = "".join(f"{_label(rank, same, memory.demand.is_gpu):>9}" for rank, same in kinds)
+    columns = "".join(f"{_label(rank, same, memory.spec.is_gpu):>9}" for rank, same in kinds)
     yield f"  {'':<22}{columns}"
     rows = dict.fromkeys(line.key for rank, _ in kinds for line in rank.lines)
     for key in rows:
@@ -87,25 +87,25 @@ def _table(
     yield _cut(f"  {'left':<22}{cells}  what nothing is planned for", look)
 
 
-def _name(line: Line) -> str:
+def _name(line: MemoryLine) -> str:
     """`target attention`"""
     group = _NAMES.get(line.group, line.group)
     return " ".join(part for part in (line.role, line.name or group) if part)
 
 
 def _capacity(memory: MemoryPlan) -> Iterator[str]:
-    demand = memory.demand
+    spec = memory.spec
     costs = " + ".join(f"{size / 1024:g} KiB ({role})" for role, size in memory.token_bytes.items())
     caches = "each KV cache" if len(memory.token_bytes) > 1 else "the KV cache"
     blocks = f"{memory.blocks:,} blocks of {memory.block_tokens}"
     yield f"  {caches} holds {memory.tokens:,} tokens: {blocks}, {costs} a token"
     yield (
-        f"  whole sequences of {demand.sequence_tokens:,} tokens at a time: {memory.sequences:,}; "
-        f"limits.max_concurrency is {demand.concurrency:,}"
+        f"  whole sequences of {spec.sequence_tokens:,} tokens at a time: {memory.sequences:,}; "
+        f"limits.max_concurrency is {spec.concurrency:,}"
     )
-    windowed = sum(1 for window in demand.models[0].sizes.windows if window)
+    windowed = sum(1 for window in spec.models[0].sizes.windows if window)
     if windowed:
-        layers = demand.models[0].sizes.layers
+        layers = spec.models[0].sizes.layers
         yield f"  {windowed} of {layers} layers see a window only; pages beyond it are kept, as no window is set"
 
 

@@ -17,7 +17,7 @@ from pipeline.cli.render.comparison import front_lines, measure_label, notes, pl
 from pipeline.cli.render.speed import number
 from pipeline.errors import UserError
 from pipeline.extras import install_line
-from pipeline.plan.performance.compare import Comparison, Place
+from pipeline.plan.performance.compare import Comparison, FrontPoint
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 1000px; padding: 0 1rem;
@@ -107,7 +107,7 @@ def draw(found: Comparison) -> Any:
     return figure
 
 
-def _label_front(figure: Any, axes: Any, front: Sequence[Place]) -> None:
+def _label_front(figure: Any, axes: Any, front: Sequence[FrontPoint]) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.transforms import Bbox
 
@@ -186,7 +186,7 @@ def _svg(found: Comparison) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _tip(place: Place) -> str:
+def _tip(place: FrontPoint) -> str:
     load = place.load
     return (
         f"{place_label(place)}: {number(load.itl_ms)} ms between tokens, first token {number(load.ttft_ms)} ms (p95),"
@@ -207,11 +207,11 @@ def _table(found: Comparison) -> Iterator[str]:
     yield "</table>"
 
 
-def _others(found: Comparison) -> list[Place]:
+def _others(found: Comparison) -> list[FrontPoint]:
     """The loads that are not on the front."""
     best = {id(place) for place in found.front}
     return [place for place in found.places if id(place) not in best]
 
 
-def _points(places: Sequence[Place]) -> tuple[list[float], list[float]]:
+def _points(places: Sequence[FrontPoint]) -> tuple[list[float], list[float]]:
     return [place.load.itl_ms for place in places], [place.spent for place in places]

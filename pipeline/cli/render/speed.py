@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from pipeline.plan.performance.accuracy import Estimate, interval_estimate
 from pipeline.plan.performance.efficiency import fitted
-from pipeline.plan.performance.estimate import Estimate, interval
 from pipeline.plan.performance.forecast import Forecast
-from pipeline.plan.performance.service import Load
+from pipeline.plan.performance.service import LoadPoint
 
 _ENDS = {
     "memory": "memory or the limits hold no more",
@@ -57,7 +57,9 @@ def _forecast_lines(forecast: Forecast, width: int) -> Iterator[str]:
         yield f"  most {within:<20} {load.batch} requests at a time of {forecast.wanted}; {ends}"
         yield f"  output tokens a second    {figure(whole)}; {number(each.value)} a GPU"
         if forecast.cost is not None:
-            money = figure(interval(forecast.cost.per_million_output, checked=not forecast.unchecked))
+            money = figure(
+                interval_estimate(forecast.cost.per_million_output, checked=not forecast.unchecked)
+            )
             parts = f"{number(forecast.cost.input_part)} and {number(forecast.cost.output_part)}"
             yield f"  a million output tokens   {money}; or input and output apart, {parts}"
     else:
@@ -101,7 +103,7 @@ def wrapped(text: str, width: int) -> Iterator[str]:
     yield from textwrap.wrap(text, max(width, 40), initial_indent="  ", subsequent_indent="  ")
 
 
-def _row(load: Load, forecast: Forecast) -> str:
+def _row(load: LoadPoint, forecast: Forecast) -> str:
     slo = forecast.slo
     late = slo.ttft_p95_ms is not None and load.ttft_ms > slo.ttft_p95_ms
     slow = slo.itl_p95_ms is not None and load.itl_p95_ms > slo.itl_p95_ms

@@ -9,19 +9,18 @@ Pure. One file a noun: tensors (which matrices there are), weights, kv, rank (lo
 
 from pipeline.plan.memory.alternatives import Alternative, alternatives
 from pipeline.plan.memory.capacity import MemoryPlan, RankMemory, plan_memory
-from pipeline.plan.memory.demand import Demand, ModelNeed
-from pipeline.plan.memory.line import Line
-from pipeline.plan.memory.of_recipe import StepLimits, demand_of
+from pipeline.plan.memory.recipe_spec import deployment_spec
+from pipeline.plan.memory.spec import DeploymentSpec, MemoryLine, ModelSpec, StepLimits
 
 __all__ = [
     "Alternative",
-    "Demand",
-    "Line",
+    "DeploymentSpec",
+    "MemoryLine",
     "MemoryPlan",
-    "ModelNeed",
+    "ModelSpec",
     "RankMemory",
     "StepLimits",
     "alternatives",
-    "demand_of",
+    "deployment_spec",
     "plan_memory",
 ]

@@ -13,14 +13,14 @@ from pipeline.contracts.gpus import gpu
 from pipeline.contracts.memory_measurements import CapacityPoint, LoadLog, capacity_points, load_logs
 from pipeline.contracts.models import known_model
 from pipeline.plan.memory.capacity import MemoryPlan, plan_memory
-from pipeline.plan.memory.demand import Demand, ModelNeed
+from pipeline.plan.memory.spec import DeploymentSpec, ModelSpec
 from pipeline.plan.parallelism import Parallelism
 
 _SLACK = 1000  # tokens that the measurements had beyond isl + osl
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class MeasurementError:
     """One figure, measured and computed."""
 
     what: str
@@ -35,10 +35,10 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Accuracy:
+class MeasurementErrors:
     """All of one kind."""
 
-    figures: tuple[Compared, ...]
+    figures: tuple[MeasurementError, ...]
 
     @property
     def median(self) -> float:
@@ -49,47 +49,47 @@ class Accuracy:
         return max(abs(figure.error) for figure in self.figures)
 
 
-def capacity_accuracy(points: Sequence[CapacityPoint] | None = None) -> Accuracy:
+def capacity_accuracy(points: Sequence[CapacityPoint] | None = None) -> MeasurementErrors:
     """Sequences that a KV cache holds; by default of all published points."""
     chosen = capacity_points() if points is None else points
-    return Accuracy(tuple(_capacity(point) for point in chosen))
+    return MeasurementErrors(tuple(_capacity(point) for point in chosen))
 
 
-def load_log_accuracy() -> Accuracy:
+def load_log_accuracy() -> MeasurementErrors:
     """Weights, and blocks of the KV cache, of engines that were loaded."""
-    return Accuracy(tuple(figure for log in load_logs() for figure in _log(log)))
+    return MeasurementErrors(tuple(figure for log in load_logs() for figure in _log(log)))
 
 
 def planned(point: CapacityPoint) -> MemoryPlan:
     """What the model says of a measured set-up."""
     sizes = known_model(point.model)
     assert sizes is not None, "measured models are among the data"
-    need = ModelNeed(
+    model = ModelSpec(
         "target", sizes, Parallelism(tensor=point.tensor_parallel), sizes.stored, step_tokens=2 * point.isl
     )
     length = point.isl + point.osl + _SLACK
-    return plan_memory(_demand(point.gpu, need, length, point.fraction))
+    return plan_memory(_demand(point.gpu, model, length, point.fraction))
 
 
-def _capacity(point: CapacityPoint) -> Compared:
+def _capacity(point: CapacityPoint) -> MeasurementError:
     what = f"{point.gpu}  {point.model.partition('/')[2]}  {point.fraction}  {point.isl} + {point.osl}"
-    return Compared(what, point.sequences, planned(point).sequences, "; ".join(point.source))
+    return MeasurementError(what, point.sequences, planned(point).sequences, "; ".join(point.source))
 
 
-def _log(log: LoadLog) -> tuple[Compared, ...]:
-    need = ModelNeed(
+def _log(log: LoadLog) -> tuple[MeasurementError, ...]:
+    model = ModelSpec(
         "target", log.sizes, format=log.format, kv_cache=log.kv_cache, block_tokens=log.block_tokens
     )
-    memory = plan_memory(_demand(log.gpu, need, log.sizes.max_positions, log.fraction))
+    memory = plan_memory(_demand(log.gpu, model, log.sizes.max_positions, log.fraction))
     source = "; ".join(log.source)
     return (
-        Compared(
+        MeasurementError(
             "weights of the engine, MiB", log.engine_mib, memory.ranks[0].group("weights") / 2**20, source
         ),
-        Compared("blocks of the KV cache", log.blocks, memory.blocks, source),
+        MeasurementError("blocks of the KV cache", log.blocks, memory.blocks, source),
     )
 
 
-def _demand(name: str, need: ModelNeed, length: int, fraction: float) -> Demand:
+def _demand(name: str, model: ModelSpec, length: int, fraction: float) -> DeploymentSpec:
     device = gpu(name)
-    return Demand(name, device.driver_mib * 2**20, (need,), length, concurrency=1, fraction=fraction)
+    return DeploymentSpec(name, device.driver_mib * 2**20, (model,), length, concurrency=1, fraction=fraction)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pipeline.contracts.gpus import gpu, gpus, support
 from pipeline.contracts.rules import rule
 from pipeline.plan.memory.capacity import MemoryPlan, plan_memory
-from pipeline.plan.memory.demand import Demand, ModelNeed
+from pipeline.plan.memory.spec import DeploymentSpec, ModelSpec
 from pipeline.recipe import CpuRuntime, PyTorchRuntime, Recipe, TensorRTRuntime
 
 _FORMATS = ("fp8", "int4_awq", "nvfp4")
@@ -33,48 +33,48 @@ class Alternative:
         return " ".join(f"--set {override}" for override in self.overrides)
 
 
-def alternatives(recipe: Recipe, demand: Demand) -> tuple[Alternative, ...]:
+def alternatives(recipe: Recipe, spec: DeploymentSpec) -> tuple[Alternative, ...]:
     """Those that hold more whole sequences than the demand as it is; none where it fits."""
-    now = plan_memory(demand)
+    now = plan_memory(spec)
     if now.verdict == "fits":
         return ()
-    found = [Alternative(overrides, plan_memory(changed)) for overrides, changed in _changes(recipe, demand)]
+    found = [Alternative(overrides, plan_memory(changed)) for overrides, changed in _changes(recipe, spec)]
     better = [one for one in found if one.plan.sequences > now.sequences or one.plan.verdict == "fits"]
     return tuple(better)
 
 
-def _changes(recipe: Recipe, demand: Demand) -> Iterator[tuple[tuple[str, ...], Demand]]:
+def _changes(recipe: Recipe, spec: DeploymentSpec) -> Iterator[tuple[tuple[str, ...], DeploymentSpec]]:
     runtime = recipe.runtime
     if isinstance(runtime, CpuRuntime):
-        yield from _limits(recipe, demand)
+        yield from _limits(recipe, spec)
         return
-    yield from _tensor_parallel(runtime, demand)
-    yield from _formats(recipe, runtime, demand)
-    yield from _kv_cache(recipe, runtime, demand)
-    yield from _limits(recipe, demand)
-    yield from _larger_gpus(recipe, runtime, demand)
+    yield from _tensor_parallel(runtime, spec)
+    yield from _formats(recipe, runtime, spec)
+    yield from _kv_cache(recipe, runtime, spec)
+    yield from _limits(recipe, spec)
+    yield from _larger_gpus(recipe, runtime, spec)
 
 
 def _tensor_parallel(
-    runtime: TensorRTRuntime | PyTorchRuntime, demand: Demand
-) -> Iterator[tuple[tuple[str, ...], Demand]]:
-    target = demand.models[0]
+    runtime: TensorRTRuntime | PyTorchRuntime, spec: DeploymentSpec
+) -> Iterator[tuple[tuple[str, ...], DeploymentSpec]]:
+    target = spec.models[0]
     for ways in _WAYS:
         if ways <= target.split.tensor or target.sizes.heads % ways or target.split.expert > 1:
             continue
         shared = (
-            len(demand.models) if runtime.kind == "pytorch" else 1
+            len(spec.models) if runtime.kind == "pytorch" else 1
         )  # there, a draft is split like its target
         models = tuple(
-            replace(need, split=replace(need.split, tensor=ways)) if index < shared else need
-            for index, need in enumerate(demand.models)
+            replace(model, split=replace(model.split, tensor=ways)) if index < shared else model
+            for index, model in enumerate(spec.models)
         )
-        yield (f"runtime.tensor_parallel={ways}",), replace(demand, models=models)
+        yield (f"runtime.tensor_parallel={ways}",), replace(spec, models=models)
 
 
 def _formats(
-    recipe: Recipe, runtime: TensorRTRuntime | PyTorchRuntime, demand: Demand
-) -> Iterator[tuple[tuple[str, ...], Demand]]:
+    recipe: Recipe, runtime: TensorRTRuntime | PyTorchRuntime, spec: DeploymentSpec
+) -> Iterator[tuple[tuple[str, ...], DeploymentSpec]]:
     chosen, kv_cache = recipe.quantization.format, recipe.quantization.kv_cache
     kept: list[str] = rule("kvq.weight_combo").facts["kept_with"]
     for form in _FORMATS:
@@ -84,40 +84,40 @@ def _formats(
         changes = {"format": form}
         if runtime.kind == "tensorrt" and kv_cache == "fp8" and form not in kept:
             overrides += ("quantization.kv_cache=auto",)  # the builder turns off what reuse and drafts need
-            changes["kv_cache"] = demand.models[0].sizes.dtype
+            changes["kv_cache"] = spec.models[0].sizes.dtype
         if recipe.quantization.calibration is None:
             overrides += ("quantization.calibration.dataset=cnn_dailymail",)
-        yield overrides, _with_target(demand, **changes)
+        yield overrides, _with_target(spec, **changes)
 
 
 def _kv_cache(
-    recipe: Recipe, runtime: TensorRTRuntime | PyTorchRuntime, demand: Demand
-) -> Iterator[tuple[tuple[str, ...], Demand]]:
+    recipe: Recipe, runtime: TensorRTRuntime | PyTorchRuntime, spec: DeploymentSpec
+) -> Iterator[tuple[tuple[str, ...], DeploymentSpec]]:
     chosen = recipe.quantization
     kept: list[str] = rule("kvq.weight_combo").facts["kept_with"]
     keeps = runtime.kind == "pytorch" or chosen.format in kept
     if chosen.kv_cache == "auto" and keeps and _is_supported(runtime, chosen.format, "fp8"):
-        yield ("quantization.kv_cache=fp8",), _with_target(demand, kv_cache="fp8")
+        yield ("quantization.kv_cache=fp8",), _with_target(spec, kv_cache="fp8")
 
 
-def _limits(recipe: Recipe, demand: Demand) -> Iterator[tuple[tuple[str, ...], Demand]]:
+def _limits(recipe: Recipe, spec: DeploymentSpec) -> Iterator[tuple[tuple[str, ...], DeploymentSpec]]:
     """The concurrency that fits; and where nothing does, shorter sequences."""
-    now, limits = plan_memory(demand), recipe.limits
+    now, limits = plan_memory(spec), recipe.limits
     if now.sequences >= 1:
-        yield (f"limits.max_concurrency={now.sequences}",), replace(demand, concurrency=now.sequences)
-    beyond = demand.sequence_tokens - limits.max_input_tokens
-    shorter = now.tokens // demand.concurrency // now.block_tokens * now.block_tokens - beyond
+        yield (f"limits.max_concurrency={now.sequences}",), replace(spec, concurrency=now.sequences)
+    beyond = spec.sequence_tokens - limits.max_input_tokens
+    shorter = now.tokens // spec.concurrency // now.block_tokens * now.block_tokens - beyond
     if 0 < shorter < limits.max_input_tokens:
-        yield (f"limits.max_input_tokens={shorter}",), replace(demand, sequence_tokens=shorter + beyond)
+        yield (f"limits.max_input_tokens={shorter}",), replace(spec, sequence_tokens=shorter + beyond)
 
 
 def _larger_gpus(
-    recipe: Recipe, runtime: TensorRTRuntime | PyTorchRuntime, demand: Demand
-) -> Iterator[tuple[tuple[str, ...], Demand]]:
+    recipe: Recipe, runtime: TensorRTRuntime | PyTorchRuntime, spec: DeploymentSpec
+) -> Iterator[tuple[tuple[str, ...], DeploymentSpec]]:
     """The smallest that are larger, and on which all of it fits."""
     named = 0
     for larger in sorted(gpus(), key=lambda one: one.driver_mib):
-        changed = replace(demand, device=larger.name, capacity=larger.driver_mib * 2**20)
+        changed = replace(spec, device=larger.name, capacity=larger.driver_mib * 2**20)
         moved = runtime.model_copy(update={"gpu": larger.name})
         fits = larger.driver_mib > gpu(runtime.gpu).driver_mib and plan_memory(changed).verdict == "fits"
         if fits and _is_supported(moved, recipe.quantization.format, recipe.quantization.kv_cache):
@@ -132,6 +132,6 @@ def _is_supported(runtime: TensorRTRuntime | PyTorchRuntime, form: str, kv_cache
     return not any(one.severity == "error" for one in found)
 
 
-def _with_target(demand: Demand, **changes: str) -> Demand:
-    target: ModelNeed = replace(demand.models[0], **changes)  # type: ignore[arg-type]
-    return replace(demand, models=(target, *demand.models[1:]))
+def _with_target(spec: DeploymentSpec, **changes: str) -> DeploymentSpec:
+    target: ModelSpec = replace(spec.models[0], **changes)  # type: ignore[arg-type]
+    return replace(spec, models=(target, *spec.models[1:]))

@@ -16,11 +16,109 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.plan.memory import kv
-from pipeline.plan.memory.demand import Demand, ModelNeed
-from pipeline.plan.memory.line import Line
-from pipeline.plan.memory.rank import Loaded, cache_lines, load
-from pipeline.plan.memory.weights import mxfp4_padding
+from pipeline.contracts import engine_memory
+from pipeline.plan.memory.footprint import (
+    kv_formula,
+    kv_token_bytes,
+    mxfp4_padding,
+    weight_lines,
+)
+from pipeline.plan.memory.spec import DeploymentSpec, MemoryLine, ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A rank before its KV caches."""
+
+    index: int
+    lines: tuple[MemoryLine, ...]  # in load order
+    token_bytes: dict[str, int]  # role -> of one token
+    pool: int  # bytes that KV caches of this rank may take together; negative: weights and buffers do not fit
+
+    @property
+    def used(self) -> int:
+        return sum(line.bytes for line in self.lines)
+
+
+def load_rank(spec: DeploymentSpec, index: int) -> Loaded:
+    """Everything on a rank but its KV caches."""
+    held = [model for model in spec.models if index < model.split.world]
+    lines = [_runtime(spec), *(line for model in held for line in _model(model, index, spec.is_gpu))]
+    left = spec.capacity - sum(line.bytes for line in lines)
+    pool = spec.pool_bytes if spec.pool_bytes is not None else _share(spec, left)
+    costs = {model.role: kv_token_bytes(model, index // model.split.tensor) for model in held}
+    return Loaded(index, tuple(lines), costs, min(pool, left))
+
+
+def cache_lines(spec: DeploymentSpec, rank: Loaded, tokens: int) -> tuple[MemoryLine, ...]:
+    """The KV caches of a rank that hold so many tokens, and what is taken after them."""
+    models = {model.role: model for model in spec.models}
+    lines = [
+        MemoryLine(
+            "kv_cache",
+            role,
+            "",
+            tokens * each,
+            f"{tokens} tokens * {each} bytes: {kv_formula(models[role])}",
+            _kv(),
+        )
+        for role, each in rank.token_bytes.items()
+    ]
+    if spec.graph_batch:
+        count = len(engine_memory.graph_sizes(spec.graph_batch))
+        size = engine_memory.graph_bytes(spec.graph_batch)
+        each = f"at most {size // count} bytes for each of {count} batch sizes"
+        lines.append(MemoryLine("graphs", "", "CUDA graphs", size, each, engine_memory.sources("cuda_graph")))
+    return tuple(lines)
+
+
+def _kv() -> tuple[str, ...]:
+    return engine_memory.sources("kv_cache")
+
+
+def _share(spec: DeploymentSpec, left: int) -> int:
+    return math.floor(spec.fraction * left * (1 - engine_memory.kv_reserve()))
+
+
+def _runtime(spec: DeploymentSpec) -> MemoryLine:
+    if spec.is_gpu:
+        name, text = (
+            "CUDA and runtime",
+            "CUDA context, kernels, buffers of the decoder: a constant, once a GPU",
+        )
+        return MemoryLine(
+            "runtime", "", name, engine_memory.other_bytes(), text, engine_memory.sources("other_bytes")
+        )
+    text = "Python, OpenVINO and its kernels: a constant"
+    sources = engine_memory.sources("cpu_process_bytes")
+    return MemoryLine("runtime", "", "process", engine_memory.cpu_process_bytes(), text, sources)
+
+
+def _model(model: ModelSpec, index: int, is_gpu: bool) -> Iterator[MemoryLine]:
+    yield from weight_lines(model, index // model.split.tensor)
+    if not is_gpu:
+        return
+    sizes, ways = model.sizes, model.split.tensor
+    activations = engine_memory.activation_bytes(
+        has_experts=bool(sizes.experts),
+        tensor_parallel=ways,
+        max_num_tokens=model.step_tokens,
+        heads=sizes.heads,
+        head_size=sizes.head_dim,
+    )
+    formula = f"2 * {model.step_tokens} tokens * {sizes.heads} heads * {sizes.head_dim} * a coefficient for {ways} GPUs"
+    yield MemoryLine("activations", model.role, "", activations, formula, engine_memory.sources("activation"))
+    if ways > 1:
+        text = f"buffers to exchange activations, a constant for {ways} GPUs"
+        yield MemoryLine(
+            "communication",
+            model.role,
+            "",
+            engine_memory.nccl_bytes(ways),
+            text,
+            engine_memory.sources("nccl_bytes"),
+        )
+
 
 Verdict = Literal["fits", "fits in part", "does not fit"]
 
@@ -31,7 +129,7 @@ class RankMemory:
 
     index: int
     capacity: int
-    lines: tuple[Line, ...]  # in load order
+    lines: tuple[MemoryLine, ...]  # in load order
 
     @property
     def used(self) -> int:
@@ -51,7 +149,7 @@ class RankMemory:
 class MemoryPlan:
     """What a demand comes to."""
 
-    demand: Demand
+    spec: DeploymentSpec
     ranks: tuple[RankMemory, ...]
     tokens: int  # that the KV cache of each model holds
     block_tokens: int
@@ -63,20 +161,20 @@ class MemoryPlan:
     @property
     def sequences(self) -> int:
         """Requests at the recipe's lengths that are held from beginning to end: the largest safe concurrency."""
-        each = math.ceil(self.demand.sequence_tokens / self.block_tokens)
+        each = math.ceil(self.spec.sequence_tokens / self.block_tokens)
         return self.blocks // each
 
     @property
     def concurrency(self) -> int:
         """Of those, as many as the recipe lets run at a time."""
-        return min(self.sequences, self.demand.concurrency)
+        return min(self.sequences, self.spec.concurrency)
 
     @property
     def verdict(self) -> Verdict:
         """In part: fewer whole sequences than the recipe's concurrency, so that long requests wait for each other."""
         if self.sequences < 1:
             return "does not fit"
-        return "fits" if self.sequences >= self.demand.concurrency else "fits in part"
+        return "fits" if self.sequences >= self.spec.concurrency else "fits in part"
 
     @property
     def tightest(self) -> RankMemory:
@@ -86,46 +184,46 @@ class MemoryPlan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What of these figures is counted, and was compared with no measurement."""
-        return tuple(warning for need in self.demand.models for warning in _warnings(need))
+        return tuple(warning for model in self.spec.models for warning in _warnings(model))
 
     @property
     def token_bytes(self) -> dict[str, int]:
         """Role -> bytes of a token's keys and values on a rank of the first stage."""
-        return {need.role: kv.token_bytes(need) for need in self.demand.models}
+        return {model.role: kv_token_bytes(model) for model in self.spec.models}
 
 
-def _warnings(need: ModelNeed) -> Iterator[str]:
-    if need.sizes.latent is not None:
+def _warnings(model: ModelSpec) -> Iterator[str]:
+    if model.sizes.latent is not None:
         yield (
-            f"{need.role}: the KV cache of multi-head latent attention is counted from its sizes; no measurement was "
+            f"{model.role}: the KV cache of multi-head latent attention is counted from its sizes; no measurement was "
             "at hand to compare it with"
         )
-    if need.sizes.experts:
+    if model.sizes.experts:
         yield (
-            f"{need.role}: buffers of models with experts are estimated; no measurement was at hand to compare them "
+            f"{model.role}: buffers of models with experts are estimated; no measurement was at hand to compare them "
             "with"
         )
-    padding = mxfp4_padding(need)
+    padding = mxfp4_padding(model)
     if padding:
         yield (
-            f"{need.role}: kernels may round the sizes of experts in MXFP4 up, which takes up to "
+            f"{model.role}: kernels may round the sizes of experts in MXFP4 up, which takes up to "
             f"{padding / 2**30:.1f} GiB more on a GPU"
         )
 
 
-def plan_memory(demand: Demand) -> MemoryPlan:
+def plan_memory(spec: DeploymentSpec) -> MemoryPlan:
     """The answer to a demand."""
-    loaded = [load(demand, index) for index in range(demand.ranks)]
-    block = math.lcm(*(need.block_tokens for need in demand.models))
+    loaded = [load_rank(spec, index) for index in range(spec.ranks)]
+    block = math.lcm(*(model.block_tokens for model in spec.models))
     holding = [
         rank for rank in loaded if any(rank.token_bytes.values())
     ]  # stages beyond the layers hold none
     tokens = max(0, min(_tokens(rank) for rank in holding)) // block * block
     ranks = tuple(
-        RankMemory(rank.index, demand.capacity, (*rank.lines, *cache_lines(demand, rank, tokens)))
+        RankMemory(rank.index, spec.capacity, (*rank.lines, *cache_lines(spec, rank, tokens)))
         for rank in loaded
     )
-    return MemoryPlan(demand, ranks, tokens, block)
+    return MemoryPlan(spec, ranks, tokens, block)
 
 
 def _tokens(rank: Loaded) -> int:

@@ -23,17 +23,17 @@ KINDS: tuple[Kind, ...] = ("embedding", "attention", "mlp", "experts", "lm_head"
 #   pairs           rows by whole KV heads, each copied where there are more ranks than heads
 #   vocabulary      rows, padded to a multiple of the ranks
 #   copy            every rank holds all of it
-Split = Literal["rows", "columns", "pairs", "vocabulary", "copy"]
+SplitKind = Literal["rows", "columns", "pairs", "vocabulary", "copy"]
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class WeightTensor:
     """A matrix, or with one column a vector; `copies` of it lie in each place (experts)."""
 
     kind: Kind
     rows: int
     columns: int
-    split: Split = "copy"
+    split: SplitKind = "copy"
     quantizable: bool = False
     copies: int = 1
 
@@ -53,7 +53,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorPart:
     """What one rank holds of a tensor."""
 
     rows: int
@@ -65,7 +65,9 @@ class Part:
         return self.rows * self.columns * self.copies
 
 
-def part(tensor: Tensor, sizes: ModelSizes, split: Parallelism, vocabulary_multiple: int = 1) -> Part:
+def part(
+    tensor: WeightTensor, sizes: ModelSizes, split: Parallelism, vocabulary_multiple: int = 1
+) -> TensorPart:
     """The largest that any rank holds of a tensor."""
     ways = split.tensor
     if tensor.is_expert:
@@ -73,50 +75,52 @@ def part(tensor: Tensor, sizes: ModelSizes, split: Parallelism, vocabulary_multi
         inner = math.ceil(ways / split.expert)
         rows = math.ceil(tensor.rows / inner) if tensor.split == "rows" else tensor.rows
         columns = math.ceil(tensor.columns / inner) if tensor.split == "columns" else tensor.columns
-        return Part(rows, columns, held)
+        return TensorPart(rows, columns, held)
     match tensor.split:
         case "rows":
-            return Part(math.ceil(tensor.rows / ways), tensor.columns)
+            return TensorPart(math.ceil(tensor.rows / ways), tensor.columns)
         case "columns":
-            return Part(tensor.rows, math.ceil(tensor.columns / ways))
+            return TensorPart(tensor.rows, math.ceil(tensor.columns / ways))
         case "pairs":
-            return Part(math.ceil(sizes.kv_heads / ways) * sizes.head_dim, tensor.columns)
+            return TensorPart(math.ceil(sizes.kv_heads / ways) * sizes.head_dim, tensor.columns)
         case "vocabulary":
             multiple = math.lcm(ways, vocabulary_multiple)
-            return Part(math.ceil(tensor.rows / multiple) * multiple // ways, tensor.columns)
+            return TensorPart(math.ceil(tensor.rows / multiple) * multiple // ways, tensor.columns)
         case _:
-            return Part(tensor.rows, tensor.columns, tensor.copies)
+            return TensorPart(tensor.rows, tensor.columns, tensor.copies)
 
 
-def embedding(sizes: ModelSizes) -> Iterator[Tensor]:
+def embedding(sizes: ModelSizes) -> Iterator[WeightTensor]:
     """What the first stage of a pipeline holds besides its layers."""
     if not is_eagle_head(sizes):
-        yield Tensor("embedding", sizes.vocab, sizes.hidden, "vocabulary")
+        yield WeightTensor("embedding", sizes.vocab, sizes.hidden, "vocabulary")
 
 
-def output(sizes: ModelSizes) -> Iterator[Tensor]:
+def output(sizes: ModelSizes) -> Iterator[WeightTensor]:
     """What the last stage holds besides its layers; without the projection where it is the embedding."""
-    yield Tensor("norms", sizes.hidden, 1)
+    yield WeightTensor("norms", sizes.hidden, 1)
     if not sizes.tied:
-        yield Tensor("lm_head", sizes.draft_vocab or sizes.vocab, sizes.hidden, "vocabulary")
+        yield WeightTensor("lm_head", sizes.draft_vocab or sizes.vocab, sizes.hidden, "vocabulary")
 
 
-def layer(sizes: ModelSizes, index: int) -> Iterator[Tensor]:
+def layer(sizes: ModelSizes, index: int) -> Iterator[WeightTensor]:
     """One layer."""
     yield from _latent_attention(sizes) if sizes.latent is not None else _attention(sizes)
     if sizes.experts and index >= sizes.dense_layers:
         yield from _experts(sizes)
     else:
         yield from _feed_forward(sizes, sizes.dense_intermediate if sizes.experts else sizes.intermediate)
-    yield Tensor("norms", sizes.hidden, 1, copies=sizes.layer_norms)
+    yield WeightTensor("norms", sizes.hidden, 1, copies=sizes.layer_norms)
     if sizes.qk_norm:
-        yield Tensor("norms", sizes.head_dim, 1, copies=2)
+        yield WeightTensor("norms", sizes.head_dim, 1, copies=2)
     if is_eagle_head(sizes):
-        yield Tensor("norms", sizes.hidden, 1)  # over the target's hidden states
-        yield Tensor("attention", sizes.hidden, 3 * sizes.hidden)  # joins those of three layers of the target
+        yield WeightTensor("norms", sizes.hidden, 1)  # over the target's hidden states
+        yield WeightTensor(
+            "attention", sizes.hidden, 3 * sizes.hidden
+        )  # joins those of three layers of the target
 
 
-def whole(sizes: ModelSizes) -> Iterator[Tensor]:
+def whole(sizes: ModelSizes) -> Iterator[WeightTensor]:
     """Every tensor of a model."""
     yield from embedding(sizes)
     for index in range(sizes.layers):
@@ -142,61 +146,61 @@ def is_eagle_head(sizes: ModelSizes) -> bool:
     return "Eagle3" in sizes.architecture
 
 
-def _attention(sizes: ModelSizes) -> Iterator[Tensor]:
+def _attention(sizes: ModelSizes) -> Iterator[WeightTensor]:
     queries, pairs = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     inputs = sizes.hidden * (2 if is_eagle_head(sizes) else 1)
-    yield Tensor("attention", queries, inputs, "rows", quantizable=True)
+    yield WeightTensor("attention", queries, inputs, "rows", quantizable=True)
     for _ in ("k", "v"):
-        yield Tensor("attention", pairs, inputs, "pairs", quantizable=True)
-    yield Tensor("attention", sizes.hidden, queries, "columns", quantizable=True)
+        yield WeightTensor("attention", pairs, inputs, "pairs", quantizable=True)
+    yield WeightTensor("attention", sizes.hidden, queries, "columns", quantizable=True)
     if sizes.qkv_bias:
-        yield Tensor("attention", queries, 1, "rows")
+        yield WeightTensor("attention", queries, 1, "rows")
         for _ in ("k", "v"):
-            yield Tensor("attention", pairs, 1, "pairs")
+            yield WeightTensor("attention", pairs, 1, "pairs")
     if sizes.output_bias:
-        yield Tensor("attention", sizes.hidden, 1)
+        yield WeightTensor("attention", sizes.hidden, 1)
     if sizes.sinks:
-        yield Tensor("attention", sizes.heads, 1, "rows")
+        yield WeightTensor("attention", sizes.heads, 1, "rows")
 
 
-def _latent_attention(sizes: ModelSizes) -> Iterator[Tensor]:
+def _latent_attention(sizes: ModelSizes) -> Iterator[WeightTensor]:
     latent = sizes.latent
     assert latent is not None, "the caller looked"
     queries = sizes.heads * (latent.nope + latent.rope)
     if latent.query_rank:
-        yield Tensor("attention", latent.query_rank, sizes.hidden, quantizable=True)
-        yield Tensor("norms", latent.query_rank, 1)
-    yield Tensor("attention", queries, latent.query_rank or sizes.hidden, "rows", quantizable=True)
-    yield Tensor("attention", latent.kv_rank + latent.rope, sizes.hidden, quantizable=True)
-    yield Tensor("norms", latent.kv_rank, 1)
+        yield WeightTensor("attention", latent.query_rank, sizes.hidden, quantizable=True)
+        yield WeightTensor("norms", latent.query_rank, 1)
+    yield WeightTensor("attention", queries, latent.query_rank or sizes.hidden, "rows", quantizable=True)
+    yield WeightTensor("attention", latent.kv_rank + latent.rope, sizes.hidden, quantizable=True)
+    yield WeightTensor("norms", latent.kv_rank, 1)
     expanded = sizes.heads * (latent.nope + latent.value)
-    yield Tensor("attention", expanded, latent.kv_rank, "rows", quantizable=True)
-    yield Tensor("attention", sizes.hidden, sizes.heads * latent.value, "columns", quantizable=True)
+    yield WeightTensor("attention", expanded, latent.kv_rank, "rows", quantizable=True)
+    yield WeightTensor("attention", sizes.hidden, sizes.heads * latent.value, "columns", quantizable=True)
 
 
-def _feed_forward(sizes: ModelSizes, inner: int, kind: Kind = "mlp") -> Iterator[Tensor]:
+def _feed_forward(sizes: ModelSizes, inner: int, kind: Kind = "mlp") -> Iterator[WeightTensor]:
     for _ in ("gate", "up"):
-        yield Tensor(kind, inner, sizes.hidden, "rows", quantizable=True)
-    yield Tensor(kind, sizes.hidden, inner, "columns", quantizable=True)
+        yield WeightTensor(kind, inner, sizes.hidden, "rows", quantizable=True)
+    yield WeightTensor(kind, sizes.hidden, inner, "columns", quantizable=True)
     if sizes.mlp_bias:
         for _ in ("gate", "up"):
-            yield Tensor(kind, inner, 1, "rows")
-        yield Tensor(kind, sizes.hidden, 1)
+            yield WeightTensor(kind, inner, 1, "rows")
+        yield WeightTensor(kind, sizes.hidden, 1)
 
 
-def _experts(sizes: ModelSizes) -> Iterator[Tensor]:
+def _experts(sizes: ModelSizes) -> Iterator[WeightTensor]:
     inner, hidden = sizes.intermediate, sizes.hidden
-    yield Tensor("experts", sizes.experts, hidden)  # the router keeps its precision
+    yield WeightTensor("experts", sizes.experts, hidden)  # the router keeps its precision
     for _ in ("gate", "up"):
-        yield Tensor("experts", inner, hidden, "rows", quantizable=True, copies=sizes.experts)
-    yield Tensor("experts", hidden, inner, "columns", quantizable=True, copies=sizes.experts)
+        yield WeightTensor("experts", inner, hidden, "rows", quantizable=True, copies=sizes.experts)
+    yield WeightTensor("experts", hidden, inner, "columns", quantizable=True, copies=sizes.experts)
     if sizes.shared_intermediate:
         yield from _feed_forward(sizes, sizes.shared_intermediate, "experts")
     if sizes.shared_gate:
-        yield Tensor("experts", 1, hidden)
+        yield WeightTensor("experts", 1, hidden)
     if sizes.expert_bias:
-        yield Tensor("experts", sizes.experts, 1)
-        yield Tensor("experts", 2 * inner, 1, "rows", copies=sizes.experts)
-        yield Tensor("experts", hidden, 1, copies=sizes.experts)
+        yield WeightTensor("experts", sizes.experts, 1)
+        yield WeightTensor("experts", 2 * inner, 1, "rows", copies=sizes.experts)
+        yield WeightTensor("experts", hidden, 1, copies=sizes.experts)
     if sizes.score_bias:
-        yield Tensor("experts", sizes.experts, 1)
+        yield WeightTensor("experts", sizes.experts, 1)

@@ -7,20 +7,20 @@ speculation, service (many requests), forecast. `published` and `accuracy` hold 
 Pure; facts are in `data/` and in `contracts/data/gpu_rates.yaml`.
 """
 
-from pipeline.plan.performance.engine import Engine, Workload
-from pipeline.plan.performance.estimate import Estimate
+from pipeline.plan.performance.accuracy import Estimate
+from pipeline.plan.performance.engine import EngineModel
 from pipeline.plan.performance.forecast import Forecast, Gain, forecast, forecast_recipe
-from pipeline.plan.performance.service import Load
-from pipeline.plan.performance.workload import Asked
+from pipeline.plan.performance.service import LoadPoint
+from pipeline.plan.performance.workload import Workload, WorkloadOptions
 
 __all__ = [
-    "Asked",
-    "Engine",
+    "EngineModel",
     "Estimate",
     "Forecast",
     "Gain",
-    "Load",
+    "LoadPoint",
     "Workload",
+    "WorkloadOptions",
     "forecast",
     "forecast_recipe",
 ]

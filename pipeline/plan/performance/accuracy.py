@@ -6,23 +6,82 @@ And which forecasts that says something of: `unchecked` names what no figure tha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.contracts.releases import Track
-from pipeline.plan.memory.demand import ModelNeed
+from pipeline.plan.memory.spec import ModelSpec
 from pipeline.plan.performance.efficiency import family, fitted, is_measured
-from pipeline.plan.performance.estimate import Quantity
 from pipeline.plan.performance.published import (
-    Figure,
     Kind,
+    PublishedFigure,
     Use,
     computed,
     figures,
     fills_steps,
     most_together,
 )
+from pipeline.store import Json
+
+Quantity = Literal["throughput", "first-token"]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Computed, and the ends within which four of five measurements would lie; None: nobody knows them."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    def scaled(self, factor: float) -> Estimate:
+        """All of it times a factor."""
+        return self._with(lambda value: value * factor)
+
+    def shortened(self) -> Estimate:
+        """With four digits."""
+        return self._with(short)
+
+    def as_json(self) -> dict[str, Json]:
+        """Plain values, short."""
+        one = self.shortened()
+        return {"value": one.value, "low": one.low, "high": one.high}
+
+    def _with(self, change: Callable[[float], float]) -> Estimate:
+        if self.low is None or self.high is None:
+            return Estimate(change(self.value))
+        return Estimate(change(self.value), change(self.low), change(self.high))
+
+
+def rate_estimate(value: float, *, checked: bool) -> Estimate:
+    """Of something that grows with throughput; `checked`: whether published figures are of the like."""
+    low, high = _ends("throughput")
+    return Estimate(value, value * low, value * high) if checked else Estimate(value)
+
+
+def interval_estimate(value: float, *, checked: bool) -> Estimate:
+    """Of a time between tokens, or a cost: what shrinks as throughput grows."""
+    low, high = _ends("throughput")
+    return Estimate(value, value / high, value / low) if checked else Estimate(value)
+
+
+def first_token_estimate(value: float, *, checked: bool) -> Estimate:
+    """Of a time to the first token on an idle engine."""
+    low, high = _ends("first-token")
+    return Estimate(value, value * low, value * high) if checked else Estimate(value)
+
+
+def _ends(quantity: Quantity) -> tuple[float, float]:
+    """Measured over computed. An interval always contains what was computed."""
+    errors: Mapping[str, Mapping[str, float]] = fitted()["errors"]["held-out"]
+    return min(errors[quantity]["low"], 1.0), max(errors[quantity]["high"], 1.0)
+
+
+def short(value: float) -> float:
+    """Four digits: more would pretend."""
+    return float(f"{value:.4g}")
+
 
 KINDS: tuple[Kind, ...] = ("full-load", "fixed-batch", "first-token")
 COVERAGE = 0.8  # share of held-out figures that an interval covers
@@ -30,10 +89,10 @@ _MOST_STAGES = 4  # figures of more pipeline stages are missed by up to half, in
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class FigureError:
     """A figure, and what the model says."""
 
-    figure: Figure
+    figure: PublishedFigure
     computed: float
 
     @property
@@ -46,9 +105,9 @@ class Compared:
         return math.log(self.computed / self.figure.measured)
 
 
-def compared(use: Use, given: Mapping[str, Any] | None = None) -> tuple[Compared, ...]:
+def figure_errors(use: Use, given: Mapping[str, Any] | None = None) -> tuple[FigureError, ...]:
     """All figures of one use."""
-    return tuple(Compared(figure, computed(figure, given)) for figure in figures(use))
+    return tuple(FigureError(figure, computed(figure, given)) for figure in figures(use))
 
 
 def reach(quantity: Quantity) -> dict[str, Any]:
@@ -73,13 +132,13 @@ def fewest_requests() -> int:
     return int(fitted()["reach"]["throughput"]["batch"])
 
 
-def _experts(need: ModelNeed) -> str:
-    gpus = need.split.world
-    return f"{need.sizes.architecture} in {need.format} on {gpus} GPU{'s' if gpus > 1 else ''}"
+def _experts(model: ModelSpec) -> str:
+    gpus = model.split.world
+    return f"{model.sizes.architecture} in {model.format} on {gpus} GPU{'s' if gpus > 1 else ''}"
 
 
 def unchecked(
-    quantity: Quantity, need: ModelNeed, device: str, track: Track, *, batch: int = 1, drafts: bool = False
+    quantity: Quantity, model: ModelSpec, device: str, track: Track, *, batch: int = 1, drafts: bool = False
 ) -> tuple[str, ...]:
     """What of a deployment no figure held aside is of; nothing where they speak for it.
 
@@ -89,14 +148,14 @@ def unchecked(
         batch: requests at a time.
         drafts: whether a draft's gain is in the forecast.
     """
-    known, sizes, split = fitted()["reach"][quantity], need.sizes, need.split
+    known, sizes, split = fitted()["reach"][quantity], model.sizes, model.split
     doubts = {
         f"runtime.kind {track}": track not in known["tracks"],
         f"the generation of {device}": family(device) not in known["families"] or not is_measured(device),
-        "unquantized weights" if need.format == "none" else f"weights in {need.format}": (
-            need.format not in known["formats"]
+        "unquantized weights" if model.format == "none" else f"weights in {model.format}": (
+            model.format not in known["formats"]
         ),
-        f"experts of {_experts(need)}": bool(sizes.experts) and _experts(need) not in known["experts"],
+        f"experts of {_experts(model)}": bool(sizes.experts) and _experts(model) not in known["experts"],
         "multi-head latent attention": sizes.latent is not None,
         "layers that see a window": any(sizes.windows),
         f"{split.pipeline} pipeline stages": split.pipeline > _MOST_STAGES,
@@ -113,8 +172,8 @@ def error_summary(use: Use, given: Mapping[str, Any] | None = None) -> dict[str,
     Count; median and 90th percentile of the relative error; and the two ends of 80 percent of the ratios: `low` and
     `high` are measured over computed, what a computed figure is to be multiplied by.
     """
-    everything = compared(use, given)
-    found: dict[str, list[Compared]] = {
+    everything = figure_errors(use, given)
+    found: dict[str, list[FigureError]] = {
         kind: [one for one in everything if one.figure.kind == kind] for kind in KINDS
     }
     found["throughput"] = [one for one in everything if one.figure.kind != "first-token"]
@@ -122,7 +181,7 @@ def error_summary(use: Use, given: Mapping[str, Any] | None = None) -> dict[str,
     return {name: summary(ones) for name, ones in found.items()}
 
 
-def summary(ones: Sequence[Compared]) -> dict[str, float]:
+def summary(ones: Sequence[FigureError]) -> dict[str, float]:
     """Of some figures."""
     errors = sorted(abs(one.error) for one in ones)
     ratios = sorted(-one.log_ratio for one in ones)

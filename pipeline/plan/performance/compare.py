@@ -7,39 +7,24 @@ the mean time between tokens, and what a token takes: money where every GPU has 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TypeVar
 
-from pipeline.contracts.gpu_rates import rates
+from pipeline.contracts import engine_memory
+from pipeline.contracts.gpus import gpu, gpu_rates, support
+from pipeline.contracts.rules import rule
 from pipeline.models.sizes import ModelSizes
-from pipeline.plan.memory import Demand, StepLimits, demand_of, plan_memory
+from pipeline.plan.memory import DeploymentSpec, StepLimits, deployment_spec, plan_memory
 from pipeline.plan.performance.accuracy import fewest_requests
-from pipeline.plan.performance.candidates import candidates
-from pipeline.plan.performance.cost import Cost, cost
-from pipeline.plan.performance.engine import Workload
 from pipeline.plan.performance.forecast import UNDER_LOAD, Forecast, forecast_recipe
-from pipeline.plan.performance.front import front
-from pipeline.plan.performance.service import Load
+from pipeline.plan.performance.service import Cost, LoadPoint, token_cost
+from pipeline.plan.performance.workload import ComparisonSettings
 from pipeline.plan.plan import TARGET
-from pipeline.recipe import CpuRuntime, Recipe
+from pipeline.recipe import CpuRuntime, PyTorchRuntime, Recipe, TensorRTRuntime
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What is to be compared, and for whom."""
-
-    work: Workload
-    devices: tuple[str, ...]
-    prices: Mapping[str, float] = field(default_factory=dict)  # GPU -> of an hour of one
-    acceptance: float | None = None  # of the draft; None: without drafts
-
-    @property
-    def priced(self) -> bool:
-        """Whether all can be ranked by money."""
-        return bool(self.devices) and all(device in self.prices for device in self.devices)
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
+class DeploymentOption:
     """One deployment."""
 
     gpu: str
@@ -60,7 +45,7 @@ class Option:
         return f"{self.tensor_parallel} x {self.gpu} {self.form}{' + draft' if self.draft else ''}"
 
     @property
-    def best(self) -> Load | None:
+    def best(self) -> LoadPoint | None:
         """The largest load within the SLO."""
         return self.forecast.within_slo if self.forecast is not None and not self.reasons else None
 
@@ -77,11 +62,11 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FrontPoint:
     """A load of an option, as a point of the front."""
 
-    option: Option
-    load: Load
+    option: DeploymentOption
+    load: LoadPoint
     spent: float  # for a million output tokens: money, or seconds of a GPU
 
     @property
@@ -95,11 +80,11 @@ class Comparison:
     """The answer."""
 
     recipe: Recipe
-    question: Question
-    serving: tuple[Option, ...]  # that meet the SLO with at least one request, the best first
-    refused: tuple[Option, ...]  # the others, with reasons
-    places: tuple[Place, ...]  # all loads within the SLO, of all that serve
-    front: tuple[Place, ...]  # the quickest first
+    question: ComparisonSettings
+    serving: tuple[DeploymentOption, ...]  # that meet the SLO with at least one request, the best first
+    refused: tuple[DeploymentOption, ...]  # the others, with reasons
+    places: tuple[FrontPoint, ...]  # all loads within the SLO, of all that serve
+    front: tuple[FrontPoint, ...]  # the quickest first
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -118,7 +103,7 @@ class Comparison:
 def compare(
     recipe: Recipe,
     sizes: Mapping[str, ModelSizes],
-    question: Question,
+    question: ComparisonSettings,
     *,
     steps: Mapping[str, StepLimits] | None = None,
     judge: Callable[[Recipe], Sequence[str]] = lambda _: (),
@@ -137,51 +122,51 @@ def compare(
     serving = sorted((one for one in options if one.best is not None), key=_rank(question))
     refused = tuple(one for one in options if one.best is None)
     places = tuple(place for option in serving for place in _places(option, question))
-    edge = front(places, lambda place: place.load.itl_ms, lambda place: place.spent)
+    edge = pareto_front(places, lambda place: place.load.itl_ms, lambda place: place.spent)
     return Comparison(recipe, question, tuple(serving), refused, places, tuple(edge))
 
 
 def _option(
     recipe: Recipe,
     sizes: Mapping[str, ModelSizes],
-    question: Question,
+    question: ComparisonSettings,
     steps: Mapping[str, StepLimits] | None,
     judge: Callable[[Recipe], Sequence[str]],
-) -> Option:
-    demand = demand_of(recipe, sizes, steps)
-    assert demand is not None, "sizes are of all models"
+) -> DeploymentOption:
+    spec = deployment_spec(recipe, sizes, steps)
+    assert spec is not None, "sizes are of all models"
     assert not isinstance(recipe.runtime, CpuRuntime), "candidates are for GPUs"
-    memory = plan_memory(demand)
+    memory = plan_memory(spec)
     work = question.work
     seen = forecast_recipe(
         recipe,
-        demand,
+        spec,
         acceptance=question.acceptance,
         prompt_tokens=work.prompt_tokens,
         output_tokens=work.output_tokens,
         sequences=memory.sequences,
     )
     best = seen.within_slo if seen is not None else None
-    reasons = tuple(_reasons(demand, seen)) or tuple(judge(recipe))
-    price = question.prices.get(demand.device)
-    return Option(
-        gpu=demand.device,
+    reasons = tuple(_reasons(spec, seen)) or tuple(judge(recipe))
+    price = question.prices.get(spec.device)
+    return DeploymentOption(
+        gpu=spec.device,
         tensor_parallel=recipe.runtime.tensor_parallel,
         form=recipe.quantization.format,
-        kv_cache=demand.models[0].kv_cache,
+        kv_cache=spec.models[0].kv_cache,
         draft=recipe.draft is not None,
-        gpus=demand.ranks,
+        gpus=spec.ranks,
         sequences=memory.sequences,
         forecast=seen,
-        cost=cost(best, work, demand.ranks, price) if best is not None and price is not None else None,
+        cost=token_cost(best, work, spec.ranks, price) if best is not None and price is not None else None,
         reasons=reasons,
-        unverified=bool(rates(demand.device).unverified),
+        unverified=bool(gpu_rates(spec.device).unverified),
     )
 
 
-def _reasons(demand: Demand, seen: Forecast | None) -> Iterator[str]:
+def _reasons(spec: DeploymentSpec, seen: Forecast | None) -> Iterator[str]:
     if seen is None:
-        yield f"not one sequence of {demand.sequence_tokens} tokens fits beside the weights"
+        yield f"not one sequence of {spec.sequence_tokens} tokens fits beside the weights"
     elif seen.within_slo is None:
         alone, slo = seen.curve[0], seen.slo
         if slo.ttft_p95_ms is not None and alone.ttft_ms > slo.ttft_p95_ms:
@@ -190,16 +175,99 @@ def _reasons(demand: Demand, seen: Forecast | None) -> Iterator[str]:
             yield f"{alone.itl_p95_ms:.1f} ms between tokens even alone; slo.itl_p95_ms is {slo.itl_p95_ms:g}"
 
 
-def _rank(question: Question) -> Callable[[Option], float]:
+def _rank(question: ComparisonSettings) -> Callable[[DeploymentOption], float]:
     if question.priced:
         return lambda option: option.cost.per_million_output if option.cost is not None else float("inf")
     return lambda option: option.gpu_seconds
 
 
-def _places(option: Option, question: Question) -> Iterator[Place]:
+def _places(option: DeploymentOption, question: ComparisonSettings) -> Iterator[FrontPoint]:
     assert option.forecast is not None, "it serves"
     assert option.best is not None, "it serves"
     hour = question.prices[option.gpu] if question.priced else 3600.0
     loads = [load for load in option.forecast.curve if load.batch < option.best.batch]
     for load in (*loads, option.best):
-        yield Place(option, load, option.gpus * hour / 3600 / load.tokens_per_s * 1e6)
+        yield FrontPoint(option, load, option.gpus * hour / 3600 / load.tokens_per_s * 1e6)
+
+
+FORMATS = ("none", "fp8", "int4_awq", "w4a8_awq", "nvfp4")
+WAYS = (1, 2, 4, 8)
+
+
+def candidates(
+    recipe: Recipe, target: ModelSizes, devices: Sequence[str], *, drafts: bool
+) -> Iterator[Recipe]:
+    """Recipes that differ from the given one in those four things, and in what follows from them.
+
+    Left out are formats that a GPU or the release is known not to run, weights that are published in a format that is
+    not understood, and splits that its heads cannot be shared by.
+    `drafts`: with the recipe's draft, too.
+    """
+    assert not isinstance(recipe.runtime, CpuRuntime), "the caller looked"
+    for device in devices:
+        for form in _formats(recipe):
+            kv_cache = _kv_cache(recipe.runtime, device, form)
+            if kv_cache is None or (form == "none" and target.stored not in engine_memory.formats()):
+                continue
+            for ways in WAYS:
+                if target.heads % ways:
+                    continue
+                changed = _changed(recipe, recipe.runtime, device, form, kv_cache, ways)
+                yield changed.model_copy(update={"draft": None})
+                if drafts and recipe.draft is not None:
+                    yield changed
+
+
+def _formats(recipe: Recipe) -> tuple[str, ...]:
+    chosen = recipe.quantization.format
+    return FORMATS if chosen in FORMATS else (*FORMATS, chosen)
+
+
+def _kv_cache(runtime: TensorRTRuntime | PyTorchRuntime, device: str, form: str) -> str | None:
+    """FP8 beside formats that go with it, where the GPU has it; None: the format cannot be had there."""
+    kept: list[str] = rule("kvq.weight_combo").facts["kept_with"]
+    for kv_cache in ("fp8", "auto") if form in kept else ("auto",):
+        found = support(gpu(device), form, kv_cache, runtime.kind, runtime.version)
+        if not any(one.severity == "error" for one in found):
+            return kv_cache
+    return None
+
+
+def _changed(
+    recipe: Recipe,
+    runtime: TensorRTRuntime | PyTorchRuntime,
+    device: str,
+    form: str,
+    kv_cache: str,
+    ways: int,
+) -> Recipe:
+    moved = {"gpu": device, "tensor_parallel": ways, "pipeline_parallel": 1}
+    if runtime.expert_parallel is not None:
+        moved["expert_parallel"] = ways
+    quantized = {"format": form, "kv_cache": kv_cache}
+    return recipe.model_copy(
+        update={
+            "runtime": runtime.model_copy(update=moved),
+            "quantization": recipe.quantization.model_copy(update=quantized),
+        }
+    )
+
+
+Point = TypeVar("Point")
+
+
+def pareto_front(
+    points: Sequence[Point], first: Callable[[Point], float], second: Callable[[Point], float]
+) -> list[Point]:
+    """Points that none is better than in one and at least as good in the other; less is better in both.
+
+    In order of `first`. Of points that are alike in both, the first.
+
+    >>> pareto_front([(1, 5), (2, 3), (3, 4), (4, 1), (2, 3)], lambda p: p[0], lambda p: p[1])
+    [(1, 5), (2, 3), (4, 1)]
+    """
+    kept: list[Point] = []
+    for point in sorted(points, key=lambda one: (first(one), second(one))):
+        if not kept or second(point) < second(kept[-1]):
+            kept.append(point)
+    return kept

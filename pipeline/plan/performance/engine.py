@@ -12,33 +12,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pipeline.contracts.gpu_rates import Rates, rates
+from pipeline.contracts.gpus import GpuRates, gpu_rates
 from pipeline.contracts.releases import Track
-from pipeline.plan.memory.demand import ModelNeed
+from pipeline.plan.memory.spec import ModelSpec
 from pipeline.plan.performance.efficiency import Efficiency, efficiency
-from pipeline.plan.performance.load import ModelLoad, model_load
-from pipeline.plan.performance.step import Step, StepTime, step_time
+from pipeline.plan.performance.roofline import EngineStep, ModelLoad, StepTime, model_load, step_time
+from pipeline.plan.performance.workload import Workload
 
 
 @dataclass(frozen=True)
-class Workload:
-    """Requests that are all alike."""
-
-    prompt_tokens: int
-    output_tokens: int
-
-    @property
-    def mean_context(self) -> float:
-        """Tokens that a sequence has behind it, over its answer."""
-        return self.prompt_tokens + self.output_tokens / 2
-
-
-@dataclass(frozen=True)
-class Engine:
+class EngineModel:
     """One model of a deployment, on the GPUs that it is split over."""
 
     load: ModelLoad
-    rates: Rates
+    rates: GpuRates
     efficiency: Efficiency
     step_tokens: int = 8192  # most in one step
     chunked: bool = True  # prompts may be split over steps
@@ -46,30 +33,30 @@ class Engine:
     @classmethod
     def of(
         cls,
-        need: ModelNeed,
+        model: ModelSpec,
         device: str,
         track: Track,
         *,
         chunked: bool = True,
         given: Mapping[str, Any] | None = None,
-    ) -> Engine:
+    ) -> EngineModel:
         """`given` replaces the fitted constants."""
-        peaks = rates(device)
+        peaks = gpu_rates(device)
         return cls(
-            model_load(need, peaks), peaks, efficiency(device, track, given), need.step_tokens, chunked
+            model_load(model, peaks), peaks, efficiency(device, track, given), model.step_tokens, chunked
         )
 
     @cached_property
     def gpus(self) -> int:
         return self.load.ranks * self.load.stages
 
-    def step(self, step: Step) -> StepTime:
+    def step(self, step: EngineStep) -> StepTime:
         """One step."""
         return step_time(step, self.load, self.rates, self.efficiency)
 
     def decode(self, sequences: float, context: float, tokens_each: float = 1) -> float:
         """A step that only generates; with more than one token each, one that verifies drafts."""
-        return self.step(Step(sequences, context, tokens_each)).total
+        return self.step(EngineStep(sequences, context, tokens_each)).total
 
     def prefill(self, prompts: float, tokens: float) -> float:
         """Prompts that are done together while nothing else runs, one piece after the other."""
@@ -77,10 +64,10 @@ class Engine:
         pieces = max(1, math.ceil(whole / size))
         each = whole / pieces
         before = max(0.0, min(tokens - each, tokens / 2)) if pieces > 1 else 0.0
-        spread = Step(prompt=each, prompt_before=before)
+        spread = EngineStep(prompt=each, prompt_before=before)
         one = self.step(spread)
         # Attention of short prompts that share a step stays within each of them.
-        within = self.step(Step(prompt=min(each, tokens), prompt_before=before)).attention
+        within = self.step(EngineStep(prompt=min(each, tokens), prompt_before=before)).attention
         attention = within * max(1.0, each / max(tokens, 1))
         return self.efficiency.prompt_s + pieces * (one.total - one.attention + attention)
 
@@ -92,7 +79,7 @@ class Engine:
         for index in range(pieces):
             done = index * size
             piece = min(size, prompt_tokens - done)
-            total += self.step(Step(sequences, context, 1, piece, done)).total
+            total += self.step(EngineStep(sequences, context, 1, piece, done)).total
         return total
 
     def mixed_step(self, sequences: float, work: Workload) -> tuple[float, float]:
@@ -103,10 +90,10 @@ class Engine:
         arriving = sequences * work.prompt_tokens / work.output_tokens
         piece = min(self._piece(sequences, work.prompt_tokens), max(float(work.prompt_tokens), arriving))
         before = max(0.0, work.prompt_tokens - piece) / 2
-        whole = Step(sequences, work.mean_context, 1, piece, before)
+        whole = EngineStep(sequences, work.mean_context, 1, piece, before)
         seconds = self.step(whole)
-        within = self.step(Step(prompt=min(piece, work.prompt_tokens), prompt_before=before)).attention
-        alone = self.step(Step(sequences, work.mean_context)).attention
+        within = self.step(EngineStep(prompt=min(piece, work.prompt_tokens), prompt_before=before)).attention
+        alone = self.step(EngineStep(sequences, work.mean_context)).attention
         attention = alone + within * max(1.0, piece / work.prompt_tokens)
         return seconds.total - seconds.attention + attention, arriving / piece
 
@@ -150,3 +137,59 @@ class Engine:
         """Tokens of prompts that fit into a step beside the sequences; a prompt that may not be split is one piece."""
         room = max(1.0, self.step_tokens - sequences)
         return room if self.chunked else max(room, float(prompt_tokens))
+
+
+def accepted(acceptance: float, proposed: int) -> float:
+    """Tokens that a round yields, the target's own one included. `acceptance` is 0 to 1, 1 included."""
+    return float(sum(acceptance**index for index in range(proposed + 1)))
+
+
+@dataclass(frozen=True)
+class SpeculativeEngine:
+    """A target with its draft."""
+
+    target: EngineModel
+    draft: EngineModel
+    proposed: int  # tokens a round
+    acceptance: float  # of each, 0 to 1
+
+    @property
+    def progress(self) -> float:
+        """Tokens that a round yields, on average."""
+        return accepted(self.acceptance, self.proposed)
+
+    def round(self, sequences: float, context: float) -> float:
+        """Seconds of a round."""
+        proposing = self.proposed * self.draft.decode(sequences, context)
+        return proposing + self.target.decode(sequences, context, self.proposed + 1)
+
+    def decode(self, sequences: float, context: float) -> float:
+        """Seconds for each token, on average."""
+        return self.round(sequences, context) / self.progress
+
+    def token_interval(self, sequences: float, work: Workload) -> float:
+        """Mean time between tokens with prompts of new sequences, which both models read."""
+        return self.decode(sequences, work.mean_context) + self.prompt_share(sequences, work)
+
+    def prompt_share(self, sequences: float, work: Workload) -> float:
+        """What the prompts of new sequences add to the mean time between tokens."""
+        return sum(engine.prompt_share(sequences, work) for engine in (self.target, self.draft))
+
+    def first_token(self, prompt_tokens: int, sequences: float = 0, context: float = 0) -> float:
+        """Seconds: the target computes it, and the draft reads the prompt meanwhile."""
+        return self.target.first_token(prompt_tokens, sequences, context)
+
+    def gain(self, sequences: float, context: float) -> float:
+        """Times as fast as the target alone; below 1 it is slower."""
+        return self.target.decode(sequences, context) / self.decode(sequences, context)
+
+
+def best_length(
+    target: EngineModel, draft: EngineModel, acceptance: float, sequences: float, context: float
+) -> int:
+    """How many tokens to propose for the most gain; 1 to 16."""
+    gains = {
+        length: SpeculativeEngine(target, draft, length, acceptance).gain(sequences, context)
+        for length in range(1, 17)
+    }
+    return max(gains, key=lambda length: gains[length])

@@ -15,14 +15,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pipeline.contracts.releases import Track
-from pipeline.plan.memory import Demand, plan_memory
-from pipeline.plan.performance import estimate
-from pipeline.plan.performance.accuracy import unchecked
-from pipeline.plan.performance.cost import Cost, cost
-from pipeline.plan.performance.engine import Engine, Workload
-from pipeline.plan.performance.estimate import Estimate
-from pipeline.plan.performance.service import Ended, Load, Service
-from pipeline.plan.performance.speculation import Speculation, best_length
+from pipeline.plan.memory import DeploymentSpec, plan_memory
+from pipeline.plan.performance.accuracy import (
+    Estimate,
+    first_token_estimate,
+    interval_estimate,
+    rate_estimate,
+    unchecked,
+)
+from pipeline.plan.performance.engine import EngineModel, SpeculativeEngine, best_length
+from pipeline.plan.performance.service import Cost, LoadLimit, LoadPoint, Service, token_cost
+from pipeline.plan.performance.workload import Workload
 from pipeline.recipe import CpuRuntime, Recipe, Slo
 from pipeline.store import Json
 
@@ -56,9 +59,11 @@ class Forecast:
     slo: Slo
     ttft_ms: Estimate  # of one request on an idle engine
     itl_ms: Estimate  # of one request
-    curve: tuple[Load, ...]  # by requests at a time, to `concurrency`
-    within_slo: Load | None  # the largest load that meets the SLO; None: not even one request does
-    ended_by: Ended  # what ends it; "memory" is the limits, too; "steps": prompts of new requests fill them
+    curve: tuple[LoadPoint, ...]  # by requests at a time, to `concurrency`
+    within_slo: LoadPoint | None  # the largest load that meets the SLO; None: not even one request does
+    ended_by: (
+        LoadLimit  # what ends it; "memory" is the limits, too; "steps": prompts of new requests fill them
+    )
     acceptance: float | None  # that the figures are with; None: without a draft's gain
     gains: tuple[Gain, ...]  # of the draft; () without one
     # What of it no published figure of throughput, or of a first token on an idle engine, is of; (): they speak for it.
@@ -99,13 +104,13 @@ class Forecast:
         """At the largest load within the SLO, if there is a price."""
         if self.gpu_hour is None or self.within_slo is None:
             return None
-        return cost(self.within_slo, self.work, self.gpus, self.gpu_hour)
+        return token_cost(self.within_slo, self.work, self.gpus, self.gpu_hour)
 
     @property
     def tokens_per_s(self) -> Estimate | None:
         """Output, of the whole deployment, at the largest load within the SLO."""
         load = self.within_slo
-        return estimate.rate(load.tokens_per_s, checked=not self.unchecked) if load else None
+        return rate_estimate(load.tokens_per_s, checked=not self.unchecked) if load else None
 
     @property
     def tokens_per_s_per_gpu(self) -> Estimate | None:
@@ -145,7 +150,7 @@ class Forecast:
         }
 
 
-def load_json(load: Load) -> Mapping[str, Json]:
+def load_json(load: LoadPoint) -> Mapping[str, Json]:
     """Plain values of one load."""
     return {
         "batch": load.batch,
@@ -158,7 +163,7 @@ def load_json(load: Load) -> Mapping[str, Json]:
 
 
 def forecast(
-    demand: Demand,
+    spec: DeploymentSpec,
     track: Track,
     work: Workload,
     slo: Slo,
@@ -177,34 +182,34 @@ def forecast(
         sequences: that memory holds; by default as `planning.memory` says.
         gpu_hour: price of an hour of one GPU.
     """
-    held = plan_memory(demand).sequences if sequences is None else sequences
+    held = plan_memory(spec).sequences if sequences is None else sequences
     if held < 1:
         return None
-    engines = [Engine.of(need, demand.device, track, chunked=chunked) for need in demand.models]
+    engines = [EngineModel.of(model, spec.device, track, chunked=chunked) for model in spec.models]
     service = _service(engines, acceptance, draft_tokens)
-    most = min(held, demand.concurrency)
+    most = min(held, spec.concurrency)
     best, ended = service.most_within(work, most, slo.ttft_p95_ms, slo.itl_p95_ms)
     curve = tuple(service.curve(work, most))
-    target, alone = demand.models[0], curve[0]
+    target, alone = spec.models[0], curve[0]
     with_draft = service.speculation is not None
     batch = (best or curve[-1]).batch
-    first = unchecked("first-token", target, demand.device, track)
+    first = unchecked("first-token", target, spec.device, track)
     return Forecast(
-        gpu=demand.device,
-        gpus=demand.ranks,
+        gpu=spec.device,
+        gpus=spec.ranks,
         work=work,
         sequences=held,
         concurrency=min(most, service.most_decoding(work)),
-        wanted=demand.concurrency,
+        wanted=spec.concurrency,
         slo=slo,
-        ttft_ms=estimate.first_token(alone.ttft_ms, checked=not first),
-        itl_ms=estimate.interval(alone.itl_ms, checked=False),  # no published figure is of one request
+        ttft_ms=first_token_estimate(alone.ttft_ms, checked=not first),
+        itl_ms=interval_estimate(alone.itl_ms, checked=False),  # no published figure is of one request
         curve=curve,
         within_slo=best,
         ended_by=ended,
         acceptance=acceptance if service.speculation else None,
         gains=_gains(engines, draft_tokens, min(most, service.most_decoding(work)), work),
-        unchecked=unchecked("throughput", target, demand.device, track, batch=batch, drafts=with_draft),
+        unchecked=unchecked("throughput", target, spec.device, track, batch=batch, drafts=with_draft),
         unchecked_first=first,
         gpu_hour=gpu_hour,
     )
@@ -217,7 +222,7 @@ def _of_nothing(what: str, doubts: tuple[str, ...]) -> Iterator[str]:
 
 def forecast_recipe(
     recipe: Recipe,
-    demand: Demand,
+    spec: DeploymentSpec,
     *,
     acceptance: float | None = None,
     prompt_tokens: int | None = None,
@@ -231,7 +236,7 @@ def forecast_recipe(
     limits = recipe.limits
     work = Workload(prompt_tokens or limits.max_input_tokens, output_tokens or limits.max_output_tokens)
     return forecast(
-        demand,
+        spec,
         recipe.runtime.kind,
         work,
         recipe.slo,
@@ -243,22 +248,22 @@ def forecast_recipe(
     )
 
 
-def _service(engines: list[Engine], acceptance: float | None, draft_tokens: int) -> Service:
+def _service(engines: list[EngineModel], acceptance: float | None, draft_tokens: int) -> Service:
     target = engines[0]
     if len(engines) == 1 or acceptance is None:
         return Service(target)
-    return Service(target, Speculation(target, engines[1], draft_tokens, acceptance))
+    return Service(target, SpeculativeEngine(target, engines[1], draft_tokens, acceptance))
 
 
-def _gains(engines: list[Engine], draft_tokens: int, most: int, work: Workload) -> tuple[Gain, ...]:
+def _gains(engines: list[EngineModel], draft_tokens: int, most: int, work: Workload) -> tuple[Gain, ...]:
     if len(engines) == 1:
         return ()
     target, draft = engines
     return tuple(
         Gain(
             acceptance,
-            Speculation(target, draft, draft_tokens, acceptance).gain(1, work.mean_context),
-            Speculation(target, draft, draft_tokens, acceptance).gain(most, work.mean_context),
+            SpeculativeEngine(target, draft, draft_tokens, acceptance).gain(1, work.mean_context),
+            SpeculativeEngine(target, draft, draft_tokens, acceptance).gain(most, work.mean_context),
             best_length(target, draft, acceptance, 1, work.mean_context),
         )
         for acceptance in ACCEPTANCES

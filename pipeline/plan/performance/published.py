@@ -10,24 +10,24 @@ from typing import Any, Literal
 
 import yaml
 
-from pipeline.contracts.gpu_rates import rates
-from pipeline.contracts.gpus import gpu
+from pipeline.contracts.gpus import gpu, gpu_rates
 from pipeline.contracts.models import known_model
 from pipeline.contracts.releases import Track
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory.capacity import plan_memory
-from pipeline.plan.memory.demand import Demand, ModelNeed
+from pipeline.plan.memory.spec import DeploymentSpec, ModelSpec
 from pipeline.plan.parallelism import Parallelism
 from pipeline.plan.performance.efficiency import efficiency
-from pipeline.plan.performance.engine import Engine, Workload
-from pipeline.plan.performance.load import ModelLoad, model_load
+from pipeline.plan.performance.engine import EngineModel
+from pipeline.plan.performance.roofline import ModelLoad, model_load
+from pipeline.plan.performance.workload import Workload
 
 Kind = Literal["full-load", "fixed-batch", "first-token"]
 Use = Literal["calibrate", "held-out"]
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class PublishedFigure:
     """One published number: output tokens a second of all GPUs, or milliseconds for `first-token`."""
 
     kind: Kind
@@ -48,9 +48,9 @@ class Figure:
         return "pytorch" if self.kind == "full-load" else "tensorrt"
 
     @property
-    def need(self) -> ModelNeed:
+    def need(self) -> ModelSpec:
         """The model as it was run."""
-        return ModelNeed("target", _sizes(self.model), self.split, self.form, self.kv_cache)
+        return ModelSpec("target", _sizes(self.model), self.split, self.form, self.kv_cache)
 
     @property
     def label(self) -> str:
@@ -59,12 +59,12 @@ class Figure:
         return f"{self.model} {self.form} {self.gpu} {split} {self.prompt_tokens}/{self.output_tokens}{batch}"
 
 
-def figures(use: Use | None = None) -> tuple[Figure, ...]:
+def figures(use: Use | None = None) -> tuple[PublishedFigure, ...]:
     """All, or those of one use."""
     return tuple(figure for figure in _figures() if use is None or figure.use == use)
 
 
-def computed(figure: Figure, given: Mapping[str, Any] | None = None) -> float:
+def computed(figure: PublishedFigure, given: Mapping[str, Any] | None = None) -> float:
     """What the model says, in the unit of the figure; `given` replaces the fitted constants."""
     engine, work = _engine(figure, given), Workload(figure.prompt_tokens, figure.output_tokens)
     if figure.kind == "first-token":
@@ -75,7 +75,7 @@ def computed(figure: Figure, given: Mapping[str, Any] | None = None) -> float:
     return requests * figure.output_tokens / engine.run(requests, most_together(figure), work)
 
 
-def fills_steps(figure: Figure) -> bool:
+def fills_steps(figure: PublishedFigure) -> bool:
     """Whether prompts fill the steps of a full load before the KV cache is full."""
     if figure.kind != "full-load":
         return False
@@ -83,30 +83,30 @@ def fills_steps(figure: Figure) -> bool:
     return _engine(figure, None).most_decoding(work) < min(most_together(figure), _requests(figure))
 
 
-def _engine(figure: Figure, given: Mapping[str, Any] | None) -> Engine:
+def _engine(figure: PublishedFigure, given: Mapping[str, Any] | None) -> EngineModel:
     constants = efficiency(figure.gpu, figure.track, given)
-    return Engine(_load(figure), rates(figure.gpu), constants, figure.need.step_tokens)
+    return EngineModel(_load(figure), gpu_rates(figure.gpu), constants, figure.need.step_tokens)
 
 
 @cache
-def most_together(figure: Figure) -> int:
+def most_together(figure: PublishedFigure) -> int:
     """Requests that the KV cache holds under full load."""
     device = gpu(figure.gpu)
     length = figure.prompt_tokens + figure.output_tokens
-    demand = Demand(device.name, device.driver_mib * 2**20, (figure.need,), length, concurrency=1)
-    return max(1, min(plan_memory(demand).sequences, int(_data()["max_batch"])))
+    spec = DeploymentSpec(device.name, device.driver_mib * 2**20, (figure.need,), length, concurrency=1)
+    return max(1, min(plan_memory(spec).sequences, int(_data()["max_batch"])))
 
 
 @cache
-def _load(figure: Figure) -> ModelLoad:
-    return model_load(figure.need, rates(figure.gpu))
+def _load(figure: PublishedFigure) -> ModelLoad:
+    return model_load(figure.need, gpu_rates(figure.gpu))
 
 
-def _requests(figure: Figure) -> int:
+def _requests(figure: PublishedFigure) -> int:
     return int(_data()["requests"][f"{figure.prompt_tokens}/{figure.output_tokens}"])
 
 
-def source(figure: Figure) -> str:
+def source(figure: PublishedFigure) -> str:
     """Where a figure was published."""
     return str(_data()["sources"][figure.source])
 
@@ -120,11 +120,11 @@ def _sizes(name: str) -> ModelSizes:
 
 
 @cache
-def _figures() -> tuple[Figure, ...]:
+def _figures() -> tuple[PublishedFigure, ...]:
     return tuple(figure for table in _data()["tables"] for figure in _rows(table))
 
 
-def _rows(table: Mapping[str, Any]) -> Iterator[Figure]:
+def _rows(table: Mapping[str, Any]) -> Iterator[PublishedFigure]:
     for row in table["rows"]:
         ways, pipeline = table.get("tensor", 1), table.get("pipeline", 1)
         batch, output = 0, 1
@@ -137,7 +137,7 @@ def _rows(table: Mapping[str, Any]) -> Iterator[Figure]:
         else:
             ways, prompt, measured = row
             batch = 1
-        yield Figure(
+        yield PublishedFigure(
             kind=table["kind"],
             use=table["use"],
             model=table["model"],

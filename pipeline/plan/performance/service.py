@@ -14,16 +14,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.plan.performance.engine import Engine, Workload
-from pipeline.plan.performance.speculation import Speculation
+from pipeline.plan.performance.accuracy import interval_estimate
+from pipeline.plan.performance.engine import EngineModel, SpeculativeEngine
+from pipeline.plan.performance.workload import Workload
+from pipeline.store import Json
 
-Ended = Literal["memory", "steps", "ttft", "itl"]
+LoadLimit = Literal["memory", "steps", "ttft", "itl"]
 _TAIL = math.log(20)  # 95th percentile over mean, exponential
 _SELDOM = 0.05  # a step that is more seldom than this does not show in the 95th percentile
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadPoint:
     """Requests at a time, and what they see. Milliseconds, and tokens a second."""
 
     batch: int
@@ -42,22 +44,22 @@ class Load:
 class Service:
     """What serves: an engine, alone or with a draft."""
 
-    target: Engine
-    speculation: Speculation | None = None
+    target: EngineModel
+    speculation: SpeculativeEngine | None = None
 
     @property
     def gpus(self) -> int:
         draft = self.speculation.draft.gpus if self.speculation else 0
         return max(self.target.gpus, draft)  # a draft lies on GPUs of its target
 
-    def at(self, batch: int, work: Workload) -> Load:
+    def at(self, batch: int, work: Workload) -> LoadPoint:
         """With so many requests at a time."""
         answering = self.speculation or self.target
         interval = answering.token_interval(batch, work)
         first = answering.first_token(work.prompt_tokens, batch - 1, work.mean_context)
         waiting = self._wait(batch, work, first, interval)
         seconds = first + (work.output_tokens - 1) * interval
-        return Load(
+        return LoadPoint(
             batch=batch,
             ttft_ms=1000 * (first + waiting),
             itl_ms=1000 * interval,
@@ -74,15 +76,15 @@ class Service:
 
     def most_within(
         self, work: Workload, most: int, ttft_ms: float | None, itl_ms: float | None
-    ) -> tuple[Load | None, Ended]:
+    ) -> tuple[LoadPoint | None, LoadLimit]:
         """The largest load of at most so many within both limits, and what ends it. None: not even one.
 
         It ends with a limit ("ttft", "itl"), with the steps that prompts fill ("steps"), or with what is asked for
         ("memory": `most`, which is what memory holds and the limits let in).
         """
-        best: Load | None = None
+        best: LoadPoint | None = None
         sustained = self.most_decoding(work)
-        ended: Ended = "steps" if sustained < most else "memory"
+        ended: LoadLimit = "steps" if sustained < most else "memory"
         low, high = 1, min(most, sustained)
         while low <= high:
             middle = (low + high) // 2
@@ -94,7 +96,7 @@ class Service:
                 best, low = load, middle + 1
         return best, ended
 
-    def curve(self, work: Workload, most: int) -> Iterator[Load]:
+    def curve(self, work: Workload, most: int) -> Iterator[LoadPoint]:
         """At powers of two, and at the most that its steps keep up with."""
         most = min(most, self.most_decoding(work))
         sizes = [2**power for power in range(max(most, 1).bit_length()) if 2**power < most]
@@ -113,7 +115,7 @@ class Service:
         return max(mixed, interval) if often > _SELDOM else interval
 
 
-def _broken(load: Load, ttft_ms: float | None, itl_ms: float | None) -> Ended | None:
+def _broken(load: LoadPoint, ttft_ms: float | None, itl_ms: float | None) -> LoadLimit | None:
     if _over(load.itl_p95_ms, itl_ms):
         return "itl"
     return "ttft" if _over(load.ttft_ms, ttft_ms) else None
@@ -121,3 +123,34 @@ def _broken(load: Load, ttft_ms: float | None, itl_ms: float | None) -> Ended | 
 
 def _over(value: float, limit: float | None) -> bool:
     return limit is not None and value > limit
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """In the currency of the price, for a million tokens."""
+
+    per_million_output: float  # with everything charged to the answers
+    input_part: float  # of a million input tokens, if prompts are charged for the time that they take
+    output_part: float  # of a million output tokens, then
+
+    def as_json(self, *, checked: bool) -> dict[str, Json]:
+        """With the interval of what is computed from throughput, if published figures speak for it."""
+        return {
+            "per_million_output": interval_estimate(self.per_million_output, checked=checked).as_json(),
+            "input_part": round(self.input_part, 4),
+            "output_part": round(self.output_part, 4),
+        }
+
+
+def token_cost(load: LoadPoint, work: Workload, gpus: int, gpu_hour: float) -> Cost:
+    """Of a deployment under a load. `gpu_hour` is the price of one GPU.
+
+    Both parts together pay for everything: input_part * prompt + output_part * answer = per_million_output * answer.
+    """
+    second = gpus * gpu_hour / 3600
+    whole = second / load.tokens_per_s * 1e6
+    return Cost(
+        per_million_output=whole,
+        input_part=whole * load.prompt_share * work.output_tokens / work.prompt_tokens,
+        output_part=whole * (1 - load.prompt_share),
+    )

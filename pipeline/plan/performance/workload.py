@@ -7,15 +7,41 @@ from dataclasses import dataclass, field
 
 from pipeline.contracts.gpus import gpu, gpus
 from pipeline.errors import Fault, InvalidInput, UserError
-from pipeline.plan.performance.compare import Question
-from pipeline.plan.performance.engine import Workload
 from pipeline.recipe import Limits
 
 _LONGEST = 10_000_000  # tokens, as a recipe's limits allow
 
 
+@dataclass(frozen=True)
+class Workload:
+    """Requests that are all alike."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def mean_context(self) -> float:
+        """Tokens that a sequence has behind it, over its answer."""
+        return self.prompt_tokens + self.output_tokens / 2
+
+
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ComparisonSettings:
+    """What is to be compared, and for whom."""
+
+    work: Workload
+    devices: tuple[str, ...]
+    prices: Mapping[str, float] = field(default_factory=dict)  # GPU -> of an hour of one
+    acceptance: float | None = None  # of the draft; None: without drafts
+
+    @property
+    def priced(self) -> bool:
+        """Whether all can be ranked by money."""
+        return bool(self.devices) and all(device in self.prices for device in self.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadOptions:
     """None and (): the recipe's own."""
 
     devices: tuple[str, ...] = ()
@@ -24,9 +50,9 @@ class Asked:
     output_tokens: int | None = None
     acceptance: float | None = None
 
-    def question(self, limits: Limits) -> Question:
+    def question(self, limits: Limits) -> ComparisonSettings:
         """For a comparison. Without --gpus: all that have a price, or all that there are."""
-        return Question(
+        return ComparisonSettings(
             work=Workload(
                 self.prompt_tokens or limits.max_input_tokens, self.output_tokens or limits.max_output_tokens
             ),
@@ -36,14 +62,14 @@ class Asked:
         )
 
 
-def read_asked(
+def read_workload_options(
     *,
     devices: str | None = None,
     prices: Sequence[str] = (),
     prompt_tokens: int | None = None,
     output_tokens: int | None = None,
     acceptance: float | None = None,
-) -> Asked:
+) -> WorkloadOptions:
     """From the words of a command line.
 
     Raises:
@@ -61,7 +87,7 @@ def read_asked(
         )
     if faults:
         raise InvalidInput("command line", faults)
-    return Asked(names, by_gpu, prompt_tokens, output_tokens, acceptance)
+    return WorkloadOptions(names, by_gpu, prompt_tokens, output_tokens, acceptance)
 
 
 def _devices(words: Iterable[str], faults: list[Fault]) -> tuple[str, ...]:

@@ -22,13 +22,29 @@ group of checks, beside the data file of the same name:
     host          its memory, disks, limits and ports
 """
 
-from pipeline.plan.preflight.allowing import ALLOWABLE, allow, allowance, kept, said
-from pipeline.plan.preflight.finding import Finding
-from pipeline.plan.preflight.generated_config import Emission
-from pipeline.plan.preflight.needs import Needs, Serving
+from pipeline.plan.preflight.context import GeneratedConfig
+from pipeline.plan.preflight.finding import (
+    ALLOWABLE,
+    Finding,
+    allow,
+    check_allowed,
+    finding_lines,
+    manifest_findings,
+)
+from pipeline.plan.preflight.needs import MachineNeeds, ServingNeeds
 from pipeline.plan.preflight.run_rules import findings, machine_findings, refuse
 
 __all__ = [
-    "ALLOWABLE", "Emission", "Finding", "Needs", "Serving", "allow", "allowance", "findings", "kept",
-    "machine_findings", "refuse", "said",
+    "ALLOWABLE",
+    "Finding",
+    "GeneratedConfig",
+    "MachineNeeds",
+    "ServingNeeds",
+    "allow",
+    "check_allowed",
+    "finding_lines",
+    "findings",
+    "machine_findings",
+    "manifest_findings",
+    "refuse",
 ]  # fmt: skip

@@ -5,86 +5,89 @@ Each function is one rule of contracts/data/rules, under its id in CHECKS.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 
 from pipeline.contracts.rules import rule
+from pipeline.errors import UserError
 from pipeline.models.sizes import ModelSizes
+from pipeline.plan.memory import MemoryPlan, StepLimits, deployment_spec, plan_memory
 from pipeline.plan.plan import TARGET
-from pipeline.plan.preflight.context import Subject
-from pipeline.plan.preflight.finding import Check, Said
+from pipeline.plan.preflight.context import Context
+from pipeline.plan.preflight.finding import Check, Objection
 
 BATCH_TOKENS, CONCURRENCY, FLAGS = "limits.max_batch_tokens", "limits.max_concurrency", "runtime.build_flags"
 
 
-def _clipped_batch_tokens(subject: Subject) -> Iterator[Said]:
-    limits = subject.recipe.limits
+def _clipped_batch_tokens(context: Context) -> Iterator[Objection]:
+    limits = context.recipe.limits
     most = limits.max_sequence_tokens * limits.max_concurrency
     if limits.max_batch_tokens is not None and limits.max_batch_tokens > most:
-        yield Said(
+        yield Objection(
             (BATCH_TOKENS, "limits.max_concurrency"),
             f"is cut to {most} by the engine builder, which is limits.max_concurrency whole sequences",
             f"at most {most}",
         )
 
 
-def _large_batch_tokens(subject: Subject) -> Iterator[Said]:
-    given, most = subject.recipe.limits.max_batch_tokens, rule("build.max_num_tokens_large").facts["most"]
+def _large_batch_tokens(context: Context) -> Iterator[Objection]:
+    given, most = context.recipe.limits.max_batch_tokens, rule("build.max_num_tokens_large").facts["most"]
     if given is not None and given > most:
-        yield Said(
+        yield Objection(
             (BATCH_TOKENS,), f"is more than {most}, which the engine builder warns of", f"at most {most}"
         )
 
 
-def _block(subject: Subject) -> Iterator[Said]:
+def _block(context: Context) -> Iterator[Objection]:
     given, block = (
-        subject.recipe.limits.max_batch_tokens,
+        context.recipe.limits.max_batch_tokens,
         rule("build.max_num_tokens_block").facts["tokens_per_block"],
     )
     if given is not None and given < block:
-        yield Said(
+        yield Objection(
             (BATCH_TOKENS,),
             f"is raised to {block}, the tokens of a block of the KV cache",
             f"at least {block}",
         )
 
 
-def _drafts(subject: Subject) -> Iterator[Said]:
-    for _, flags in subject.engines:
+def _drafts(context: Context) -> Iterator[Objection]:
+    for _, flags in context.engines:
         least = flags["max_batch_size"] * (flags["max_draft_len"] + 1)
         if flags["speculative_decoding_mode"] and flags["max_num_tokens"] < least:
-            yield Said(
+            yield Objection(
                 (BATCH_TOKENS, CONCURRENCY, "draft.max_draft_tokens"),
                 f"makes max_num_tokens {flags['max_num_tokens']}, a step of all requests and drafts is {least}",
                 f"at least {least}",
             )
 
 
-def _batch(subject: Subject) -> Iterator[Said]:
-    steps = [flags for _, flags in subject.engines]
-    steps += [subject.arguments] if subject.arguments else []
+def _batch(context: Context) -> Iterator[Objection]:
+    steps = [flags for _, flags in context.engines]
+    steps += [context.arguments] if context.arguments else []
     for step in steps:
         if step["max_batch_size"] > step["max_num_tokens"]:
-            yield Said(
+            yield Objection(
                 (CONCURRENCY, BATCH_TOKENS),
                 f"makes max_batch_size {step['max_batch_size']}, a step holds {step['max_num_tokens']} tokens",
                 "raise limits.max_batch_tokens",
             )
 
 
-def _input(subject: Subject) -> Iterator[Said]:
-    for role, flags in subject.engines:
+def _input(context: Context) -> Iterator[Objection]:
+    for role, flags in context.engines:
         if flags["max_seq_len"] is not None and flags["max_input_len"] > flags["max_seq_len"]:
-            yield Said(
+            yield Objection(
                 ("limits.max_input_tokens", "limits.max_output_tokens"),
                 f"makes max_input_len of the {role}'s engine {flags['max_input_len']}, its max_seq_len is "
                 f"{flags['max_seq_len']}",
             )
 
 
-def _opt_tokens(subject: Subject) -> Iterator[Said]:
-    for _, flags in subject.engines:
+def _opt_tokens(context: Context) -> Iterator[Objection]:
+    for _, flags in context.engines:
         if flags["opt_num_tokens"] is not None and flags["opt_num_tokens"] > flags["max_num_tokens"]:
-            yield Said(
+            yield Objection(
                 (FLAGS, BATCH_TOKENS),
                 f"has opt_num_tokens {flags['opt_num_tokens']}, which is cut to max_num_tokens "
                 f"{flags['max_num_tokens']}",
@@ -92,23 +95,23 @@ def _opt_tokens(subject: Subject) -> Iterator[Said]:
             )
 
 
-def _tokens_per_block(subject: Subject) -> Iterator[Said]:
-    sizes = {role: flags["tokens_per_block"] for role, flags in subject.engines}
+def _tokens_per_block(context: Context) -> Iterator[Objection]:
+    sizes = {role: flags["tokens_per_block"] for role, flags in context.engines}
     for role, size in sizes.items():
         if size is not None and size.bit_count() != 1:
-            yield Said(
+            yield Objection(
                 ("runtime.kind",),
                 f"gives the {role}'s engine blocks of {size} tokens, which is no power of two",
             )
     if len(set(sizes.values())) > 1:
-        yield Said(
+        yield Objection(
             ("runtime.kind",),
             f"gives target and draft blocks of {' and '.join(map(str, sizes.values()))} tokens",
         )
 
 
-def _draft_flags(subject: Subject) -> Iterator[Said]:
-    draft, engines = subject.recipe.draft, dict(subject.engines)
+def _draft_flags(context: Context) -> Iterator[Objection]:
+    draft, engines = context.recipe.draft, dict(context.engines)
     if draft is None or TARGET not in engines:
         return
     flags = engines[TARGET]
@@ -123,24 +126,24 @@ def _draft_flags(subject: Subject) -> Iterator[Said]:
     ]
     if wrong:
         text = ", ".join(f"{name} {flags[name]}" for name in wrong)
-        yield Said(("draft", "draft.max_draft_tokens"), f"cannot be verified by an engine with {text}")
+        yield Objection(("draft", "draft.max_draft_tokens"), f"cannot be verified by an engine with {text}")
 
 
-def _context_logits(subject: Subject) -> Iterator[Said]:
-    for role, flags in subject.engines:
+def _context_logits(context: Context) -> Iterator[Objection]:
+    for role, flags in context.engines:
         gathered = flags["gather_context_logits"] or flags["gather_all_token_logits"]
         if gathered and flags["max_draft_len"]:
-            yield Said(
+            yield Objection(
                 ("draft",), f"cannot be verified by the {role}'s engine while it gathers logits of the prompt"
             )
 
 
-def _positions(subject: Subject) -> Iterator[Said]:
-    limits = subject.recipe.limits
-    for model, sizes in subject.sized:
+def _positions(context: Context) -> Iterator[Objection]:
+    limits = context.recipe.limits
+    for model, sizes in context.sized:
         longest = _longest(sizes)
         if not model.is_head and limits.max_sequence_tokens > longest:
-            yield Said(
+            yield Objection(
                 ("limits.max_input_tokens", "limits.max_output_tokens", model.source_key),
                 f"and limits.max_output_tokens are {limits.max_sequence_tokens} tokens together, "
                 f"the {model.role} knows {longest} positions",
@@ -168,3 +171,51 @@ CHECKS: Mapping[str, Check] = {
     "build.ctx_logits": _context_logits,
     "limits.positions": _positions,
 }
+
+
+GPU, TENSOR, CONCURRENCY = "runtime.gpu", "runtime.tensor_parallel", "limits.max_concurrency"
+
+
+def _fits(context: Context) -> Iterator[Objection]:
+    memory = _planned(context)
+    if memory is None or memory.verdict != "does not fit":
+        return
+    short, longest = -memory.tightest.headroom, memory.spec.sequence_tokens
+    if short > 0:
+        problem = (
+            f"lacks {short / 2**30:.1f} GiB for weights and buffers alone, on each of {len(memory.ranks)}"
+        )
+    else:
+        problem = f"holds {memory.tokens} tokens in its KV cache, and one request may have {longest}"
+    keys = (GPU, TENSOR, "quantization.format", "limits.max_input_tokens")
+    yield Objection(keys, problem, f"{_plan(context)} names what would fit")
+
+
+def _concurrency(context: Context) -> Iterator[Objection]:
+    memory = _planned(context)
+    if memory is not None and memory.verdict == "fits in part":
+        held, longest = memory.sequences, memory.spec.sequence_tokens
+        yield Objection(
+            (CONCURRENCY, GPU, TENSOR),
+            f"is more than the {held} requests of {longest} tokens that the KV cache holds at a time",
+            f"{held}, or what {_plan(context)} names",
+        )
+
+
+def _plan(context: Context) -> str:
+    return shlex.join(("pipeline", "plan", *context.recipe.words))
+
+
+def _planned(context: Context) -> MemoryPlan | None:
+    """None: sizes, GPU or types are not known, which other rules say where it matters."""
+    sizes = {model.role: model.sizes for model in context.models if model.sizes is not None}
+    emitted = context.emitted
+    steps: Mapping[str, StepLimits] = emitted.steps if emitted is not None else {}
+    try:
+        demand = deployment_spec(context.recipe, sizes, steps)
+    except UserError:
+        return None
+    return plan_memory(demand) if demand is not None else None
+
+
+MEMORY_CHECKS: Mapping[str, Check] = {"memory.fits": _fits, "memory.concurrency": _concurrency}

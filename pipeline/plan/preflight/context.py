@@ -3,23 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipeline.contracts import gpus
+from pipeline.contracts import gpus, trtllm_build
 from pipeline.contracts.releases import container, require
-from pipeline.errors import UserError
+from pipeline.errors import Fault, UserError
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.machine_facts import MachineFacts
+from pipeline.plan.memory import StepLimits
 from pipeline.plan.model_facts import ModelFacts
 from pipeline.plan.parallelism import Parallelism, parallelism
 from pipeline.plan.plan import DRAFT, TARGET
-from pipeline.plan.preflight.generated_config import Emission
 from pipeline.recipe import PyTorchRuntime, Recipe, TensorRTRuntime
+from pipeline.store import Json
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class DatasetFacts:
+    """What the model would be calibrated on."""
+
+    problem: str = ""  # why it cannot be read
+    conversations: bool = False  # whether its rows are messages, which a chat template makes text of
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedConfig:
+    """Settings as the runtime works them out."""
+
+    build: Mapping[str, Mapping[str, Json]]  # role -> of its engine; without those that were refused
+    package: Mapping[str, Json] = field(default_factory=dict)
+    refusals: tuple[Fault, ...] = ()  # what kept the runtime from working them out
+    dataset: DatasetFacts | None = None  # None: nothing is calibrated
+
+    @property
+    def engines(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+        """Role -> values of all flags of trtllm-build, defaults included: "enable", 8, None for what is not said."""
+        return tuple(
+            (role, trtllm_build.parse(str(settings["version"]), _words(settings["flags"])))
+            for role, settings in self.build.items()
+            if "flags" in settings
+        )
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """Arguments of the LLM API; empty for other runtimes."""
+        found = self.build.get(TARGET, {}).get("arguments", {})
+        assert isinstance(found, Mapping), "as the pytorch runtime writes them"
+        return found
+
+    @property
+    def steps(self) -> dict[str, StepLimits]:
+        """Role -> what the runtime asks of its engine, as far as memory depends on it."""
+        found = {
+            role: StepLimits(flags["max_num_tokens"], flags["tokens_per_block"] or StepLimits().block_tokens)
+            for role, flags in self.engines
+        }
+        if self.arguments:
+            both = StepLimits(int(self.arguments["max_num_tokens"]))
+            found |= {TARGET: both, DRAFT: both}
+        return found
+
+    def of_package(self, section: str) -> Mapping[str, Any]:
+        """A section of the package's settings; empty if it has none."""
+        found = self.package.get(section, {})
+        assert isinstance(found, Mapping), "sections are mappings"
+        return found
+
+
+def _words(flags: Json) -> list[str]:
+    assert isinstance(flags, list), "a command line"
+    return [str(word) for word in flags]
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeModel:
     """The target or the draft of a recipe."""
 
     role: str  # "target" | "draft"
@@ -44,20 +102,20 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class Context:
     """One recipe."""
 
     recipe: Recipe
-    models: tuple[Model, ...]  # the target first
+    models: tuple[RecipeModel, ...]  # the target first
     machine: MachineFacts | None = None
-    emitted: Emission | None = None
+    emitted: GeneratedConfig | None = None
 
     @property
-    def target(self) -> Model:
+    def target(self) -> RecipeModel:
         return self.models[0]
 
     @property
-    def draft(self) -> Model | None:
+    def draft(self) -> RecipeModel | None:
         return self.models[1] if len(self.models) > 1 else None
 
     @property
@@ -99,7 +157,7 @@ class Subject:
         return max(model.split.world for model in self.models) * self.instances
 
     @property
-    def sized(self) -> tuple[tuple[Model, ModelSizes], ...]:
+    def sized(self) -> tuple[tuple[RecipeModel, ModelSizes], ...]:
         """The models whose sizes are known."""
         return tuple((model, model.sizes) for model in self.models if model.sizes is not None)
 
@@ -115,7 +173,7 @@ class Subject:
             return str(error)
         return ""
 
-    def without_sizes(self, source_keys: Container[str]) -> Subject:
+    def without_sizes(self, source_keys: Container[str]) -> Context:
         """The same, but nothing is known of the sizes of the models at some keys."""
         models = (
             replace(model, facts=replace(model.facts, sizes=None, config_faults=()))
@@ -125,31 +183,31 @@ class Subject:
         )
         return replace(self, models=tuple(models))
 
-    def is_read(self, model: Model) -> bool:
+    def is_read(self, model: RecipeModel) -> bool:
         """Whether its tensors are read here: `pytorch` reads an unquantized checkpoint itself."""
         return self.kind != "pytorch" or model.format != "none"
 
-    def layer_formats(self, model: Model) -> tuple[str, ...]:
+    def layer_formats(self, model: RecipeModel) -> tuple[str, ...]:
         """The formats that layers of a model may have; several only where the format is auto."""
         auto = self.recipe.quantization.auto
         return auto.formats if model.format == "auto" and auto is not None else (model.format,)
 
 
-def subject(
+def make_context(
     recipe: Recipe,
     facts: Mapping[str, ModelFacts],
     machine: MachineFacts | None = None,
-    emitted: Emission | None = None,
-) -> Subject:
+    emitted: GeneratedConfig | None = None,
+) -> Context:
     """The recipe as rules see it; `facts`: role -> what is known of the model."""
     models = [_target(recipe, facts.get(TARGET, ModelFacts()))]
     if recipe.draft is not None:
         models.append(_draft(recipe, facts.get(DRAFT, ModelFacts())))
-    return Subject(recipe, tuple(models), machine, emitted)
+    return Context(recipe, tuple(models), machine, emitted)
 
 
-def _target(recipe: Recipe, facts: ModelFacts) -> Model:
-    return Model(
+def _target(recipe: Recipe, facts: ModelFacts) -> RecipeModel:
+    return RecipeModel(
         role=TARGET,
         source_key="model.source",
         format_key="quantization.format",
@@ -162,10 +220,10 @@ def _target(recipe: Recipe, facts: ModelFacts) -> Model:
     )
 
 
-def _draft(recipe: Recipe, facts: ModelFacts) -> Model:
+def _draft(recipe: Recipe, facts: ModelFacts) -> RecipeModel:
     assert recipe.draft is not None, "the caller looked"
     own_ranks = recipe.runtime.kind == "tensorrt"
-    return Model(
+    return RecipeModel(
         role=DRAFT,
         source_key="draft.source",
         format_key="draft.quantization",

@@ -10,8 +10,8 @@ from typing import Any
 
 from pipeline.contracts import gpus, trtllm_build
 from pipeline.contracts.rules import rule
-from pipeline.plan.preflight.context import Model, Subject
-from pipeline.plan.preflight.finding import Check, Said
+from pipeline.plan.preflight.context import Context, RecipeModel
+from pipeline.plan.preflight.finding import Check, Objection
 from pipeline.recipe.validators import AWQ
 
 VERSION, GPU, KV_CACHE = "runtime.version", "runtime.gpu", "quantization.kv_cache"
@@ -21,15 +21,15 @@ BY_GPU = (
 )  # fmt: skip
 
 
-def _kv_cache_keeps_context(subject: Subject) -> Iterator[Said]:
+def _kv_cache_keeps_context(context: Context) -> Iterator[Objection]:
     """FP8 KV cache beside weights of other formats: the builder turns paged context attention off."""
     kept: list[str] = rule("kvq.weight_combo").facts["kept_with"]
-    for model in subject.models:
+    for model in context.models:
         if model.kv_cache != "fp8" or model.format in kept:
             continue
-        unsure = model.format == "auto" and set(subject.layer_formats(model)) & set(kept)
+        unsure = model.format == "auto" and set(context.layer_formats(model)) & set(kept)
         yield _context_off(
-            subject,
+            context,
             (KV_CACHE, model.format_key),
             f"with {model.format_key} {model.format}",
             f"set {KV_CACHE} to auto, or {model.format_key} to {' or '.join(kept[:2])}",
@@ -37,8 +37,8 @@ def _kv_cache_keeps_context(subject: Subject) -> Iterator[Said]:
         )
 
 
-def _context_off(subject: Subject, keys: tuple[str, ...], when: str, fix: str, *, unsure: bool) -> Said:
-    recipe = subject.recipe
+def _context_off(context: Context, keys: tuple[str, ...], when: str, fix: str, *, unsure: bool) -> Objection:
+    recipe = context.recipe
     wanted = {
         "kv_cache.reuse": recipe.kv_cache.reuse,
         "scheduler.chunked_context": recipe.scheduler.chunked_context,
@@ -47,11 +47,11 @@ def _context_off(subject: Subject, keys: tuple[str, ...], when: str, fix: str, *
     needing = [key for key, needs in wanted.items() if needs]
     text = f"makes the engine builder turn paged context attention off ({when})"
     if not needing:
-        return Said(
+        return Objection(
             keys, f"{text}; the engine then has no reuse, no chunked context and no draft", fix, "warning"
         )
     off = "set " + " and ".join(f"{key} to false" for key in needing) if "draft" not in needing else ""
-    return Said(
+    return Objection(
         (*keys, *needing),
         f"{text}, and {', '.join(needing)} cannot do without it",
         f"{fix}; or {off}" if off else fix,
@@ -59,39 +59,41 @@ def _context_off(subject: Subject, keys: tuple[str, ...], when: str, fix: str, *
     )
 
 
-def _formats(subject: Subject) -> Iterator[Said]:
+def _formats(context: Context) -> Iterator[Objection]:
     facts = rule("calibrate.formats").facts
-    for model in subject.models:
+    for model in context.models:
         known = _known_formats(facts, model)
         if model.format not in known:
             of = (
                 f" for {model.sizes.architecture}" if model.sizes and model.format in facts["formats"] else ""
             )
-            yield Said((model.format_key,), f"cannot be calibrated{of} yet", f"one of {', '.join(known)}")
+            yield Objection(
+                (model.format_key,), f"cannot be calibrated{of} yet", f"one of {', '.join(known)}"
+            )
 
 
-def _known_formats(facts: Mapping[str, Any], model: Model) -> list[str]:
+def _known_formats(facts: Mapping[str, Any], model: RecipeModel) -> list[str]:
     fused = model.sizes is not None and model.sizes.architecture in facts["fused"]
     return list(facts["fused_formats" if fused else "formats"])
 
 
-def _awq_samples(subject: Subject) -> Iterator[Said]:
-    calibration, most = subject.recipe.quantization.calibration, rule("calib.awq_sizes").facts["most"]
-    awq = any(set(subject.layer_formats(model)) & set(AWQ) for model in subject.models)
+def _awq_samples(context: Context) -> Iterator[Objection]:
+    calibration, most = context.recipe.quantization.calibration, rule("calib.awq_sizes").facts["most"]
+    awq = any(set(context.layer_formats(model)) & set(AWQ) for model in context.models)
     if calibration is not None and awq and calibration.samples > most:
-        yield Said(
+        yield Objection(
             ("quantization.calibration.samples", "quantization.format"),
             f"is more than the {most} to which upstream's own script cuts calibration of AWQ; all are taken here",
         )
 
 
-def _fp8_context(subject: Subject) -> Iterator[Said]:
-    gpu, oldest = subject.gpu, trtllm_build.data()["fp8_context"]["oldest_sm"]
+def _fp8_context(context: Context) -> Iterator[Objection]:
+    gpu, oldest = context.gpu, trtllm_build.data()["fp8_context"]["oldest_sm"]
     if gpu is None:
         return  # gpu.known says so
     kept = (*rule("kvq.weight_combo").facts["kept_with"], "auto")
-    formats = {model.role: model.format for model in subject.models}
-    for role, flags in subject.engines:
+    formats = {model.role: model.format for model in context.models}
+    for role, flags in context.engines:
         if flags["use_fp8_context_fmha"] != "enable":
             continue
         wrong = {
@@ -101,16 +103,16 @@ def _fp8_context(subject: Subject) -> Iterator[Said]:
         }
         if any(wrong.values()):
             reasons = ", ".join(reason for reason, holds in wrong.items() if holds)
-            yield Said(
+            yield Objection(
                 (KV_CACHE, GPU), f"makes attention over prompts of the {role} compute in FP8, with {reasons}"
             )
 
 
-def _engine_in_llm_api(subject: Subject) -> Iterator[Said]:
-    arguments = subject.arguments
+def _engine_in_llm_api(context: Context) -> Iterator[Objection]:
+    arguments = context.arguments
     dtype = (arguments.get("kv_cache_config") or {}).get("dtype", "auto")
     if arguments.get("backend", "pytorch") != "pytorch" and dtype != "auto":
-        yield Said(
+        yield Objection(
             (KV_CACHE,),
             f"is given to an engine as {dtype}, which has the type of its KV cache built in",
             "auto",
@@ -120,8 +122,8 @@ def _engine_in_llm_api(subject: Subject) -> Iterator[Said]:
 def on_gpu(name: str) -> Check:
     """The check of a rule whose edges are data of the GPUs (contracts/data/gpus.yaml)."""
 
-    def check(subject: Subject) -> Iterator[Said]:
-        for found, model, form in _unsupported(subject):
+    def check(context: Context) -> Iterator[Objection]:
+        for found, model, form in _unsupported(context):
             if found.rule == name:
                 text = f"{form}: {found.reason}" if form != model.format else found.reason
                 keys = {
@@ -129,22 +131,22 @@ def on_gpu(name: str) -> Check:
                     "weights": (model.format_key, GPU),
                     "kv_cache": (KV_CACHE, GPU),
                 }
-                yield Said(keys[found.subject], text, "", found.severity, found.sources)
+                yield Objection(keys[found.subject], text, "", found.severity, found.sources)
 
     return check
 
 
-def _unsupported(subject: Subject) -> Iterator[tuple[gpus.Finding, Model, str]]:
+def _unsupported(context: Context) -> Iterator[tuple[gpus.FormatIssue, RecipeModel, str]]:
     """What speaks against each model's formats on the GPU, each reason once: target and draft may share one."""
-    runtime = subject.gpu_runtime
+    runtime = context.gpu_runtime
     assert runtime is not None, "the rule is about TensorRT-LLM"
-    if subject.gpu is None:
+    if context.gpu is None:
         return  # gpu.known says so
-    version = None if subject.release_problem else runtime.version
+    version = None if context.release_problem else runtime.version
     seen: set[str] = set()
-    for model in subject.models:
-        for form in subject.layer_formats(model):
-            for found in gpus.support(subject.gpu, form, model.kv_cache, runtime.kind, version):
+    for model in context.models:
+        for form in context.layer_formats(model):
+            for found in gpus.support(context.gpu, form, model.kv_cache, runtime.kind, version):
                 if found.reason not in seen:
                     seen.add(found.reason)
                     yield found, model, form

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 
 from pipeline.contracts.rules import rule
 from pipeline.plan.machine_facts import MachineFacts
-from pipeline.plan.preflight.finding import Said
-from pipeline.plan.preflight.needs import MachineCheck, Needs
+from pipeline.plan.preflight.finding import Objection
+from pipeline.plan.preflight.needs import MachineCheck, MachineNeeds
 from pipeline.store import human_bytes
 
 TENSOR, KIND, HOST_CACHE = "runtime.tensor_parallel", "runtime.kind", "kv_cache.host_memory_gib"
@@ -22,23 +22,23 @@ PORTS = (8000, 8001, 8002)  # Triton's own
 _MIB, _GIB = 2**20, 2**30
 
 
-def _memory(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+def _memory(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     have, free = here.memory_bytes, here.memory_available_bytes
     if have is not None and have < needs.host_cache_bytes:
-        yield Said(
+        yield Objection(
             (HOST_CACHE,),
             _lacks("host memory", needs.host_cache_bytes, have),
             "fewer, or a machine with more",
         )
     elif have is not None and have < needs.build_memory_bytes:
         text = _lacks("host memory to build", needs.build_memory_bytes, have)
-        yield Said((HOST_CACHE,), text, "build on a machine with more, or over more ranks", "warning")
+        yield Objection((HOST_CACHE,), text, "build on a machine with more, or over more ranks", "warning")
     elif free is not None and free < max(needs.host_cache_bytes, needs.build_memory_bytes):
         text = _lacks("host memory", max(needs.host_cache_bytes, needs.build_memory_bytes), free, "are free")
-        yield Said((HOST_CACHE,), text, "end what else runs here", "warning")
+        yield Objection((HOST_CACHE,), text, "end what else runs here", "warning")
 
 
-def _calibration(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+def _calibration(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     """On GPUs, what they do not hold lies in host memory; without one, all of it."""
     facts, free = rule("host.calibration").facts, here.memory_available_bytes
     if free is None or not needs.calibrated_weights:
@@ -47,13 +47,15 @@ def _calibration(needs: Needs, here: MachineFacts) -> Iterator[Said]:
     if not here.gpus:
         needed = needs.calibrated_weights * facts["cpu_bytes"]
         if free < needed:
-            yield Said((FORMAT,), _lacks("memory to calibrate on a CPU", needed, free, "are free"), elsewhere)
+            yield Objection(
+                (FORMAT,), _lacks("memory to calibrate on a CPU", needed, free, "are free"), elsewhere
+            )
         return
     needed = needs.calibrated_weights * facts["gpu_bytes"]
     on_gpus = sum(seen.free_mib for seen in here.gpus) * _MIB
     if on_gpus + free < needed:
         text = _lacks("memory to calibrate", needed, on_gpus + free, "are free on GPUs and host together")
-        yield Said((FORMAT,), text, elsewhere)
+        yield Objection((FORMAT,), text, elsewhere)
     elif on_gpus < needed:
         text = _lacks(
             "GPU memory to calibrate",
@@ -61,41 +63,41 @@ def _calibration(needs: Needs, here: MachineFacts) -> Iterator[Said]:
             on_gpus,
             "are free; the rest lies in host memory, which is slow",
         )
-        yield Said((FORMAT,), text, elsewhere, "warning")
+        yield Objection((FORMAT,), text, elsewhere, "warning")
 
 
-def _disk(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+def _disk(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     if here.store is None or needs.build_bytes is None:
         return
     lacking = needs.build_bytes - here.store.held_bytes
     if here.store.free_bytes < lacking:
         text = _lacks("disk", lacking, here.store.free_bytes, f"are free in {here.store.folder}")
         collect = shlex.join(("pipeline", "store", "gc", "--store", here.store.folder))
-        yield Said(("model.source",), text, f"free some ({collect}), or name another --store")
+        yield Objection(("model.source",), text, f"free some ({collect}), or name another --store")
 
 
-def _temporary(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+def _temporary(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     del needs  # whatever it is
     least = int(rule("host.temporary").facts["least_gib"] * _GIB)
     if here.temporary is not None and here.temporary.free_bytes < least:
         text = _lacks(
             "temporary files", least, here.temporary.free_bytes, f"are free in {here.temporary.folder}"
         )
-        yield Said((KIND,), text, "free some, or set TMPDIR")
+        yield Objection((KIND,), text, "free some, or set TMPDIR")
 
 
 def _lacks(what: str, needed: int, there: int, how: str = "are there") -> str:
     return f"it needs {human_bytes(needed)} of {what}, {human_bytes(there)} {how}"
 
 
-def _shared_memory(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+def _shared_memory(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     wanted = needs.serving
     if here.shm_bytes is None or wanted is None or needs.where == "docker":
         return  # a container is given its own
     if here.shm_bytes >= wanted.shm_mib * _MIB:
         return
     spans = wanted.gpus > 1 and here.shm_bytes < wanted.least_shm_mib * _MIB
-    yield Said(
+    yield Objection(
         (TENSOR,),
         f"/dev/shm has {here.shm_bytes // _MIB} MiB, {wanted.shm_mib} MiB are wanted",
         f"docker run --shm-size={wanted.shm_mib}m, or --ipc=host",
@@ -103,42 +105,46 @@ def _shared_memory(needs: Needs, here: MachineFacts) -> Iterator[Said]:
     )
 
 
-def _locked_memory(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+def _locked_memory(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     ranks = needs.serving.gpus if needs.serving is not None else 1
     if here.memlock_limited and ranks > 1 and needs.where != "docker":
-        yield Said(
+        yield Objection(
             (TENSOR,),
             f"a process may lock {(here.memlock_bytes or 0) >> 10} KiB of memory only",
             "docker run --ulimit memlock=-1, or ulimit -l unlimited",
         )
 
 
-def _ports(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+def _ports(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     taken = sorted((here.taken_ports or frozenset()) & set(PORTS))
     if taken and needs.where == "anywhere":  # a start names the ports that it takes
         others = "pipeline deploy chooses others, or name them: --http-port, --grpc-port, --metrics-port"
-        yield Said(("name",), f"ports {', '.join(map(str, taken))} are taken by another process", others)
+        yield Objection(("name",), f"ports {', '.join(map(str, taken))} are taken by another process", others)
 
 
-def _spawning(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+def _spawning(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     if here.batch_system and needs.spawns and needs.where != "docker":  # which hides the job
-        yield Said(
+        yield Objection(
             ("draft",),
             f"two engines are served by ranks that MPI spawns; within a job of {here.batch_system} it cannot",
             "serve outside of the job, or build without a draft",
         )
 
 
-def _slots(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+def _slots(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     ranks = needs.serving.gpus if needs.serving is not None else 1
     if here.mpi_slots is not None and ranks > 1 and here.mpi_slots < ranks:
         by_hand = "pipeline deploy passes --oversubscribe; by hand, pass it or widen the host file"
-        yield Said((TENSOR,), f"it needs {ranks} ranks, mpirun counts {here.mpi_slots} slots here", by_hand)
+        yield Objection(
+            (TENSOR,), f"it needs {ranks} ranks, mpirun counts {here.mpi_slots} slots here", by_hand
+        )
 
 
-def _root(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+def _root(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     if here.is_root and needs.serving is not None and needs.serving.gpus > 1:
-        yield Said((TENSOR,), "mpirun refuses root without --allow-run-as-root", "pipeline deploy passes it")
+        yield Objection(
+            (TENSOR,), "mpirun refuses root without --allow-run-as-root", "pipeline deploy passes it"
+        )
 
 
 CHECKS: Mapping[str, MachineCheck] = {

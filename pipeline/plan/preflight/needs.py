@@ -10,11 +10,14 @@ from typing import Literal
 
 from pipeline.contracts import gpus, releases
 from pipeline.contracts.launching import launching
-from pipeline.contracts.rules import rules
+from pipeline.contracts.rules import rule, rules
+from pipeline.errors import UserError
+from pipeline.models.sizes import ModelSizes
 from pipeline.plan.machine_facts import MachineFacts
-from pipeline.plan.preflight import sizing
-from pipeline.plan.preflight.context import Subject
-from pipeline.plan.preflight.finding import Said
+from pipeline.plan.model_facts import with_sizes
+from pipeline.plan.preflight.context import Context, RecipeModel, make_context
+from pipeline.plan.preflight.finding import Objection
+from pipeline.recipe import Recipe
 from pipeline.recipe.validator import Values
 
 Where = Literal["anywhere", "local", "docker"]
@@ -25,7 +28,7 @@ _KEYS = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServingNeeds:
     """What TensorRT-LLM needs; a recipe for the CPU has none."""
 
     version: str  # of TensorRT-LLM
@@ -42,7 +45,7 @@ class Serving:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class MachineNeeds:
     """All that is asked of one machine."""
 
     name: str  # of the recipe
@@ -52,7 +55,7 @@ class Needs:
     values: Mapping[str, object] = field(
         default_factory=dict
     )  # keys of the recipe -> what they say, where it is known
-    serving: Serving | None = None
+    serving: ServingNeeds | None = None
     where: Where = "anywhere"  # it is to be served; "local" and "docker": now
     spawns: bool = False  # several engines, whose ranks MPI spawns
     build_bytes: int | None = None  # of disk, for all artifacts
@@ -63,28 +66,28 @@ class Needs:
     host_cache_bytes: int = 0  # of the host, for the KV cache
 
 
-MachineCheck = Callable[[Needs, MachineFacts], Iterator[Said]]
+MachineCheck = Callable[[MachineNeeds, MachineFacts], Iterator[Objection]]
 
 
-def needs_of(subject: Subject) -> Needs:
+def needs_of(context: Context) -> MachineNeeds:
     """Those of a recipe."""
-    values, rank = Values(subject.recipe.model_dump(mode="json")), sizing.largest_rank_bytes(subject)
-    return Needs(
-        name=subject.recipe.name,
-        kind=subject.kind,
-        build=shlex.join(("pipeline", "build", *subject.recipe.words)),
-        deploy=shlex.join(("pipeline", "deploy", *subject.recipe.words)),
+    values, rank = Values(context.recipe.model_dump(mode="json")), largest_rank_bytes(context)
+    return MachineNeeds(
+        name=context.recipe.name,
+        kind=context.kind,
+        build=shlex.join(("pipeline", "build", *context.recipe.words)),
+        deploy=shlex.join(("pipeline", "deploy", *context.recipe.words)),
         values={key: values[key] for key in _KEYS},
-        serving=_serving(subject, rank),
-        spawns=subject.kind == "tensorrt" and subject.draft is not None,
-        build_bytes=sizing.build_bytes(subject),
-        build_memory_bytes=sizing.build_memory_bytes(subject),
-        calibrated_weights=sizing.calibrated_weights(subject),
-        host_cache_bytes=int(subject.recipe.kv_cache.host_memory_gib * _GIB),
+        serving=_serving(context, rank),
+        spawns=context.kind == "tensorrt" and context.draft is not None,
+        build_bytes=build_bytes(context),
+        build_memory_bytes=build_memory_bytes(context),
+        calibrated_weights=calibrated_weights(context),
+        host_cache_bytes=int(context.recipe.kv_cache.host_memory_gib * _GIB),
     )
 
 
-def to_build(needs: Needs, *, compiles: bool = True, calibrates: bool = True) -> Needs:
+def to_build(needs: MachineNeeds, *, compiles: bool = True, calibrates: bool = True) -> MachineNeeds:
     """What a machine must have that builds a recipe and does not serve it.
 
     Ranks of an engine may be compiled one after the other, on one GPU of the kind that serves them.
@@ -106,36 +109,122 @@ def to_build(needs: Needs, *, compiles: bool = True, calibrates: bool = True) ->
     )
 
 
-def to_serve(needs: Needs, where: Where) -> Needs:
+def to_serve(needs: MachineNeeds, where: Where) -> MachineNeeds:
     """What a machine must have that serves what is built already."""
     return replace(needs, where=where, build_bytes=None, build_memory_bytes=0, calibrated_weights=0)
 
 
-def _serving(subject: Subject, rank_bytes: int | None) -> Serving | None:
-    runtime, gpu = subject.gpu_runtime, subject.gpu
-    if runtime is None or gpu is None or subject.release_problem:
+def _serving(context: Context, rank_bytes: int | None) -> ServingNeeds | None:
+    runtime, gpu = context.gpu_runtime, context.gpu
+    if runtime is None or gpu is None or context.release_problem:
         return None  # other rules say so
     container, facts = releases.container(runtime.version), launching(runtime.version)
     tensorrt = container.tensorrt or releases.release(runtime.version).tensorrt
-    return Serving(
+    return ServingNeeds(
         version=runtime.version,
         image=container.image,
         driver=container.driver,
         gpu=gpu,
-        gpus=subject.world,
-        tensorrt=tensorrt if subject.kind == "tensorrt" else None,
-        tensor=max(model.split.tensor for model in subject.models),
-        shm_mib=facts.shm_mib(subject.world),
+        gpus=context.world,
+        tensorrt=tensorrt if context.kind == "tensorrt" else None,
+        tensor=max(model.split.tensor for model in context.models),
+        shm_mib=facts.shm_mib(context.world),
         least_shm_mib=facts.least_shared_memory_mib,
         rank_bytes=rank_bytes,
-        programs=((facts.mpirun,) if subject.world > 1 else ()) + (facts.server,),
+        programs=((facts.mpirun,) if context.world > 1 else ()) + (facts.server,),
     )
 
 
-def numbers(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
     """Of a driver, or of a release, to be compared.
 
     >>> numbers("590.44.01") < numbers("590.48")
     True
     """
     return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+_PUBLISHED = "none"  # checkpoints are published in 16 bits
+
+
+def parameters(sizes: ModelSizes) -> int:
+    """Weights of the linear layers and embeddings; norms and biases are left out.
+
+    >>> from pipeline.contracts.models import known_model
+    >>> round(parameters(known_model("meta-llama/Llama-3.1-8B-Instruct")) / 1e9, 2)
+    8.03
+    """
+    queries, pairs = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    attention = sizes.hidden * (queries + 2 * pairs) + queries * sizes.hidden
+    feed_forward = 3 * sizes.hidden * sizes.intermediate * max(sizes.experts, 1)
+    embeddings = sizes.vocab * sizes.hidden * (1 if sizes.tied else 2)
+    return sizes.layers * (attention + feed_forward) + embeddings
+
+
+def published_bytes(model: RecipeModel) -> int | None:
+    """Of the checkpoint as it is fetched; None: nothing is known of the model."""
+    return model.facts.weight_bytes or _bytes(model, _PUBLISHED)
+
+
+def stored_bytes(model: RecipeModel) -> int | None:
+    """Of the checkpoint, or the engine, in the recipe's format."""
+    return _bytes(model, model.format)
+
+
+def weight_bytes(recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> int:
+    """Of all models of a recipe together, in the recipe's formats.
+
+    Raises:
+        UserError: the sizes of a model are not known.
+    """
+    total = 0
+    for model in make_context(recipe, with_sizes(sizes)).models:
+        stored = stored_bytes(model)
+        if stored is None:
+            raise UserError(
+                f"{recipe.name}: how it is served depends on the size of its {model.role}, which is not known here; "
+                "ask where the Hub can be reached, or fetch the checkpoint first (build --until fetch.target)"
+            )
+        total += stored
+    return total
+
+
+def build_bytes(context: Context) -> int | None:
+    """Of all artifacts of a build; None: nothing is known of one of the models."""
+    copies: Mapping[str, int] = rule("host.disk").facts["copies"][context.kind]
+    total = 0
+    for model in context.models:
+        fetched, stored = published_bytes(model), stored_bytes(model)
+        if fetched is None or stored is None:
+            return None
+        total += fetched + stored * (copies["calibrated"] if model.format != "none" else copies["plain"])
+    return total
+
+
+def build_memory_bytes(context: Context) -> int:
+    """Of the host, while an engine is built; 0 where nothing is known of the models, or no engine is built."""
+    facts, rank = rule("host.memory").facts, largest_rank_bytes(context)
+    if rank is None or context.kind != "tensorrt":
+        return 0
+    return int(rank * facts["copies"] + facts["worker_gib"] * 2**30)
+
+
+def calibrated_weights(context: Context) -> int:
+    """Of the largest model that is calibrated, which is loaded whole; 0 where none is, or nothing is known of it."""
+    calibrated = (sizes for model, sizes in context.sized if model.format != "none")
+    return max(map(parameters, calibrated), default=0)
+
+
+def largest_rank_bytes(context: Context) -> int | None:
+    """Weights of the largest rank, in the recipe's format; None: nothing is known of any model."""
+    ranks = [
+        -(-size // model.split.world) for model in context.models if (size := stored_bytes(model)) is not None
+    ]
+    return max(ranks, default=None)
+
+
+def _bytes(model: RecipeModel, form: str) -> int | None:
+    if model.sizes is None:
+        return None
+    each: float = rule("host.disk").facts["bytes_per_weight"][form]
+    return int(parameters(model.sizes) * each)

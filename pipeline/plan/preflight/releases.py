@@ -13,66 +13,66 @@ from pipeline.contracts import gpus, llmapi, trtllm_build
 from pipeline.contracts.rules import rule
 from pipeline.contracts.version_range import precedes
 from pipeline.errors import UserError
-from pipeline.plan.preflight import formats
-from pipeline.plan.preflight.context import Subject
-from pipeline.plan.preflight.finding import Check, Said
+from pipeline.plan.preflight.context import Context
+from pipeline.plan.preflight.finding import Check, Objection
+from pipeline.plan.preflight.formats import on_gpu
 from pipeline.recipe import PyTorchRuntime, TensorRTRuntime
 
 VERSION, KIND, GPU = "runtime.version", "runtime.kind", "runtime.gpu"
 BUILD_FLAGS = "runtime.build_flags"
 
 
-def _release(subject: Subject) -> Iterator[Said]:
-    if subject.release_problem:
-        yield Said((VERSION, KIND), subject.release_problem)
+def _release(context: Context) -> Iterator[Objection]:
+    if context.release_problem:
+        yield Objection((VERSION, KIND), context.release_problem)
 
 
-def _gpu(subject: Subject) -> Iterator[Said]:
-    runtime = subject.gpu_runtime
+def _gpu(context: Context) -> Iterator[Objection]:
+    runtime = context.gpu_runtime
     assert runtime is not None, "the rule is about TensorRT-LLM"
     try:
         gpus.gpu(runtime.gpu)
     except UserError as error:
-        yield Said((GPU,), str(error))
+        yield Objection((GPU,), str(error))
 
 
-def _model_since(subject: Subject) -> Iterator[Said]:
-    runtime = subject.gpu_runtime
+def _model_since(context: Context) -> Iterator[Objection]:
+    runtime = context.gpu_runtime
     assert runtime is not None, "the rule is about TensorRT-LLM"
     first: Mapping[str, Mapping[str, str]] = rule("model.since").facts["models"]
-    for model, sizes in subject.sized:
+    for model, sizes in context.sized:
         since = first.get(sizes.architecture, {}).get(runtime.kind)
         if since is not None and precedes(runtime.version, since):
-            yield Said(
+            yield Objection(
                 (VERSION, model.source_key),
                 f"does not build {sizes.architecture}, which {model.source_key} is, with runtime.kind {runtime.kind}",
                 f"at least {since}",
             )
 
 
-def _class(subject: Subject) -> Iterator[Said]:
+def _class(context: Context) -> Iterator[Objection]:
     """Engines and CPU models are made from tensors that we read."""
     facts = rule("model.class").facts
-    doing = {"tensorrt": "converted", "cpu": "cpu"}.get(subject.kind, "calibrated")
+    doing = {"tensorrt": "converted", "cpu": "cpu"}.get(context.kind, "calibrated")
     known: list[str] = facts[doing]
-    for model in subject.models:
-        if model.architecture is not None and model.architecture not in known and subject.is_read(model):
+    for model in context.models:
+        if model.architecture is not None and model.architecture not in known and context.is_read(model):
             how = "run with runtime.kind cpu" if doing == "cpu" else doing
-            yield Said(
+            yield Objection(
                 (model.source_key, KIND),
                 f"is a {model.architecture or 'model of no named class'}, which cannot be {how}",
                 f"one of {', '.join(known)}",
             )
 
 
-def _served(subject: Subject) -> Iterator[Said]:
+def _served(context: Context) -> Iterator[Objection]:
     """What the PyTorch backend reads itself must be a class that it has."""
     known: list[str] = rule("model.served").facts["classes"]
-    for model in subject.models:
-        if model.is_head or model.architecture is None or subject.is_read(model):
+    for model in context.models:
+        if model.is_head or model.architecture is None or context.is_read(model):
             continue
         if model.architecture not in known:
-            yield Said(
+            yield Objection(
                 (model.source_key, KIND),
                 f"is a {model.architecture or 'model of no named class'}, which is not among the models that the "
                 "PyTorch backend of TensorRT-LLM serves",
@@ -81,35 +81,35 @@ def _served(subject: Subject) -> Iterator[Said]:
             )
 
 
-def _refused(subject: Subject) -> Iterator[Said]:
+def _refused(context: Context) -> Iterator[Objection]:
     """What the runtime itself said when it worked out what it will write."""
-    for fault in subject.emitted.refusals if subject.emitted is not None else ():
-        yield Said((fault.key or KIND,), fault.problem, fault.fix)
+    for fault in context.emitted.refusals if context.emitted is not None else ():
+        yield Objection((fault.key or KIND,), fault.problem, fault.fix)
 
 
-def _instances(subject: Subject) -> Iterator[Said]:
-    runtime = subject.recipe.runtime
-    if not isinstance(runtime, PyTorchRuntime) or runtime.instances == 1 or subject.release_problem:
+def _instances(context: Context) -> Iterator[Objection]:
+    runtime = context.recipe.runtime
+    if not isinstance(runtime, PyTorchRuntime) or runtime.instances == 1 or context.release_problem:
         return
     if not llmapi.has_instances(runtime.version):
-        yield Said(
+        yield Objection(
             ("runtime.instances", VERSION),
             f"must be 1: the llmapi model of TensorRT-LLM {runtime.version} cannot spread instances over GPUs",
             "remove runtime.instances, or choose a version that can",
         )
 
 
-def _known_issue(subject: Subject) -> Iterator[Said]:
+def _known_issue(context: Context) -> Iterator[Objection]:
     for issue in rule("known.issue").facts["issues"]:
-        if _has(issue, subject):
-            yield Said((issue["key"], VERSION), issue["problem"], issue["fix"])
+        if _has(issue, context):
+            yield Objection((issue["key"], VERSION), issue["problem"], issue["fix"])
 
 
-def _has(issue: Mapping[str, Any], subject: Subject) -> bool:
+def _has(issue: Mapping[str, Any], context: Context) -> bool:
     """Whether a recipe meets all conditions of an issue."""
-    runtime, target = subject.gpu_runtime, subject.target
+    runtime, target = context.gpu_runtime, context.target
     assert runtime is not None, "the rule is about TensorRT-LLM"
-    version, sm = runtime.version, subject.gpu.sm if subject.gpu is not None else None
+    version, sm = runtime.version, context.gpu.sm if context.gpu is not None else None
     architecture = target.sizes.architecture if target.sizes is not None else None
     return (
         not precedes(version, issue["since"])
@@ -122,22 +122,22 @@ def _has(issue: Mapping[str, Any], subject: Subject) -> bool:
     )
 
 
-def _build_flags(subject: Subject) -> Iterator[Said]:
-    runtime = subject.recipe.runtime
-    if not isinstance(runtime, TensorRTRuntime) or subject.release_problem:
+def _build_flags(context: Context) -> Iterator[Objection]:
+    runtime = context.recipe.runtime
+    if not isinstance(runtime, TensorRTRuntime) or context.release_problem:
         return
     keys = (BUILD_FLAGS, VERSION)
     names = [entry.partition("=")[0] for entry in runtime.build_flags]
     for name, entry in zip(names, runtime.build_flags, strict=True):
         if name in trtllm_build.tunable(runtime.version):
             for fault in _faults_of_value(runtime.version, name, entry):
-                yield Said(keys, f"has {entry}: {fault}", _right_values(runtime.version, name))
+                yield Objection(keys, f"has {entry}: {fault}", _right_values(runtime.version, name))
         else:
             unknown = f"trtllm-build {runtime.version} has no such flag"
             reason = trtllm_build.decided(runtime.version).get(name, unknown)
-            yield Said(keys, f"may not have {entry}: {reason}", _right_names(runtime.version, name))
+            yield Objection(keys, f"may not have {entry}: {reason}", _right_names(runtime.version, name))
     for name in sorted({name for name in names if names.count(name) > 1}):
-        yield Said(keys, f"has {name} more than once", "keep one of them")
+        yield Objection(keys, f"has {name} more than once", "keep one of them")
 
 
 def _faults_of_value(version: str, name: str, entry: str) -> Iterator[str]:
@@ -167,7 +167,7 @@ def _right_names(version: str, name: str) -> str:
 CHECKS: Mapping[str, Check] = {
     "release": _release,
     "gpu.known": _gpu,
-    "gpu.since": formats.on_gpu("gpu.since"),
+    "gpu.since": on_gpu("gpu.since"),
     "model.class": _class,
     "model.served": _served,
     "runtime.refuses": _refused,

@@ -11,14 +11,49 @@ from pipeline.contracts.rules import Rule, rule, rules
 from pipeline.errors import InvalidInput
 from pipeline.plan.machine_facts import MachineFacts
 from pipeline.plan.model_facts import ModelFacts, known_models
-from pipeline.plan.preflight.checks import MACHINE_CHECKS, RECIPE_CHECKS
-from pipeline.plan.preflight.context import Subject, subject
-from pipeline.plan.preflight.finding import Finding, Said
-from pipeline.plan.preflight.generated_config import Emission
-from pipeline.plan.preflight.needs import Needs, needs_of
+from pipeline.plan.preflight import (
+    budgets,
+    devices,
+    formats,
+    host,
+    releases,
+    serving,
+    software,
+    sourcing,
+    speculation,
+    splitting,
+    tokenizers,
+)
+from pipeline.plan.preflight.context import Context, GeneratedConfig, make_context
+from pipeline.plan.preflight.finding import Check, Finding, Objection
+from pipeline.plan.preflight.needs import MachineCheck, MachineNeeds, needs_of
 from pipeline.recipe import Recipe
 from pipeline.recipe.locating import located, shown
 from pipeline.recipe.validator import Problem, Values
+
+# Group -> checks of a recipe, its models, and what will be written for it.
+RECIPE_GROUPS: Mapping[str, Mapping[str, Check]] = {
+    "releases": releases.CHECKS,
+    "formats": formats.CHECKS,
+    "splitting": splitting.CHECKS,
+    "speculation": speculation.CHECKS,
+    "tokenizers": tokenizers.CHECKS,
+    "budgets": budgets.CHECKS,
+    "memory": budgets.MEMORY_CHECKS,
+    "serving": serving.CHECKS,
+    "sourcing": sourcing.CHECKS,
+    "caching": serving.CACHE_CHECKS,
+}
+# Group -> checks of a machine, by what is needed of it.
+MACHINE_GROUPS: Mapping[str, Mapping[str, MachineCheck]] = {
+    "devices": devices.CHECKS,
+    "software": software.CHECKS,
+    "host": host.CHECKS,
+}
+RECIPE_CHECKS = {name: check for group in RECIPE_GROUPS.values() for name, check in group.items()}
+MACHINE_CHECKS = {name: check for group in MACHINE_GROUPS.values() for name, check in group.items()}
+CHECKED = frozenset(RECIPE_CHECKS) | frozenset(MACHINE_CHECKS)
+
 
 _ECHO = "runtime.refuses"
 _CLASS = ("model.class", "model.served")
@@ -29,7 +64,7 @@ def findings(
     recipe: Recipe,
     models: Mapping[str, ModelFacts] | None = None,
     machine: MachineFacts | None = None,
-    emitted: Emission | None = None,
+    emitted: GeneratedConfig | None = None,
 ) -> tuple[Finding, ...]:
     """Everything that is to be said, the gravest first.
 
@@ -38,15 +73,15 @@ def findings(
         machine: where it is to be built or served; None judges no machine.
         emitted: what the runtime will write; None leaves those rules out.
     """
-    looked_at = subject(recipe, known_models(recipe) if models is None else models, machine, emitted)
+    context = make_context(recipe, known_models(recipe) if models is None else models, machine, emitted)
     found = [
-        *_of_recipe(looked_at),
-        *(_of_machine(needs_of(looked_at), machine) if machine is not None else ()),
+        *_of_recipe(context),
+        *(_of_machine(needs_of(context), machine) if machine is not None else ()),
     ]
     return _sorted(_without_echoes(found))
 
 
-def machine_findings(needs: Needs, machine: MachineFacts) -> tuple[Finding, ...]:
+def machine_findings(needs: MachineNeeds, machine: MachineFacts) -> tuple[Finding, ...]:
     """What a machine lacks, the gravest first: for a package, of which nothing but its needs is known."""
     return _sorted(_of_machine(needs, machine))
 
@@ -65,26 +100,26 @@ def refuse(recipe: Recipe, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
     return found
 
 
-def _of_recipe(looked_at: Subject) -> list[Finding]:
+def _of_recipe(context: Context) -> list[Finding]:
     """Of a model whose class nothing here can run, only that is said: its sizes are then nobody's."""
-    found = list(_checked(looked_at))
+    found = list(_checked(context))
     classes = [one for one in found if one.rule in _CLASS]
     if not classes:
         return found
-    rest = _checked(looked_at.without_sizes({one.keys[0] for one in classes}))
+    rest = _checked(context.without_sizes({one.keys[0] for one in classes}))
     return [*classes, *(one for one in rest if one.rule not in _CLASS)]
 
 
-def _checked(looked_at: Subject) -> Iterator[Finding]:
-    values, runtime = Values(looked_at.recipe.model_dump(mode="json")), looked_at.gpu_runtime
-    version = runtime.version if runtime is not None and not looked_at.release_problem else None
+def _checked(context: Context) -> Iterator[Finding]:
+    values, runtime = Values(context.recipe.model_dump(mode="json")), context.gpu_runtime
+    version = runtime.version if runtime is not None and not context.release_problem else None
     for one in rules():
-        if one.id in RECIPE_CHECKS and one.concerns(looked_at.kind, version):
-            for said in RECIPE_CHECKS[one.id](looked_at):
-                yield _finding(one, looked_at.kind, said, values[said.keys[0]])
+        if one.id in RECIPE_CHECKS and one.concerns(context.kind, version):
+            for said in RECIPE_CHECKS[one.id](context):
+                yield _finding(one, context.kind, said, values[said.keys[0]])
 
 
-def _of_machine(needs: Needs, machine: MachineFacts) -> Iterator[Finding]:
+def _of_machine(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Finding]:
     version = needs.serving.version if needs.serving is not None else None
     for name, check in MACHINE_CHECKS.items():
         if rule(name).concerns(needs.kind, version):
@@ -92,7 +127,7 @@ def _of_machine(needs: Needs, machine: MachineFacts) -> Iterator[Finding]:
                 yield _finding(rule(name), needs.kind, said, needs.values.get(said.keys[0]))
 
 
-def _finding(one: Rule, kind: str, said: Said, value: object) -> Finding:
+def _finding(one: Rule, kind: str, said: Objection, value: object) -> Finding:
     return Finding(
         rule=one.id,
         severity=said.severity or one.severity(kind),

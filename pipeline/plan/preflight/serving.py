@@ -11,32 +11,32 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.contracts import llm_args
-from pipeline.plan.preflight.context import Subject
-from pipeline.plan.preflight.finding import Check, Said
+from pipeline.plan.preflight.context import Context
+from pipeline.plan.preflight.finding import Check, Objection
 
 VERSION, KIND, CONCURRENCY = "runtime.version", "runtime.kind", "limits.max_concurrency"
 
 
-def _reuse(subject: Subject) -> Iterator[Said]:
-    if not subject.recipe.kv_cache.reuse:
+def _reuse(context: Context) -> Iterator[Objection]:
+    if not context.recipe.kv_cache.reuse:
         return
-    for role, flags in subject.engines:
+    for role, flags in context.engines:
         if wrong := _not_paged(flags):
-            yield Said(
+            yield Objection(
                 ("kv_cache.reuse",), f"is true, but the {role}'s engine has {wrong}", "set it to false"
             )
 
 
-def _chunks(subject: Subject) -> Iterator[Said]:
+def _chunks(context: Context) -> Iterator[Objection]:
     key = "scheduler.chunked_context"
-    if not subject.recipe.scheduler.chunked_context:
+    if not context.recipe.scheduler.chunked_context:
         return
-    for role, flags in subject.engines:
+    for role, flags in context.engines:
         block, step = flags["tokens_per_block"], flags["max_num_tokens"]
         if wrong := _not_paged(flags):
-            yield Said((key,), f"is true, but the {role}'s engine has {wrong}", "set it to false")
+            yield Objection((key,), f"is true, but the {role}'s engine has {wrong}", "set it to false")
         elif block and step % block:
-            yield Said(
+            yield Objection(
                 (key, "limits.max_batch_tokens"),
                 f"cuts prompts into chunks of {step - step % block} tokens, because {step} of the {role}'s engine are "
                 f"no whole blocks of {block}",
@@ -44,12 +44,12 @@ def _chunks(subject: Subject) -> Iterator[Said]:
             )
 
 
-def _whole_answers(subject: Subject) -> Iterator[Said]:
-    slo = subject.recipe.slo
+def _whole_answers(context: Context) -> Iterator[Objection]:
+    slo = context.recipe.slo
     asked = {"slo.ttft_p95_ms": slo.ttft_p95_ms, "slo.itl_p95_ms": slo.itl_p95_ms}
     keys = [key for key, value in asked.items() if value is not None]
-    if keys and not subject.recipe.serving.decoupled:
-        yield Said(
+    if keys and not context.recipe.serving.decoupled:
+        yield Objection(
             ("serving.decoupled", *keys),
             f"makes each answer one response: {' and '.join(keys)} cannot be seen by a client",
             f"remove {' and '.join(keys)}, or set serving.decoupled to true",
@@ -61,34 +61,34 @@ def _not_paged(flags: Mapping[str, Any]) -> str:
     return " and ".join(f"{name} {flags[name]}" for name, value in wanted.items() if flags[name] != value)
 
 
-def _concurrency(subject: Subject) -> Iterator[Said]:
-    if subject.emitted is None:
+def _concurrency(context: Context) -> Iterator[Objection]:
+    if context.emitted is None:
         return
-    offered = subject.emitted.of_package("limits").get("max_concurrency", 0)
-    steps = [flags["max_batch_size"] for _, flags in subject.engines]
-    steps += [subject.arguments["max_batch_size"]] if subject.arguments else []
-    runs = min(steps, default=offered) * subject.instances
+    offered = context.emitted.of_package("limits").get("max_concurrency", 0)
+    steps = [flags["max_batch_size"] for _, flags in context.engines]
+    steps += [context.arguments["max_batch_size"]] if context.arguments else []
+    runs = min(steps, default=offered) * context.instances
     if offered > runs:
-        yield Said(
+        yield Objection(
             (CONCURRENCY,), f"is offered as {offered}, the engine runs {runs} at once; further ones wait"
         )
 
 
-def _unbatched(subject: Subject) -> Iterator[Said]:
-    config = subject.emitted.package.get("config") if subject.emitted is not None else None
-    # Protobuf's text form leaves out 0.
+def _unbatched(context: Context) -> Iterator[Objection]:
+    config = context.emitted.package.get("config") if context.emitted is not None else None
+    # A config without the field has 0, protobuf's default.
     size = re.search(r"^max_batch_size: (\d+)$", str(config), re.MULTILINE) if config else None
     if size is not None and size[1] != "0":
-        yield Said((KIND,), f"makes max_batch_size of the llmapi model {size[1]}, not 0")
+        yield Objection((KIND,), f"makes max_batch_size of the llmapi model {size[1]}, not 0")
 
 
-def _arguments(subject: Subject) -> Iterator[Said]:
-    if not subject.arguments or subject.release_problem:
+def _arguments(context: Context) -> Iterator[Objection]:
+    if not context.arguments or context.release_problem:
         return
-    runtime = subject.gpu_runtime
+    runtime = context.gpu_runtime
     assert runtime is not None, "the rule is about TensorRT-LLM"
-    for fault in llm_args.check(runtime.version, subject.arguments):
-        yield Said((VERSION,), f"has other arguments: {fault}", fault.fix)
+    for fault in llm_args.check(runtime.version, context.arguments):
+        yield Objection((VERSION,), f"has other arguments: {fault}", fault.fix)
 
 
 CHECKS: Mapping[str, Check] = {
@@ -99,3 +99,17 @@ CHECKS: Mapping[str, Check] = {
     "rt.max_batch_llmapi": _unbatched,
     "llmapi.unknown_keys": _arguments,
 }
+
+
+def _unchecked(context: Context) -> Iterator[Objection]:
+    semantic = context.recipe.cache.semantic
+    if semantic is not None and semantic.checks == () and not semantic.scorer:
+        yield Objection(
+            ("cache.semantic.checks",),
+            "turns all checks of near questions off: unless the learned scorer decides, each gets the answer of the"
+            f" nearest one from a cosine of {semantic.min_similarity:g} on, whatever it says",
+            "leave it out for all checks, or name some",
+        )
+
+
+CACHE_CHECKS: Mapping[str, Check] = {"cache.unchecked": _unchecked}

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 
 from pipeline.contracts.rules import Severity
 from pipeline.plan.machine_facts import MachineFacts
-from pipeline.plan.preflight.finding import Said
-from pipeline.plan.preflight.needs import MachineCheck, Needs, Serving, numbers
+from pipeline.plan.preflight.finding import Objection
+from pipeline.plan.preflight.needs import MachineCheck, MachineNeeds, ServingNeeds, version_numbers
 
 VERSION, KIND = "runtime.version", "runtime.kind"
 
 
-def _software(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+def _software(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     have, wanted = here.software, needs.serving
     if have is None or wanted is None:
         return
@@ -26,54 +26,54 @@ def _software(needs: Needs, here: MachineFacts) -> Iterator[Said]:
     if have.tensorrt_llm is None:
         if needs.where != "anywhere":
             where = f"Triton {have.container}" if have.container else "this machine"
-            yield Said((VERSION,), f"TensorRT-LLM is not installed in {where}", inside)
+            yield Objection((VERSION,), f"TensorRT-LLM is not installed in {where}", inside)
         return
     if have.tensorrt_llm != wanted.version:
-        yield Said(
+        yield Objection(
             (VERSION,),
             f"TensorRT-LLM {have.tensorrt_llm} is installed, it was made for {wanted.version}",
             f"{inside}; or {needs.build} --set {VERSION}={have.tensorrt_llm}",
         )
     if wanted.tensorrt is not None and have.tensorrt is None:
-        yield Said(
+        yield Objection(
             (VERSION,), "the version of TensorRT cannot be told: no distribution says it", "", "warning"
         )
     elif wanted.tensorrt is not None and not _same_release(have.tensorrt or "", wanted.tensorrt):
-        yield Said(
+        yield Objection(
             (VERSION,),
             f"TensorRT {have.tensorrt} is installed, engines are built with {wanted.tensorrt}",
             f"{inside}; or build again in this container: {needs.build}",
         )
 
 
-def _container(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+def _container(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     have, wanted = here.software, needs.serving
     release = release_of(wanted.image) if wanted is not None else None
     if wanted is not None and release and have is not None and have.container and have.container != release:
         text = f"it is container {have.container}; it was made for {release}"
-        yield Said((VERSION,), text, _inside(needs, wanted))
+        yield Objection((VERSION,), text, _inside(needs, wanted))
 
 
-def _modules(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+def _modules(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     missing = here.software.missing if here.software is not None else ()
     if missing and needs.serving is not None:
-        yield Said(
+        yield Objection(
             (KIND,),
             f"the models import {', '.join(missing)}, which Triton's Python does not have",
             "serve with an image of our Dockerfile (--image), or install them there",
         )
 
 
-def _programs(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+def _programs(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     there = here.software.programs if here.software is not None else None
     if there is None or needs.serving is None:
         return
     for program in needs.serving.programs:
         if program not in there:
-            yield Said((KIND,), f"there is no {program}", "serve inside the container that has it")
+            yield Objection((KIND,), f"there is no {program}", "serve inside the container that has it")
 
 
-def _docker(needs: Needs, here: MachineFacts) -> Iterator[Said]:
+def _docker(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     wanted, docker = needs.serving, here.docker
     have = here.software.tensorrt_llm if here.software is not None else None
     installed = wanted is not None and have == wanted.version and needs.where == "anywhere"
@@ -83,13 +83,13 @@ def _docker(needs: Needs, here: MachineFacts) -> Iterator[Said]:
     severity: Severity | None = "error" if needs.where == "docker" else None
     if docker.version is None:
         text = f"{wanted.image} serves it, but Docker does not answer: {docker.problem}"
-        yield Said((VERSION,), text, docker.fix or install, severity)
+        yield Objection((VERSION,), text, docker.fix or install, severity)
     elif docker.gpu_runtime is False:
         text = f"{wanted.image} serves it, but containers cannot be given GPUs: no nvidia runtime and no CDI devices"
-        yield Said((VERSION,), text, install, severity)
+        yield Objection((VERSION,), text, install, severity)
 
 
-def _inside(needs: Needs, wanted: Serving) -> str:
+def _inside(needs: MachineNeeds, wanted: ServingNeeds) -> str:
     return f"serve with {wanted.image}: {needs.deploy} --target docker"
 
 
@@ -101,7 +101,7 @@ def release_of(image: str) -> str | None:
 
 def _same_release(have: str, needed: str) -> bool:
     """Engines are tied to major, minor and patch; where one side says less, that much is compared."""
-    ours, theirs = numbers(have)[:3], numbers(needed)[:3]
+    ours, theirs = version_numbers(have)[:3], version_numbers(needed)[:3]
     length = min(len(ours), len(theirs))
     return ours[:length] == theirs[:length]
 

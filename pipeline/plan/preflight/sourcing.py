@@ -7,53 +7,53 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pipeline.plan.preflight.context import Model, Subject
-from pipeline.plan.preflight.finding import Check, Said
+from pipeline.plan.preflight.context import Context, RecipeModel
+from pipeline.plan.preflight.finding import Check, Objection
 from pipeline.recipe import HubSource
 
 _REFUSED, _MISSING = (401, 403), (404,)
 DATASET = "quantization.calibration.dataset"
 
 
-def _gated(subject: Subject) -> Iterator[Said]:
-    for model, repo, status in _answers(subject, _REFUSED):
+def _gated(context: Context) -> Iterator[Objection]:
+    for model, repo, status in _answers(context, _REFUSED):
         why = (
             "is gated, private or not there: without a token" if status == 401 else "is gated: to this token"
         )
-        yield Said(
+        yield Objection(
             (model.source_key,),
             f"{why} the hub answers {status}",
             f"accept the conditions at https://huggingface.co/{repo}, and set HF_TOKEN to a token that may read it",
         )
 
 
-def _missing(subject: Subject) -> Iterator[Said]:
-    for model, _, _ in _answers(subject, _MISSING):
-        yield Said(
+def _missing(context: Context) -> Iterator[Objection]:
+    for model, _, _ in _answers(context, _MISSING):
+        yield Objection(
             (model.source_key, model.source_key.replace("source", "revision")),
             "has no config.json on the hub: it answers 404, as it does for a name or a revision that does not exist",
             "write another name or revision",
         )
 
 
-def _files(subject: Subject) -> Iterator[Said]:
-    for model in subject.models:
+def _files(context: Context) -> Iterator[Objection]:
+    for model in context.models:
         if model.facts.problem:
-            yield Said((model.source_key,), model.facts.problem)
+            yield Objection((model.source_key,), model.facts.problem)
 
 
-def _config(subject: Subject) -> Iterator[Said]:
-    for model in subject.models:
-        for fault in model.facts.config_faults if subject.is_read(model) else ():
+def _config(context: Context) -> Iterator[Objection]:
+    for model in context.models:
+        for fault in model.facts.config_faults if context.is_read(model) else ():
             said = f"{fault.key} = {fault.value}" if fault.value is not None else fault.key
-            yield Said((model.source_key,), f"config.json: {said}: {fault.problem}", fault.fix)
+            yield Objection((model.source_key,), f"config.json: {said}: {fault.problem}", fault.fix)
 
 
-def _tokenizer(subject: Subject) -> Iterator[Said]:
-    for model in subject.models:
-        used = model is subject.target or (model.format != "none" and not model.is_head)
+def _tokenizer(context: Context) -> Iterator[Objection]:
+    for model in context.models:
+        used = model is context.target or (model.format != "none" and not model.is_head)
         if used and model.facts.has_tokenizer is False:
-            yield Said(
+            yield Objection(
                 (model.source_key,),
                 "has no tokenizer.json",
                 "where there is only tokenizer.model, load it with AutoTokenizer of transformers and call "
@@ -61,19 +61,19 @@ def _tokenizer(subject: Subject) -> Iterator[Said]:
             )
 
 
-def _template(subject: Subject) -> Iterator[Said]:
+def _template(context: Context) -> Iterator[Objection]:
     """Without one a model completes texts, which is all that a base model does."""
-    model, dataset = subject.target, subject.emitted.dataset if subject.emitted is not None else None
+    model, dataset = context.target, context.emitted.dataset if context.emitted is not None else None
     if model.facts.has_template is not False:
         return
     if dataset is not None and dataset.conversations:
-        yield Said(
+        yield Objection(
             (model.source_key, DATASET),
             f"has no chat template, which the conversations of {DATASET} need",
             "give a data set of plain text, or add chat_template.jinja to the checkpoint",
         )
     else:
-        yield Said(
+        yield Objection(
             (model.source_key,),
             "has no chat template: it is served for completions of text, and refuses chats",
             "if it is a model for chats, add chat_template.jinja to the checkpoint",
@@ -81,16 +81,16 @@ def _template(subject: Subject) -> Iterator[Said]:
         )
 
 
-def _dataset(subject: Subject) -> Iterator[Said]:
-    dataset = subject.emitted.dataset if subject.emitted is not None else None
+def _dataset(context: Context) -> Iterator[Objection]:
+    dataset = context.emitted.dataset if context.emitted is not None else None
     if dataset is not None and dataset.problem:
-        yield Said((DATASET,), dataset.problem)
+        yield Objection((DATASET,), dataset.problem)
 
 
-def _answers(subject: Subject, wanted: tuple[int, ...]) -> Iterator[tuple[Model, str, int]]:
+def _answers(context: Context, wanted: tuple[int, ...]) -> Iterator[tuple[RecipeModel, str, int]]:
     """Models of the hub, by their repository and what it answers for them."""
-    recipe, asked = subject.recipe, subject.machine.hub if subject.machine is not None else {}
-    for model, checkpoint in zip(subject.models, (recipe.model, recipe.draft), strict=False):
+    recipe, asked = context.recipe, context.machine.hub if context.machine is not None else {}
+    for model, checkpoint in zip(context.models, (recipe.model, recipe.draft), strict=False):
         if checkpoint is None or not isinstance(checkpoint.source, HubSource):
             continue
         status = model.facts.access or asked.get(checkpoint.source.repo)

@@ -11,51 +11,115 @@ from collections.abc import Iterator, Mapping
 
 from pipeline.contracts.rules import rule
 from pipeline.models.sizes import ModelSizes
-from pipeline.plan.preflight import fitting
-from pipeline.plan.preflight.context import Model, Subject
-from pipeline.plan.preflight.finding import Check, Said
+from pipeline.plan.parallelism import Parallelism
+from pipeline.plan.preflight.context import Context, RecipeModel
+from pipeline.plan.preflight.finding import Check, Objection
 from pipeline.recipe.validators import AWQ
+
+LARGEST = 64  # tensor-parallel size that a recipe may ask for
+
+
+def heads_split(sizes: ModelSizes, tensor: int) -> bool:
+    """Attention heads: a whole number a rank."""
+    return sizes.heads % tensor == 0
+
+
+def kv_heads_split(sizes: ModelSizes, tensor: int) -> bool:
+    """Key and value heads: a whole number a rank, or each copied to a whole number of ranks."""
+    if sizes.kv_heads >= tensor:
+        return sizes.kv_heads % tensor == 0
+    return tensor % sizes.kv_heads == 0
+
+
+def expert_tensor(split: Parallelism) -> int:
+    """GPUs that share each expert.
+
+    >>> expert_tensor(Parallelism(tensor=4, expert=2))
+    2
+    """
+    return max(1, split.tensor // split.expert)
+
+
+def inner_per_rank(sizes: ModelSizes, split: Parallelism) -> tuple[int, int]:
+    """Inner size of the feed-forward on a rank, and what is left over."""
+    return divmod(sizes.intermediate, expert_tensor(split) if sizes.experts else split.tensor)
+
+
+def width_splits(sizes: ModelSizes, split: Parallelism) -> bool:
+    """Hidden size and inner size of the feed-forward."""
+    return sizes.hidden % split.tensor == 0 and inner_per_rank(sizes, split)[1] == 0
+
+
+def blocks_split(sizes: ModelSizes, split: Parallelism, block: int) -> bool:
+    """AWQ: whole blocks of inputs on each rank, in the layers that are cut along their inputs (o_proj, down_proj)."""
+    attention = sizes.heads * sizes.head_dim
+    inner, rest = inner_per_rank(sizes, split)
+    return attention % (split.tensor * block) == 0 and rest == 0 and inner % block == 0
+
+
+def experts_split(sizes: ModelSizes, expert: int) -> bool:
+    """Experts: the same number in each group."""
+    return sizes.experts % expert == 0
+
+
+def fitting_tensor_sizes(sizes: ModelSizes, block: int | None, expert: int) -> tuple[int, ...]:
+    """Tensor-parallel sizes that the model can be split by; `block`: of AWQ, None for other formats.
+
+    >>> from pipeline.contracts.models import known_model
+    >>> fitting_tensor_sizes(known_model("Qwen/Qwen2.5-72B-Instruct"), 128, 1)
+    (1,)
+    """
+    return tuple(
+        tensor
+        for tensor in range(1, min(LARGEST, sizes.heads) + 1)
+        if tensor % expert == 0
+        and heads_split(sizes, tensor)
+        and kv_heads_split(sizes, tensor)
+        and width_splits(sizes, Parallelism(tensor, expert=expert))
+        and (block is None or blocks_split(sizes, Parallelism(tensor, expert=expert), block))
+    )
+
 
 PIPELINE, EXPERT = "runtime.pipeline_parallel", "runtime.expert_parallel"
 BLOCK = "quantization.awq_block_size"
 
 
-def _attention_heads(subject: Subject) -> Iterator[Said]:
-    for model, sizes in subject.sized:
-        if not fitting.heads_split(sizes, model.split.tensor):
-            yield Said(
+def _attention_heads(context: Context) -> Iterator[Objection]:
+    for model, sizes in context.sized:
+        if not heads_split(sizes, model.split.tensor):
+            yield Objection(
                 (model.tensor_key, model.source_key),
                 f"must divide the {sizes.heads} attention heads of {_name(model)}",
-                _fitting(subject, model, sizes),
+                _fitting(context, model, sizes),
             )
 
 
-def _kv_heads_even(subject: Subject) -> Iterator[Said]:
-    for model, sizes in subject.sized:
-        if sizes.kv_heads >= model.split.tensor and not fitting.kv_heads_split(sizes, model.split.tensor):
-            yield Said(
+def _kv_heads_even(context: Context) -> Iterator[Objection]:
+    for model, sizes in context.sized:
+        if sizes.kv_heads >= model.split.tensor and not kv_heads_split(sizes, model.split.tensor):
+            yield Objection(
                 (model.tensor_key, model.source_key),
                 f"must divide the {sizes.kv_heads} key and value heads of {_name(model)}",
-                _fitting(subject, model, sizes),
+                _fitting(context, model, sizes),
             )
 
 
-def _kv_heads_duplicate(subject: Subject) -> Iterator[Said]:
-    for model, sizes in subject.sized:
-        if sizes.kv_heads < model.split.tensor and not fitting.kv_heads_split(sizes, model.split.tensor):
-            yield Said(
+def _kv_heads_duplicate(context: Context) -> Iterator[Objection]:
+    for model, sizes in context.sized:
+        if sizes.kv_heads < model.split.tensor and not kv_heads_split(sizes, model.split.tensor):
+            yield Objection(
                 (model.tensor_key, model.source_key),
                 f"must be a multiple of the {sizes.kv_heads} key and value heads of {_name(model)}, "
                 "each of which is copied to several ranks",
-                _fitting(subject, model, sizes),
+                _fitting(context, model, sizes),
             )
 
 
-def _kv_heads_copied(subject: Subject) -> Iterator[Said]:
-    for model, sizes in subject.sized:
+def _kv_heads_copied(context: Context) -> Iterator[Objection]:
+    for model, sizes in context.sized:
         copies, rest = divmod(model.split.tensor, sizes.kv_heads)
         if copies > 1 and not rest:
-            yield Said(
+            yield Objection(
                 (model.tensor_key,),
                 f"each of the {sizes.kv_heads} key and value heads of {_name(model)} lies on {copies} ranks, "
                 "so a rank's KV cache is no smaller than with "
@@ -63,57 +127,57 @@ def _kv_heads_copied(subject: Subject) -> Iterator[Said]:
             )
 
 
-def _width(subject: Subject) -> Iterator[Said]:
-    for model, sizes in subject.sized:
-        if not fitting.width_splits(sizes, model.split):
+def _width(context: Context) -> Iterator[Objection]:
+    for model, sizes in context.sized:
+        if not width_splits(sizes, model.split):
             shared = f" (with {model.split.expert} groups of experts)" if sizes.experts else ""
-            yield Said(
+            yield Objection(
                 (model.tensor_key, model.source_key),
                 f"must divide the hidden size {sizes.hidden} and the inner size {sizes.intermediate} of "
                 f"{_name(model)}{shared}",
-                _fitting(subject, model, sizes),
+                _fitting(context, model, sizes),
             )
 
 
-def _groups(subject: Subject) -> Iterator[Said]:
+def _groups(context: Context) -> Iterator[Objection]:
     """Weights of a row that share a scale: whole groups, in every layer."""
     of_format: dict[str, int] = rule("quantization.groups").facts["sizes"]
-    block = subject.recipe.quantization.awq_block_size
-    for model, sizes in subject.sized:
-        group = block if _has_awq(subject, model) else of_format.get(model.format, 1)
+    block = context.recipe.quantization.awq_block_size
+    for model, sizes in context.sized:
+        group = block if _has_awq(context, model) else of_format.get(model.format, 1)
         uneven = [columns for columns in _columns(sizes) if columns % group]
         if uneven:
             smaller = (
-                group == 128 and not any(columns % 64 for columns in uneven) and _has_blocks_of_64(subject)
+                group == 128 and not any(columns % 64 for columns in uneven) and _has_blocks_of_64(context)
             )
-            yield Said(
+            yield Objection(
                 (BLOCK if group == block else model.format_key, model.source_key),
                 f"groups of {group} weights do not divide {' and '.join(map(str, uneven))} columns of {_name(model)}",
                 "64" if smaller else "choose a format without groups, such as fp8",
             )
 
 
-def _w4a8_groups(subject: Subject) -> Iterator[Said]:
+def _w4a8_groups(context: Context) -> Iterator[Objection]:
     """One finding for both models, which share the size of blocks."""
     only: int = rule("quantization.w4a8_group").facts["group"]
-    wrong = [model for model in subject.models if "w4a8_awq" in subject.layer_formats(model)]
-    if not wrong or subject.recipe.quantization.awq_block_size == only:
+    wrong = [model for model in context.models if "w4a8_awq" in context.layer_formats(model)]
+    if not wrong or context.recipe.quantization.awq_block_size == only:
         return
     keys = ["quantization.auto.formats" if model.format == "auto" else model.format_key for model in wrong]
     sizes = [model.sizes for model in wrong if model.sizes is not None]
     divides = not any(columns % only for one in sizes for columns in _columns(one))
     instead = f"{' and '.join(keys)} to int4_awq"
-    yield Said(
+    yield Objection(
         (BLOCK, *(model.format_key for model in wrong)),
         f"must be {only} for w4a8_awq: TensorRT-LLM has no kernels for other groups",
         f"set {BLOCK} to {only}, or {instead}" if divides else f"set {instead}",
     )
 
 
-def _has_blocks_of_64(subject: Subject) -> bool:
+def _has_blocks_of_64(context: Context) -> bool:
     """Whether they may be advised; both models have blocks of one size."""
-    w4a8 = any("w4a8_awq" in subject.layer_formats(model) for model in subject.models)
-    return subject.gpu_runtime is None or not w4a8
+    w4a8 = any("w4a8_awq" in context.layer_formats(model) for model in context.models)
+    return context.gpu_runtime is None or not w4a8
 
 
 def _columns(sizes: ModelSizes) -> tuple[int, ...]:
@@ -121,126 +185,128 @@ def _columns(sizes: ModelSizes) -> tuple[int, ...]:
     return tuple(dict.fromkeys((sizes.hidden, sizes.heads * sizes.head_dim, sizes.intermediate)))
 
 
-def _awq_blocks(subject: Subject) -> Iterator[Said]:
-    block = subject.recipe.quantization.awq_block_size
-    for model, sizes in subject.sized:
+def _awq_blocks(context: Context) -> Iterator[Objection]:
+    block = context.recipe.quantization.awq_block_size
+    for model, sizes in context.sized:
         whole = any(columns % block for columns in _columns(sizes))  # then no split is to blame
-        if not _has_awq(subject, model) or whole or fitting.blocks_split(sizes, model.split, block):
+        if not _has_awq(context, model) or whole or blocks_split(sizes, model.split, block):
             continue
-        halved = block == 128 and fitting.blocks_split(sizes, model.split, 64) and _has_blocks_of_64(subject)
-        attention, inner = sizes.heads * sizes.head_dim, fitting.inner_per_rank(sizes, model.split)[0]
-        yield Said(
+        halved = block == 128 and blocks_split(sizes, model.split, 64) and _has_blocks_of_64(context)
+        attention, inner = sizes.heads * sizes.head_dim, inner_per_rank(sizes, model.split)[0]
+        yield Objection(
             (model.tensor_key, BLOCK, model.format_key),
             f"leaves a rank of {_name(model)} {attention / model.split.tensor:g} inputs of o_proj and {inner} of "
             f"down_proj, which {BLOCK} {block} must divide",
-            (f"set {BLOCK} to 64, or " if halved else "") + _fitting(subject, model, sizes),
+            (f"set {BLOCK} to 64, or " if halved else "") + _fitting(context, model, sizes),
         )
 
 
-def _padded_vocabulary(subject: Subject) -> Iterator[Said]:
-    for model, sizes in subject.sized:
+def _padded_vocabulary(context: Context) -> Iterator[Objection]:
+    for model, sizes in context.sized:
         over = sizes.vocab % model.split.tensor
         if over:
             padded = sizes.vocab + model.split.tensor - over
-            yield Said(
+            yield Objection(
                 (model.tensor_key,),
                 f"the vocabulary of {_name(model)} is padded from {sizes.vocab} to {padded} tokens, and logits with it",
             )
 
 
-def _padded_for_awq(subject: Subject) -> Iterator[Said]:
+def _padded_for_awq(context: Context) -> Iterator[Objection]:
     multiple: int = rule("vocab.pad_awq").facts["multiple"]
-    for model, sizes in subject.sized:
-        if _has_awq(subject, model) and sizes.vocab % multiple:
+    for model, sizes in context.sized:
+        if _has_awq(context, model) and sizes.vocab % multiple:
             padded = -(-sizes.vocab // multiple) * multiple
-            yield Said(
+            yield Objection(
                 (model.format_key,),
                 f"the output projection of {_name(model)} is padded from {sizes.vocab} to {padded} tokens",
             )
 
 
-def _layers(subject: Subject) -> Iterator[Said]:
-    model, sizes = subject.target, subject.target.sizes
+def _layers(context: Context) -> Iterator[Objection]:
+    model, sizes = context.target, context.target.sizes
     if sizes is not None and model.split.pipeline > sizes.layers:
-        yield Said(
+        yield Objection(
             (PIPELINE, model.source_key),
             f"is more than the {sizes.layers} layers of {_name(model)}",
             f"at most {sizes.layers}",
         )
 
 
-def _even_layers(subject: Subject) -> Iterator[Said]:
-    model, sizes = subject.target, subject.target.sizes
+def _even_layers(context: Context) -> Iterator[Objection]:
+    model, sizes = context.target, context.target.sizes
     if sizes is not None and model.split.pipeline <= sizes.layers and sizes.layers % model.split.pipeline:
         divisors = [n for n in range(1, model.split.pipeline * 2) if sizes.layers % n == 0]
-        yield Said(
+        yield Objection(
             (PIPELINE, model.source_key),
             f"does not divide the {sizes.layers} layers of {_name(model)}",
             "one of " + ", ".join(map(str, divisors)),
         )
 
 
-def _models_without_stages(subject: Subject) -> Iterator[Said]:
-    model, sizes = subject.target, subject.target.sizes
+def _models_without_stages(context: Context) -> Iterator[Objection]:
+    model, sizes = context.target, context.target.sizes
     if (
         sizes is not None
         and model.split.pipeline > 1
         and sizes.architecture in rule("pp.models").facts["models"]
     ):
-        yield Said((PIPELINE, model.source_key), f"must be 1 for {sizes.architecture}", f"remove {PIPELINE}")
+        yield Objection(
+            (PIPELINE, model.source_key), f"must be 1 for {sizes.architecture}", f"remove {PIPELINE}"
+        )
 
 
-def _experts(subject: Subject) -> Iterator[Said]:
-    model, sizes = subject.target, subject.target.sizes
-    if sizes is not None and sizes.experts and not fitting.experts_split(sizes, model.split.expert):
+def _experts(context: Context) -> Iterator[Objection]:
+    model, sizes = context.target, context.target.sizes
+    if sizes is not None and sizes.experts and not experts_split(sizes, model.split.expert):
         fits = [
             n
             for n in range(1, model.split.tensor + 1)
             if not model.split.tensor % n and not sizes.experts % n
         ]
-        yield Said(
+        yield Objection(
             (EXPERT, model.source_key),
             f"must divide the {sizes.experts} experts of {_name(model)}",
             "one of " + ", ".join(map(str, fits)),
         )
 
 
-def _dense(subject: Subject) -> Iterator[Said]:
-    model, sizes = subject.target, subject.target.sizes
+def _dense(context: Context) -> Iterator[Objection]:
+    model, sizes = context.target, context.target.sizes
     if sizes is not None and not sizes.experts and model.split.expert > 1:
-        yield Said(
+        yield Objection(
             (EXPERT, model.source_key), f"is given, but {_name(model)} has no experts", f"remove {EXPERT}"
         )
 
 
-def _world(subject: Subject) -> Iterator[Said]:
+def _world(context: Context) -> Iterator[Objection]:
     """Of what will be written: a package's GPUs are those of its largest model, for each instance."""
-    if subject.emitted is None:
+    if context.emitted is None:
         return
-    required = subject.emitted.of_package("requirements").get("gpus")
-    if required is not None and required != subject.world:
-        yield Said(
-            (subject.target.tensor_key, PIPELINE),
-            f"needs {subject.world} GPUs with the other sizes, the package would require {required}",
+    required = context.emitted.of_package("requirements").get("gpus")
+    if required is not None and required != context.world:
+        yield Objection(
+            (context.target.tensor_key, PIPELINE),
+            f"needs {context.world} GPUs with the other sizes, the package would require {required}",
         )
 
 
-def _has_awq(subject: Subject, model: Model) -> bool:
-    auto = subject.recipe.quantization.auto
+def _has_awq(context: Context, model: RecipeModel) -> bool:
+    auto = context.recipe.quantization.auto
     return model.format in AWQ or (
         model.format == "auto" and auto is not None and bool({*auto.formats} & {*AWQ})
     )
 
 
-def _name(model: Model) -> str:
+def _name(model: RecipeModel) -> str:
     return f"the {model.role}"
 
 
-def _fitting(subject: Subject, model: Model, sizes: ModelSizes) -> str:
+def _fitting(context: Context, model: RecipeModel, sizes: ModelSizes) -> str:
     """Tensor-parallel sizes that break no rule of this file; of the target, with the recipe's other sizes."""
-    block = subject.recipe.quantization.awq_block_size if _has_awq(subject, model) else None
+    block = context.recipe.quantization.awq_block_size if _has_awq(context, model) else None
     expert = model.split.expert if sizes.experts else 1
-    fits = fitting.fitting_tensor_sizes(sizes, block, expert)
+    fits = fitting_tensor_sizes(sizes, block, expert)
     return f"set {model.tensor_key} to {' or '.join(map(str, fits))}" if fits else ""
 
 

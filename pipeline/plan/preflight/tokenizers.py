@@ -7,65 +7,65 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pipeline.plan.preflight.context import Subject
-from pipeline.plan.preflight.finding import Check, Said
-from pipeline.plan.tokenizer_facts import TokenizerFacts, corpus
+from pipeline.plan.model_facts import TokenizerFacts, corpus
+from pipeline.plan.preflight.context import Context
+from pipeline.plan.preflight.finding import Check, Objection
 
 SAME = "choose a draft with the target's tokenizer"
 
 
-def _same_vocabulary(subject: Subject) -> Iterator[Said]:
-    draft, target = subject.draft, subject.target
+def _same_vocabulary(context: Context) -> Iterator[Objection]:
+    draft, target = context.draft, context.target
     if draft is None or draft.is_head or draft.sizes is None or target.sizes is None:
         return
     if draft.sizes.vocab != target.sizes.vocab:
-        yield Said(
+        yield Objection(
             (draft.source_key, target.source_key),
             f"has a vocabulary of {draft.sizes.vocab} tokens, the target of {target.sizes.vocab}; they exchange ids",
             SAME,
         )
 
 
-def _both(subject: Subject) -> tuple[tuple[str, str], TokenizerFacts, TokenizerFacts] | None:
+def _both(context: Context) -> tuple[tuple[str, str], TokenizerFacts, TokenizerFacts] | None:
     """Keys, and the tokenizers of draft and target, where both are known."""
-    draft, target = subject.draft, subject.target
+    draft, target = context.draft, context.target
     if draft is None or draft.is_head or draft.facts.tokenizer is None or target.facts.tokenizer is None:
         return None
     return (draft.source_key, target.source_key), draft.facts.tokenizer, target.facts.tokenizer
 
 
-def _special_tokens(subject: Subject) -> Iterator[Said]:
-    if (both := _both(subject)) is None:
+def _special_tokens(context: Context) -> Iterator[Objection]:
+    if (both := _both(context)) is None:
         return
     keys, ours, theirs = both
     common = sorted(ours.special.keys() & theirs.special.keys())
     other = [token for token in common if ours.special[token] != theirs.special[token]]
     if other:
         token, rest = other[0], f", and {len(other) - 1} more" if len(other) > 1 else ""
-        yield Said(
+        yield Objection(
             keys,
             f"gives {token} the id {ours.special[token]}, the target {theirs.special[token]}{rest}",
             SAME,
         )
 
 
-def _token_ids(subject: Subject) -> Iterator[Said]:
-    if (both := _both(subject)) is None:
+def _token_ids(context: Context) -> Iterator[Objection]:
+    if (both := _both(context)) is None:
         return
     keys, ours, theirs = both
     if ours.ids is None or theirs.ids is None:
         return
     texts = [text for text, own, other in zip(corpus(), ours.ids, theirs.ids, strict=True) if own != other]
     if texts:
-        yield Said(
+        yield Objection(
             keys,
             f"gives other ids than the target to {len(texts)} of {len(ours.ids)} texts, such as {texts[0]!r}",
             SAME,
         )
 
 
-def _tokenizer_files(subject: Subject) -> Iterator[Said]:
-    if (both := _both(subject)) is None:
+def _tokenizer_files(context: Context) -> Iterator[Objection]:
+    if (both := _both(context)) is None:
         return
     keys, ours, theirs = both
     names = sorted(
@@ -77,7 +77,7 @@ def _tokenizer_files(subject: Subject) -> Iterator[Said]:
         told = (
             "; the ids of the corpus are the same" if ours.ids is not None and ours.ids == theirs.ids else ""
         )
-        yield Said(keys, f"has another {', '.join(names)} than the target{told}")
+        yield Objection(keys, f"has another {', '.join(names)} than the target{told}")
 
 
 CHECKS: Mapping[str, Check] = {

@@ -16,7 +16,7 @@ from pipeline.contracts import gpus, releases
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.parallelism import parallelism
 from pipeline.plan.plan import TARGET
-from pipeline.plan.preflight.sizing import weight_bytes
+from pipeline.plan.preflight.needs import weight_bytes
 from pipeline.progress import Progress
 from pipeline.recipe import PyTorchRuntime as Settings
 from pipeline.recipe import Recipe

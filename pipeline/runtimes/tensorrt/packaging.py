@@ -13,7 +13,7 @@ from pipeline.models.sizes import ModelSizes
 from pipeline.models.token_ids import TokenIds
 from pipeline.plan.parallelism import parallelism
 from pipeline.plan.plan import DRAFT, TARGET
-from pipeline.plan.preflight.sizing import weight_bytes
+from pipeline.plan.preflight.needs import weight_bytes
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe, TensorRTRuntime
 from pipeline.runtimes.base import Engines

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pipeline.contracts import engine_memory
 from pipeline.contracts.inflight_batcher import DataTypes
 from pipeline.errors import StageError
-from pipeline.plan.memory_fractions import MemoryShares, ModelMemory, share_memory
 from pipeline.plan.parallelism import parallelism
 from pipeline.recipe import Recipe, TensorRTRuntime
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
+from pipeline.runtimes.tensorrt.memory_fractions import MemoryShares, ModelMemory, share_memory
 from pipeline.runtimes.tensorrt.triton_models import EngineModel, EngineSettings
 from pipeline.triton.text_models import DraftLimits
 

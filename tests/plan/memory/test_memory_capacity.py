@@ -14,9 +14,16 @@ from pipeline.contracts.memory_measurements import capacity_points
 from pipeline.contracts.models import known_model
 from pipeline.errors import UserError
 from pipeline.models.sizes import LatentAttention, ModelSizes
-from pipeline.plan.memory import Demand, ModelNeed, StepLimits, alternatives, demand_of, plan_memory
+from pipeline.plan.memory import (
+    DeploymentSpec,
+    ModelSpec,
+    StepLimits,
+    alternatives,
+    deployment_spec,
+    plan_memory,
+)
 from pipeline.plan.memory.accuracy import capacity_accuracy, load_log_accuracy, planned
-from pipeline.plan.memory.kv import sequence_bytes, token_bytes
+from pipeline.plan.memory.footprint import kv_sequence_bytes, kv_token_bytes
 from pipeline.plan.model_facts import known_sizes
 from pipeline.plan.parallelism import Parallelism
 from pipeline.recipe import load_recipe
@@ -34,12 +41,14 @@ def known(repo: str) -> ModelSizes:
 
 
 LLAMA_8B, LLAMA_1B = known("meta-llama/Llama-3.1-8B"), known("meta-llama/Llama-3.2-1B")
-TARGET = ModelNeed("target", LLAMA_8B, kv_cache="fp8", format="fp8")
-DRAFT = ModelNeed("draft", LLAMA_1B)
+TARGET = ModelSpec("target", LLAMA_8B, kv_cache="fp8", format="fp8")
+DRAFT = ModelSpec("draft", LLAMA_1B)
 
 
-def demand(*models: ModelNeed, capacity: int = 80 * GIB, tokens: int = 9216, wanted: int = 64) -> Demand:
-    return Demand("a-gpu", capacity, models or (TARGET,), tokens, wanted)
+def demand(
+    *models: ModelSpec, capacity: int = 80 * GIB, tokens: int = 9216, wanted: int = 64
+) -> DeploymentSpec:
+    return DeploymentSpec("a-gpu", capacity, models or (TARGET,), tokens, wanted)
 
 
 def test_published_measurements_are_met() -> None:
@@ -98,9 +107,9 @@ def test_a_larger_gpu_never_holds_less(capacity: int, more: int) -> None:
 @given(layers=st.integers(1, 100), split=st.sampled_from([1, 2, 4, 8, 16]))
 @settings(max_examples=30)
 def test_a_token_costs_as_much_as_it_has_layers_and_heads(layers: int, split: int) -> None:
-    one = token_bytes(ModelNeed("target", replace(LLAMA_8B, layers=1), Parallelism(tensor=split)))
+    one = kv_token_bytes(ModelSpec("target", replace(LLAMA_8B, layers=1), Parallelism(tensor=split)))
     assert (
-        token_bytes(ModelNeed("target", replace(LLAMA_8B, layers=layers), Parallelism(tensor=split)))
+        kv_token_bytes(ModelSpec("target", replace(LLAMA_8B, layers=layers), Parallelism(tensor=split)))
         == layers * one
     )
     assert one == 2 * max(1, 8 // split) * 128 * 2  # beyond eight GPUs, each KV head is on several
@@ -108,23 +117,23 @@ def test_a_token_costs_as_much_as_it_has_layers_and_heads(layers: int, split: in
 
 def test_a_token_of_latent_attention_is_the_same_on_every_rank() -> None:
     sizes = replace(LLAMA_8B, layers=61, latent=LatentAttention(512, 64, 128, 128, 1536))
-    costs = {token_bytes(ModelNeed("target", sizes, Parallelism(tensor=split))) for split in (1, 8)}
+    costs = {kv_token_bytes(ModelSpec("target", sizes, Parallelism(tensor=split))) for split in (1, 8)}
     assert costs == {61 * (512 + 64) * 2}
 
 
 def test_layers_with_a_window_could_keep_less() -> None:
     sizes = replace(LLAMA_8B, layers=4, windows=(1024, 0, 1024, 0))
-    need = ModelNeed("target", sizes)
-    whole = token_bytes(need) // 4
-    assert sequence_bytes(need, 512) == 4 * 512 * whole
-    assert sequence_bytes(need, 8192) == (2 * 8192 + 2 * 1024) * whole
-    assert sequence_bytes(ModelNeed("target", replace(sizes, windows=())), 8192) == 4 * 8192 * whole
+    need = ModelSpec("target", sizes)
+    whole = kv_token_bytes(need) // 4
+    assert kv_sequence_bytes(need, 512) == 4 * 512 * whole
+    assert kv_sequence_bytes(need, 8192) == (2 * 8192 + 2 * 1024) * whole
+    assert kv_sequence_bytes(ModelSpec("target", replace(sizes, windows=())), 8192) == 4 * 8192 * whole
 
 
 @pytest.mark.parametrize(("kv_cache", "share"), [("fp8", 0.5), ("int8", 0.5), ("nvfp4", 0.28125)])
 def test_smaller_keys_and_values(kv_cache: str, share: float) -> None:
-    assert token_bytes(ModelNeed("target", LLAMA_8B, kv_cache=kv_cache)) == share * token_bytes(
-        ModelNeed("target", LLAMA_8B)
+    assert kv_token_bytes(ModelSpec("target", LLAMA_8B, kv_cache=kv_cache)) == share * kv_token_bytes(
+        ModelSpec("target", LLAMA_8B)
     )
 
 
@@ -155,7 +164,7 @@ def test_a_model_that_is_larger_than_the_gpu_leaves_nothing() -> None:
 @pytest.mark.parametrize("name", ON_GPUS)
 def test_packaged_recipes_fit(name: str) -> None:
     recipe = load_recipe(name)
-    asked = demand_of(recipe, known_sizes(recipe))
+    asked = deployment_spec(recipe, known_sizes(recipe))
     assert asked is not None
     assert plan_memory(asked).verdict == "fits"
     assert alternatives(recipe, asked) == ()
@@ -164,7 +173,7 @@ def test_packaged_recipes_fit(name: str) -> None:
 @pytest.mark.parametrize("name", ON_GPUS)
 def test_what_is_named_instead_holds_more(name: str) -> None:
     recipe = load_recipe(name, ("runtime.gpu=l4-24g", "limits.max_concurrency=512"))
-    asked = demand_of(recipe, known_sizes(recipe))
+    asked = deployment_spec(recipe, known_sizes(recipe))
     assert asked is not None
     now = plan_memory(asked)
     found = alternatives(recipe, asked)
@@ -176,9 +185,9 @@ def test_what_is_named_instead_holds_more(name: str) -> None:
 
 def test_a_model_that_is_not_known_makes_no_demand() -> None:
     recipe = load_recipe("llama-3.1-8b-fp8")
-    assert demand_of(recipe, {"target": LLAMA_8B}) is None  # and the draft?
+    assert deployment_spec(recipe, {"target": LLAMA_8B}) is None  # and the draft?
     assert (
-        demand_of(load_recipe("tiny-cpu"), known_sizes(load_recipe("tiny-cpu"))) is None
+        deployment_spec(load_recipe("tiny-cpu"), known_sizes(load_recipe("tiny-cpu"))) is None
     )  # on which machine?
 
 
@@ -186,7 +195,7 @@ def test_a_type_that_is_not_known_is_refused() -> None:
     recipe = load_recipe("phi-4-fp8")
     sizes = {role: replace(one, dtype="float128") for role, one in known_sizes(recipe).items()}
     with pytest.raises(UserError, match="target: float128; known: float16"):
-        demand_of(recipe, sizes)
+        deployment_spec(recipe, sizes)
 
 
 def test_a_recipe_says_the_same_as_the_measurement_that_it_repeats() -> None:
@@ -200,19 +209,19 @@ def test_a_recipe_says_the_same_as_the_measurement_that_it_repeats() -> None:
             f"kv_cache={{memory_fraction: {point.fraction}}}",
         ),
     )  # fmt: skip
-    asked = demand_of(recipe, known_sizes(recipe), {"target": StepLimits(2 * point.isl)})
+    asked = deployment_spec(recipe, known_sizes(recipe), {"target": StepLimits(2 * point.isl)})
     assert asked is not None
     assert plan_memory(asked).sequences == planned(point).sequences
 
 
 def test_the_embedded_engine_takes_what_its_limits_need() -> None:
     recipe = load_recipe("tiny-cpu")
-    asked = demand_of(recipe, known_sizes(recipe), ram_bytes=4 * GIB)
+    asked = deployment_spec(recipe, known_sizes(recipe), ram_bytes=4 * GIB)
     assert asked is not None
     plan = plan_memory(asked)
     assert plan.tokens == recipe.limits.max_sequence_tokens * recipe.limits.max_concurrency
     told = load_recipe("tiny-cpu", ("runtime.kv_cache_mib=8",))
-    few = demand_of(told, known_sizes(told), ram_bytes=4 * GIB)
+    few = deployment_spec(told, known_sizes(told), ram_bytes=4 * GIB)
     assert few is not None
     assert plan_memory(few).ranks[0].group("kv_cache") <= 8 * 2**20
 

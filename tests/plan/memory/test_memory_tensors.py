@@ -17,9 +17,9 @@ from pipeline.contracts import engine_memory
 from pipeline.contracts.models import known_model
 from pipeline.models.sizes import LatentAttention, ModelSizes
 from pipeline.models.tensors import TensorFiles
-from pipeline.plan.memory.demand import ModelNeed
+from pipeline.plan.memory.footprint import mxfp4_padding, stage_layers, weight_bytes, weight_lines
+from pipeline.plan.memory.spec import ModelSpec
 from pipeline.plan.memory.tensors import parameters
-from pipeline.plan.memory.weights import mxfp4_padding, stage_layers, weight_bytes, weight_lines
 from pipeline.plan.parallelism import Parallelism
 
 # As the hub says it of each repository ("safetensors": {"total": …}).
@@ -100,9 +100,9 @@ def _kind(name: str) -> str:
 def test_experts_in_four_bits_are_as_large_as_their_files(repo: str) -> None:
     """MXFP4: blocks of 32 with a scale of eight bits, of experts alone; attention, router and biases are bfloat16."""
     sizes = known(repo)
-    assert weight_bytes(ModelNeed("target", sizes, format=sizes.stored)) == FILES[repo]
-    assert 0.05 < mxfp4_padding(ModelNeed("target", sizes, format="mxfp4")) / FILES[repo] < 0.1
-    assert mxfp4_padding(ModelNeed("target", sizes, format="fp8")) == 0
+    assert weight_bytes(ModelSpec("target", sizes, format=sizes.stored)) == FILES[repo]
+    assert 0.05 < mxfp4_padding(ModelSpec("target", sizes, format="mxfp4")) / FILES[repo] < 0.1
+    assert mxfp4_padding(ModelSpec("target", sizes, format="fp8")) == 0
 
 
 # As the hub says it of each repository, and what their config.json says.
@@ -147,7 +147,7 @@ def test_other_classes_that_are_counted_add_up_to_what_is_published(repo: str) -
     if (
         sizes.stored == "fp8_block"
     ):  # of 1029.17 thousand million bytes of tensors; scales are 32 bits there, 16 elsewhere
-        need = ModelNeed("target", sizes, format=sizes.stored)
+        need = ModelSpec("target", sizes, format=sizes.stored)
         assert weight_bytes(need) == pytest.approx(1_029_173_256_720, rel=2e-4)
 
 
@@ -178,7 +178,7 @@ def test_more_gpus_never_hold_more_each_and_together_never_less(
     sizes: ModelSizes, form: str, split: int
 ) -> None:
     one, many = (
-        weight_bytes(ModelNeed("target", sizes, Parallelism(tensor=tensor), form))
+        weight_bytes(ModelSpec("target", sizes, Parallelism(tensor=tensor), form))
         for tensor in (split, 2 * split)
     )
     assert many <= one + 64 * split * sizes.hidden  # a vocabulary is padded for more ranks
@@ -191,7 +191,7 @@ def test_quantized_is_smaller_and_four_bits_are_smaller_than_eight(
     sizes: ModelSizes, form: str, split: int
 ) -> None:
     sized = {
-        one: weight_bytes(ModelNeed("target", sizes, Parallelism(tensor=split), one))
+        one: weight_bytes(ModelSpec("target", sizes, Parallelism(tensor=split), one))
         for one in ("none", "fp8", form)
     }
     # AWQ pads vocabularies to a multiple of 64, of embedding and projection
@@ -204,23 +204,23 @@ def test_quantized_is_smaller_and_four_bits_are_smaller_than_eight(
 @given(sizes=models, stages=st.integers(1, 2))
 @settings(max_examples=40)
 def test_stages_of_a_pipeline_hold_every_layer_once(sizes: ModelSizes, stages: int) -> None:
-    need = ModelNeed("target", sizes, Parallelism(pipeline=stages))
+    need = ModelSpec("target", sizes, Parallelism(pipeline=stages))
     assert [layer for stage in range(stages) for layer in stage_layers(need, stage)] == list(
         range(sizes.layers)
     )
     together = sum(weight_bytes(need, stage) for stage in range(stages))
     copied = 2 * sizes.vocab * sizes.hidden if sizes.tied and stages > 1 else 0
-    assert together == weight_bytes(ModelNeed("target", sizes)) + copied
+    assert together == weight_bytes(ModelSpec("target", sizes)) + copied
 
 
 def test_unquantized_is_two_bytes_a_weight() -> None:
     for repo, count in PUBLISHED.items():
-        assert weight_bytes(ModelNeed("target", known(repo))) == 2 * count
+        assert weight_bytes(ModelSpec("target", known(repo))) == 2 * count
 
 
 def test_a_tied_projection_is_a_weight_of_its_own_in_an_engine() -> None:
     sizes = known("meta-llama/Llama-3.2-1B-Instruct")
-    need = ModelNeed("target", sizes)
+    need = ModelSpec("target", sizes)
     more = weight_bytes(replace(need, copies_tied=True)) - weight_bytes(need)
     assert more == 2 * sizes.vocab * sizes.hidden
 
@@ -228,12 +228,12 @@ def test_a_tied_projection_is_a_weight_of_its_own_in_an_engine() -> None:
 def test_experts_are_spread_whole_or_split_and_weigh_the_same() -> None:
     sizes = known("mistralai/Mixtral-8x7B-Instruct-v0.1")
     held = [
-        {line.name: line.bytes for line in weight_lines(ModelNeed("target", sizes, split), 0)}["experts"]
+        {line.name: line.bytes for line in weight_lines(ModelSpec("target", sizes, split), 0)}["experts"]
         for split in (Parallelism(tensor=4, expert=4), Parallelism(tensor=4), Parallelism(tensor=4, expert=2))
     ]
     assert len(set(held)) == 1
 
 
 def test_what_the_config_does_not_explain_is_a_line_of_its_own() -> None:
-    need = ModelNeed("target", known("microsoft/phi-4"), unexplained=1000)
+    need = ModelSpec("target", known("microsoft/phi-4"), unexplained=1000)
     assert {line.key: line.bytes for line in weight_lines(need, 0)}["weights.target.others"] == 2000

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from pipeline.errors import InvalidInput
 from pipeline.plan.model_facts import known_sizes
 from pipeline.plan.performance import Workload
-from pipeline.plan.performance.compare import Comparison, Question, compare
-from pipeline.plan.performance.front import front
-from pipeline.plan.performance.workload import read_asked
+from pipeline.plan.performance.compare import Comparison, compare, pareto_front
+from pipeline.plan.performance.workload import ComparisonSettings, read_workload_options
 from pipeline.recipe import Recipe, Slo, load_recipe
 
 DEVICES = ("h100-sxm-80g", "l40s-48g", "a100-sxm-80g", "l4-24g")
-QUESTION = Question(Workload(1000, 200), DEVICES, dict(zip(DEVICES, (2.5, 1.0, 1.5, 0.5), strict=True)), 0.8)
+QUESTION = ComparisonSettings(
+    Workload(1000, 200), DEVICES, dict(zip(DEVICES, (2.5, 1.0, 1.5, 0.5), strict=True)), 0.8
+)
 
 
 @cache
@@ -26,7 +27,7 @@ def recipe() -> Recipe:
     return load_recipe("llama-3.1-8b-fp8", ())
 
 
-def ask(question: Question = QUESTION, of: Recipe | None = None) -> Comparison:
+def ask(question: ComparisonSettings = QUESTION, of: Recipe | None = None) -> Comparison:
     chosen = of or recipe()
     return compare(chosen, known_sizes(chosen), question)
 
@@ -71,7 +72,7 @@ def test_nothing_beats_the_front() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=30))
 def test_a_front_is_what_no_other_point_beats(points: list[tuple[int, int]]) -> None:
-    kept = front(points, lambda point: point[0], lambda point: point[1])
+    kept = pareto_front(points, lambda point: point[0], lambda point: point[1])
     for point in points:
         beaten = any(p != point and p[0] <= point[0] and p[1] <= point[1] for p in points)
         assert (point in kept) == (not beaten)
@@ -102,11 +103,13 @@ def test_an_slo_that_nothing_meets_is_said_to_be_missed() -> None:
 
 
 def test_words_are_read_with_every_fault_at_once() -> None:
-    asked = read_asked(devices="h100,l4-24g", prices=["h100=2.5", "h100-pcie-80g=2"], acceptance=1.0)
+    asked = read_workload_options(
+        devices="h100,l4-24g", prices=["h100=2.5", "h100-pcie-80g=2"], acceptance=1.0
+    )
     assert asked.devices == ("h100-sxm-80g", "h100-pcie-80g", "h100-nvl-94g", "l4-24g")
     assert asked.prices == {"h100-sxm-80g": 2.5, "h100-pcie-80g": 2.0, "h100-nvl-94g": 2.5}
     with pytest.raises(InvalidInput) as raised:
-        read_asked(
+        read_workload_options(
             devices="h101,",
             prices=["h100", "h100=-1", "h100=nan", "k80=1"],
             prompt_tokens=0,
@@ -121,7 +124,7 @@ def test_words_are_read_with_every_fault_at_once() -> None:
 
 def test_devices_are_those_asked_for_then_those_with_a_price_then_all() -> None:
     limits = recipe().limits
-    assert read_asked(devices="l4", prices=["h200=3"]).question(limits).devices == ("l4-24g",)
-    assert read_asked(prices=["h200=3"]).question(limits).devices == ("h200-sxm-141g",)
-    assert len(read_asked().question(limits).devices) > 20
-    assert read_asked().question(limits).work == Workload(8192, 1024)
+    assert read_workload_options(devices="l4", prices=["h200=3"]).question(limits).devices == ("l4-24g",)
+    assert read_workload_options(prices=["h200=3"]).question(limits).devices == ("h200-sxm-141g",)
+    assert len(read_workload_options().question(limits).devices) > 20
+    assert read_workload_options().question(limits).work == Workload(8192, 1024)

@@ -12,21 +12,21 @@ from pipeline.cli.render.speed import forecast_lines
 from pipeline.contracts.models import known_model
 from pipeline.contracts.releases import Track
 from pipeline.models.sizes import LatentAttention
-from pipeline.plan.memory import Demand, ModelNeed
+from pipeline.plan.memory import DeploymentSpec, ModelSpec
 from pipeline.plan.parallelism import Parallelism
 from pipeline.plan.performance import Workload, forecast
 from pipeline.plan.performance.accuracy import (
     COVERAGE,
-    Compared,
-    compared,
+    FigureError,
     error_summary,
+    figure_errors,
     reach,
     summary,
     unchecked,
 )
 from pipeline.plan.performance.efficiency import fitted
-from pipeline.plan.performance.engine import Engine
-from pipeline.plan.performance.published import Figure, Use, computed, figures, fills_steps, source
+from pipeline.plan.performance.engine import EngineModel
+from pipeline.plan.performance.published import PublishedFigure, Use, computed, figures, fills_steps, source
 from pipeline.recipe import Slo
 
 USES: tuple[Use, ...] = ("calibrate", "held-out")
@@ -51,8 +51,8 @@ def test_no_more_sequences_decode_than_a_step_keeps_up_with(monkeypatch: pytest.
     """Where memory holds more of them than prompts leave room for, figures held aside are met, and were not."""
     concerned = [figure for figure in figures("held-out") if fills_steps(figure)]
     now = error_summary("held-out")["full-steps"]
-    monkeypatch.setattr(Engine, "most_decoding", lambda *_: 10**9)
-    before = summary([Compared(figure, computed(figure)) for figure in concerned])
+    monkeypatch.setattr(EngineModel, "most_decoding", lambda *_: 10**9)
+    before = summary([FigureError(figure, computed(figure)) for figure in concerned])
     assert now["count"] == before["count"] == 20
     assert now["median"] < 0.15
     assert before["median"] > 0.19
@@ -63,13 +63,13 @@ def test_no_more_sequences_decode_than_a_step_keeps_up_with(monkeypatch: pytest.
 )
 def test_intervals_cover_as_many_as_they_say(quantity: str, kinds: tuple[str, ...]) -> None:
     ends = error_summary("held-out")[quantity]
-    ones = [one for one in compared("held-out") if one.figure.kind in kinds]
+    ones = [one for one in figure_errors("held-out") if one.figure.kind in kinds]
     inside = [one for one in ones if ends["low"] <= one.figure.measured / one.computed <= ends["high"]]
     assert len(inside) / len(ones) >= COVERAGE - 2 / len(ones)
 
 
 def test_nothing_is_both_fitted_to_and_held_out() -> None:
-    def what(figure: Figure) -> tuple[object, ...]:
+    def what(figure: PublishedFigure) -> tuple[object, ...]:
         split = (figure.split.tensor, figure.split.pipeline)
         lengths = (figure.prompt_tokens, figure.output_tokens, figure.batch)
         return (figure.source, figure.kind, figure.model, figure.gpu, split, lengths)
@@ -90,8 +90,8 @@ def test_nothing_is_both_fitted_to_and_held_out() -> None:
 def test_a_forecast_brackets_what_it_computes() -> None:
     sizes = known_model("meta-llama/Llama-3.1-8B-Instruct")
     assert sizes is not None
-    demand = Demand(
-        "h100-sxm-80g", 80 * 2**30, (ModelNeed("target", sizes, format="fp8"),), 4096, concurrency=32
+    demand = DeploymentSpec(
+        "h100-sxm-80g", 80 * 2**30, (ModelSpec("target", sizes, format="fp8"),), 4096, concurrency=32
     )
     seen = forecast(demand, "tensorrt", Workload(2048, 512), Slo(ttft_p95_ms=400, itl_p95_ms=40))
     assert seen is not None
@@ -112,7 +112,7 @@ def test_a_forecast_brackets_what_it_computes() -> None:
 def test_what_does_not_fit_has_no_forecast() -> None:
     sizes = known_model("meta-llama/Llama-3.3-70B-Instruct")
     assert sizes is not None
-    demand = Demand("l4-24g", 24 * 2**30, (ModelNeed("target", sizes),), 4096, concurrency=1)
+    demand = DeploymentSpec("l4-24g", 24 * 2**30, (ModelSpec("target", sizes),), 4096, concurrency=1)
     assert forecast(demand, "pytorch", Workload(1000, 100), Slo()) is None
 
 
@@ -142,7 +142,7 @@ def test_what_no_published_figure_is_of_has_no_bracket(
     assert sizes is not None
     of_need = {name: changes[name] for name in ("format", "split") if name in changes}
     of_sizes = {name: changes[name] for name in ("latent", "experts", "windows") if name in changes}
-    plain = ModelNeed("target", sizes, format="fp8")
+    plain = ModelSpec("target", sizes, format="fp8")
     need = replace(plain, sizes=replace(sizes, **of_sizes), **of_need)
     drafts = "drafts" in changes
     assert unchecked("throughput", plain, device, track, batch=64) == ()
@@ -152,7 +152,7 @@ def test_what_no_published_figure_is_of_has_no_bracket(
 def test_first_tokens_were_published_of_engines_on_older_gpus_only() -> None:
     sizes = known_model("meta-llama/Llama-3.1-8B-Instruct")
     assert sizes is not None
-    plain = ModelNeed("target", sizes, format="fp8")
+    plain = ModelSpec("target", sizes, format="fp8")
     assert unchecked("first-token", plain, "h100-sxm-80g", "tensorrt") == ()
     assert unchecked("first-token", plain, "h100-sxm-80g", "pytorch") == ("runtime.kind pytorch",)
     (doubt,) = unchecked("first-token", plain, "b200-sxm-180g", "tensorrt")
@@ -167,7 +167,9 @@ def test_what_the_figures_are_of_is_stored_beside_the_constants() -> None:
 def test_the_sentence_about_accuracy_is_about_what_was_compared() -> None:
     sizes = known_model("meta-llama/Llama-3.1-8B-Instruct")
     assert sizes is not None
-    demand = Demand("h100-sxm-80g", 81559 * 2**20, (ModelNeed("target", sizes, format="w4a8_awq"),), 1100, 32)
+    demand = DeploymentSpec(
+        "h100-sxm-80g", 81559 * 2**20, (ModelSpec("target", sizes, format="w4a8_awq"),), 1100, 32
+    )
     seen = forecast(demand, "tensorrt", Workload(1000, 100), Slo(ttft_p95_ms=1000))
     assert seen is not None
     assert seen.tokens_per_s is not None

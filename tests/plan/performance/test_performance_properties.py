@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.contracts.gpu_rates import all_rates, rates
+from pipeline.contracts.gpus import all_rates, gpu_rates
 from pipeline.contracts.models import known_model
 from pipeline.models.sizes import ModelSizes
-from pipeline.plan.memory import ModelNeed
+from pipeline.plan.memory import ModelSpec
 from pipeline.plan.parallelism import Parallelism
-from pipeline.plan.performance import Engine, Workload
-from pipeline.plan.performance.cost import cost
-from pipeline.plan.performance.service import Service
-from pipeline.plan.performance.speculation import Speculation, accepted, best_length
+from pipeline.plan.performance import EngineModel, Workload
+from pipeline.plan.performance.engine import SpeculativeEngine, accepted, best_length
+from pipeline.plan.performance.service import Service, token_cost
 
 DENSE, EXPERTS, SMALL = (
     "meta-llama/Llama-3.3-70B-Instruct",
@@ -34,9 +33,9 @@ def sizes(name: str) -> ModelSizes:
 
 def engine(
     name: str = DENSE, *, device: str = "h100-sxm-80g", ways: int = 4, form: str = "fp8", **more: int
-) -> Engine:
-    need = ModelNeed("target", sizes(name), Parallelism(tensor=ways), form, "fp8", **more)
-    return Engine.of(need, device, "pytorch")
+) -> EngineModel:
+    need = ModelSpec("target", sizes(name), Parallelism(tensor=ways), form, "fp8", **more)
+    return EngineModel.of(need, device, "pytorch")
 
 
 @pytest.fixture(params=[DENSE, EXPERTS])
@@ -96,18 +95,18 @@ def test_sharing_layers_is_quicker_until_the_links_decide() -> None:
     # A small model over PCIe spends its time exchanging.
     small = [engine(SMALL, ways=ways, device="l40s-48g", form="none") for ways in (1, 8)]
     assert small[1].decode(1, 100) > small[0].decode(1, 100)
-    assert not rates("l40s-48g").has_nvlink(8)
+    assert not gpu_rates("l40s-48g").has_nvlink(8)
 
 
 def test_without_acceptance_a_draft_only_costs() -> None:
     target, draft = engine(), engine(SMALL)
-    assert Speculation(target, draft, 5, 0.0).gain(1, 1000) < 1
-    gains = [Speculation(target, draft, 5, share / 10).gain(1, 1000) for share in range(11)]
+    assert SpeculativeEngine(target, draft, 5, 0.0).gain(1, 1000) < 1
+    gains = [SpeculativeEngine(target, draft, 5, share / 10).gain(1, 1000) for share in range(11)]
     assert gains == sorted(gains)
     assert gains[-1] < 6
-    assert Speculation(target, draft, 5, 0.8).gain(512, 1000) < Speculation(target, draft, 5, 0.8).gain(
-        1, 1000
-    )
+    assert SpeculativeEngine(target, draft, 5, 0.8).gain(512, 1000) < SpeculativeEngine(
+        target, draft, 5, 0.8
+    ).gain(1, 1000)
 
 
 def test_more_acceptance_is_worth_longer_proposals() -> None:
@@ -126,7 +125,7 @@ def test_tokens_of_a_round_are_the_closed_form(acceptance: float, proposed: int)
 def test_cost_scales_with_the_price_and_its_parts_pay_for_all(price: float, factor: float) -> None:
     work = Workload(1000, 250)
     load = Service(engine()).at(32, work)
-    once, more = cost(load, work, 4, price), cost(load, work, 4, price * factor)
+    once, more = token_cost(load, work, 4, price), token_cost(load, work, 4, price * factor)
     assert more.per_million_output == pytest.approx(once.per_million_output * factor)
     paid = once.input_part * work.prompt_tokens + once.output_part * work.output_tokens
     assert paid == pytest.approx(once.per_million_output * work.output_tokens)
@@ -153,7 +152,7 @@ def test_a_forecast_has_no_more_requests_than_its_steps_keep_up_with(
 ) -> None:
     """Tokens that sequences and the prompts of their successors put into a step, against those that it takes."""
     one, work = engine(), Workload(prompt, output)
-    drafted = Service(one, Speculation(one, engine(SMALL), proposed, acceptance))
+    drafted = Service(one, SpeculativeEngine(one, engine(SMALL), proposed, acceptance))
     for service, each, progress in (
         (Service(one), 1, 1.0), (drafted, proposed + 1, accepted(acceptance, proposed)),
     ):  # fmt: skip

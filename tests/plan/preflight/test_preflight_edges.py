@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.contracts import gpus
 from pipeline.contracts.rules import GROUPS, Severity, rule, rules, source
-from pipeline.plan.preflight.checks import CHECKED, MACHINE_GROUPS, RECIPE_GROUPS
+from pipeline.plan.preflight.run_rules import CHECKED, MACHINE_GROUPS, RECIPE_GROUPS
 from tests.support.preflight import machines, recipes, written
 from tests.support.preflight.case import AWQ, FP8, Case
 

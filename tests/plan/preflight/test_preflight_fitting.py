@@ -12,7 +12,7 @@ from pipeline.models.sizes import ModelSizes
 from pipeline.plan.model_facts import with_sizes
 from pipeline.plan.parallelism import Parallelism
 from pipeline.plan.preflight import findings
-from pipeline.plan.preflight.fitting import fitting_tensor_sizes, inner_per_rank, kv_heads_split
+from pipeline.plan.preflight.splitting import fitting_tensor_sizes, inner_per_rank, kv_heads_split
 from pipeline.recipe import load_recipe
 
 FORMATS = {"fp8": (), "int4_awq": ("quantization.kv_cache=auto",)}

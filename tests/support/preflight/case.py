@@ -9,8 +9,8 @@ from typing import Any
 from pipeline.contracts.rules import Severity
 from pipeline.plan.machine_facts import MachineFacts
 from pipeline.plan.model_facts import ModelFacts, known_models
-from pipeline.plan.preflight import Emission, Finding, findings
-from pipeline.plan.preflight.generated_config import DatasetFacts
+from pipeline.plan.preflight import Finding, GeneratedConfig, findings
+from pipeline.plan.preflight.context import DatasetFacts
 from pipeline.prepare.facts import read_settings
 from pipeline.recipe import load_recipe
 
@@ -26,7 +26,7 @@ TO_PYTORCH = ("runtime.kind=pytorch",)
 NGRAM = ("runtime.speculation={method: ngram, max_draft_tokens: 4}",)
 
 Models = Callable[[dict[str, ModelFacts]], Mapping[str, ModelFacts]]
-Emitted = Callable[[Emission], Emission]
+Emitted = Callable[[GeneratedConfig], GeneratedConfig]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def samples(**facts: Any) -> Emitted:
 def flags(role: str = "target", **changes: str) -> Emitted:
     """Other values of flags of trtllm-build: the last one counts."""
 
-    def change(written: Emission) -> Emission:
+    def change(written: GeneratedConfig) -> GeneratedConfig:
         settings = written.build[role]
         argv = [
             *settings["flags"],
@@ -97,7 +97,7 @@ def flags(role: str = "target", **changes: str) -> Emitted:
 def arguments(**changes: Any) -> Emitted:
     """Other arguments of the LLM API."""
 
-    def change(written: Emission) -> Emission:
+    def change(written: GeneratedConfig) -> GeneratedConfig:
         settings = {**written.build["target"], "arguments": {**written.arguments, **changes}}
         return replace(written, build={**written.build, "target": settings})
 
@@ -107,7 +107,7 @@ def arguments(**changes: Any) -> Emitted:
 def package(**changes: Any) -> Emitted:
     """Other settings of the package; a mapping changes keys of its section."""
 
-    def change(written: Emission) -> Emission:
+    def change(written: GeneratedConfig) -> GeneratedConfig:
         merged = {
             name: {**written.of_package(name), **value} if isinstance(value, Mapping) else value
             for name, value in changes.items()

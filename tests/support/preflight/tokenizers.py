@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pipeline.plan.model_facts import ModelFacts
-from pipeline.plan.tokenizer_facts import TokenizerFacts, corpus
+from pipeline.plan.model_facts import ModelFacts, TokenizerFacts, corpus
 from tests.support.preflight.case import Models
 
 Ids = tuple[tuple[int, ...], ...] | None

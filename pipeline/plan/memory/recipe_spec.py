@@ -1,0 +1,142 @@
+"""From a recipe to the demand on memory that it makes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from pipeline.contracts import engine_memory
+from pipeline.contracts.gpus import gpu
+from pipeline.errors import UserError
+from pipeline.models.sizes import ModelSizes
+from pipeline.plan.memory.footprint import kv_token_bytes
+from pipeline.plan.memory.spec import DeploymentSpec, ModelSpec, StepLimits
+from pipeline.plan.parallelism import parallelism
+from pipeline.plan.plan import DRAFT, TARGET
+from pipeline.recipe import CpuRuntime, PyTorchRuntime, Recipe, TensorRTRuntime
+
+_PRECISIONS = {"f32": "float32", "bf16": "bfloat16"}
+
+
+def deployment_spec(
+    recipe: Recipe,
+    sizes: Mapping[str, ModelSizes],
+    steps: Mapping[str, StepLimits] | None = None,
+    ram_bytes: int | None = None,
+    unexplained: Mapping[str, int] | None = None,
+) -> DeploymentSpec | None:
+    """What the recipe puts on each GPU, or into memory on `cpu`.
+
+    Args:
+        sizes: role -> model; None is returned unless all models are among them.
+        steps: role -> what the runtime works out.
+        unexplained: role -> weights that a checkpoint has besides those that its sizes explain.
+        ram_bytes: of this machine, for `cpu`; None is returned where it is needed and not known.
+
+    Raises:
+        UserError: the GPU is not known, or the weights of a model cannot be counted: then nothing is said of them.
+    """
+    roles = (TARGET,) if recipe.draft is None else (TARGET, DRAFT)
+    if any(role not in sizes for role in roles):
+        return None
+    obstacles = [
+        text for role in roles for text in _obstacles(role, sizes[role], _format(recipe, role, sizes[role]))
+    ]
+    if obstacles:
+        raise UserError("; ".join(obstacles))
+    limits = steps or {}
+    models = tuple(
+        replace(
+            _need(recipe, role, sizes[role], limits.get(role, StepLimits())),
+            unexplained=(unexplained or {}).get(role, 0),
+        )
+        for role in roles
+    )
+    runtime = recipe.runtime
+    if isinstance(runtime, CpuRuntime):
+        return None if ram_bytes is None else _on_cpu(recipe, runtime, models, ram_bytes)
+    device = gpu(runtime.gpu)
+    proposed = recipe.draft.max_draft_tokens if recipe.draft is not None else 0
+    graphs = isinstance(runtime, PyTorchRuntime) and runtime.cuda_graphs
+    return DeploymentSpec(
+        device=device.name,
+        capacity=device.driver_mib * 2**20,
+        models=models,
+        sequence_tokens=recipe.limits.max_sequence_tokens + proposed,
+        concurrency=recipe.limits.max_concurrency,
+        fraction=recipe.kv_cache.memory_fraction or engine_memory.default_fraction(),
+        graph_batch=recipe.limits.max_concurrency if graphs else 0,
+    )
+
+
+def _obstacles(role: str, sizes: ModelSizes, form: str) -> Iterator[str]:
+    """What of a model is not understood, so that any figure would be a guess."""
+    classes, dtypes, forms = engine_memory.counted_classes(), engine_memory.dtypes(), engine_memory.formats()
+    if sizes.architecture not in classes:
+        yield (
+            f"the {role} is a {sizes.architecture or 'model of no named class'}, whose weights and KV cache are not "
+            f"understood; understood are {', '.join(classes)}"
+        )
+    if form not in forms:
+        yield (
+            f"the weights of the {role} are published in {form}, whose bytes are not understood; understood are "
+            f"{', '.join(one for one in forms if one not in ('none', 'auto'))}"
+        )
+    if sizes.dtype not in dtypes:
+        yield f"dtype of config.json is not known: {role}: {sizes.dtype}; known: {', '.join(dtypes)}"
+
+
+def _chosen(recipe: Recipe, role: str) -> str:
+    """The recipe's word for the format of a model."""
+    return recipe.quantization.format if role == TARGET or recipe.draft is None else recipe.draft.quantization
+
+
+def _format(recipe: Recipe, role: str, sizes: ModelSizes) -> str:
+    """The format that a model is served in."""
+    chosen = _chosen(recipe, role)
+    return sizes.stored if chosen == "none" else chosen
+
+
+def _need(recipe: Recipe, role: str, sizes: ModelSizes, limits: StepLimits) -> ModelSpec:
+    quantization = recipe.quantization
+    return ModelSpec(
+        role=role,
+        sizes=sizes,
+        split=parallelism(recipe, role),
+        format=_format(recipe, role, sizes),
+        kv_cache=_kv_cache(recipe, _chosen(recipe, role), sizes),
+        step_tokens=limits.step_tokens,
+        block_tokens=limits.block_tokens,
+        awq_block=quantization.awq_block_size,
+        bits=quantization.auto.effective_bits if quantization.auto is not None else None,
+        copies_tied=isinstance(recipe.runtime, TensorRTRuntime),
+    )
+
+
+def _kv_cache(recipe: Recipe, form: str, sizes: ModelSizes) -> str:
+    """An engine takes the type from its calibrated checkpoint, the LLM API is told, and `cpu` keeps its own."""
+    if isinstance(recipe.runtime, CpuRuntime):
+        return _PRECISIONS[recipe.runtime.precision]
+    asked = recipe.quantization.kv_cache
+    told = form != "none" or isinstance(recipe.runtime, PyTorchRuntime)
+    return asked if told and asked != "auto" else sizes.dtype
+
+
+def _on_cpu(
+    recipe: Recipe, runtime: CpuRuntime, models: tuple[ModelSpec, ...], ram_bytes: int
+) -> DeploymentSpec:
+    """The embedded engine has a pool of a size of its own: the recipe's, or what the limits need up to a bound."""
+    limits = recipe.limits
+    block = sum(kv_token_bytes(model) * model.block_tokens for model in models)
+    enough = limits.max_concurrency * math.ceil(limits.max_sequence_tokens / models[0].block_tokens)
+    pool = min(enough * block, engine_memory.cpu_pool_bytes() // block * block)
+    return DeploymentSpec(
+        device="this machine",
+        capacity=ram_bytes,
+        models=models,
+        sequence_tokens=limits.max_sequence_tokens,
+        concurrency=limits.max_concurrency,
+        pool_bytes=pool if runtime.kv_cache_mib is None else runtime.kv_cache_mib * 2**20,
+        is_gpu=False,
+    )

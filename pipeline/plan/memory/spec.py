@@ -1,0 +1,72 @@
+"""What is to lie in the memory of the GPUs (or of the machine) together: the question that `plan_memory` answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pipeline.models.sizes import ModelSizes
+from pipeline.plan.parallelism import Parallelism
+
+Group = Literal["runtime", "weights", "activations", "communication", "kv_cache", "graphs"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLine:
+    """Bytes on one rank."""
+
+    group: Group
+    role: str  # "target" | "draft"; "" for what no model owns
+    name: str  # "attention"
+    bytes: int
+    formula: str
+    sources: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """`weights.target.attention`"""
+        return ".".join(part for part in (self.group, self.role, self.name) if part)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One model, as its engine is asked for."""
+
+    role: str  # "target" | "draft"
+    sizes: ModelSizes
+    split: Parallelism = field(default_factory=Parallelism)
+    format: str = "none"  # of the weights: the recipe's words, or fp8_block
+    kv_cache: str = "bfloat16"  # data type of keys and values
+    step_tokens: int = 8192  # max_num_tokens: in one step, of all requests
+    block_tokens: int = 32  # of a page of the KV cache
+    awq_block: int = 128
+    bits: float | None = None  # average of a weight, for format auto
+    unexplained: int = 0  # weights that the checkpoint has besides those that its sizes explain
+    copies_tied: bool = False  # whether an output projection that is the embedding is stored twice
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What the runtime will ask of an engine, as far as memory depends on it."""
+
+    step_tokens: int = 8192  # max_num_tokens
+    block_tokens: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentSpec:
+    """A deployment. Ranks of all models lie on the same GPUs, from the first one on; they load in the order given."""
+
+    device: str  # "h100-sxm-80g"
+    capacity: int  # bytes of one GPU, as its driver reports them
+    models: tuple[ModelSpec, ...]
+    sequence_tokens: int  # prompt, answer, and drafts that are verified
+    concurrency: int  # requests that the recipe wants to run at a time
+    fraction: float = 0.9  # of what weights and buffers leave, for KV caches
+    graph_batch: int = 0  # largest batch that CUDA graphs are captured for; 0: none
+    pool_bytes: int | None = None  # of the KV caches, where it is not a share of what is left (cpu)
+    is_gpu: bool = True
+
+    @property
+    def ranks(self) -> int:
+        return max(model.split.world for model in self.models)

@@ -1,0 +1,207 @@
+"""What one model asks of one rank, by the token and by the step: bytes to read and operations to do.
+
+Counted from the same matrices as the memory plan (`planning.memory.tensors`). Not counted: norms and biases, which are
+small, and the embedding, of which a step reads a few rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pipeline.contracts import engine_memory
+from pipeline.contracts.gpus import Arithmetic, GpuRates
+from pipeline.plan.memory.footprint import kv_token_bytes, stage_layers
+from pipeline.plan.memory.spec import ModelSpec
+from pipeline.plan.memory.tensors import WeightTensor, layer, output, part
+from pipeline.plan.performance.efficiency import Efficiency
+
+# What a format's products are computed in. INT4 and MXFP4 weights alone are widened to 16 bits first; `auto` mixes
+# formats, and is taken for FP8, which all of its mixes contain.
+_ARITHMETIC: dict[str, Arithmetic] = {
+    "none": "bf16",
+    "int4_awq": "bf16",
+    "fp8": "fp8",
+    "fp8_block": "fp8",
+    "w4a8_awq": "fp8",
+    "auto": "fp8",
+    "int8_sq": "int8",
+    "nvfp4": "fp4",
+    "mxfp4": "bf16",
+}
+_ACTIVATION_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoad:
+    """Of the rank in the first stage (with the output projection, which the last has). Operations are two a weight."""
+
+    layers: int  # of the stage
+    stages: int
+    ranks: int  # that share each layer
+    dense_bytes: float  # weights that every step reads
+    expert_bytes: float  # weights of all experts there
+    experts: int  # of the whole model; 0: none
+    experts_per_token: int
+    quantized_ops: float  # for each token, in `arithmetic`
+    plain_ops: float  # for each token, in bf16
+    output_ops: float  # for each sequence: the output projection, in bf16
+    arithmetic: Arithmetic
+    kv_bytes: float  # keys and values of one token
+    pair_ops: float  # attention of one token to another
+    activation_bytes: float  # read and written for each token, between matrices
+    exchange_bytes: float  # of one all-reduce, for each token
+    exchanges: int  # all-reduces in a step
+
+    def expert_share(self, tokens: float) -> float:
+        """Of the experts' weights, what a step of so many tokens reads, if tokens choose alike often."""
+        if not self.experts:
+            return 0.0
+        return float(1 - (1 - self.experts_per_token / self.experts) ** tokens)
+
+
+def model_load(model: ModelSpec, rates: GpuRates) -> ModelLoad:
+    """Counted once; steps are multiples of it."""
+    sizes, split = model.sizes, model.split
+    held = stage_layers(model, 0)
+    matrices = [tensor for index in held for tensor in layer(sizes, index) if tensor.columns > 1]
+    dense = [tensor for tensor in matrices if not tensor.is_expert]
+    experts = [tensor for tensor in matrices if tensor.is_expert]
+    share = sizes.experts_per_token / sizes.experts if sizes.experts else 0.0
+    heads = _output(model)
+    return ModelLoad(
+        layers=len(held),
+        stages=split.pipeline,
+        ranks=split.tensor,
+        dense_bytes=sum(_bytes(tensor, model) for tensor in (*dense, *heads)),
+        expert_bytes=sum(_bytes(tensor, model) for tensor in experts),
+        experts=sizes.experts,
+        experts_per_token=sizes.experts_per_token,
+        quantized_ops=sum(_ops(tensor, model) for tensor in dense if tensor.format(model.format) != "none")
+        + share * sum(_ops(tensor, model) for tensor in experts),
+        plain_ops=sum(_ops(tensor, model) for tensor in dense if tensor.format(model.format) == "none"),
+        output_ops=sum(_ops(tensor, model) for tensor in heads),
+        arithmetic=_arithmetic(model.format, rates),
+        kv_bytes=kv_token_bytes(model),
+        pair_ops=4 * sizes.heads * sizes.head_dim * len(held) / split.tensor,
+        activation_bytes=sum(_activations(tensor, model, share) for tensor in matrices),
+        exchange_bytes=sizes.hidden * _ACTIVATION_BYTES,
+        exchanges=2 * len(held) if split.tensor > 1 else 0,
+    )
+
+
+def _arithmetic(form: str, rates: GpuRates) -> Arithmetic:
+    wanted = _ARITHMETIC[form]
+    return wanted if wanted in rates.tflops else "bf16"
+
+
+def _output(model: ModelSpec) -> tuple[WeightTensor, ...]:
+    """The output projection, which a tied model has too: it is its embedding."""
+    found = tuple(tensor for tensor in output(model.sizes) if tensor.kind == "lm_head")
+    return found or (WeightTensor("lm_head", model.sizes.vocab, model.sizes.hidden, "vocabulary"),)
+
+
+def _bytes(tensor: WeightTensor, model: ModelSpec) -> float:
+    held = part(tensor, model.sizes, model.split)
+    form = tensor.format(model.format)
+    each = engine_memory.linear_bytes(
+        held.rows, held.columns, form, awq_block=model.awq_block, dtype=model.sizes.dtype, bits=model.bits
+    )
+    return each * held.copies
+
+
+def _ops(tensor: WeightTensor, model: ModelSpec) -> float:
+    return 2.0 * part(tensor, model.sizes, model.split).parameters
+
+
+def _activations(tensor: WeightTensor, model: ModelSpec, share: float) -> float:
+    held = part(tensor, model.sizes, model.split)
+    used = held.copies * share if tensor.is_expert else held.copies
+    return _ACTIVATION_BYTES * (held.rows + held.columns) * used
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStep:
+    """Sequences that generate, and a piece of a prompt beside them."""
+
+    sequences: float = 0  # that generate
+    context: float = 0  # tokens that each of them has behind it
+    tokens_each: float = 1  # that each of them adds: more than one where drafts are verified
+    prompt: float = 0  # tokens of prompts
+    prompt_before: float = 0  # tokens of that prompt that earlier steps have done
+
+    @property
+    def tokens(self) -> float:
+        return self.sequences * self.tokens_each + self.prompt
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds, by what they are spent on."""
+
+    matrices: float
+    attention: float
+    activations: float
+    exchange: float
+    overhead: float
+
+    @property
+    def total(self) -> float:
+        return self.matrices + self.attention + self.activations + self.exchange + self.overhead
+
+
+def step_time(step: EngineStep, load: ModelLoad, rates: GpuRates, efficiency: Efficiency) -> StepTime:
+    """Of a step through all stages: each works on its share of the sequences, one after the other."""
+    stage = _stage(step, load.stages)
+    bandwidth = rates.memory_gb_s * 1e9 * efficiency.memory
+    kernels = load.stages * load.layers * efficiency.layer_s + efficiency.sequence_s * step.sequences
+    time = StepTime(
+        matrices=load.stages * _matrices(stage, load, rates, efficiency),
+        attention=load.stages * _attention(stage, load, rates, efficiency),
+        activations=load.stages * stage.tokens * load.activation_bytes / bandwidth,
+        exchange=load.stages * _exchange(stage, load, rates, efficiency),
+        overhead=kernels,
+    )
+    shown = max(0.0, efficiency.step_s - time.total) if efficiency.hides_step else efficiency.step_s
+    return replace(time, overhead=kernels + shown)
+
+
+def _stage(step: EngineStep, stages: int) -> EngineStep:
+    """What is in one stage while the others work on the rest. A single sequence cannot be shared out."""
+    if stages == 1:
+        return step
+    return EngineStep(
+        sequences=max(step.sequences / stages, min(step.sequences, 1.0)),
+        context=step.context,
+        tokens_each=step.tokens_each,
+        prompt=step.prompt / stages if step.sequences else step.prompt,
+        prompt_before=step.prompt_before,
+    )
+
+
+def _matrices(step: EngineStep, load: ModelLoad, rates: GpuRates, efficiency: Efficiency) -> float:
+    read = load.dense_bytes + load.expert_bytes * load.expert_share(step.tokens)
+    memory = read / (rates.memory_gb_s * 1e9 * efficiency.memory)
+    outputs = step.sequences * step.tokens_each + (1 if step.prompt else 0)
+    plain = step.tokens * load.plain_ops + outputs * load.output_ops
+    quantized = step.tokens * load.quantized_ops
+    arithmetic = quantized / rates.tflops[load.arithmetic] + plain / rates.tflops["bf16"]
+    arithmetic /= 1e12 * efficiency.arithmetic
+    sharpness = efficiency.overlap
+    return float((memory**sharpness + arithmetic**sharpness) ** (1 / sharpness))
+
+
+def _attention(step: EngineStep, load: ModelLoad, rates: GpuRates, efficiency: Efficiency) -> float:
+    cached = step.sequences * step.context + (step.prompt_before if step.prompt else 0)
+    memory = cached * load.kv_bytes / (rates.memory_gb_s * 1e9 * efficiency.cache)
+    pairs = step.sequences * step.tokens_each * step.context
+    pairs += step.prompt * (step.prompt_before + step.prompt / 2)
+    return memory + pairs * load.pair_ops / (rates.tflops["bf16"] * 1e12 * efficiency.attention)
+
+
+def _exchange(step: EngineStep, load: ModelLoad, rates: GpuRates, efficiency: Efficiency) -> float:
+    """Rings: every rank sends each byte twice, less its own share."""
+    if not load.exchanges:
+        return 0.0
+    sent = 2 * (load.ranks - 1) / load.ranks * step.tokens * load.exchange_bytes
+    each = sent / (rates.link_gb_s(load.ranks) * 1e9 * efficiency.link)
+    return load.exchanges * (efficiency.exchange_s + each)

@@ -1,0 +1,51 @@
+"""The environment variables that the package reads, found in its source; what each does is written here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+MEANING = {
+    "PIPELINE_STORE": "Folder of the store. Default: `~/.cache/pipeline/store`.",
+    "PIPELINE_CACHE_KEY": "Key of an encrypted response cache: 32 bytes, base64.",
+    "PIPELINE_CACHE_PASSWORD": "Password of the Redis, Valkey or PostgreSQL server of a response cache.",
+    "PIPELINE_PACKAGE": "Container only: folder of the package that is served. Default: `/deployment`.",
+    "PIPELINE_READY_FILE": "Container only: file that is there while the server is ready.",
+    "PIPELINE_ADDRESS": "Container only: address that Triton listens on.",
+    "PIPELINE_HTTP_PORT": "Container only: Triton's HTTP port.",
+    "PIPELINE_GRPC_PORT": "Container only: Triton's gRPC port.",
+    "PIPELINE_METRICS_PORT": "Container only: port of Triton's metrics.",
+    "PIPELINE_START_TIMEOUT_S": "Container only: time in which the server must be ready.",
+    "PIPELINE_STOP_TIMEOUT_S": "Container only: time in which answers may end after SIGTERM.",
+    "PIPELINE_HEALTH_INTERVAL_S": "Container only: time between checks by inference.",
+    "PIPELINE_TRITON_GRPC": "Set by us for Triton's models: the gRPC address of the very server that runs them.",
+    "PIPELINE_TRITON_START": "Set by us on the processes of a server, so that a stop finds them all.",
+}
+OTHERS = {
+    "HF_TOKEN": "Token for gated and private repositories of the Hugging Face Hub.",
+    "HF_ENDPOINT": "Another hub, such as a mirror.",
+    "HF_HUB_OFFLINE": "1: ask no hub; as `--offline`.",
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "Where `pipeline gateway` sends spans, unless `--traces` says otherwise.",
+    "NO_COLOR": "Any value: no colours.",
+}
+
+
+def page() -> str:
+    """Markdown. A variable of the source without a meaning here stops the build of the manual."""
+    lines = ["# Environment variables", "", "| variable | meaning |", "| --- | --- |"]
+    for name in sorted(used()):
+        lines.append(f"| `{name}` | {MEANING[name]} |")
+    lines += ["", "Of others, which are honoured:", "", "| variable | meaning |", "| --- | --- |"]
+    lines += [f"| `{name}` | {meaning} |" for name, meaning in OTHERS.items()]
+    return "\n".join(lines) + "\n"
+
+
+def used() -> set[str]:
+    """Names of the variables in the sources of the package and of its Triton models."""
+    found = set()
+    for folder in ("pipeline", "model_repo"):
+        for path in (ROOT / folder).rglob("*.py"):
+            found |= set(re.findall(r"\bPIPELINE_[A-Z_]*[A-Z]\b", path.read_text(encoding="utf-8")))
+    return found

@@ -1,0 +1,56 @@
+"""What mkdocs calls: adds the generated pages, and those that lie at the root of the repository.
+
+Configured in mkdocs.yml, written against mkdocs 1.6.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+from manual import environment, errors, house, metrics, recipe, rules, tables  # noqa: E402
+
+PAGES: dict[str, Callable[[], str]] = {
+    "reference/recipe.md": recipe.page,
+    "reference/recipes.md": tables.packaged_recipes,
+    "reference/releases.md": tables.releases_and_gpus,
+    "reference/rules.md": rules.page,
+    "reference/metrics.md": metrics.page,
+    "reference/errors.md": errors.page,
+    "reference/environment.md": environment.page,
+    "explanation/house.svg": house.drawing,
+}
+# Files of the repository's root that are pages, too.
+ROOT_PAGES = {
+    "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
+    "changelog.md": "CHANGELOG.md",
+}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are not in `docs/`."""
+    for path, write in PAGES.items():
+        files.append(File.generated(config, path, content=write()))
+    for path, name in ROOT_PAGES.items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        # Links of the root go to docs/…; here the page lies beside what they name.
+        text = re.sub(r"\]\(docs/", "](", text)
+        for page, source in ROOT_PAGES.items():
+            text = text.replace(f"]({source})", f"]({page})")
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+    """Put generated tables where a page asks for them."""
+    return markdown.replace("<!-- rooms -->", house.table()) if "<!-- rooms -->" in markdown else markdown

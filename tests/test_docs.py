@@ -1,0 +1,74 @@
+"""The manual: paths that it names are there, commands and options exist, the README stays short."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+from pipeline.cli.main import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = (
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+)
+FOLDERS = (
+    "pipeline",
+    "model_repo",
+    "tests",
+    "scripts",
+    "recipes",
+    "calibration",
+    "benchmarks",
+    "docs",
+    ".ci",
+)
+# A path from the root in backticks, perhaps with a pattern or a place in the file: `pipeline/plan/*.py`, `a/b.py:12`.
+_PATH = re.compile(rf"`((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./*-]+)`")
+_COMMAND = re.compile(r"(?:^    |`)pipeline((?: [a-z][a-z-]*)+)(?P<rest>[^`\n]*)", re.MULTILINE)
+
+
+def test_paths_and_commands_are_there() -> None:
+    wrong = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        paths = [name for name in _PATH.findall(text) if not any(ROOT.glob(name.rstrip("/")))]
+        wrong += [f"{page.relative_to(ROOT)}: {name}" for name in (*paths, *_unknown(text))]
+    assert wrong == []
+
+
+def test_the_front_page_is_one_page() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    assert "On a GPU nothing has run yet" in "\n".join(lines[:15])
+
+
+def test_links_of_the_root_lead_somewhere() -> None:
+    for page in PAGES[:3]:
+        links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+        assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def _unknown(text: str) -> list[str]:
+    """Commands of `pipeline` that do not exist, and their options that do not."""
+    wrong = []
+    for found in _COMMAND.finditer(text):
+        command: click.Command = cli
+        for word in found[1].split():
+            if not isinstance(command, click.Group):
+                break
+            inner = command.get_command(click.Context(command), word)
+            if inner is None:
+                wrong.append(f"pipeline{found[1]}")
+                break
+            command = inner
+        known = {name for one in command.params for name in (*one.opts, *one.secondary_opts)} | {"--help"}
+        rest = found["rest"].partition(" #")[0].partition("   ")[0].partition(" | ")[0]
+        wrong += [
+            f"pipeline{found[1]} {name}"
+            for name in re.findall(r" (--[a-z][\w-]*)", rest)
+            if name not in known
+        ]
+    return wrong
