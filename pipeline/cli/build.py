@@ -76,7 +76,7 @@ def command(
     from pipeline.cli.render.tables import plan_json, plan_table
     from pipeline.prepare import prepare
     from pipeline.recipe import load_recipe
-    from pipeline.runtimes.base import ExecutorChoice
+    from pipeline.runtimes import ExecutorChoice
     from pipeline.stages import HandoverScript, build_or_hand_over
     from pipeline.store import Store, human_bytes
 
