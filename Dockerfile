@@ -58,6 +58,6 @@ WORKDIR /home/pipeline
 EXPOSE 8000 8001 8002
 # Green after the warm-up, and only while a generation comes back. A model of 140 GiB takes 20 minutes to load.
 HEALTHCHECK --interval=30s --timeout=30s --start-period=30m --retries=3 \
-    CMD ["/opt/pipeline/bin/python", "-m", "pipeline.serving.readiness"]
+    CMD ["/opt/pipeline/bin/python", "-m", "pipeline.serving.health"]
 USER 1000:1000
 ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh", "/opt/pipeline/bin/python", "-m", "pipeline.serving.entrypoint"]

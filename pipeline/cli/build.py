@@ -75,7 +75,7 @@ def command(
     """
     from pipeline.prepare import prepare
     from pipeline.recipe import load_recipe
-    from pipeline.runtimes.base import ExecutorChoice
+    from pipeline.runtimes import ExecutorChoice
     from pipeline.stages import HandoverScript, build_or_hand_over
     from pipeline.store import Store, human_bytes
 

@@ -79,8 +79,9 @@ def command(
     pipeline deploy --package ./package --grpc-port 9001
     """
     from pipeline.recipe import load_recipe
-    from pipeline.serving.launch import Ports
-    from pipeline.serving.serve import Options, dry_run_of, serve
+    from pipeline.serving.dry_run import dry_run as dry_run_of
+    from pipeline.serving.launch import Ports, ServeOptions
+    from pipeline.serving.serve import serve
     from pipeline.stages import preview_deployment
     from pipeline.store import Store
 
@@ -102,7 +103,7 @@ def command(
         package, words = package_of(
             recipe, overrides, shelf, build=build, offline=offline, report=report, allowed=allowed
         )
-    options = Options(
+    options = ServeOptions(
         ports=Ports.choose(address, http=http_port, grpc=grpc_port, metrics=metrics_port),
         address=address,
         log_file=log,

@@ -38,8 +38,8 @@ def command(
     pipeline serve tiny-cpu
     pipeline serve tiny-cpu --grpc-port 9001 --log triton.log
     """
-    from pipeline.serving.launch import Ports
-    from pipeline.serving.serve import Options, serve
+    from pipeline.serving.launch import Ports, ServeOptions
+    from pipeline.serving.serve import serve
     from pipeline.store import Store
 
     report = reporter()
@@ -47,7 +47,7 @@ def command(
     package, words = package_of(
         recipe, overrides, shelf, build=build, offline=offline, report=report, allowed=allowed
     )
-    options = Options(
+    options = ServeOptions(
         ports=Ports.choose(address, http=http_port, grpc=grpc_port, metrics=metrics_port),
         address=address,
         log_file=log,

@@ -1,7 +1,7 @@
 """How Triton with TensorRT-LLM is started, by version: programs, arguments, environment, container options.
 
 The facts are data (`data/launching.yaml`, each with its source); this answers from them. Commands are put together
-elsewhere (`pipeline.serving.gpu_launch`).
+elsewhere (`pipeline.serving.launch_gpu`).
 
 >>> launching("1.2.1").llmapi_wrapper
 'trtllm-llmapi-launch'

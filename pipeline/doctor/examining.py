@@ -17,7 +17,7 @@ from pipeline.machine.packages import read_extras, read_python, version_of
 from pipeline.machine.probe import Late, begin
 from pipeline.plan.preflight import findings
 from pipeline.recipe import Recipe, load_recipe, packaged
-from pipeline.serving.installation import WHEEL, Installation
+from pipeline.serving.launch_embedded import WHEEL, Installation
 from pipeline.store import Store
 
 TRITON_PORTS, GATEWAY_PORT = (8000, 8001, 8002), 8080

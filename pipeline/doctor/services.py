@@ -11,7 +11,7 @@ from pipeline.machine.hub import Hub
 from pipeline.machine.inventory import Inventory
 from pipeline.machine.packages import version_of
 from pipeline.machine.ports import Listener
-from pipeline.serving.installation import WHEEL
+from pipeline.serving.launch_embedded import WHEEL
 
 _NAMES = {8000: "Triton's HTTP", 8001: "Triton's gRPC", 8002: "Triton's metrics", 8080: "the gateway"}
 _SKEW_S = 60.0  # beyond it, certificates and tokens may be refused

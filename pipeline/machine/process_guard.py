@@ -38,8 +38,8 @@ AFTERWARDS_S = _KILLING_DEADLINE_S + _CLEANUP_DEADLINE_S + 5  # what a guard may
 
 
 @dataclass(frozen=True, slots=True)
-class Duty:
-    """What a guard has to see to."""
+class Guarded:
+    """What a guard ends and removes."""
 
     stop_deadline_s: float  # between SIGTERM and SIGKILL
     stage: str  # folder to remove
@@ -47,7 +47,7 @@ class Duty:
     cleanup: Sequence[str] = ()  # command to run at the end
 
 
-def main(duty: Duty, command: list[str]) -> int:
+def main(guarded: Guarded, command: list[str]) -> int:
     """Run the command until it ends or is to end; its exit code, or 128 + signal."""
     stopping = False
 
@@ -64,33 +64,33 @@ def main(duty: Duty, command: list[str]) -> int:
         )
     except OSError as error:
         print(f"{command[0]} cannot be run: {error.strerror}", flush=True)
-        remove_traces(duty)
+        remove_traces(guarded)
         return _CANNOT_BE_RUN
     try:
         while server.poll() is None and not stopping:
             stopping = _parent_is_gone()
         if server.poll() is None:
-            _end(server, duty.stop_deadline_s)
+            _end(server, guarded.stop_deadline_s)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)  # what outlived the server
         server.wait()
-        remove_traces(duty)
+        remove_traces(guarded)
         _bury()
     return server.returncode if server.returncode >= 0 else 128 - server.returncode
 
 
-def remove_traces(duty: Duty) -> None:
+def remove_traces(guarded: Guarded) -> None:
     """Remove what a server that has ended leaves: processes, a container, files, shared memory."""
-    kill_marked(duty.mark)
-    if duty.cleanup:
+    kill_marked(guarded.mark)
+    if guarded.cleanup:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(
-                duty.cleanup, timeout=_CLEANUP_DEADLINE_S, check=False, stdin=subprocess.DEVNULL,
+                guarded.cleanup, timeout=_CLEANUP_DEADLINE_S, check=False, stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
-    shutil.rmtree(duty.stage, ignore_errors=True)
-    for region in Path("/dev/shm").glob(f"{duty.mark}*"):
+    shutil.rmtree(guarded.stage, ignore_errors=True)
+    for region in Path("/dev/shm").glob(f"{guarded.mark}*"):
         region.unlink(missing_ok=True)
 
 
@@ -140,4 +140,4 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Duty(**json.loads(sys.argv[1])), sys.argv[2:]))
+    sys.exit(main(Guarded(**json.loads(sys.argv[1])), sys.argv[2:]))

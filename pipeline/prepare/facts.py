@@ -29,7 +29,7 @@ from pipeline.plan.preflight import Finding, GeneratedConfig, findings
 from pipeline.plan.preflight.context import DatasetFacts
 from pipeline.progress import Progress
 from pipeline.recipe import Checkpoint, CpuRuntime, HubSource, LocalSource, Recipe
-from pipeline.runtimes.base import Runtime, runtime_of
+from pipeline.runtimes import Runtime, runtime_of
 from pipeline.sources import HubCheckpoint, ResolvedSource, find_fetched, resolve_checkpoint
 from pipeline.sources.dataset import dataset_identity, read_definition
 from pipeline.sources.selection import chosen_files

@@ -38,7 +38,7 @@ from pipeline.prepare.facts import (
 from pipeline.prepare.packages_needed import needs_of_stage
 from pipeline.progress import Progress, Silent
 from pipeline.recipe import Recipe
-from pipeline.runtimes.base import AUTO, ExecutorChoice
+from pipeline.runtimes import AUTO, ExecutorChoice
 from pipeline.sources import ResolvedSource
 from pipeline.store import Artifact, Store
 

@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from pipeline.models.sizes import ModelSizes
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
 from pipeline.store import Json
 from pipeline.triton.deployment import Deployment
-
-if TYPE_CHECKING:
-    from pipeline.runtimes.tensorrt.executors.job import BuildJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +40,8 @@ class ExecutorChoice:
 AUTO = ExecutorChoice()
 
 
-class BuiltElsewhere(Exception):
-    """An engine is to be built on another machine. Not a failure: `job` is what that machine is asked for."""
-
-    def __init__(self, job: BuildJob) -> None:
-        self.job = job
-        super().__init__(job.name)
-
-
 @dataclass(frozen=True, slots=True)
-class Order:
+class BuildInputs:
     """What one engine is built from, and where."""
 
     recipe: Recipe
@@ -76,10 +65,10 @@ class Runtime(Protocol):
     def build_settings(self, recipe: Recipe, role: str) -> Mapping[str, Json]:
         """What `build` of the target or the draft depends on besides the checkpoint."""
 
-    def build(self, order: Order) -> Mapping[str, Json]:
-        """Make one engine in the empty folder of the order; return the facts of it."""
+    def build(self, inputs: BuildInputs) -> Mapping[str, Json]:
+        """Make one engine in the empty folder `inputs.into`; return the facts of it."""
 
-    def foresee(self, recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:
+    def preview_deployment(self, recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:
         """The deployment.json of a package that is not made yet, as far as launching it depends on it.
 
         What only the built engines and the tokenizer tell (token ids, digest) is empty, and the size of the weights
@@ -97,20 +86,3 @@ class Runtime(Protocol):
 
     def package(self, recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:
         """Make `into/model_repository` and `into/deployment.json`; return the facts of them."""
-
-
-def runtime_of(recipe: Recipe) -> Runtime:
-    """The runtime that the recipe names."""
-    match recipe.runtime.kind:
-        case "cpu":
-            from pipeline.runtimes.cpu.runtime import CpuRuntime
-
-            return CpuRuntime()
-        case "tensorrt":
-            from pipeline.runtimes.tensorrt.runtime import TensorRTRuntime
-
-            return TensorRTRuntime()
-        case "pytorch":
-            from pipeline.runtimes.pytorch.runtime import PyTorchRuntime
-
-            return PyTorchRuntime()

@@ -1,16 +1,20 @@
-"""What a deployment would run, before it does: the command, its environment, the `docker run` line. For people and
-scripts."""
+"""What `serve` would run, for people and scripts: the command, its environment, the `docker run` line."""
 
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import ServerError
+from pipeline.machine.docker_images import find_image
+from pipeline.machine.host import mpi_slots
 from pipeline.plan.preflight import Finding
-from pipeline.serving.docker import DockerLauncher
-from pipeline.serving.launch import Ports, Start
+from pipeline.serving.launch import ServeOptions, Start
+from pipeline.serving.launch_docker import DockerLauncher
+from pipeline.serving.preflight import check_container, check_local
 from pipeline.serving.server import local_launcher
 from pipeline.triton.deployment import CONTAINER_ROOT, Deployment
 
@@ -18,14 +22,13 @@ _STAGE = Path("/tmp/pipeline-triton")
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
-    """All that a start is made of."""
+class DryRun:
+    """All that a start is made of; `str` gives it as lines for a shell."""
 
     name: str
     package: Path
-    command: tuple[
-        str, ...
-    ]  # of the server; for a GPU as the container runs it, with the package at CONTAINER_ROOT
+    # Of the server; for a GPU as the container runs it, with the package at CONTAINER_ROOT.
+    command: tuple[str, ...]
     environment: dict[str, str]  # besides what is set already
     docker: tuple[str, ...]  # empty where no container is meant to serve
     shm_mib: int | None
@@ -66,35 +69,53 @@ class Outline:
         return "\n".join(lines)
 
 
-def outline(
-    deployment: Deployment,
-    package: Path,
-    *,
-    ports: Ports,
-    address: str,
-    start_deadline_s: float,
-    docker: DockerLauncher | None,
-    findings: tuple[Finding, ...] = (),
-    built: bool = True,
-    note: str = "",
-) -> Outline:
-    """`docker`: how a container would be started; None for a deployment that needs none.
+def dry_run(
+    package: Path, options: ServeOptions, foreseen: Deployment | None = None, note: str = ""
+) -> DryRun:
+    """Work out what `serve` would run, and what this machine lacks for it; nothing is started or pulled.
+
+    Args:
+        package: Folder of the package.
+        options: How to serve it.
+        foreseen: The deployment of a package that is not built yet; then nothing of the package is read.
+        note: What a reader must know besides.
 
     Raises:
-        UserError: it cannot be started at all, wherever that is.
+        UserError: It cannot be started at all, wherever that is.
     """
-    start = Start(_STAGE, ports, f"pipeline-{deployment.name}-", address, start_deadline_s)
-    if docker is None:
-        launch = local_launcher(deployment, package).launch(start)
-        command, environment = launch.command, {"PIPELINE_TRITON_GRPC": start.grpc_url}
-        line: tuple[str, ...] = ()
-        shm_mib = None
+    deployment = foreseen or Deployment.load(package)
+    deadline_s = options.start_deadline_s or deployment.start_deadline_s
+    start = Start(_STAGE, options.ports, f"pipeline-{deployment.name}-", options.address, deadline_s)
+    in_container = options.target_of(deployment) == "docker"
+    docker: tuple[str, ...] = ()
+    shm_mib = None
+    if deployment.runtime == "cpu":
+        command = local_launcher(deployment, package).launch(start).command
+        environment = {"PIPELINE_TRITON_GRPC": start.grpc_url}
     else:
-        plan = docker.plan(start)
-        command, environment = plan.command, dict(plan.environment)
-        line, shm_mib = docker.launch(start, name=f"pipeline-{deployment.name}").command, plan.shm_mib
-    return Outline(
-        deployment.name, package, command, environment, line, shm_mib, start_deadline_s, findings, built, note
+        name = options.image_of(deployment)
+        with suppress(ServerError):  # without Docker the name will do
+            if (image := find_image(name)) is not None:
+                name = image.reference
+        launcher = DockerLauncher(deployment, package, name, options.devices, mpi_slots())
+        plan = launcher.plan(start)
+        command, environment, shm_mib = plan.command, dict(plan.environment), plan.shm_mib
+        docker = launcher.launch(start, name=f"pipeline-{deployment.name}").command
+    if in_container:
+        found = check_container(deployment, package, options, None)  # to ask the image, it would have to run
+    else:
+        found = check_local(deployment, package, options)
+    return DryRun(
+        name=deployment.name,
+        package=package,
+        command=command,
+        environment=environment,
+        docker=docker,
+        shm_mib=shm_mib,
+        start_deadline_s=deadline_s,
+        findings=found,
+        built=foreseen is None,
+        note=note,
     )
 
 

@@ -30,10 +30,9 @@ from pathlib import Path
 
 from pipeline.errors import Fault, InvalidInput, PipelineError
 from pipeline.progress import Lines
-from pipeline.serving.launch import ANYWHERE, Ports
-from pipeline.serving.local import ServerEnded
-from pipeline.serving.readiness import DEFAULT_FILE, FILE_VARIABLE, Ready
-from pipeline.serving.serve import Options, serve
+from pipeline.serving.health import DEFAULT_FILE, FILE_VARIABLE, Ready
+from pipeline.serving.launch import ANYWHERE, Ports, ServeOptions
+from pipeline.serving.serve import ServerEnded, serve
 from pipeline.serving.server import TritonServer
 from pipeline.triton.deployment import CONTAINER_ROOT
 
@@ -41,7 +40,7 @@ _FOLLOW_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class EntrypointSettings:
     """The environment variables, read."""
 
     package: Path
@@ -53,7 +52,7 @@ class Settings:
     ready_file: Path
 
     @classmethod
-    def read(cls, environment: Mapping[str, str]) -> Settings:
+    def read(cls, environment: Mapping[str, str]) -> EntrypointSettings:
         """Raises InvalidInput: values that are no numbers; all of them."""
         faults: list[Fault] = []
 
@@ -93,7 +92,7 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     try:
-        settings = Settings.read(os.environ)
+        settings = EntrypointSettings.read(os.environ)
         settings.ready_file.unlink(missing_ok=True)  # of a start before this one
         with tempfile.TemporaryDirectory(prefix="pipeline-log-") as folder:
             log = Path(folder) / "triton.log"
@@ -108,11 +107,11 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _serve(settings: Settings, log: Path, stop: threading.Event) -> None:
+def _serve(settings: EntrypointSettings, log: Path, stop: threading.Event) -> None:
     def ready(server: TritonServer) -> None:
         Ready(server.grpc_url, server.entry_model).write(settings.ready_file)
 
-    options = Options(
+    options = ServeOptions(
         ports=settings.ports,
         address=settings.address,
         log_file=log,
@@ -127,7 +126,7 @@ def _serve(settings: Settings, log: Path, stop: threading.Event) -> None:
         Lines(),
         stop,
         on_ready=ready,
-        on_ill=lambda: settings.ready_file.unlink(missing_ok=True),
+        on_not_ready=lambda: settings.ready_file.unlink(missing_ok=True),
     )
 
 

@@ -2,13 +2,22 @@
 
 Triton's own /v2/health/ready stays at 200 when the process of a Python model is dead, so it says too little. This is
 no client for applications; `pipeline.client` is, and it tells here which tensors a model has.
+
+    python -m pipeline.serving.health      exit 0 if the ready file is there and a generation comes back, else 1
+
+The ready file says that a container is ready: it is there after the warm-up, and gone while the server is ill or ends.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import queue
+import secrets
+import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,15 +27,15 @@ from pipeline.errors import ServerError
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a generation gave."""
+class Generation:
+    """A complete answer of the server, with the seconds that it took."""
 
     text: str
     first_s: float  # until the first response
     total_s: float
 
 
-def generate(grpc_url: str, model: str, prompt: str, *, max_tokens: int, timeout_s: float) -> Answer:
+def generate(grpc_url: str, model: str, prompt: str, *, max_tokens: int, timeout_s: float) -> Generation:
     """Stream one greedy answer from a model that takes text: `ensemble`, `tensorrt_llm_bls`, or the LLM API's own.
 
     Raises:
@@ -58,7 +67,7 @@ def generate(grpc_url: str, model: str, prompt: str, *, max_tokens: int, timeout
             final = result.get_response().parameters["triton_final_response"].bool_param
             over = final or not facts.decoupled
             if over:
-                return Answer("".join(text), first - start, time.monotonic() - start)
+                return Generation("".join(text), first - start, time.monotonic() - start)
     except queue.Empty:
         raise ServerError(f"{model} gave no answer within {timeout_s:g} s") from None
     except InferenceServerException as error:
@@ -99,3 +108,47 @@ def _inputs(facts: ModelSignature, prompt: str, max_tokens: int) -> list[Any]:
         tensor.set_data_from_numpy(array)
         inputs.append(tensor)
     return inputs
+
+
+FILE_VARIABLE, DEFAULT_FILE = "PIPELINE_READY_FILE", "/tmp/pipeline/ready.json"
+_DEADLINE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What is needed to ask the server."""
+
+    grpc_url: str
+    entry_model: str
+
+    def write(self, file: Path) -> None:
+        """Make the file, at once and whole."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+        draft.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+        draft.replace(file)
+
+
+def ready_file() -> Path:
+    """Where the file lies."""
+    return Path(os.environ.get(FILE_VARIABLE) or DEFAULT_FILE)
+
+
+def main() -> int:
+    """Ask the server; the exit code."""
+    try:
+        ready = Ready(**json.loads(ready_file().read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        print("not ready: it starts, is ill, or ends", file=sys.stderr)
+        return 1
+    try:
+        answer = generate(ready.grpc_url, ready.entry_model, "Hello", max_tokens=1, timeout_s=_DEADLINE_S)
+    except ServerError as error:
+        print(f"ill: {error}", file=sys.stderr)
+        return 1
+    print(f"ready: a first token after {answer.first_s * 1000:.1f} ms")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

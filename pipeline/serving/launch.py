@@ -1,4 +1,4 @@
-"""What every start of a Triton server has in common, whoever runs it: where it listens, what it is given, what it is.
+"""What every start of a Triton server has in common: how it is wanted, where it listens, which files it sees.
 
 A `Launcher` knows a package and a way to serve it; for each attempt it makes a `Launch`, a value that can be looked
 at and compared before anything runs. `server.TritonServer` does the rest.
@@ -6,14 +6,19 @@ at and compared before anything runs. `server.TritonServer` does the rest.
 
 from __future__ import annotations
 
+import os
+import shlex
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
-from pipeline.errors import Fault, InvalidInput, ServerError
+from pipeline.contracts.launching import launching
+from pipeline.errors import Fault, InvalidInput, ServerError, UserError
+from pipeline.store import FileHashes
+from pipeline.triton.deployment import Deployment
 
 LOOPBACK = "127.0.0.1"
 ANYWHERE = "0.0.0.0"
@@ -68,6 +73,61 @@ class Ports:
             except OSError as error:
                 found.append(f"{kind} port {address}:{port} cannot be used: {error.strerror}")
         return found
+
+
+Target = Literal["local", "docker"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """How to serve a package, as far as the package leaves it open.
+
+    Attributes:
+        ports: Where the server listens.
+        address: Address to listen on.
+        log_file: What the server prints; None for a file in the temporary folder.
+        start_deadline_s: Time to become ready; None for what the package's size asks for.
+        stop_deadline_s: Time to end, a third of it for requests in flight.
+        health_interval_s: Time between checks by inference; 0 for no checks.
+        running: Folder where servers are announced; None for no announcement.
+        target: None takes local for a CPU and inside a container with TensorRT-LLM, else docker.
+        image: Image of the container; None for the one that the package was made for.
+        devices: GPUs; empty for as many as the package needs.
+        pull_deadline_s: Time in which the image must have been pulled.
+        allowed: Rules of preflight whose errors do not stop the start.
+        hashes: Remembers which of the package's files need not be read again.
+        recipe: Words that name recipe and store on a command line; empty where only the package is known.
+    """
+
+    ports: Ports
+    address: str = LOOPBACK
+    log_file: Path | None = None
+    start_deadline_s: float | None = None
+    stop_deadline_s: float = 10.0
+    health_interval_s: float = 30.0
+    running: Path | None = None
+    target: Target | None = None
+    image: str | None = None
+    devices: tuple[int, ...] = ()
+    pull_deadline_s: float = 3600.0
+    allowed: frozenset[str] = frozenset()
+    hashes: FileHashes = field(default_factory=lambda: FileHashes(None))
+    recipe: tuple[str, ...] = ()
+
+    def target_of(self, deployment: Deployment) -> Target:
+        """Decide where a deployment is served. Raises UserError if a container is wanted for one that is for a CPU."""
+        if deployment.requirements is None:
+            if self.target == "docker":
+                raise UserError(f"{deployment.name} is for this machine's CPU: --target local")
+            return "local"
+        # Who has the server of the containers is inside one.
+        server = launching(deployment.requirements.tensorrt_llm).server
+        return self.target or ("local" if Path(server).exists() else "docker")
+
+    def image_of(self, deployment: Deployment) -> str:
+        """The image of the container that serves a deployment for a GPU."""
+        assert deployment.requirements is not None, "a deployment for a GPU has them"
+        return self.image or deployment.requirements.image
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,3 +224,41 @@ def _is_free(address: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+_TEXTS = (".pbtxt", ".yaml")  # files that name paths
+
+
+def mirror(repository: Path, into: Path, *, root: tuple[str, Path] | None = None) -> None:
+    """Show a server a model repository as another folder: fill `into` with folders, and links to the files.
+
+    Python writes byte-code beside its sources (Triton's stub heeds no setting against that), which must not end up in
+    the store, and Triton hands paths to a shell unquoted, so that the name of the repository's own folder may not
+    matter.
+
+    Args:
+        root: what the paths in configurations begin with, and the folder that they mean here. Files that name it are
+            copied with this one instead.
+
+    Raises:
+        UserError: the path of `into` is one that Triton cannot use.
+    """
+    if shlex.quote(str(into)) != str(into):
+        raise UserError(f"{into}: Triton needs a temporary folder without spaces in its name: set TMPDIR")
+    for folder, _, files in os.walk(repository):
+        if "__pycache__" in folder:
+            continue
+        mirrored = into / Path(folder).relative_to(repository)
+        mirrored.mkdir(parents=True)
+        for name in files:
+            _place(Path(folder, name), mirrored / name, root)
+
+
+def _place(source: Path, target: Path, root: tuple[str, Path] | None) -> None:
+    if root is not None and source.suffix in _TEXTS:
+        named, here = root
+        text = source.read_text(encoding="utf-8")
+        if f"{named}/" in text:
+            target.write_text(text.replace(f"{named}/", f"{here}/"), encoding="utf-8")
+            return
+    target.symlink_to(source.resolve())

@@ -7,20 +7,26 @@ number of GPUs.
 
 from __future__ import annotations
 
+import ast
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from pipeline.contracts.gpus import gpu
 from pipeline.contracts.launching import launching
 from pipeline.contracts.rules import rule
 from pipeline.errors import Fault, InvalidInput
-from pipeline.machine.software import Software
+from pipeline.machine.docker_images import Image
+from pipeline.machine.inventory import take
+from pipeline.machine.software import Software, software_here, software_of_image
 from pipeline.plan.machine_facts import MachineFacts
-from pipeline.plan.preflight import Finding, MachineNeeds, ServingNeeds, machine_findings
+from pipeline.plan.preflight import Finding, MachineNeeds, ServingNeeds, allow, machine_findings
 from pipeline.plan.preflight.needs import Where
-from pipeline.serving.gpu_launch import LaunchPlan
-from pipeline.triton.deployment import Deployment
+from pipeline.serving.launch import ServeOptions
+from pipeline.serving.launch_gpu import LaunchPlan, Place, plan_launch
+from pipeline.triton.deployment import REPOSITORY, Deployment
 
 
 def preflight(
@@ -96,3 +102,73 @@ def refuse(deployment: Deployment, found: Sequence[Finding]) -> None:
     ]
     if faults:
         raise InvalidInput(f"{deployment.name} cannot be served here", faults)
+
+
+_OF_GPUS, _LIMITS = ("gpus", "topology", "temporary"), ("shm_bytes", "ulimits")
+_PROBE_DEADLINE_S = 60.0  # a driver that no process holds open takes long to answer
+_OF_TRITON = "triton_python_backend_utils"  # Triton puts it on the path itself
+
+
+def check_local(deployment: Deployment, package: Path, options: ServeOptions) -> tuple[Finding, ...]:
+    """Find what keeps this machine, or the container that this runs in, from serving a package."""
+    plan = _plan(deployment, options)
+    if plan is None:
+        return _with_ports(preflight(deployment, None, _probe(options, "temporary")), options)
+    software = software_here(plan.programs, modules_of(package))
+    here = _probe(options, *_OF_GPUS, *_LIMITS)
+    return _with_ports(
+        preflight(deployment, plan, here, software, "local", _words(package, options)), options
+    )
+
+
+def check_container(
+    deployment: Deployment, package: Path, options: ServeOptions, image: Image | None
+) -> tuple[Finding, ...]:
+    """Find what keeps a container of this host from serving a package. `image`: None if it is not to be asked."""
+    software = software_of_image(image.reference, modules_of(package)) if image else None
+    here, plan = _probe(options, *_OF_GPUS, "docker"), _plan(deployment, options)
+    return _with_ports(
+        preflight(deployment, plan, here, software, "docker", _words(package, options)), options
+    )
+
+
+def _words(package: Path, options: ServeOptions) -> tuple[str, ...]:
+    """What names the package on a command line."""
+    return options.recipe or ("--package", str(package.absolute()))
+
+
+def _with_ports(found: tuple[Finding, ...], options: ServeOptions) -> tuple[Finding, ...]:
+    """Add ports that are taken, and mark what the options allow."""
+    return allow((*port_findings(options.ports.faults(options.address)), *found), options.allowed)
+
+
+def _probe(options: ServeOptions, *probes: str) -> MachineFacts:
+    return take(only=probes, deadline_s=_PROBE_DEADLINE_S).facts(options.devices)
+
+
+def _plan(deployment: Deployment, options: ServeOptions) -> LaunchPlan | None:
+    if deployment.runtime == "cpu":
+        return None
+    return plan_launch(deployment, Place(options.ports, "check-", devices=options.devices))
+
+
+def modules_of(package: Path) -> tuple[str, ...]:
+    """What the Python models of a package import that neither they nor Python bring along."""
+    found: set[str] = set()
+    for version in (package / REPOSITORY).glob("*/1"):
+        sources = list(version.rglob("*.py"))
+        own = {source.stem for source in sources} | {source.parent.name for source in sources}
+        for source in sources:
+            found |= _imports(source) - own
+    return tuple(sorted(found - sys.stdlib_module_names - {_OF_TRITON}))
+
+
+def _imports(source: Path) -> set[str]:
+    """First names of the modules that a file imports when it is loaded or later."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"), filename=str(source))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names

@@ -31,11 +31,11 @@ from typing import Self
 from pipeline.errors import ServerError
 from pipeline.machine import process_guard
 from pipeline.private_files import make_private
-from pipeline.serving import log
-from pipeline.serving.embedded_launch import EmbeddedLauncher
-from pipeline.serving.health import Answer, generate
+from pipeline.serving import triton_log
+from pipeline.serving.health import Generation, generate
 from pipeline.serving.launch import LOOPBACK, Launch, Launcher, Ports, Start
-from pipeline.serving.native_launch import NativeLauncher
+from pipeline.serving.launch_embedded import EmbeddedLauncher
+from pipeline.serving.launch_gpu import NativeLauncher
 from pipeline.triton.deployment import REPOSITORY, Deployment
 
 _POLL_S = 0.05
@@ -44,8 +44,8 @@ _GIVING_UP_S = 3.0  # a server whose log says that it gave up has so long to end
 _ADDRESS_TAKEN = "already in use"
 
 
-class Stopped(ServerError):
-    """A start was called off."""
+class StartCancelled(ServerError):
+    """A start was called off before the server was ready."""
 
 
 class TritonServer:
@@ -77,7 +77,7 @@ class TritonServer:
         self._fixed_ports, self._own_log = ports is not None, log_file is None
         self._stop_deadline_s = stop_deadline_s
         self._guard: subprocess.Popen[bytes] | None = None
-        self._duty: process_guard.Duty | None = None
+        self._guarded: process_guard.Guarded | None = None
         self._launched: Launch | None = None
         self._stopping: threading.Event | None = None
 
@@ -174,16 +174,16 @@ class TritonServer:
         except subprocess.TimeoutExpired:
             self._guard.kill()  # the kernel then kills the server
             self._guard.wait()
-        assert self._duty is not None, "it was started with one"
-        if self._guard.returncode < 0:  # it could not do its duty
-            process_guard.remove_traces(self._duty)
+        assert self._guarded is not None, "it was started with one"
+        if self._guard.returncode < 0:  # it was killed, and could not clean up
+            process_guard.remove_traces(self._guarded)
         self._guard = None
 
     def wait(self) -> int:
         """Wait until the server ends by itself; its exit code, or 128 + signal."""
         return self._guard.wait() if self._guard is not None else 0
 
-    def check_health(self, *, timeout_s: float = 30.0) -> Answer:
+    def check_health(self, *, timeout_s: float = 30.0) -> Generation:
         """A short generation through the model that clients use.
 
         Raises:
@@ -196,7 +196,7 @@ class TritonServer:
         except ServerError as error:
             raise self._failure(str(error)) from None
 
-    def warmup(self, rounds: int = 5, *, timeout_s: float = 60.0) -> Answer:
+    def warmup(self, rounds: int = 5, *, timeout_s: float = 60.0) -> Generation:
         """Some short answers, so that the first client finds everything loaded; the last of them."""
         tokens = min(_WARMUP_TOKENS, self.deployment.limits.max_output_tokens)
         for _ in range(rounds):
@@ -207,10 +207,10 @@ class TritonServer:
 
     def log_tail(self, lines: int = 20) -> list[str]:
         """The last lines of the server's log."""
-        return log.tail(self.log_file, lines)
+        return triton_log.tail(self.log_file, lines)
 
     def until(self, stopping: threading.Event) -> Self:
-        """Itself; a start that is under way ends with `Stopped` when the event is set."""
+        """Itself; a start that is under way ends with `StartCancelled` when the event is set."""
         self._stopping = stopping
         return self
 
@@ -233,7 +233,7 @@ class TritonServer:
                 return
             self.stop()
             taken = not self._fixed_ports and any(
-                _ADDRESS_TAKEN in line for line in log.errors(self.log_file, noise=self.launcher.noise)
+                _ADDRESS_TAKEN in line for line in triton_log.errors(self.log_file, noise=self.launcher.noise)
             )
             if taken:
                 self.ports = Ports.free()
@@ -251,13 +251,13 @@ class TritonServer:
             drain_s=max(1, round(self._stop_deadline_s / 3)),
         )
         launch = self._launched = self.launcher.launch(start)
-        self._duty = process_guard.Duty(
+        self._guarded = process_guard.Guarded(
             self._stop_deadline_s, str(start.stage), start.shared_memory_prefix, launch.cleanup
         )
         launch.prepare()
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         make_private(self.log_file, own=self._own_log)
-        below = [sys.executable, "-I", process_guard.__file__, json.dumps(asdict(self._duty))]
+        below = [sys.executable, "-I", process_guard.__file__, json.dumps(asdict(self._guarded))]
         with self.log_file.open("wb") as output:
             self._guard = subprocess.Popen(
                 [*below, *launch.command],
@@ -275,12 +275,12 @@ class TritonServer:
         while (code := self._guard.poll()) is None:
             if _answers(f"{self.http_url}/v2/health/ready"):
                 return None
-            if log.says(self.log_file, self._launched.gave_up):
+            if triton_log.contains(self.log_file, self._launched.gave_up):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return self._guard.wait(_GIVING_UP_S)
                 raise self._failure("Triton gave up while it started")
             if self._stopping is not None and self._stopping.is_set():
-                raise Stopped("Triton was told to stop before it was ready")
+                raise StartCancelled("Triton was told to stop before it was ready")
             if time.monotonic() > deadline:
                 raise self._failure(f"Triton was not ready within {self.start_deadline_s:g} s")
             time.sleep(_POLL_S)
@@ -288,11 +288,11 @@ class TritonServer:
 
     def _failure(self, what: str) -> ServerError:
         """An error with what the log says about it: what it calls errors, or else its end; and the likely cause."""
-        said = [f"  {line}" for line in log.errors(self.log_file, noise=self.launcher.noise)]
+        errors = [f"  {line}" for line in triton_log.errors(self.log_file, noise=self.launcher.noise)]
         last = [f"  | {line[:200]}" for line in self.log_tail()]
-        known = log.causes(self.log_file, noise=self.launcher.noise)
+        known = triton_log.causes(self.log_file, noise=self.launcher.noise)
         causes = [f"likely cause: {cause}" for cause in known]
-        text = "\n".join([what, *(said or last), *causes, f"its log: {self.log_file}"])
+        text = "\n".join([what, *(errors or last), *causes, f"its log: {self.log_file}"])
         for path, meant in (self._launched.synonyms if self._launched else {}).items():
             text = text.replace(path, meant)
         return ServerError(text)

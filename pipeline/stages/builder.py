@@ -19,14 +19,15 @@ from pipeline.prepare import Prepared, prepare
 from pipeline.prepare.model_probe import probe_models
 from pipeline.progress import Progress, Silent
 from pipeline.recipe import Recipe
-from pipeline.runtimes.base import AUTO, BuiltElsewhere, ExecutorChoice, runtime_of
+from pipeline.runtimes import AUTO, ExecutorChoice, runtime_of
+from pipeline.runtimes.tensorrt.executors.base import BuiltElsewhere
 from pipeline.stages.gate import hold_to_gate
 from pipeline.stages.stage_registry import STAGES, StageInput
 from pipeline.store import Artifact, Json, Store
 from pipeline.triton.deployment import Deployment
 
 if TYPE_CHECKING:
-    from pipeline.runtimes.tensorrt.executors.job import BuildJob
+    from pipeline.runtimes.tensorrt.executors.base import BuildJob
 
 
 class HandedOver(Exception):
@@ -226,4 +227,4 @@ def preview_deployment(
         note = str(error)
     probes = probe_models(recipe, store, offline=offline)
     sizes = {role: one.sizes for role, one in probes.items() if one.sizes is not None}
-    return DeploymentPreview(package, runtime_of(recipe).foresee(recipe, sizes), note)
+    return DeploymentPreview(package, runtime_of(recipe).preview_deployment(recipe, sizes), note)

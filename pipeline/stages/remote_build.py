@@ -26,7 +26,7 @@ from pipeline.progress import Progress
 from pipeline.reading import open_file
 from pipeline.recipe import LocalSource, Recipe
 from pipeline.recipe.yaml_reader import dump_yaml
-from pipeline.runtimes.base import ExecutorChoice
+from pipeline.runtimes import ExecutorChoice
 from pipeline.sources import HubCheckpoint, ResolvedSource
 from pipeline.stages.builder import Builder, HandedOver, Outcome
 from pipeline.store import Artifact, Json, Manifest, Store, files, gc, verify
@@ -90,7 +90,7 @@ def _hand_over_engines(
     plan: Plan, handed: HandedOver, store: Store, until: str, words: str
 ) -> HandoverScript:
     """The script that builds engines from checkpoints of this store."""
-    from pipeline.runtimes.tensorrt.executors.script import Handover, folder_name, render
+    from pipeline.runtimes.tensorrt.executors.remote import Handover, folder_name, render
 
     engines = [Handover(step.name, step.key.name, job) for step, job in handed.jobs]
     folder = folder_name(plan.recipe.name)
@@ -284,7 +284,7 @@ def _adopt_artifact(plan: Plan, step: Step, folder: Path, store: Store, progress
 
 def _check_engine(plan: Plan, name: str, folder: Path) -> ExecutorChoice:
     """The choice that makes a build take the engine in a folder."""
-    from pipeline.runtimes.tensorrt.executors.elsewhere import check_folder
+    from pipeline.runtimes.tensorrt.executors.remote import check_folder
 
     steps = [step.name for step in plan if step.stage == _STAGE]
     runtime = plan.recipe.runtime

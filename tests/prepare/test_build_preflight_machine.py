@@ -14,7 +14,7 @@ from pipeline.machine.host import Memory
 from pipeline.machine.inventory import Inventory
 from pipeline.prepare import facts, prepare
 from pipeline.recipe import load_recipe
-from pipeline.runtimes.base import ExecutorChoice
+from pipeline.runtimes import ExecutorChoice
 from pipeline.store import Store
 from tests.support.machines import GIB, H100, h100s
 

@@ -10,7 +10,7 @@ import pytest
 from pipeline.errors import InvalidInput, UserError
 from pipeline.prepare import check_recipe
 from pipeline.recipe import load_recipe, packaged
-from pipeline.runtimes.base import runtime_of
+from pipeline.runtimes import runtime_of
 
 
 @pytest.mark.parametrize("name", packaged())

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.runtimes.cpu.engine import EngineSettings, Refused, Request, Sampling
-from pipeline.runtimes.cpu.engine.acceptance import verdict
 from pipeline.runtimes.cpu.engine.core import EngineCore
 from pipeline.runtimes.cpu.engine.noise import gumbel
+from pipeline.runtimes.cpu.engine.sampler import verdict
 from tests.support.engine import Answer, answer, request
 from tests.support.fake_model import VOCAB, FakeModel, next_logits
 

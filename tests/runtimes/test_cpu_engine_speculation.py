@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pipeline.runtimes.cpu.engine import FinishReason, Request, Sampling
-from pipeline.runtimes.cpu.engine.adaptive_drafting import Mode, Pace
 from pipeline.runtimes.cpu.engine.core import EngineCore
+from pipeline.runtimes.cpu.engine.speculation import Mode, Pace
 from tests.runtimes.conftest import Pair
 from tests.support.engine import Answer, Broken, answer, finish_all, load, prompts, questions, request
 

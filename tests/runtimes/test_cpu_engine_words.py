@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.runtimes.cpu.engine.token_sequences import WordList
+from pipeline.runtimes.cpu.engine.sequence import WordList
 
 WORDS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), max_size=4)
 TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=8)

@@ -16,10 +16,9 @@ from hypothesis.extra import numpy as arrays
 
 from pipeline.models import Rope
 from pipeline.runtimes.cpu.engine.paged_model import signal_stack_kept
-from pipeline.runtimes.cpu.ir.constants import Constants
+from pipeline.runtimes.cpu.ir.decoder import inverse_frequencies
 from pipeline.runtimes.cpu.ir.nodes import Node
-from pipeline.runtimes.cpu.ir.numerics import quantize_int8, round_e4m3, round_int8
-from pipeline.runtimes.cpu.ir.rope import inverse_frequencies
+from pipeline.runtimes.cpu.ir.weights import Constants, quantize_int8, round_e4m3, round_int8
 from tests.support.models import LLAMA3_SCALING
 
 SCALE = 0.25  # a power of two, so that the reference has no rounding of its own

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, models
 from pipeline.errors import StageError
 from pipeline.progress import Silent
 from pipeline.recipe import Recipe, load_recipe
-from pipeline.runtimes.base import Engines
-from pipeline.runtimes.cpu.runtime import CpuRuntime
+from pipeline.runtimes import Engines
+from pipeline.runtimes.cpu.runtime import CpuBackend
 from pipeline.triton.config import parameters_of, parse
 from pipeline.triton.deployment import Deployment
 from tests.runtimes.conftest import CHECKPOINTS, Pair
@@ -46,7 +46,7 @@ def recipe(said: str) -> Recipe:
 def packaged(
     said: str, tokenizer: Path, pair: Pair, into: Path, heard: Heard
 ) -> tuple[Deployment, dict[str, str]]:
-    CpuRuntime().package(recipe(said), Engines(pair.target, None, tokenizer), into, heard)
+    CpuBackend().package(recipe(said), Engines(pair.target, None, tokenizer), into, heard)
     config = parse((into / "model_repository/tensorrt_llm/config.pbtxt").read_text())
     return Deployment.load(into), parameters_of(config)
 

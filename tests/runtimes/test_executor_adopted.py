@@ -9,7 +9,7 @@ import pytest
 from pipeline.errors import UserError
 from pipeline.progress import Silent
 from pipeline.runtimes.tensorrt.executors import BuildJob
-from pipeline.runtimes.tensorrt.executors.elsewhere import Adopted, read_facts
+from pipeline.runtimes.tensorrt.executors.remote import Adopted, read_facts
 from tests.support.build_jobs import job_in
 from tests.support.build_scripts import handovers, run_script, script_in
 from tests.support.nvidia_smi import line, put_nvidia_smi

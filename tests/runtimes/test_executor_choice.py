@@ -9,7 +9,7 @@ import pytest
 from pipeline.contracts.releases import container
 from pipeline.errors import UserError
 from pipeline.progress import Silent
-from pipeline.runtimes.base import AUTO, ExecutorChoice
+from pipeline.runtimes import AUTO, ExecutorChoice
 from pipeline.runtimes.tensorrt.executors import executor_of
 from tests.support.build_jobs import job_in
 from tests.support.builder_docker import DIGEST, BuilderDocker

@@ -12,9 +12,8 @@ import pytest
 
 from pipeline.errors import UserError
 from pipeline.progress import Silent
-from pipeline.runtimes.base import BuiltElsewhere
-from pipeline.runtimes.tensorrt.executors.elsewhere import Adopted, Printed, read_sums
-from pipeline.runtimes.tensorrt.executors.script import Handover, render
+from pipeline.runtimes.tensorrt.executors.base import BuiltElsewhere
+from pipeline.runtimes.tensorrt.executors.remote import Adopted, Handover, Printed, read_sums, render
 from tests.support.build_jobs import job_in
 from tests.support.build_scripts import handovers, run_script, script_in
 from tests.support.builder_docker import DIGEST, BuilderDocker

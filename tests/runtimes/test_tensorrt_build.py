@@ -15,10 +15,11 @@ from pipeline.errors import InvalidInput, StageError
 from pipeline.plan.parallelism import parallelism
 from pipeline.progress import Lines, Silent
 from pipeline.recipe import Recipe, load_recipe
-from pipeline.runtimes.base import AUTO, BuiltElsewhere, ExecutorChoice, Order
+from pipeline.runtimes import AUTO, BuildInputs, ExecutorChoice
 from pipeline.runtimes.tensorrt.building import build_job
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
-from pipeline.runtimes.tensorrt.runtime import TensorRTRuntime
+from pipeline.runtimes.tensorrt.executors.base import BuiltElsewhere
+from pipeline.runtimes.tensorrt.runtime import TensorRTBackend
 from tests.support.rank_checkpoints import make_ranks
 from tests.support.trtllm_build import FAILS, FAILURES, put_trtllm_build
 
@@ -43,14 +44,14 @@ class Workshop:
 
     def order(
         self, made: Recipe, role: str = "target", *, executor: ExecutorChoice = NATIVE, **checkpoint: Any
-    ) -> Order:
+    ) -> BuildInputs:
         self.count += 1
         place = self.folder / str(self.count)
         into = place / "build"
         into.mkdir(parents=True)
         if role == "target":
             checkpoint = {"weights": "fp8", "kv_cache": "FP8"} | checkpoint
-        return Order(
+        return BuildInputs(
             recipe=made,
             role=role,
             checkpoint=place,
@@ -62,10 +63,10 @@ class Workshop:
             progress=Silent(),
         )
 
-    def build(self, order: Order, fails: str = "") -> Any:
+    def build(self, order: BuildInputs, fails: str = "") -> Any:
         if fails:
             self.monkeypatch.setenv(FAILS, fails)
-        return TensorRTRuntime().build(order)
+        return TensorRTBackend().build(order)
 
 
 @pytest.fixture
@@ -260,7 +261,7 @@ def test_a_checkpoint_that_lacks_a_rank(workshop: Workshop) -> None:
 def test_formats_that_do_not_go_together_are_refused_first() -> None:
     made = recipe("quantization.format=int4_awq", "draft=null")
     with pytest.raises(InvalidInput, match="FP8 Paged Context FMHA is disabled"):
-        TensorRTRuntime().build_settings(made, "target")
+        TensorRTBackend().build_settings(made, "target")
 
 
 def test_the_timing_cache_is_kept(workshop: Workshop) -> None:

@@ -35,9 +35,14 @@ from pipeline.plan.preflight.finding import Objection
 from pipeline.plan.preflight.run_rules import RECIPE_CHECKS
 from pipeline.prepare.facts import read_settings
 from pipeline.recipe import Recipe, load_recipe, packaged
-from pipeline.runtimes.tensorrt.flags import Formats, build_flags, checkpoint_formats, formats
-from pipeline.runtimes.tensorrt.limits import engine_limits
-from pipeline.runtimes.tensorrt.runtime import TensorRTRuntime
+from pipeline.runtimes.tensorrt.flags import (
+    Formats,
+    checkpoint_formats,
+    engine_limits,
+    formats,
+    trtllm_build_flags,
+)
+from pipeline.runtimes.tensorrt.runtime import TensorRTBackend
 from tests.support.rank_checkpoints import rank_config
 from tests.support.tensorrt_recipes import FORMATS, recipe, recipes, roles
 
@@ -55,7 +60,7 @@ def combinations(version: str) -> dict[str, tuple[str, ...]]:
         for role in roles(made):
             name = f"{weights}, KV cache {kv_cache}, {'alone' if draft is None else role}"
             try:
-                found[name] = build_flags(made, role)
+                found[name] = trtllm_build_flags(made, role)
             except InvalidInput:
                 found[name] = ("refused",)
     return found
@@ -80,7 +85,7 @@ def test_golden() -> None:
 def test_every_combination(version: str, weights: str, tensor: int, drafted: bool) -> None:
     made = recipe(weights, version=version, tensor=tensor, draft={} if drafted else None)
     for role in roles(made):
-        words = build_flags(made, role)
+        words = trtllm_build_flags(made, role)
         assert check(version, words) == []
         values = parse(version, words)
         assert values["kv_cache_type"] == "paged"
@@ -94,7 +99,7 @@ def test_every_combination(version: str, weights: str, tensor: int, drafted: boo
 def test_the_builder_keeps_what_it_is_asked_for(made: Recipe) -> None:
     for role in roles(made):
         try:
-            words = build_flags(made, role)
+            words = trtllm_build_flags(made, role)
         except InvalidInput:
             continue
         found, sizes = formats(made, role), parallelism(made, role)
@@ -131,13 +136,13 @@ def test_what_the_builder_would_turn_off_or_refuse(
     weights: str, kv_cache: str, on: str, said_by_the_builder: str
 ) -> None:
     with pytest.raises(InvalidInput, match=said_by_the_builder) as caught:
-        build_flags(recipe(weights, kv_cache, on=on), "target")
+        trtllm_build_flags(recipe(weights, kv_cache, on=on), "target")
     assert f"quantization.format = {weights}" in str(caught.value)
 
 
 def test_without_need_of_pages_formats_go_together() -> None:
     made = recipe("int4_awq", "fp8", kv_cache={"reuse": False}, scheduler={"chunked_context": False})
-    values = parse("1.2.1", build_flags(made, "target"))
+    values = parse("1.2.1", trtllm_build_flags(made, "target"))
     assert values["use_paged_context_fmha"] == values["use_fp8_context_fmha"] == "disable"
 
 
@@ -159,7 +164,7 @@ def test_without_need_of_pages_formats_go_together() -> None:
     ],
 )
 def test_flags_of_a_format(weights: str, kv_cache: str, flag: str, value: str | None) -> None:
-    words = build_flags(recipe(weights, kv_cache), "target")
+    words = trtllm_build_flags(recipe(weights, kv_cache), "target")
     assert parse("1.2.1", words)[flag] == value
     assert (flag in said("1.2.1", words)) == (value is not None)
 
@@ -170,7 +175,7 @@ def test_recipes_of_the_library(name: str) -> None:
     if made.runtime.kind != "tensorrt":
         return
     for role in roles(made):
-        words = build_flags(made, role)
+        words = trtllm_build_flags(made, role)
         assert check(made.runtime.version, words) == []
         assert "--use_paged_context_fmha enable" in shlex.join(words)
 
@@ -184,14 +189,16 @@ def of_library(name: str, *flags_: str, **overrides: str) -> Recipe:
 
 def test_flags_that_a_recipe_says_itself() -> None:
     made = of_library("llama-3.3-70b-fp8", "reduce_fusion=enable", "user_buffer=enable", "gemm_plugin=fp8")
-    values = parse("1.2.1", build_flags(made, "target"))
+    values = parse("1.2.1", trtllm_build_flags(made, "target"))
     assert (values["reduce_fusion"], values["user_buffer"], values["gemm_plugin"]) == (
         "enable",
         "enable",
         "fp8",
     )
-    assert parse("1.2.1", build_flags(made, "draft"))["reduce_fusion"] == "disable", "they are the target's"
-    assert build_flags(made, "target").count("--gemm_plugin") == 1
+    assert parse("1.2.1", trtllm_build_flags(made, "draft"))["reduce_fusion"] == "disable", (
+        "they are the target's"
+    )
+    assert trtllm_build_flags(made, "target").count("--gemm_plugin") == 1
 
 
 NAMES = sorted({*flags("0.19.0"), *flags("1.2.1"), "reduce_fusoin", "--user_buffer", ""})
@@ -215,7 +222,7 @@ def test_what_a_recipe_says_is_built_or_refused_with_an_advice_that_works(
         if not objections:
             break
         said = followed(said, objections[0])
-    words = build_flags(made, "target")
+    words = trtllm_build_flags(made, "target")
     assert check(version, words) == []
     assert said == [] or all(set(words_of(entry)) <= set(words) for entry in said)
 
@@ -237,21 +244,23 @@ def followed(said: list[str], one: Objection) -> list[str]:
 
 def test_flags_that_the_builder_would_turn_off() -> None:
     with pytest.raises(InvalidInput, match="reduce_fusion: asked for True, built with False"):
-        build_flags(
+        trtllm_build_flags(
             of_library("llama-3.3-70b-fp8", "reduce_fusion=enable", runtime__tensor_parallel="1"), "target"
         )
     with pytest.raises(InvalidInput, match="Overriding reduce_fusion to False"):
-        build_flags(of_library("qwen2.5-72b-fp8", "reduce_fusion=enable"), "target")
+        trtllm_build_flags(of_library("qwen2.5-72b-fp8", "reduce_fusion=enable"), "target")
     with pytest.raises(InvalidInput, match="multiple_profiles is enabled, while opt_num_tokens is set"):
-        build_flags(of_library("qwen2.5-72b-fp8", "opt_num_tokens=32"), "target")
-    build_flags(of_library("qwen2.5-72b-fp8", "opt_num_tokens=32", "multiple_profiles=disable"), "target")
+        trtllm_build_flags(of_library("qwen2.5-72b-fp8", "opt_num_tokens=32"), "target")
+    trtllm_build_flags(
+        of_library("qwen2.5-72b-fp8", "opt_num_tokens=32", "multiple_profiles=disable"), "target"
+    )
 
 
 def test_an_architecture_that_is_not_known_yet() -> None:
     """hf:a/b: whether the builder keeps the fusion is seen once the checkpoint is here."""
     made = recipe("fp8", tensor=2)
     runtime = made.runtime.model_copy(update={"build_flags": ("reduce_fusion=enable",)})
-    assert "--reduce_fusion" in build_flags(made.model_copy(update={"runtime": runtime}), "target")
+    assert "--reduce_fusion" in trtllm_build_flags(made.model_copy(update={"runtime": runtime}), "target")
 
 
 def test_a_draft_has_formats_of_its_own() -> None:
@@ -266,10 +275,10 @@ def test_what_auto_chose_is_taken_from_the_checkpoint() -> None:
     made = recipe("auto", "fp8")
     found = checkpoint_formats(rank_config(weights="fp8", kv_cache="FP8"))
     assert found == Formats("fp8", "fp8")
-    assert parse("1.2.1", build_flags(made, "target", found))["use_fp8_context_fmha"] == "enable"
+    assert parse("1.2.1", trtllm_build_flags(made, "target", found))["use_fp8_context_fmha"] == "enable"
     mixed = checkpoint_formats(rank_config(weights="auto", kv_cache="FP8"))
     with pytest.raises(InvalidInput, match="FP8 Paged Context FMHA is disabled"):
-        build_flags(made, "target", mixed)
+        trtllm_build_flags(made, "target", mixed)
 
 
 def test_a_checkpoint_of_another_quantization() -> None:
@@ -279,11 +288,11 @@ def test_a_checkpoint_of_another_quantization() -> None:
 
 
 def test_settings_are_what_makes_an_engine() -> None:
-    runtime, made = TensorRTRuntime(), recipe(draft={})
+    runtime, made = TensorRTBackend(), recipe(draft={})
     settings = runtime.build_settings(made, "target")
     assert settings["version"] == "1.2.1"
     assert settings["gpu"] == "h100-sxm-80g"
-    assert tuple(settings["flags"]) == build_flags(made, "target")
+    assert tuple(settings["flags"]) == trtllm_build_flags(made, "target")
     for other in (
         recipe(draft={}, version="1.2.0"),
         recipe(draft={}, on="h200-sxm-141g"),
@@ -299,17 +308,17 @@ def test_settings_are_what_makes_an_engine() -> None:
 
 def test_unknown_versions_and_gpus() -> None:
     with pytest.raises(UserError, match="not known"):
-        build_flags(recipe(version="1.9.9"), "target")
+        trtllm_build_flags(recipe(version="1.9.9"), "target")
     with pytest.raises(UserError, match="not offered with runtime tensorrt"):
-        build_flags(recipe(version="1.3.0rc14"), "target")
+        trtllm_build_flags(recipe(version="1.3.0rc14"), "target")
     with pytest.raises(UserError, match="GPU h100 is not known"):
-        build_flags(recipe(on="h100"), "target")
+        trtllm_build_flags(recipe(on="h100"), "target")
 
 
 @pytest.mark.parametrize("version", versions())
 def test_all_that_matters_is_said(version: str) -> None:
     """Upstream's defaults of these changed, or may."""
-    named = said(version, build_flags(recipe(draft={}), "target"))
+    named = said(version, trtllm_build_flags(recipe(draft={}), "target"))
     assert named >= {
         "tokens_per_block", "use_paged_context_fmha", "use_fp8_context_fmha", "max_num_tokens", "kv_cache_type",
         "max_batch_size", "max_seq_len", "context_fmha", "remove_input_padding",

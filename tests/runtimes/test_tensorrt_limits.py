@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from pipeline.recipe import Recipe
-from pipeline.runtimes.tensorrt.limits import engine_limits
+from pipeline.runtimes.tensorrt.flags import engine_limits
 from tests.support.tensorrt_recipes import recipe, recipes, roles
 
 

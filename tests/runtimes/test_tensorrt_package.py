@@ -18,8 +18,8 @@ from pipeline.plan.preflight import GeneratedConfig
 from pipeline.prepare import Prepared
 from pipeline.progress import Silent
 from pipeline.recipe import Recipe, TensorRTRuntime, load_recipe
-from pipeline.runtimes.tensorrt.packaging import package_settings, requirements
-from pipeline.serving.gpu_launch import launch_faults
+from pipeline.runtimes.tensorrt.runtime import TensorRTBackend, requirements
+from pipeline.serving.launch_gpu import launch_faults
 from pipeline.stages.builder import Builder
 from pipeline.store import Artifact, Json, Store
 from pipeline.triton.deployment import Deployment
@@ -50,7 +50,7 @@ class Shop:
             dataset={},
             tools={},
             build={"target": {"runtime": "tensorrt"}, "draft": {"runtime": "tensorrt"}},
-            package=package_settings(chosen),
+            package=TensorRTBackend().package_settings(chosen),
         )
         self.plan: Plan = make_plan(chosen, around)
 
@@ -130,19 +130,19 @@ def test_engines_that_the_builder_changed_stop_the_build(tmp_path: Path) -> None
 
 
 def test_the_package_depends_on_what_is_served_and_on_the_engines_only_by_their_key() -> None:
-    settings = package_settings(recipe())
+    settings = TensorRTBackend().package_settings(recipe())
     for override in (
         "limits.max_concurrency=8", "kv_cache.memory_fraction=0.5", "scheduler.policy=max_utilization",
         "serving.decoupled=false",
         "draft.max_draft_tokens=3", "runtime.tensor_parallel=2", "runtime.gpu=h200-sxm-141g", "name=other",
     ):  # fmt: skip
-        assert package_settings(recipe(override)) != settings, override
-    assert package_settings(recipe("slo.ttft_p95_ms=100")) == settings
+        assert TensorRTBackend().package_settings(recipe(override)) != settings, override
+    assert TensorRTBackend().package_settings(recipe("slo.ttft_p95_ms=100")) == settings
     json.dumps(settings)
 
 
 def test_what_the_contracts_do_not_know_is_refused_before_anything_is_built() -> None:
     with pytest.raises(UserError, match=r"1\.2\.9"):
-        package_settings(recipe(version="1.2.9"))
+        TensorRTBackend().package_settings(recipe(version="1.2.9"))
     with pytest.raises(UserError, match="h1000"):
-        package_settings(recipe("runtime.gpu=h1000"))
+        TensorRTBackend().package_settings(recipe("runtime.gpu=h1000"))

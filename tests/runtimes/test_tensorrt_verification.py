@@ -13,13 +13,13 @@ from pipeline.contracts.trtllm_build import config_value, flags, parse, said
 from pipeline.contracts.trtllm_build_effects import Model, effects
 from pipeline.errors import StageError
 from pipeline.recipe import load_recipe
-from pipeline.runtimes.tensorrt.flags import build_flags
+from pipeline.runtimes.tensorrt.flags import trtllm_build_flags
 from pipeline.runtimes.tensorrt.verification import verify
 from tests.support.rank_checkpoints import make_ranks
 from tests.support.trtllm_build import Machine, main
 
 VERSION = "1.2.1"
-ARGV = build_flags(load_recipe("llama-3.1-8b-fp8"), "target")
+ARGV = trtllm_build_flags(load_recipe("llama-3.1-8b-fp8"), "target")
 Config = dict[str, Any]
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.runtimes.base import ExecutorChoice
-from pipeline.runtimes.tensorrt.workers import offered, workers
+from pipeline.runtimes import ExecutorChoice
+from pipeline.runtimes.tensorrt.building import offered, workers
 from tests.support.nvidia_smi import line, put_nvidia_smi
 
 GIB = 2**30

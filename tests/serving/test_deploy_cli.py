@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import cast
 
 import pytest
 from click.testing import CliRunner, Result
@@ -17,8 +16,7 @@ from pipeline.cli.deploy import command
 from pipeline.errors import PipelineError, UserError
 from pipeline.progress import Lines
 from pipeline.serving.launch import Ports
-from pipeline.serving.local import LocalDeployment
-from pipeline.serving.server import TritonServer
+from pipeline.serving.serve import announce
 from pipeline.triton.running import RunningServer
 from tests.support.command import Command, pasted
 
@@ -93,8 +91,7 @@ def test_a_server_that_cannot_be_announced_is_served_all_the_same(tmp_path: Path
     record = RunningServer(
         1, "localhost:1", "http://localhost:2", "http://localhost:3", tmp_path, "2026-01-01"
     )
-    server = cast(TritonServer, None)
-    LocalDeployment("r", tmp_path, server, tmp_path / "running", Lines(told)).announce(record)
+    announce(record, tmp_path / "running", "r", Lines(told))
     assert f"{tmp_path / 'running'} cannot be written (File exists)" in told.getvalue()
     assert "--url" in told.getvalue()
 

@@ -137,7 +137,7 @@ def test_entrypoint_and_health_check_are_ours() -> None:
     entrypoint = json.loads(serve.all("ENTRYPOINT")[0].rest)
     health = json.loads(serve.all("HEALTHCHECK")[0].rest.partition("CMD ")[2])
     assert modules(entrypoint) == ["pipeline.serving.entrypoint"]
-    assert modules(health) == ["pipeline.serving.readiness"]
+    assert modules(health) == ["pipeline.serving.health"]
     for name in (*modules(entrypoint), *modules(health)):
         assert callable(importlib.import_module(name).main)
     environment = " ".join(one.rest for one in serve.all("ENV"))

@@ -16,7 +16,7 @@ import pytest
 
 from pipeline.client import Client
 from pipeline.errors import InvalidInput
-from pipeline.serving.entrypoint import Settings
+from pipeline.serving.entrypoint import EntrypointSettings
 from pipeline.serving.launch import Ports
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.repository import content_digest
@@ -24,7 +24,7 @@ from tests.support.command import Command
 from tests.support.waiting import wait_for
 
 ENTRYPOINT = [sys.executable, "-m", "pipeline.serving.entrypoint"]
-READINESS = [sys.executable, "-m", "pipeline.serving.readiness"]
+READINESS = [sys.executable, "-m", "pipeline.serving.health"]
 
 
 class Container:
@@ -171,12 +171,12 @@ def test_another_command_is_run_instead() -> None:
 
 
 def test_settings() -> None:
-    plain = Settings.read({})
+    plain = EntrypointSettings.read({})
     assert str(plain.package) == "/deployment"
     assert plain.address == "0.0.0.0"
     assert plain.ports == Ports(8000, 8001, 8002)
     assert plain.start_deadline_s is None
     with pytest.raises(InvalidInput) as caught:
-        Settings.read({"PIPELINE_HTTP_PORT": "x", "PIPELINE_START_TIMEOUT_S": "-1"})
+        EntrypointSettings.read({"PIPELINE_HTTP_PORT": "x", "PIPELINE_START_TIMEOUT_S": "-1"})
     assert "PIPELINE_HTTP_PORT = x" in str(caught.value)
     assert "PIPELINE_START_TIMEOUT_S = -1" in str(caught.value)

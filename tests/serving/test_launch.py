@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import InvalidInput, ServerError, UserError
-from pipeline.serving import installation
-from pipeline.serving.docker import DockerLauncher
-from pipeline.serving.embedded_launch import EmbeddedLaunch, EmbeddedLauncher
-from pipeline.serving.installation import Installation
-from pipeline.serving.launch import Launcher, Ports, Start
-from pipeline.serving.mirror import mirror
-from pipeline.serving.native_launch import NativeLauncher
+from pipeline.serving import launch_embedded
+from pipeline.serving.launch import Launcher, Ports, Start, mirror
+from pipeline.serving.launch_docker import DockerLauncher
+from pipeline.serving.launch_embedded import EmbeddedLaunch, EmbeddedLauncher, Installation
+from pipeline.serving.launch_gpu import NativeLauncher
 from pipeline.triton.deployment import LaunchSpec
 from tests.support.deployments import gpu_deployment
 
@@ -126,7 +124,7 @@ def test_the_installation_here_can_run() -> None:
 
 
 def test_a_missing_wheel_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(launch_embedded.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(
         UserError, match=r"Triton is not installed in .*: install it: pip install .*\[server\]'"
     ):
@@ -136,7 +134,7 @@ def test_a_missing_wheel_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
 def test_numpy_2_is_refused_before_it_crashes_the_stub(monkeypatch: pytest.MonkeyPatch) -> None:
     real = metadata.version
     monkeypatch.setattr(
-        installation.metadata, "version", lambda name: "2.1.0" if name == "numpy" else real(name)
+        launch_embedded.metadata, "version", lambda name: "2.1.0" if name == "numpy" else real(name)
     )
     with pytest.raises(UserError, match=r"numpy 2\.1\.0 crashes Triton's Python stub: pip install 'numpy<2'"):
         Installation.find()
@@ -156,7 +154,7 @@ def test_a_missing_libpython_is_found_before_the_server_hangs(
         "#!/bin/sh\necho '  libpython3.11.so.1.0 => not found'\necho '  libc.so.6 => /lib/libc.so.6'\n"
     )
     ldd.chmod(0o755)
-    monkeypatch.setattr(installation.shutil, "which", lambda _: str(ldd))
+    monkeypatch.setattr(launch_embedded.shutil, "which", lambda _: str(ldd))
     with pytest.raises(
         UserError, match=r"does not find libpython3\.11\.so\.1\.0: apt-get install libpython3"
     ):

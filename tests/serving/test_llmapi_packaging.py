@@ -15,7 +15,7 @@ from pipeline.errors import StageError, UserError
 from pipeline.progress import Silent
 from pipeline.runtimes.pytorch.model_repository import LlmapiSources, package_llmapi
 from pipeline.runtimes.pytorch.triton_models import LlmapiSettings, llmapi_model, model_yaml
-from pipeline.serving.gpu_launch import launch_faults
+from pipeline.serving.launch_gpu import launch_faults
 from pipeline.triton.config import parameters_of, parse, render
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.repository import content_digest

@@ -15,8 +15,8 @@ from pipeline.plan.machine_facts import DiskFacts, DockerFacts, GpuFacts, GpuLin
 from pipeline.plan.preflight import Finding, allow
 from pipeline.plan.preflight.needs import Where
 from pipeline.plan.preflight.software import release_of
-from pipeline.serving.gpu_launch import LaunchPlan, Place, plan_launch
 from pipeline.serving.launch import Ports
+from pipeline.serving.launch_gpu import LaunchPlan, Place, plan_launch
 from pipeline.serving.preflight import port_findings, preflight, refuse
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment

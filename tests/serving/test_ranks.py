@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """For temporary files; whatever a test does, nothing of its servers may be left."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     marks: list[str] = []
-    monkeypatch.setattr(process_guard, "Duty", _remembering(marks))
+    monkeypatch.setattr(process_guard, "Guarded", _remembering(marks))
     yield tmp_path / "ranks"
     assert not [path for path in tmp_path.glob("pipeline-triton-*") if path.is_dir()]
     for mark in marks:
@@ -38,13 +38,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         assert not Path(f"/proc/{json.loads(path.read_text())['pid']}").exists(), path.name
 
 
-def _remembering(marks: list[str]) -> Callable[..., process_guard.Duty]:
-    real = process_guard.Duty
+def _remembering(marks: list[str]) -> Callable[..., process_guard.Guarded]:
+    real = process_guard.Guarded
 
-    def make(*arguments: Any) -> process_guard.Duty:
-        duty = real(*arguments)
-        marks.append(duty.mark)
-        return duty
+    def make(*arguments: Any) -> process_guard.Guarded:
+        guarded = real(*arguments)
+        marks.append(guarded.mark)
+        return guarded
 
     return make
 
@@ -135,9 +135,9 @@ def test_workers_in_sessions_of_their_own_go_when_mpirun_is_killed(
     worker = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)"
     launcher = two_ranks(package, folder, monkeypatch, other=worker)
     with server_of(package, launcher) as server:
-        assert server._duty is not None
+        assert server._guarded is not None
         assert server._guard is not None
-        mark, guarding = server._duty.mark, server._guard.pid
+        mark, guarding = server._guarded.mark, server._guard.pid
         children = Path(f"/proc/{guarding}/task/{guarding}/children").read_text()
         os.kill(int(children), signal.SIGKILL)
         assert server.wait() == 128 + signal.SIGKILL

@@ -17,8 +17,8 @@ import pytest
 
 from pipeline.errors import ServerError
 from pipeline.machine import process_guard
-from pipeline.serving.installation import Installation
 from pipeline.serving.launch import Ports
+from pipeline.serving.launch_embedded import Installation
 from pipeline.serving.server import TritonServer
 
 
@@ -197,8 +197,8 @@ def test_stopping_leaves_nothing(copy: Path, tmp_path: Path) -> None:
     server.start()
     assert server.running
     assert list(tmp_path.glob("pipeline-triton-*"))
-    assert server._duty is not None
-    mark = server._duty.mark  # others may run servers at the same time
+    assert server._guarded is not None
+    mark = server._guarded.mark  # others may run servers at the same time
     assert list(Path("/dev/shm").glob(f"{mark}*"))
     server.stop()
     assert not server.running

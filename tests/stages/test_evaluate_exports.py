@@ -15,7 +15,7 @@ from pipeline.errors import CheckpointError, StageError
 from pipeline.models import TensorFiles
 from pipeline.progress import Silent
 from pipeline.recipe import Gate, load_recipe
-from pipeline.runtimes.base import AUTO
+from pipeline.runtimes import AUTO
 from pipeline.stages.evaluate import Export, Metrics, evaluate, judge, read_metrics
 from pipeline.stages.gate import hold_to_gate
 from pipeline.stages.stage_registry import MAKERS, Work

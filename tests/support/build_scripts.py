@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.runtimes.tensorrt.executors.script import Handover, render
+from pipeline.runtimes.tensorrt.executors.remote import Handover, render
 from tests.support.build_jobs import job_in
 
 ARTIFACT = "build-0123456789abcdef0123"

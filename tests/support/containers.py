@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.serving.installation import Installation
+from pipeline.serving.launch_embedded import Installation
 
 DIGEST = "sha256:" + "ab" * 32
 

@@ -15,7 +15,7 @@ import pytest
 from pipeline.progress import Silent
 from pipeline.runtimes.pytorch.model_repository import LlmapiSources, package_llmapi
 from pipeline.runtimes.pytorch.triton_models import LlmapiSettings
-from pipeline.serving.embedded_launch import EmbeddedLauncher
+from pipeline.serving.launch_embedded import EmbeddedLauncher
 from pipeline.serving.server import TritonServer
 from pipeline.triton.deployment import REPOSITORY, Deployment, DeploymentLimits, Requirements
 from tests.support.models import make_checkpoint

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.serving.installation import Installation
-from pipeline.serving.native_launch import NativeLauncher
+from pipeline.serving.launch_embedded import Installation
+from pipeline.serving.launch_gpu import NativeLauncher
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
 

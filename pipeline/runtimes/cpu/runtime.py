@@ -14,7 +14,7 @@ from pipeline.models.token_ids import TokenIds
 from pipeline.progress import Progress
 from pipeline.recipe import CpuRuntime as Settings
 from pipeline.recipe import Recipe
-from pipeline.runtimes.base import Engines, Order
+from pipeline.runtimes.base import BuildInputs, Engines
 from pipeline.runtimes.cpu.triton_models import CpuSettings, cpu_models
 from pipeline.store import Json
 from pipeline.triton.deployment import Deployment
@@ -23,7 +23,7 @@ from pipeline.triton.layout import ENTRY
 _ENGINE = Path(__file__).parent / "engine"  # travels inside the repository
 
 
-class CpuRuntime:
+class CpuBackend:
     """See `pipeline.runtimes.base.Runtime`."""
 
     packages = ("openvino",)
@@ -36,19 +36,19 @@ class CpuRuntime:
             "simulate_activations": settings.simulate_activations,
         }
 
-    def build(self, order: Order) -> Mapping[str, Json]:
+    def build(self, inputs: BuildInputs) -> Mapping[str, Json]:
         from pipeline.runtimes.cpu.ir import build_ir
 
-        settings = _runtime(order.recipe)
+        settings = _runtime(inputs.recipe)
         return build_ir(
-            order.checkpoint,
-            order.into,
+            inputs.checkpoint,
+            inputs.into,
             precision=settings.precision,
             simulate_activations=settings.simulate_activations,
-            progress=order.progress,
+            progress=inputs.progress,
         )
 
-    def foresee(self, recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:  # noqa: ARG002
+    def preview_deployment(self, recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:  # noqa: ARG002
         from pipeline.runtimes.cpu.model_repository import deployment_limits
 
         settings, ids = serving_settings(recipe), TokenIds(0, 0, (), 0)

@@ -20,7 +20,7 @@ from pipeline.plan.preflight.needs import weight_bytes
 from pipeline.progress import Progress
 from pipeline.recipe import PyTorchRuntime as Settings
 from pipeline.recipe import Recipe
-from pipeline.runtimes.base import Engines, Order
+from pipeline.runtimes.base import BuildInputs, Engines
 from pipeline.runtimes.pytorch import artifact
 from pipeline.runtimes.pytorch.arguments import draft_tokens, llm_arguments
 from pipeline.runtimes.pytorch.triton_models import LlmapiSettings, llmapi_model
@@ -30,7 +30,7 @@ from pipeline.triton.deployment import Deployment, DeploymentLimits, Requirement
 from pipeline.triton.layout import TARGET_MODEL
 
 
-class PyTorchRuntime:
+class PyTorchBackend:
     """See `pipeline.runtimes.base.Runtime`."""
 
     packages = ()
@@ -50,30 +50,30 @@ class PyTorchRuntime:
             "checkpoint": checkpoint,
         }
 
-    def build(self, order: Order) -> Mapping[str, Json]:
-        version = _runtime(order.recipe).version
-        size = artifact.write_checkpoint(order.checkpoint, order.into)
-        found = artifact.judge_checkpoint(order.into, *_formats(order.recipe, order.role))
+    def build(self, inputs: BuildInputs) -> Mapping[str, Json]:
+        version = _runtime(inputs.recipe).version
+        size = artifact.write_checkpoint(inputs.checkpoint, inputs.into)
+        found = artifact.judge_checkpoint(inputs.into, *_formats(inputs.recipe, inputs.role))
         facts: dict[str, Json] = {
             "runtime": "pytorch",
             "checkpoint": size,
             "quantization": "mixed" if found is None else str(found.format),
             "kv_cache": None if found is None else found.kv_cache,
         }
-        if order.role == TARGET:
-            arguments = llm_arguments(order.recipe)
-            artifact.write_arguments(version, arguments, order.into)
-            artifact.judge_arguments(version, arguments, order.into)
+        if inputs.role == TARGET:
+            arguments = llm_arguments(inputs.recipe)
+            artifact.write_arguments(version, arguments, inputs.into)
+            artifact.judge_arguments(version, arguments, inputs.into)
             facts |= {"tensorrt_llm": version, "arguments": arguments}
-        artifact.write_facts(facts, order.into)
-        order.progress.say(
+        artifact.write_facts(facts, inputs.into)
+        inputs.progress.say(
             f"    checkpoint of {size['files']} files"
-            + (f", arguments for TensorRT-LLM {version}" if order.role == TARGET else "")
+            + (f", arguments for TensorRT-LLM {version}" if inputs.role == TARGET else "")
             + ": read again, complete"
         )
         return facts
 
-    def foresee(self, recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:
+    def preview_deployment(self, recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:
         from pipeline.runtimes.pytorch.model_repository import launch_spec
 
         return Deployment(

@@ -10,21 +10,24 @@ checkpoint. Then an executor runs the command, and the files are judged.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 
 from pipeline.contracts.gpus import gpu
 from pipeline.contracts.releases import container
+from pipeline.contracts.rules import rule
 from pipeline.contracts.trtllm_build import check
 from pipeline.contracts.trtllm_build_effects import Model, Outcome, effects, understood
 from pipeline.errors import StageError
+from pipeline.machine.gpus import read_gpus, visible
+from pipeline.machine.host import read_memory
 from pipeline.plan.parallelism import parallelism
-from pipeline.recipe import Recipe, TensorRTRuntime
-from pipeline.runtimes.base import Order
+from pipeline.recipe import Recipe
+from pipeline.runtimes.base import BuildInputs, ExecutorChoice
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
 from pipeline.runtimes.tensorrt.executors import BuildJob, executor_of, timing_cache_file
-from pipeline.runtimes.tensorrt.flags import build_flags, checkpoint_formats, formats
+from pipeline.runtimes.tensorrt.flags import checkpoint_formats, formats, runtime_settings, trtllm_build_flags
 from pipeline.runtimes.tensorrt.verification import verify
-from pipeline.runtimes.tensorrt.workers import offered, workers
 from pipeline.store import Json
 
 ENGINE = "engine"  # folder of a build's artifact
@@ -43,24 +46,24 @@ def build_settings(recipe: Recipe, role: str) -> Mapping[str, Json]:
     Raises:
         UserError: the version or the GPU is not known, or the builder would not build what the recipe asks for.
     """
-    runtime = _runtime(recipe)
+    runtime = runtime_settings(recipe)
     return {
         "runtime": "tensorrt",
         "version": runtime.version,
         "gpu": runtime.gpu,
-        "flags": list(build_flags(recipe, role)),
+        "flags": list(trtllm_build_flags(recipe, role)),
     }
 
 
-def build(order: Order) -> Mapping[str, Json]:
+def build(inputs: BuildInputs) -> Mapping[str, Json]:
     """Make and judge one engine; return the facts of it.
 
     Raises:
         UserError: it cannot be built here; StageError: it was not built, or not as asked for.
     """
-    job = build_job(order)
-    expected = _expect(order, job)
-    log = executor_of(order.executor).run(job, order.progress)
+    job = build_job(inputs)
+    expected = _expect(inputs, job)
+    log = executor_of(inputs.executor).run(job, inputs.progress)
     try:
         verify(
             job.output,
@@ -73,7 +76,7 @@ def build(order: Order) -> Mapping[str, Json]:
     except StageError as error:
         raise StageError(f"{error}\nthe builder's log: {job.log}") from None
     for line in [line for line in log.warnings if understood(line) is None][:_SHOWN]:
-        order.progress.say(f"    trtllm-build warns: {line}")
+        inputs.progress.say(f"    trtllm-build warns: {line}")
     engine = EngineFolder.read(job.output)
     facts: dict[str, Json] = {
         "runtime": "tensorrt",
@@ -96,39 +99,39 @@ def build(order: Order) -> Mapping[str, Json]:
         "rank_bytes": list(engine.rank_bytes),
         "build": log.facts(),
     }
-    (order.into / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    (inputs.into / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     total = sum(engine.rank_bytes) / 2**30
-    order.progress.say(
+    inputs.progress.say(
         f"    engine of {engine.world_size} rank{'s' if engine.world_size > 1 else ''}, {total:.1f} GiB: "
         "as asked for, by its config.json"
     )
     return facts
 
 
-def build_job(order: Order) -> BuildJob:
-    """The run of trtllm-build that an order asks for.
+def build_job(inputs: BuildInputs) -> BuildJob:
+    """The run of trtllm-build that makes an engine.
 
     Raises:
         StageError: the checkpoint lacks files.
     """
-    recipe, runtime = order.recipe, _runtime(order.recipe)
-    assert order.ranks is not None, "on tensorrt every build has a checkpoint that is split for its ranks"
-    ranks, device = parallelism(recipe, order.role).world, gpu(runtime.gpu)
-    files = [order.ranks / f"rank{rank}.safetensors" for rank in range(ranks)]
-    absent = [file.name for file in (order.ranks / "config.json", *files) if not file.is_file()]
+    recipe, runtime = inputs.recipe, runtime_settings(inputs.recipe)
+    assert inputs.ranks is not None, "on tensorrt every build has a checkpoint that is split for its ranks"
+    ranks, device = parallelism(recipe, inputs.role).world, gpu(runtime.gpu)
+    files = [inputs.ranks / f"rank{rank}.safetensors" for rank in range(ranks)]
+    absent = [file.name for file in (inputs.ranks / "config.json", *files) if not file.is_file()]
     if absent:
-        raise StageError(f"{order.ranks}: the checkpoint lacks {', '.join(absent)}")
-    config = json.loads((order.ranks / "config.json").read_text(encoding="utf-8"))
-    found = checkpoint_formats(config) if formats(recipe, order.role).weights in _LEFT_OPEN else None
-    gpus, memory = offered(order.executor, ranks, int(device.memory_gib * 2**30))
-    name = f"{recipe.name}-{order.role}"
+        raise StageError(f"{inputs.ranks}: the checkpoint lacks {', '.join(absent)}")
+    config = json.loads((inputs.ranks / "config.json").read_text(encoding="utf-8"))
+    found = checkpoint_formats(config) if formats(recipe, inputs.role).weights in _LEFT_OPEN else None
+    gpus, memory = offered(inputs.executor, ranks, int(device.memory_gib * 2**30))
+    name = f"{recipe.name}-{inputs.role}"
     return BuildJob(
         name=name,
-        flags=build_flags(recipe, order.role, found),
-        checkpoint=order.ranks,
-        output=order.into / ENGINE,
-        timing_cache=timing_cache_file(order.caches, runtime.version, runtime.gpu),
-        log=order.reports / f"{name}-{order.into.name}.log",  # one an artifact: two may be built at once
+        flags=trtllm_build_flags(recipe, inputs.role, found),
+        checkpoint=inputs.ranks,
+        output=inputs.into / ENGINE,
+        timing_cache=timing_cache_file(inputs.caches, runtime.version, runtime.gpu),
+        log=inputs.reports / f"{name}-{inputs.into.name}.log",  # one an artifact: two may be built at once
         workers=workers((file.stat().st_size for file in files), gpus, memory),
         gpus=ranks,
         version=runtime.version,
@@ -138,7 +141,7 @@ def build_job(order: Order) -> BuildJob:
     )
 
 
-def _expect(order: Order, job: BuildJob) -> Outcome:
+def _expect(inputs: BuildInputs, job: BuildJob) -> Outcome:
     """What the contract says that the builder will make of the job.
 
     Raises:
@@ -149,7 +152,7 @@ def _expect(order: Order, job: BuildJob) -> Outcome:
     outcome = effects(job.version, job.flags, Model.of(config), job.sm)
     faults += [str(change) for change in outcome.changes]
     faults += [outcome.refusal] if outcome.refusal else []
-    faults += _checkpoint_faults(order, config)
+    faults += _checkpoint_faults(inputs, config)
     if faults:
         raise StageError(
             "\n  ".join([f"trtllm-build {job.version} would not build {job.name} as asked:", *faults])
@@ -157,9 +160,9 @@ def _expect(order: Order, job: BuildJob) -> Outcome:
     return outcome
 
 
-def _checkpoint_faults(order: Order, config: Mapping[str, Mapping[str, Json]]) -> list[str]:
+def _checkpoint_faults(inputs: BuildInputs, config: Mapping[str, Mapping[str, Json]]) -> list[str]:
     """Where checkpoint and recipe disagree."""
-    sizes, found = parallelism(order.recipe, order.role), formats(order.recipe, order.role)
+    sizes, found = parallelism(inputs.recipe, inputs.role), formats(inputs.recipe, inputs.role)
     mapping, quantization = config["mapping"], config.get("quantization") or {}
     pairs = {
         "mapping.tp_size": (mapping.get("tp_size"), sizes.tensor),
@@ -177,6 +180,26 @@ def _checkpoint_faults(order: Order, config: Mapping[str, Mapping[str, Json]]) -
     ]
 
 
-def _runtime(recipe: Recipe) -> TensorRTRuntime:
-    assert isinstance(recipe.runtime, TensorRTRuntime), "chosen by runtime.kind"
-    return recipe.runtime
+def workers(rank_bytes: Iterable[int], gpus: int, memory_bytes: int) -> int:
+    """Ranks to build at a time; at least one, and then the builder tries with what there is.
+
+    >>> workers([20 * 2**30] * 4, gpus=4, memory_bytes=140 * 2**30)
+    2
+    """
+    # A worker reads the weights, TensorRT copies them, and the plan holds them again before it is written. Besides
+    # there are Python, CUDA, TensorRT and its kernels, whatever the model (TensorRT-LLM issues 102, 217, 489).
+    sizes, facts = list(rank_bytes), rule("host.memory").facts
+    each: int = max(sizes) * facts["copies"] + facts["worker_gib"] * 2**30
+    return max(1, min(len(sizes), gpus, memory_bytes // each))
+
+
+def offered(choice: ExecutorChoice, ranks: int, gpu_bytes: int) -> tuple[int, int]:
+    """GPUs and bytes of host memory that a builder may use.
+
+    Nothing is known of another machine, and its job must stay the same until its result comes back: it is taken to
+    have a GPU a rank, and as much memory as these GPUs together.
+    """
+    if choice.name in ("print", "adopt"):
+        return ranks, ranks * gpu_bytes
+    seen = visible(read_gpus()[0], choice.devices, os.environ)
+    return len(seen) or ranks, read_memory().available_bytes

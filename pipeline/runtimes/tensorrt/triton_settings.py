@@ -13,8 +13,9 @@ from pipeline.contracts import engine_memory
 from pipeline.contracts.inflight_batcher import DataTypes
 from pipeline.errors import StageError
 from pipeline.plan.parallelism import parallelism
-from pipeline.recipe import Recipe, TensorRTRuntime
+from pipeline.recipe import Recipe
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
+from pipeline.runtimes.tensorrt.flags import runtime_settings
 from pipeline.runtimes.tensorrt.memory_fractions import MemoryShares, ModelMemory, share_memory
 from pipeline.runtimes.tensorrt.triton_models import EngineModel, EngineSettings
 from pipeline.triton.text_models import DraftLimits
@@ -48,7 +49,7 @@ def settings_of(recipe: Recipe, target: EngineModel, draft: EngineModel | None) 
     """The values of the Triton models, around those of the engines."""
     scheduler = recipe.scheduler
     return EngineSettings(
-        version=_runtime(recipe).version,
+        version=runtime_settings(recipe).version,
         target=target,
         draft=draft,
         max_concurrency=recipe.limits.max_concurrency,
@@ -74,7 +75,7 @@ def memory_shares(recipe: Recipe, target: EngineFolder, draft: EngineFolder, gpu
     Raises:
         StageError: what is left does not hold one sequence of the longest length.
     """
-    runtime = _runtime(recipe)
+    runtime = runtime_settings(recipe)
     fraction = recipe.kv_cache.memory_fraction or engine_memory.default_fraction()
     models = (_memory(target), _memory(draft))
     shares = share_memory(gpu_bytes - engine_memory.other_bytes(), *models, fraction)
@@ -108,7 +109,7 @@ def _disagreements(recipe: Recipe, target: EngineFolder, draft: EngineFolder | N
 
 
 def _engine_faults(recipe: Recipe, role: str, engine: EngineFolder) -> Iterator[str]:
-    runtime, sizes, limits = _runtime(recipe), parallelism(recipe, role), recipe.limits
+    runtime, sizes, limits = runtime_settings(recipe), parallelism(recipe, role), recipe.limits
     if engine.version != runtime.version:
         yield f"runtime.version is {runtime.version}, but the {role}'s engine was built by {engine.version}"
     if (engine.tensor_parallel, engine.pipeline_parallel) != (sizes.tensor, sizes.pipeline):
@@ -206,8 +207,3 @@ def _host_memory(recipe: Recipe) -> int:
 
 def _padded(vocab_size: int) -> int:
     return -(-vocab_size // _PADDING) * _PADDING
-
-
-def _runtime(recipe: Recipe) -> TensorRTRuntime:
-    assert isinstance(recipe.runtime, TensorRTRuntime), "chosen by runtime.kind"
-    return recipe.runtime

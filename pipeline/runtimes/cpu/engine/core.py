@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .block_manager import BlockManager
-from .grammars import Grammars
-from .matcher import Matcher
+from .grammars import Grammars, Matcher
 from .paged_model import PagedModel, Slice, StepFailed
 from .request import FinishReason, Output, Refused, Request
 from .sampler import Row, choose

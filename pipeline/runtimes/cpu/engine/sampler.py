@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .acceptance import Probabilities, verdict
-from .noise import gumbel
+from .noise import gumbel, stream, uniform
 from .sequence import Sequence
 
 Floats = npt.NDArray[np.float32]
@@ -198,3 +197,35 @@ def _banned(sequence: Sequence, drafts: list[int], too_short: bool) -> list[int]
 def _log_sum_exp(row: Floats) -> np.float64:
     top = row.max()
     return np.float64(top + np.log(np.exp(row - top, dtype=np.float64).sum()))
+
+
+Probabilities = npt.NDArray[np.float64]
+
+
+def verdict(
+    p: Probabilities,
+    q: Probabilities,
+    token: int,
+    *,
+    seed: int,
+    position: int,
+    threshold: float | None = None,
+) -> int:
+    """The token for a position where `token` was proposed: it, or the one that takes its place.
+
+    `p`, `q`: [vocab_size], each with the sum 1. `seed` and `position` as in `noise`.
+    """
+    bar = uniform(stream(seed, 1), position) if threshold is None else threshold
+    if p[token] > bar * q[token]:
+        return token
+    rest = np.maximum(p - q, 0)
+    rest[token] = 0  # with a threshold above 1, p may exceed q there
+    if not rest.any():
+        rest = p
+    ids = np.flatnonzero(rest)
+    noise = gumbel(
+        np.full(len(ids), stream(seed, 2), np.uint64),
+        np.full(len(ids), position, np.uint64),
+        ids.astype(np.uint64),
+    )
+    return int(ids[(np.log(rest[ids]) + noise).argmax()])

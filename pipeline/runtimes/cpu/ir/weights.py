@@ -5,19 +5,24 @@ Whatever is asked for is remembered, so that no tensor of a file can be left out
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import openvino as ov
 import openvino.opset15 as ops
 from openvino import Type
 
 from pipeline.errors import UserError
-from pipeline.models import Checkpoint, Format
+from pipeline.models import Checkpoint, Format, LinearLayer
 from pipeline.models.inspection import PARTS
-from pipeline.runtimes.cpu.ir.constants import Constants, widen
-from pipeline.runtimes.cpu.ir.linear import Linears
-from pipeline.runtimes.cpu.ir.nodes import Node, i64
-from pipeline.runtimes.cpu.ir.numerics import round_e4m3, round_int8
+from pipeline.models.tensors import Array
+from pipeline.runtimes.cpu.ir.nodes import Node, f32, i64
 
 FORMATS = (Format.NONE, Format.FP8, Format.INT4_AWQ, Format.W4A8_AWQ, Format.INT8_SQ)
-CACHES = {"FP8": round_e4m3, "INT8": round_int8}
 _FOLLOWS_FROM_CONFIG = "rotary_emb.inv_freq"  # old checkpoints carry it
 
 
@@ -81,3 +86,178 @@ class Weights:
     def _plain(self, name: str) -> Node:
         self._read.add(name)
         return self.constants.add(self._checkpoint.tensors[name], name)
+
+
+class Linears:
+    """Builds the products of one model; inputs that several layers share are scaled and rounded once."""
+
+    def __init__(self, constants: Constants, *, round_inputs: bool) -> None:
+        self._constants, self._round = constants, round_inputs
+        self._inputs: dict[tuple[str, bytes, float | None], Node] = {}
+
+    def product(self, x: Node, layer: LinearLayer, name: str) -> Node:
+        """[..., in] f32 -> [..., out] f32, without the bias; `name` is that of the weight's tensor."""
+        match layer.format:
+            case Format.NONE:
+                return _matmul(x, widen(self._constants.add(layer.weight, name)))
+            case Format.FP8:
+                return self._fp8(x, layer, name)
+            case Format.INT8_SQ:
+                weight = widen(self._constants.add(layer.weight, name))
+                return _matmul(self._input(x, layer), ops.multiply(weight, f32(layer.scales())))
+            case Format.W4A8_AWQ if self._round:
+                return self._fp8(x, _as_fp8(layer), name)
+            case _:
+                return _matmul(self._input(x, layer), self._grouped(layer, name))
+
+    def _fp8(self, x: Node, layer: LinearLayer, name: str) -> Node:
+        scale = float(layer.scales().item())
+        if self._round:
+            scale *= _input_scale(layer)
+        product = _matmul(self._input(x, layer), widen(self._constants.add(layer.weight, name)))
+        return ops.multiply(product, f32(scale))
+
+    def _grouped(self, layer: LinearLayer, name: str) -> Node:
+        assert layer.group_size is not None
+        codes = widen(self._constants.add_int4(layer.codes(), layer.group_size, name))
+        weight = ops.multiply(codes, f32(layer.scales()[:, :, None]))
+        return ops.reshape(weight, i64(layer.shape), special_zero=False)
+
+    def _input(self, x: Node, layer: LinearLayer) -> Node:
+        """x, scaled and rounded as the layer wants it: for e4m3 the codes, without `input_scale`."""
+        before = b"" if layer.pre_quant_scale is None else layer.pre_quant_scale.tobytes()
+        scale = _input_scale(layer) if self._round and layer.input_scale is not None else None
+        key = (x.get_name(), before, scale)
+        if key not in self._inputs:
+            if layer.pre_quant_scale is not None:
+                x = ops.multiply(x, f32(layer.pre_quant_scale.astype(np.float32)))
+            if scale is not None:
+                x = quantize_int8(x, scale) if layer.format is Format.INT8_SQ else to_e4m3(x, scale)
+            self._inputs[key] = x
+        return self._inputs[key]
+
+
+def _as_fp8(layer: LinearLayer) -> LinearLayer:
+    """The second step of w4a8_awq taken: e4m3 numbers that `weight_scale_2` multiplies."""
+    assert layer.weight_scale_2 is not None
+    codes = layer.dequantize() / layer.weight_scale_2.astype(np.float32)
+    return LinearLayer(
+        name=layer.name,
+        format=Format.FP8,
+        weight=codes.astype(ml_dtypes.float8_e4m3fn),
+        weight_scale=layer.weight_scale_2,
+        input_scale=layer.input_scale,
+        pre_quant_scale=layer.pre_quant_scale,
+    )
+
+
+def _input_scale(layer: LinearLayer) -> float:
+    assert layer.input_scale is not None
+    return float(layer.input_scale.item())
+
+
+def _matmul(x: Node, weight: Node) -> Node:
+    """weight is [out, in]."""
+    return ops.matmul(x, weight, False, True)
+
+
+_TYPES = {
+    np.dtype(np.float32): Type.f32,
+    np.dtype(np.float16): Type.f16,
+    np.dtype(ml_dtypes.bfloat16): Type.bf16,
+    np.dtype(ml_dtypes.float8_e4m3fn): Type.f8e4m3,
+    np.dtype(np.int8): Type.i8,
+}
+# By size in bytes: what ov.Tensor takes, whatever the bits mean.
+_BITS: Mapping[int, np.dtype[Any]] = {
+    1: np.dtype(np.uint8),
+    2: np.dtype(np.uint16),
+    4: np.dtype(np.float32),
+}
+
+
+class Constants:
+    """Makes constants, one a name, keeps their memory, and counts what each class of layer holds."""
+
+    def __init__(self) -> None:
+        self._arrays: list[Array] = []
+        self._nodes: dict[str, Node] = {}
+        self._types: defaultdict[str, set[str]] = defaultdict(set)
+        self._bytes: defaultdict[str, int] = defaultdict(int)
+
+    def add(self, array: Array, name: str) -> Node:
+        """`array` as it is: f32, f16, bf16, f8e4m3 or i8."""
+        bits = np.ascontiguousarray(array).view(_BITS[array.dtype.itemsize])
+        return self._nodes.get(name) or self._make(bits, list(array.shape), _TYPES[array.dtype], name)
+
+    def add_int4(self, codes: Array, group_size: int, name: str) -> Node:
+        """codes int8 [out, in], -8 to 7 -> i4 [out, in / group_size, group_size].
+
+        OpenVINO packs along the row: the even column in the low nibble, the odd one in the high nibble.
+        """
+        rows, columns = codes.shape
+        nibbles = codes.view(np.uint8) & 0x0F
+        packed = nibbles[:, 0::2] | (nibbles[:, 1::2] << 4)
+        return self._make(packed, [rows, columns // group_size, group_size], Type.i4, name)
+
+    def census(self) -> dict[str, dict[str, object]]:
+        """Class of layer ("q_proj", "embed_tokens", "norm") -> the types of its weights, and their bytes."""
+        return {
+            kind: {"precision": "+".join(sorted(self._types[kind])), "bytes": self._bytes[kind]}
+            for kind in sorted(self._types)
+        }
+
+    def _make(self, bits: Array, shape: list[int], dtype: Type, name: str) -> Node:
+        node = ops.constant(ov.Tensor(bits, shape, dtype), shared_memory=True)
+        node.set_friendly_name(name)
+        self._arrays.append(bits)
+        self._nodes[name] = node
+        layer, part = name.split(".")[-2:]
+        if part == "weight":
+            kind = "norm" if layer.endswith("norm") else layer
+            self._types[kind].add(dtype.get_type_name())
+            self._bytes[kind] += bits.nbytes
+        return node
+
+
+def widen(node: Node) -> Node:
+    """Any narrower number as f32, in which it is exact."""
+    return node if node.get_element_type() == Type.f32 else ops.convert(node, Type.f32)
+
+
+E4M3_MAX = 448.0
+_SMALLEST_NORMAL = 2.0**-6  # below it, steps are 2^-9
+
+
+def to_e4m3(x: Node, scale: float) -> Node:
+    """The e4m3 number nearest to x / scale, ties to even, saturating.
+
+    With scale 1: [0.3, 17.0, 1000.0] -> [0.3125, 16.0, 448.0].
+    """
+    ratio = ops.clamp(ops.multiply(x, f32(1.0 / scale)), -E4M3_MAX, E4M3_MAX)
+    # In [2^e, 2^(e+1)) steps are 2^(e-3). The margin keeps the logarithm of 2^-6 from falling below -6; at the
+    # other powers of two an error in its last bit does no harm, because they are multiples of both steps.
+    magnitude = ops.maximum(ops.abs(ratio), f32(_SMALLEST_NORMAL * 1.0001))
+    exponent = ops.floor(ops.multiply(ops.log(magnitude), f32(1 / math.log(2))))
+    step = ops.exp(ops.multiply(ops.subtract(exponent, f32(3.0)), f32(math.log(2))))
+    return ops.multiply(ops.round(ops.divide(ratio, step), "half_to_even"), step)
+
+
+def round_e4m3(x: Node, scale: float) -> Node:
+    """x as the nearest multiple of `scale` that e4m3 can hold."""
+    return ops.multiply(to_e4m3(x, scale), f32(scale))
+
+
+def round_int8(x: Node, scale: float) -> Node:
+    """x as the nearest multiple of `scale` from -128 to 127 times it."""
+    steps = ops.round(ops.multiply(x, f32(1.0 / scale)), "half_to_even")
+    return ops.multiply(ops.clamp(steps, -128.0, 127.0), f32(scale))
+
+
+def quantize_int8(x: Node, scale: float) -> Node:
+    """As `round_int8`, in the form by which OpenVINO multiplies 8-bit inputs and weights as integers."""
+    low, high = f32(-128.0 * scale), f32(127.0 * scale)
+    return ops.fake_quantize(x, low, high, low, high, 256)
+
+
+CACHES = {"FP8": round_e4m3, "INT8": round_int8}

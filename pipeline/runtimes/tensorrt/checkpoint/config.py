@@ -13,7 +13,7 @@ from pipeline import __version__
 from pipeline.models import Architecture, Format, Quantization
 from pipeline.plan.parallelism import Parallelism
 
-DTYPES = {"bfloat16": "BF16", "float16": "F16"}
+SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float16": "F16"}
 # What ModelOpt's export calls the families.
 MODEL_TYPES = {
     "llama": "llama",

@@ -22,7 +22,7 @@ from pipeline.errors import CheckpointError
 from pipeline.models import Architecture, Checkpoint, Quantization, TensorFiles
 from pipeline.models.tensors import DTYPES, Array, Tensors
 from pipeline.plan.parallelism import Parallelism
-from pipeline.runtimes.tensorrt.checkpoint.config import DTYPES as RANK_DTYPES
+from pipeline.runtimes.tensorrt.checkpoint.config import SAFETENSORS_DTYPES as RANK_DTYPES
 from pipeline.runtimes.tensorrt.checkpoint.config import stored_dtype
 from pipeline.runtimes.tensorrt.checkpoint.layout import parts
 from pipeline.runtimes.tensorrt.checkpoint.parts import Part, Rank, Scale

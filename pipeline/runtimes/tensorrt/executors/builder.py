@@ -1,13 +1,20 @@
 """A run of trtllm-build on this machine, by itself or in a container: what `native` and `docker` share.
 
-Space, log, working folder, timing cache, progress, and the account of a failure. Which command is run is up to the
+GPUs, space, log, working folder, timing cache, progress, and the report of a failure. Which command is run is up to the
 executor.
+
+The timing cache holds TensorRT's measurements of kernels, which save most of a build. Builders work on copies, and a
+new cache appears in the store by one rename, so any number of builders may share it; the last one wins, and what it
+lacks of another's is measured again. No build fails because of it. What upstream does with a broken cache is in
+`pipeline/contracts/data/build_errors.yaml`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
+import secrets
 import shutil
 import time
 from collections import deque
@@ -17,12 +24,11 @@ from pathlib import Path
 
 from pipeline.contracts.build_errors import BuildError, diagnose
 from pipeline.contracts.build_log import LogReader
-from pipeline.errors import StageError, StoreError
+from pipeline.errors import StageError, StoreError, UserError
+from pipeline.machine.gpus import read_gpus, visible
 from pipeline.progress import Progress, Task
-from pipeline.runtimes.tensorrt.executors.base import BuildLog
-from pipeline.runtimes.tensorrt.executors.job import PROGRAM, BuildJob
+from pipeline.runtimes.tensorrt.executors.base import PROGRAM, TIMING_CACHE, BuildJob, BuildLog
 from pipeline.runtimes.tensorrt.executors.process import Launch, held_log, run
-from pipeline.runtimes.tensorrt.executors.timing_cache import TimingCache
 from pipeline.store import files, human_bytes
 
 _TAIL = 20  # lines that a failure shows
@@ -137,3 +143,90 @@ def _listener(attempt: _Attempt, progress: Progress, task: Task) -> Callable[[st
         task.advance(attempt.reader.engines - before)
 
     return listen
+
+
+@dataclass(slots=True)
+class TimingCache:
+    """That of one build."""
+
+    job: BuildJob
+    folder: Path  # where the builder runs
+    progress: Progress
+    lent: bool = False  # whether it started with the store's
+
+    def lend(self) -> None:
+        """Copy the store's cache, if there is one, to where the builder looks for it."""
+        try:
+            shutil.copyfile(self.job.timing_cache, self.folder / TIMING_CACHE)
+        except FileNotFoundError:  # there is none yet, or another builder has just put it away
+            self.lent = False
+        except OSError as error:
+            (self.folder / TIMING_CACHE).unlink(missing_ok=True)
+            self._say("cannot be read", error)
+        else:
+            self.lent = True
+
+    def take_back(self) -> None:
+        """Publish what the builder wrote."""
+        written = self.folder / self.job.new_timing_cache
+        if not written.is_file() or not written.stat().st_size:
+            return
+        kept = self.job.timing_cache
+        beside = kept.with_name(f".{kept.name}-{secrets.token_hex(4)}")
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                shutil.copyfile(written, beside)
+                files.fsync(beside)
+                os.replace(beside, kept)
+            finally:
+                beside.unlink(missing_ok=True)
+        except OSError as error:
+            self._say("cannot be kept", error)
+
+    def drop(self) -> None:
+        """Put the store's cache away, and what is left of the copies."""
+        self.lent = False
+        try:
+            self.job.timing_cache.unlink(missing_ok=True)
+        except OSError as error:
+            self._say("cannot be removed", error)
+        for name in (TIMING_CACHE, self.job.new_timing_cache):
+            (self.folder / name).unlink(missing_ok=True)
+
+    def _say(self, what: str, error: OSError) -> None:
+        self.progress.say(f"    the timing cache {self.job.timing_cache} {what}: {error.strerror}")
+
+
+@dataclass(frozen=True, slots=True)
+class BuildGpu:
+    """What built an engine, as the driver names it. None: the driver was not to be asked."""
+
+    name: str | None
+    driver: str | None
+
+
+def check_gpus(job: BuildJob, devices: tuple[int, ...]) -> BuildGpu:
+    """Where the driver cannot be asked nothing is said: the builder itself will fail.
+
+    Raises:
+        UserError: there are GPUs, but of another kind, or too few.
+    """
+    all_gpus, problem = read_gpus()
+    if problem:
+        return BuildGpu(None, None)
+    seen = visible(all_gpus, devices, os.environ)
+    if len(seen) < job.workers:
+        raise UserError(
+            f"{job.name}: {job.workers} ranks are built at a time, a GPU each; this machine shows {len(seen)} "
+            f"of its {len(all_gpus)} GPUs"
+        )
+    used = seen[: job.workers]
+    for gpu in used:
+        if gpu.sm != job.sm:
+            raise UserError(
+                f"{job.name} is for {job.gpu} (SM {job.sm}), GPU {gpu.index} here is {gpu.name} (SM {gpu.sm}), and an "
+                "engine runs only on the kind of GPU that built it: build on the right machine (--executor print makes "
+                "a script for it), or change runtime.gpu"
+            )
+    return BuildGpu(used[0].name, used[0].driver)

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from pipeline.errors import UserError
 from pipeline.progress import Progress
 from pipeline.runtimes.base import ExecutorChoice
-from pipeline.runtimes.tensorrt.executors.base import BuildLog, Executor
+from pipeline.runtimes.tensorrt.executors.base import BuildJob, BuildLog, Executor
 from pipeline.runtimes.tensorrt.executors.docker import Docker
-from pipeline.runtimes.tensorrt.executors.elsewhere import Adopted, Printed
-from pipeline.runtimes.tensorrt.executors.job import BuildJob
 from pipeline.runtimes.tensorrt.executors.native import Native
+from pipeline.runtimes.tensorrt.executors.remote import Adopted, Printed
 
 
 def executor_of(choice: ExecutorChoice) -> Executor:

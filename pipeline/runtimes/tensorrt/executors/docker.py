@@ -18,10 +18,8 @@ from pipeline.contracts.launching import launching
 from pipeline.errors import UserError
 from pipeline.machine.docker_images import find_image, pull_image
 from pipeline.progress import Progress
-from pipeline.runtimes.tensorrt.executors.base import BuildLog
-from pipeline.runtimes.tensorrt.executors.builder import build
-from pipeline.runtimes.tensorrt.executors.gpu_check import check_gpus
-from pipeline.runtimes.tensorrt.executors.job import UNBUFFERED, BuildJob
+from pipeline.runtimes.tensorrt.executors.base import UNBUFFERED, BuildJob, BuildLog
+from pipeline.runtimes.tensorrt.executors.builder import build, check_gpus
 from pipeline.runtimes.tensorrt.executors.process import Launch
 
 CHECKPOINT, ENGINE, WORK = "/build/checkpoint", "/build/engine", "/build/work"  # as the container sees them

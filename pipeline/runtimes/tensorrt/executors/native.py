@@ -10,10 +10,8 @@ from pathlib import Path
 from pipeline.errors import UserError
 from pipeline.machine.programs import tensorrt_llm_of
 from pipeline.progress import Progress
-from pipeline.runtimes.tensorrt.executors.base import BuildLog
-from pipeline.runtimes.tensorrt.executors.builder import build
-from pipeline.runtimes.tensorrt.executors.gpu_check import check_gpus
-from pipeline.runtimes.tensorrt.executors.job import PROGRAM, UNBUFFERED, BuildJob
+from pipeline.runtimes.tensorrt.executors.base import PROGRAM, UNBUFFERED, BuildJob, BuildLog
+from pipeline.runtimes.tensorrt.executors.builder import build, check_gpus
 from pipeline.runtimes.tensorrt.executors.process import Launch
 
 

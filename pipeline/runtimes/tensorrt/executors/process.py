@@ -71,7 +71,7 @@ def run(
     Raises:
         StageError: it was ended because it took longer than the deadline.
     """
-    duty = process_guard.Duty(
+    guarded = process_guard.Guarded(
         _STOP_DEADLINE_S,
         stage=str(launch.folder / "nothing"),
         mark=f"pipeline-build-{secrets.token_hex(6)}",
@@ -79,12 +79,12 @@ def run(
     )
     started = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-I", process_guard.__file__, json.dumps(asdict(duty)), *launch.command],
+        [sys.executable, "-I", process_guard.__file__, json.dumps(asdict(guarded)), *launch.command],
         stdin=subprocess.PIPE,
         stdout=log,
         stderr=subprocess.STDOUT,
         cwd=launch.folder,
-        env={**launch.environment, process_guard.MARK: duty.mark},
+        env={**launch.environment, process_guard.MARK: guarded.mark},
         start_new_session=True,
     )
     try:
@@ -101,10 +101,10 @@ def run(
                 on_line(line)
             return code
     finally:
-        _end(process, duty)
+        _end(process, guarded)
 
 
-def _end(process: subprocess.Popen[bytes], duty: process_guard.Duty) -> None:
+def _end(process: subprocess.Popen[bytes], guarded: process_guard.Guarded) -> None:
     assert process.stdin is not None, "it was started with a pipe"
     process.stdin.close()
     if process.poll() is None:
@@ -114,8 +114,8 @@ def _end(process: subprocess.Popen[bytes], duty: process_guard.Duty) -> None:
     except subprocess.TimeoutExpired:
         process.kill()  # the kernel then kills the builder
         process.wait()
-    if process.returncode < 0:  # it could not do its duty
-        process_guard.remove_traces(duty)
+    if process.returncode < 0:  # it was killed, and could not clean up
+        process_guard.remove_traces(guarded)
 
 
 def _lock(log: BinaryIO) -> bool:

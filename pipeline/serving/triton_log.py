@@ -18,7 +18,7 @@ _ERROR_OF_OTHERS = re.compile(
     r"|There are not enough slots.*|All nodes which are allocated for this job.*)"
 )
 _TRACE = "\\n\\nAt:"  # what follows is Python's traceback, in one line
-_SAID_AGAIN = (
+_REPEATED = (
     "Failed to create instance", "has no loaded version", "that are not available or ambiguous",
     "error: creating server:",
 )  # fmt: skip
@@ -30,9 +30,12 @@ def tail(path: Path, lines: int = 20) -> list[str]:
 
 
 def errors(path: Path, limit: int = 5, *, noise: Sequence[str] = ()) -> list[str]:
-    """What was called an error, in order: each once, without its time, its place and its traceback.
+    """The distinct error messages of a log, in order, without time, place and traceback.
 
-    `noise`: words of lines that are none.
+    Args:
+        path: The log.
+        limit: At most so many.
+        noise: Words of lines that the log calls errors though nothing is wrong.
     """
     found: dict[str, None] = {}
     for line in _lines(path):
@@ -40,17 +43,17 @@ def errors(path: Path, limit: int = 5, *, noise: Sequence[str] = ()) -> list[str
         if match and not any(word in match["text"] for word in noise):
             text = match["text"].partition(_TRACE)[0].replace("\\n", " ")
             found[" ".join(text.strip('"').split())] = None
-    own = [text for text in found if not any(phrase in text for phrase in _SAID_AGAIN)]
+    own = [text for text in found if not any(phrase in text for phrase in _REPEATED)]
     return (own or list(found))[:limit]
 
 
-def says(path: Path, phrases: Sequence[str]) -> bool:
+def contains(path: Path, phrases: Sequence[str]) -> bool:
     """Whether the log holds one of the phrases."""
     return bool(phrases) and any(phrase in line for line in _lines(path) for phrase in phrases)
 
 
 def causes(path: Path, *, noise: Sequence[str] = ()) -> list[str]:
-    """What the log's words are known to mean, and what to do about it; each once."""
+    """The likely causes of a failure, by known phrases in a log, each with what to do about it."""
     known = known_causes()
     found: dict[str, None] = {}
     for line in _lines(path):

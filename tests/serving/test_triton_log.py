@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from pipeline.serving import log
+from pipeline.serving import triton_log
 from pipeline.serving.server import TritonServer
 
 TEXT = r"""I1121 03:32:29.1 8968 server.cc:241] "starting"
@@ -29,7 +29,7 @@ def test_a_log_can_be_read_by_its_owner_alone(server: TritonServer) -> None:
 def test_errors_are_said_once_whoever_says_them(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text(TEXT)
-    found = log.errors(path, 10, noise=("CUDA",))
+    found = triton_log.errors(path, 10, noise=("CUDA",))
     assert found == [
         "failed to load 'a' version 1: Internal: bad",
         "[TensorRT-LLM][ERROR] Assertion failed: Failed to deserialize cuda engine",
@@ -37,21 +37,26 @@ def test_errors_are_said_once_whoever_says_them(tmp_path: Path) -> None:
         "[trtllm] Failed to start engine: no config",
         "mpirun noticed that process rank 1 with PID 7 on node a exited on signal 9 (Killed).",
     ]
-    assert "CUDA memory pool" in log.errors(path, 10)
-    assert len(log.errors(path)) == 5
+    assert "CUDA memory pool" in triton_log.errors(path, 10)
+    assert len(triton_log.errors(path)) == 5
 
 
 def test_causes_and_phrases(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text(TEXT)
-    (cause,) = log.causes(path)
+    (cause,) = triton_log.causes(path)
     assert cause.startswith("the engine was built for another GPU: build again")
-    assert log.causes(path, noise=("incompatible",)) == []
-    assert log.says(path, ("no such phrase", "creating server:"))
-    assert not log.says(path, ())
-    assert log.tail(path, 1) == ["error: creating server: Internal - failed to load all models"]
+    assert triton_log.causes(path, noise=("incompatible",)) == []
+    assert triton_log.contains(path, ("no such phrase", "creating server:"))
+    assert not triton_log.contains(path, ())
+    assert triton_log.tail(path, 1) == ["error: creating server: Internal - failed to load all models"]
 
 
 def test_no_log_says_nothing(tmp_path: Path) -> None:
     path = tmp_path / "none"
-    assert (log.tail(path), log.errors(path), log.causes(path), log.says(path, ("x",))) == ([], [], [], False)
+    assert (
+        triton_log.tail(path),
+        triton_log.errors(path),
+        triton_log.causes(path),
+        triton_log.contains(path, ("x",)),
+    ) == ([], [], [], False)

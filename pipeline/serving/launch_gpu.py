@@ -1,17 +1,20 @@
-"""The command that starts Triton with TensorRT-LLM, as a value: pure, from a deployment and the place it runs at.
+"""Triton with TensorRT-LLM: the command that starts it, and its processes in the container that this runs in.
 
-Modes are those of `LaunchSpec`; what each is made of are facts of `pipeline.contracts.launching`. What starts the
-command, and whether the machine fits, is decided elsewhere.
+`plan_launch` is pure: from a deployment and the place it runs at to a command. Modes are those of `LaunchSpec`; what
+each is made of are facts of `pipeline.contracts.launching`. Whether the machine fits is decided in `preflight`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from pipeline.contracts.launching import Launching, launching
 from pipeline.errors import Fault, InvalidInput
-from pipeline.serving.launch import ANYWHERE, LOOPBACK, Ports
+from pipeline.machine.host import mpi_slots
+from pipeline.serving.launch import ANYWHERE, LOOPBACK, Ports, Start, check_models, mirror
 from pipeline.triton.deployment import CONTAINER_ROOT, FILE, REPOSITORY, Deployment, LaunchSpec
 
 
@@ -195,3 +198,76 @@ def _values(place: Place) -> dict[str, object]:
 
 def _filled_in(templates: Mapping[str, str], place: Place) -> dict[str, str]:
     return {name: template.format(**_values(place)) for name, template in templates.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLauncher:
+    """See `pipeline.serving.launch.Launcher`."""
+
+    deployment: Deployment
+    package: Path
+    devices: tuple[int, ...] = ()  # GPUs it may use; empty: all
+    server: str | None = None  # None: where the containers have it
+
+    attempts = 1  # what takes minutes to load is not loaded twice without being asked
+    noise = ()
+
+    def check(self) -> None:
+        """Raises InvalidInput: its launch section is impossible, or the repository holds other models than it says."""
+        check_models(self.package / REPOSITORY, self.deployment.models)
+        plan_launch(self.deployment, Place(Ports(8000, 8001, 8002), "check-"))
+
+    def launch(self, start: Start) -> NativeLaunch:
+        place = native_place(start, devices=self.devices, server=self.server)
+        if self.package.absolute() != Path(CONTAINER_ROOT):
+            place = replace(place, repository=str(start.stage / "repository"))
+        return NativeLaunch(plan_launch(self.deployment, place), place.repository, self.package, start)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLaunch:
+    """See `pipeline.serving.launch.Launch`."""
+
+    plan: LaunchPlan
+    repository: str  # as the server sees it
+    package: Path
+    start: Start
+
+    cleanup = ()
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        return self.plan.command
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, **self.plan.environment, "PYTHONUNBUFFERED": "1"}
+
+    @property
+    def gave_up(self) -> tuple[str, ...]:
+        return self.plan.gave_up
+
+    @property
+    def synonyms(self) -> dict[str, str]:
+        return {self.repository: str(self.package / REPOSITORY)}
+
+    def prepare(self) -> None:
+        """Mirror the repository, unless the package lies where its own paths say that it does."""
+        if self.package.absolute() != Path(CONTAINER_ROOT):
+            source = self.package.absolute() / REPOSITORY
+            mirror(source, Path(self.repository), root=(CONTAINER_ROOT, self.package.absolute()))
+
+
+def native_place(start: Start, *, devices: tuple[int, ...] = (), server: str | None = None) -> Place:
+    """This machine, for a package at CONTAINER_ROOT."""
+    return Place(
+        ports=start.ports,
+        shared_memory_prefix=start.shared_memory_prefix,
+        address=start.address,
+        root=os.geteuid() == 0,
+        slots=mpi_slots(),
+        devices=devices,
+        server=server,
+        drain_s=start.drain_s,
+        stub_timeout_s=round(start.deadline_s),
+    )

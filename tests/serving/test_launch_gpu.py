@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import InvalidInput, UserError
-from pipeline.serving.docker import DockerLauncher
 from pipeline.serving.dry_run import shell_lines
-from pipeline.serving.gpu_launch import LaunchPlan, Place, launch_faults, plan_launch
 from pipeline.serving.launch import Ports, Start
+from pipeline.serving.launch_docker import DockerLauncher
+from pipeline.serving.launch_gpu import LaunchPlan, Place, launch_faults, plan_launch
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
 

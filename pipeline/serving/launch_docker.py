@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pipeline.contracts.launching import launching
 from pipeline.errors import UserError
-from pipeline.serving.gpu_launch import LaunchPlan, Place, plan_launch
 from pipeline.serving.launch import ANYWHERE, Ports, Start, check_models
+from pipeline.serving.launch_gpu import LaunchPlan, Place, plan_launch
 from pipeline.triton.deployment import CONTAINER_ROOT, REPOSITORY, Deployment
 
 INSIDE = Ports(http=8000, grpc=8001, metrics=8002)  # in the container
