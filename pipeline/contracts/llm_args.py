@@ -17,6 +17,7 @@ from functools import cache
 from importlib import resources
 from typing import Annotated, Any, Literal
 
+<<<<<<< HEAD
 import yaml
 from pydantic import (
     AfterValidator,
@@ -28,10 +29,14 @@ from pydantic import (
     ValidationError,
     create_model,
 )
+=======
+from pydantic import ValidationError
+>>>>>>> house
 
 from pipeline.contracts.llm_rules import RULES
 from pipeline.contracts.version_range import entries_in, release_of, require_known
 from pipeline.errors import Fault, UserError
+from pipeline.resources import parse_yaml
 
 ARGUMENTS = "LlmArgs"
 SPECULATION = "speculative_config"
@@ -181,7 +186,7 @@ def _models(version: str) -> Models:
 @cache
 def _data() -> Mapping[str, Any]:
     file = resources.files("pipeline.contracts") / "data" / "llm_args.yaml"
-    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return data
 
 

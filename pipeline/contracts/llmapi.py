@@ -13,10 +13,16 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+<<<<<<< HEAD
 import yaml
 
 from pipeline.contracts.inflight_batcher import ModelTensors, TensorSpec
 from pipeline.contracts.version_range import entries_in, require_known
+=======
+from pipeline.contracts.inflight_batcher import Tensor, Tensors
+from pipeline.contracts.version_range import holding, refuse_unknown
+from pipeline.resources import parse_yaml
+>>>>>>> house
 
 
 def versions() -> tuple[str, ...]:
@@ -90,5 +96,5 @@ def _tensor(entry: Mapping[str, Any]) -> TensorSpec:
 @cache
 def _data() -> Mapping[str, Any]:
     file = resources.files("pipeline.contracts") / "data" / "llmapi.yaml"
-    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return data
