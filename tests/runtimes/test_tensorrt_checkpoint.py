@@ -13,16 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from pipeline.contracts.checkpoint import Layout, needed_keys
+from pipeline.contracts.checkpoint import CheckpointLayout, needed_keys
 from pipeline.contracts.checkpoint_files import faults_of
 from pipeline.errors import InvalidInput, StageError, UserError
 from pipeline.models import Architecture, TensorFiles
 from pipeline.models.architecture import FAMILIES
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
-from pipeline.runtimes.tensorrt.checkpoint import MODEL_TYPES, RankCheckpoint, convert
+from pipeline.runtimes.tensorrt.checkpoint import MODEL_TYPES, RankCheckpoint, convert, modelopt_export
 from pipeline.runtimes.tensorrt.checkpoint import writing as writing_module
-from pipeline.stages.calibrate import tensorrt_llm
 from pipeline.stages.calibrate.model import load
 from pipeline.stages.calibrate.third_party import Notes, quietly
 from tests.support.models import make_checkpoint
@@ -63,7 +62,7 @@ def test_it_is_modelopts_export(
         export_tensorrt_llm_checkpoint(
             model,
             MODEL_TYPES[architecture.family],
-            tensorrt_llm.stored_dtype(architecture),
+            modelopt_export.torch_dtype(architecture),
             export_dir=tmp_path / "theirs",
             inference_tensor_parallel=sizes.tensor,
             inference_pipeline_parallel=sizes.pipeline,
@@ -93,7 +92,7 @@ def test_what_upstream_reads_without_a_default_is_written_and_asked_for(
     model = Architecture.read(source)
     ranks = tmp_path / "trtllm-tp1"
     file = ranks / "config.json"
-    written, layout = json.loads(file.read_text()), Layout(model, "BF16")
+    written, layout = json.loads(file.read_text()), CheckpointLayout(model, "BF16")
     needed = needed_keys(model.family)
     assert "hidden_size" in needed
     if "qwen" in model.family:
