@@ -16,7 +16,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
+from pipeline.resources import parse_yaml
 
 _SHOWN = 3  # causes; more would help nobody
 
@@ -57,7 +57,7 @@ def diagnose(lines: Iterable[str], exit_code: int) -> tuple[BuildError, ...]:
 @cache
 def _errors() -> tuple[BuildError, ...]:
     file = resources.files("pipeline.contracts") / "data" / "build_errors.yaml"
-    data: dict[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: dict[str, Any] = parse_yaml(file.read_text("utf-8"))
     return tuple(
         BuildError(
             id=entry["id"],

@@ -11,7 +11,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
+from pipeline.resources import parse_yaml
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class _Patterns:
 @cache
 def _patterns() -> _Patterns:
     file = resources.files("pipeline.contracts") / "data" / "build_log.yaml"
-    data: dict[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: dict[str, Any] = parse_yaml(file.read_text("utf-8"))
     single = {name: re.compile(data[name]["pattern"]) for name in ("engine_done", "all_done", "peak_memory")}
     return _Patterns(
         prefix=re.compile(data["prefix"]["pattern"]),

@@ -13,9 +13,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from pipeline.models import Architecture, Format
+from pipeline.resources import parse_yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +162,7 @@ def needed_keys(family: str) -> dict[str, str]:
 def facts() -> Mapping[str, Any]:
     """The data."""
     file = resources.files("pipeline.contracts").joinpath("data/checkpoint.yaml")
-    loaded: Mapping[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    loaded: Mapping[str, Any] = parse_yaml(file.read_text(encoding="utf-8"))
     return loaded
 
 

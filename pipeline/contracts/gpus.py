@@ -1,10 +1,12 @@
-"""GPUs, and which formats TensorRT-LLM can run on them.
+"""GPUs: their memory, how fast they are at their best, and which formats TensorRT-LLM can run on them.
 
-The facts are data (`data/gpus.yaml`, each with its source). A GPU is added by adding data.
+The facts are data (`data/gpus.yaml`, each with its source; its header says how to add a GPU, which is one entry).
 
 >>> gpu("h100-sxm-80g").sm
 90
->>> [str(finding) for finding in support(gpu("a100-sxm-80g"), "fp8", "auto", "tensorrt")]
+>>> gpu_rates("h100-pcie-80g").link_gb_s(4)   # the bridge joins two; four talk over PCIe 5
+64.0
+>>> [str(issue) for issue in support(gpu("a100-sxm-80g"), "fp8", "auto", "tensorrt")]
 ['a100-sxm-80g (compute capability 8.0): FP8 needs compute capability 8.9 or newer']
 """
 
@@ -17,11 +19,13 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-import yaml
-
 from pipeline.contracts.releases import Track
 from pipeline.contracts.version_range import precedes
 from pipeline.errors import UserError
+from pipeline.resources import parse_yaml
+
+Arithmetic = Literal["bf16", "fp8", "int8", "fp4"]
+_FILE = "contracts/data/gpus.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +41,51 @@ class Gpu:
 
     @property
     def capability(self) -> str:
-        """Compute capability as people write it."""
+        """Compute capability as people write it: "9.0"."""
         return f"{self.sm // 10}.{self.sm % 10}"
 
     @property
     def usable_gib(self) -> float:
-        """What the driver reports; up to 7 percent less than is sold, because of ECC."""
+        """GiB that the driver reports: up to 7 percent less than is sold, because of ECC."""
         return self.driver_mib / 1024
 
 
 @dataclass(frozen=True, slots=True)
+class GpuRates:
+    """Peak rates of one GPU."""
+
+    gpu: str
+    memory_gb_s: float
+    tflops: Mapping[str, float]  # arithmetic -> dense 10^12 operations a second
+    pcie_gb_s: float  # 16 lanes, one direction
+    tdp_w: int
+    nvlink_gb_s: float = 0.0  # one direction; 0: it has no NVLink
+    nvlink_gpus: int = 1  # that NVLink joins
+    unverified: tuple[str, ...] = ()  # fields that no source was at hand for
+    sources: tuple[str, ...] = ()
+
+    def link_gb_s(self, gpus: int) -> float:
+        """Return the GB/s that one of `gpus` GPUs can send to its peers, in one direction."""
+        return self.nvlink_gb_s if gpus <= self.nvlink_gpus else self.pcie_gb_s
+
+    def has_nvlink(self, gpus: int) -> bool:
+        """Tell whether NVLink joins so many of them."""
+        return self.nvlink_gb_s > 0 and gpus <= self.nvlink_gpus
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What the GPUs of one compute capability have in common, as far as speed goes."""
+
+    sm: int
+    constants: str  # family of `plan/performance/data/efficiency.yaml` whose constants hold
+    links: Literal["nvlink", "pcie"]  # whose latency an exchange between GPUs has
+    measured: bool = True  # False: the constants are those of a neighbour
+
+
+@dataclass(frozen=True, slots=True)
 class FormatIssue:
-    """Why a combination cannot be had, or only perhaps."""
+    """Why a format cannot run on a GPU, or only perhaps."""
 
     rule: str  # its id in data/rules
     severity: Literal["error", "warning"]
@@ -61,7 +98,7 @@ class FormatIssue:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """All that are known, by generation."""
+    """List all GPUs that are known, oldest architecture first."""
     return tuple(
         Gpu(
             name=entry["name"],
@@ -76,7 +113,11 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def gpu(name: str) -> Gpu:
-    """A GPU by name. UserError if it is not known; the text names those that are near."""
+    """Look a GPU up by its name in recipes.
+
+    Raises:
+        UserError: it is not known; the text names those that are near.
+    """
     known = {one.name: one for one in gpus()}
     if name in known:
         return known[name]
@@ -85,13 +126,64 @@ def gpu(name: str) -> Gpu:
     raise UserError(f"GPU {name} is not known; known: {', '.join(near)}")
 
 
+def gpu_rates(name: str) -> GpuRates:
+    """Look up the peak rates of a GPU by its name in recipes.
+
+    Raises:
+        UserError: there is no such GPU, its rates are not among the data, or the generation of its PCIe is not.
+    """
+    known = gpu(name).name
+    entry = next(one for one in _data()["gpus"] if one["name"] == known)
+    if "rates" not in entry:
+        raise UserError(
+            f"GPU {known}: its peak rates are not known, so its speed cannot be computed; "
+            f"add them to its entry in {_FILE}"
+        )
+    facts = entry["rates"]
+    if facts["pcie"] not in _data()["pcie_gb_s"]:
+        raise UserError(
+            f"GPU {known}: the rate of PCIe {facts['pcie']} is not known; add it to pcie_gb_s in {_FILE}"
+        )
+    return GpuRates(
+        gpu=known,
+        memory_gb_s=float(facts["memory_gb_s"]),
+        tflops={name: float(value) for name, value in facts["tflops"].items()},
+        pcie_gb_s=float(_data()["pcie_gb_s"][facts["pcie"]]),
+        tdp_w=facts["tdp_w"],
+        nvlink_gb_s=float(facts.get("nvlink_gb_s", 0)),
+        nvlink_gpus=facts.get("nvlink_gpus", 1),
+        unverified=tuple(facts.get("unverified", ())),
+        sources=tuple(facts["source"]),
+    )
+
+
+def generation(name: str) -> Generation:
+    """Look up the generation of a GPU by its name in recipes.
+
+    Raises:
+        UserError: there is no such GPU, or its compute capability is not listed.
+    """
+    one = gpu(name)
+    for entry in _data()["generations"]:
+        if entry["sm"] == one.sm:
+            return Generation(**entry)
+    raise UserError(
+        f"GPU {one.name}: compute capability {one.capability} is of no known generation, so its speed cannot be "
+        f"computed; add it to generations in {_FILE}"
+    )
+
+
 def support(
     on: Gpu, weights: str, kv_cache: str, track: Track, version: str | None = None
 ) -> tuple[FormatIssue, ...]:
-    """What speaks against formats of weights and KV cache on a GPU, and against the GPU in a release if one is given.
+    """List what speaks against formats of weights and KV cache on a GPU; empty if nothing does.
 
-    `weights` and `kv_cache` are the recipe's words (quantization.format, quantization.kv_cache); a combination that
-    nothing speaks against has no findings.
+    Args:
+        on: the GPU.
+        weights: quantization.format of a recipe.
+        kv_cache: quantization.kv_cache of a recipe.
+        track: the runtime, `tensorrt` or `pytorch`.
+        version: release of TensorRT-LLM that must know the GPU; None: any.
     """
     return (
         *(_too_old(on, version) if version is not None else ()),
@@ -121,75 +213,5 @@ def _findings(table: str, subject: str, chosen: str, on: Gpu, track: Track) -> I
 @cache
 def _data() -> Mapping[str, Any]:
     file = resources.files("pipeline.contracts") / "data" / "gpus.yaml"
-    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return data
-
-
-Arithmetic = Literal["bf16", "fp8", "int8", "fp4"]
-
-# GB/s of 16 lanes in one direction, as the PCI-SIG rates them, by generation.
-_PCIE_GB_S: Mapping[int, float] = {4: 32.0, 5: 64.0}
-
-
-@dataclass(frozen=True, slots=True)
-class GpuRates:
-    """Peaks of one GPU."""
-
-    gpu: str
-    memory_gb_s: float
-    tflops: Mapping[str, float]  # arithmetic -> dense 10^12 operations a second
-    pcie: int  # generation, 16 lanes
-    tdp_w: int
-    nvlink_gb_s: float = 0.0  # one direction; 0: none
-    nvlink_gpus: int = 1  # that NVLink joins
-    unverified: tuple[str, ...] = ()  # fields that no source was at hand for
-    sources: tuple[str, ...] = ()
-
-    def link_gb_s(self, gpus: int) -> float:
-        """What one GPU can send to its peers, when so many work together."""
-        return self.nvlink_gb_s if gpus <= self.nvlink_gpus else _PCIE_GB_S[self.pcie]
-
-    def has_nvlink(self, gpus: int) -> bool:
-        """Whether so many can be joined without PCIe."""
-        return self.nvlink_gb_s > 0 and gpus <= self.nvlink_gpus
-
-
-def gpu_rates(name: str) -> GpuRates:
-    """Of a GPU by its name in recipes.
-
-    Raises:
-        UserError: there is no such GPU, or its peak rates are not among the data.
-    """
-    known = gpu(name).name
-    if known not in _all():
-        raise UserError(
-            f"GPU {known}: its peak rates are not known, so its speed cannot be computed; "
-            "add it to contracts/data/gpu_rates.yaml"
-        )
-    return _all()[known]
-
-
-def all_rates() -> tuple[GpuRates, ...]:
-    """Of every GPU that is known."""
-    return tuple(_all().values())
-
-
-@cache
-def _all() -> Mapping[str, GpuRates]:
-    file = resources.files("pipeline.contracts") / "data" / "gpu_rates.yaml"
-    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
-    return {entry["gpu"]: _read(entry) for entry in data["rates"]}
-
-
-def _read(entry: Mapping[str, Any]) -> GpuRates:
-    return GpuRates(
-        gpu=entry["gpu"],
-        memory_gb_s=float(entry["memory_gb_s"]),
-        tflops={name: float(value) for name, value in entry["tflops"].items()},
-        pcie=entry["pcie"],
-        tdp_w=entry["tdp_w"],
-        nvlink_gb_s=float(entry.get("nvlink_gb_s", 0)),
-        nvlink_gpus=entry.get("nvlink_gpus", 1),
-        unverified=tuple(entry.get("unverified", ())),
-        sources=tuple(entry["source"]),
-    )

@@ -16,9 +16,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from pipeline.errors import UserError
+from pipeline.resources import parse_yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,5 +155,5 @@ def _nearest(given: str, known: Sequence[str]) -> str:
 @cache
 def _data(name: str) -> Mapping[str, Any]:
     file = resources.files("pipeline.contracts") / "data" / "inflight_batcher" / f"{name}.yaml"
-    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return data

@@ -16,10 +16,9 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from pipeline.contracts.releases import release
 from pipeline.contracts.version_range import precedes
+from pipeline.resources import parse_yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,5 +138,5 @@ def _holds(entry: Mapping[str, Any], version: str) -> bool:
 @cache
 def _data() -> Mapping[str, Any]:
     file = resources.files("pipeline.contracts") / "data" / "launching.yaml"
-    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return data

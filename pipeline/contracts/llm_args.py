@@ -17,13 +17,13 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from pipeline.contracts.llm_models import Models
 from pipeline.contracts.llm_rules import RULES
 from pipeline.contracts.version_range import holding, refuse_unknown, release_of
 from pipeline.errors import Fault, UserError
+from pipeline.resources import parse_yaml
 
 ARGUMENTS = "LlmArgs"
 SPECULATION = "speculative_config"
@@ -171,5 +171,5 @@ def _models(version: str) -> Models:
 @cache
 def _data() -> Mapping[str, Any]:
     file = resources.files("pipeline.contracts") / "data" / "llm_args.yaml"
-    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return data

@@ -13,10 +13,9 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from pipeline.contracts.inflight_batcher import Tensor, Tensors
 from pipeline.contracts.version_range import holding, refuse_unknown
+from pipeline.resources import parse_yaml
 
 
 def versions() -> tuple[str, ...]:
@@ -90,5 +89,5 @@ def _tensor(entry: Mapping[str, Any]) -> Tensor:
 @cache
 def _data() -> Mapping[str, Any]:
     file = resources.files("pipeline.contracts") / "data" / "llmapi.yaml"
-    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return data

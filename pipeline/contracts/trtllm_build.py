@@ -15,9 +15,8 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-import yaml
-
 from pipeline.contracts.version_range import holding, refuse_unknown
+from pipeline.resources import parse_yaml
 
 Kind = Literal["text", "integer", "choice", "toggle", "switch", "list"]
 Value = str | int | bool | tuple[str, ...] | None
@@ -263,5 +262,5 @@ def _flag(entry: Mapping[str, Any]) -> Flag:
 def data() -> Mapping[str, Any]:
     """The whole of data/trtllm_build.yaml."""
     file = resources.files("pipeline.contracts") / "data" / "trtllm_build.yaml"
-    loaded: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    loaded: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return loaded

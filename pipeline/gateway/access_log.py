@@ -16,7 +16,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.client import request_headers
-from pipeline.gateway.metrics import Metrics
+from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.traces import Span, TraceContext, Tracer, random_hex
 
 _log = logging.getLogger("pipeline.gateway")
@@ -45,7 +45,9 @@ class RequestRecord:
 class AccessLog:
     """ASGI middleware. Applications find the `RequestRecord` of a request in scope["record"]."""
 
-    def __init__(self, app: ASGIApp, tracer: Tracer, metrics: Metrics, *, as_json: bool = False) -> None:
+    def __init__(
+        self, app: ASGIApp, tracer: Tracer, metrics: GatewayMetrics, *, as_json: bool = False
+    ) -> None:
         """
         Args:
             app: The application.

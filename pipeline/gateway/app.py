@@ -30,7 +30,7 @@ from pipeline.gateway.completions import Completion
 from pipeline.gateway.embeddings import EmbeddingModel, create_embeddings, embedding_model_name
 from pipeline.gateway.errors import ApiError, error_response, from_client_error
 from pipeline.gateway.limits import FairQueue, Tenant
-from pipeline.gateway.metrics import Metrics
+from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.responses import EventStream, RecordedCompletion, cancel_on_disconnect, json_response
 from pipeline.gateway.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse_request
 from pipeline.gateway.served_model import ServedModel
@@ -74,7 +74,7 @@ class Gateway:
             tracer: Exports spans; by default none are.
             log_as_json: Whether log lines are JSON objects.
         """
-        self.models, self.tenants, self.metrics = models, tenants, Metrics(models)
+        self.models, self.tenants, self.metrics = models, tenants, GatewayMetrics(models)
         self.draining = False
         self._max_body_bytes = max_body_bytes
         self._parsers = ParserThreads()

@@ -32,6 +32,12 @@ class Completion:
     ) -> None:
         """Check the request, render its prompts, and count their tokens.
 
+        Args:
+            request: Of the client.
+            model: That it names.
+            tenant: Whose request it is.
+            request_id: Unique among all requests.
+
         Raises:
             ApiError: 400, with what is wrong.
             PromptTooLong: a prompt has more tokens than the engine takes.

@@ -21,7 +21,7 @@ _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-class Metrics:
+class GatewayMetrics:
     """Metrics of one gateway."""
 
     def __init__(self, models: Mapping[str, ServedModel]) -> None:

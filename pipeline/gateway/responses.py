@@ -17,14 +17,14 @@ from pipeline.client import ClientError
 from pipeline.gateway.access_log import RequestRecord
 from pipeline.gateway.completions import Completion
 from pipeline.gateway.errors import ApiError, to_api_error
-from pipeline.gateway.metrics import Metrics
+from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.sse import ReaderTooSlow, WriteCoalescer, encode_event
 
 
 class RecordedCompletion:
     """A completion with the metrics and the log record that it ends up in."""
 
-    def __init__(self, completion: Completion, metrics: Metrics, record: RequestRecord) -> None:
+    def __init__(self, completion: Completion, metrics: GatewayMetrics, record: RequestRecord) -> None:
         """
         Args:
             completion: Of the request.
@@ -69,6 +69,10 @@ class RecordedCompletion:
 
 async def json_response(request: Request, recorded: RecordedCompletion) -> Response:
     """Generate a whole answer; give up when the client leaves.
+
+    Args:
+        request: Of the client.
+        recorded: Its completion.
 
     Raises:
         ApiError: the request fails.

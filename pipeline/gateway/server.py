@@ -35,7 +35,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from pipeline.errors import ServerError
 from pipeline.gateway.app import Gateway
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.metrics import Metrics
+from pipeline.gateway.metrics import GatewayMetrics
 
 _SPARE_FILES = 256  # descriptors for all but the connections of clients
 _PROGRESS_BYTES = 16 * 1024
@@ -63,7 +63,7 @@ class Connections:
     no client keeps others out.
     """
 
-    def __init__(self, limits: ConnectionLimits, metrics: Metrics) -> None:
+    def __init__(self, limits: ConnectionLimits, metrics: GatewayMetrics) -> None:
         """
         Args:
             limits: Of each connection, and of their number.

@@ -76,7 +76,12 @@ class Tracer(Protocol):
     """Starts spans."""
 
     def start_span(self, name: str, parent: TraceContext | None) -> Span:
-        """Start a span, as a child of `parent` if there is one."""
+        """Start a span.
+
+        Args:
+            name: Of the span, such as POST /v1/embeddings.
+            parent: Span of the client, if the request names one.
+        """
         ...
 
     def close(self) -> None:

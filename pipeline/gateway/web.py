@@ -101,7 +101,12 @@ class WebGuard:
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Add CORS for pages of these origins: preflight requests are answered, and answers may be read."""
+    """Add CORS for pages of these origins: preflight requests are answered, and answers may be read.
+
+    Args:
+        app: The application.
+        origins: Of the pages; without any, the application stays as it is.
+    """
     if not origins:
         return app
     return CORSMiddleware(

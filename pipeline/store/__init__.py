@@ -1,11 +1,11 @@
 """Artifacts on disk: digests, manifests, locks, atomic publish. See `store`."""
 
+from pipeline.progress import human_bytes
 from pipeline.store.artifact import Artifact, Verification, check, verify
 from pipeline.store.canonical import Json, canonical, digest_of
 from pipeline.store.hashes import FileHashes
 from pipeline.store.key import ArtifactKey
 from pipeline.store.manifest import FileEntry, Manifest, Provenance
-from pipeline.store.sizes import human_bytes
 from pipeline.store.store import Make, Store
 
 __all__ = [

@@ -12,9 +12,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from pipeline.errors import StoreError
+from pipeline.progress import human_bytes
 from pipeline.reading import UnreadableFile, read_json
 from pipeline.store.key import SCHEMA, ArtifactKey
-from pipeline.store.sizes import human_bytes
 
 FILE = "manifest.json"
 TWIN = "manifest.txt"

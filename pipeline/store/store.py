@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pipeline.errors import StoreError, UserError
-from pipeline.progress import Progress, Silent
+from pipeline.progress import Progress, Silent, human_bytes
 from pipeline.store import files, lock, manifest
 from pipeline.store.artifact import Artifact, check, damaged, quick_check
 from pipeline.store.canonical import Json
@@ -31,7 +31,6 @@ from pipeline.store.hashes import FileHashes
 from pipeline.store.key import ArtifactKey
 from pipeline.store.manifest import Manifest
 from pipeline.store.publish import no_room, publish
-from pipeline.store.sizes import human_bytes
 
 Make = Callable[[Path], Mapping[str, Json]]
 

@@ -7,10 +7,18 @@ from typing import Literal
 import pytest
 
 from pipeline.contracts import gpus as gpus_module
-from pipeline.contracts.gpus import gpu, gpus, support
+from pipeline.contracts.gpus import Gpu, generation, gpu, gpu_rates, gpus, support
+from pipeline.contracts.models import known_model
 from pipeline.errors import UserError
+from pipeline.models.sizes import ModelSizes
+from pipeline.plan.memory import ModelSpec
+from pipeline.plan.performance import EngineModel
+from pipeline.plan.performance.efficiency import efficiency, fitted
 
 ERROR, WARNING = ["error"], ["warning"]
+SIZES = known_model("meta-llama/Llama-3.2-1B-Instruct")
+assert isinstance(SIZES, ModelSizes)
+MODEL = ModelSpec("target", SIZES)
 
 
 @pytest.mark.parametrize(
@@ -72,20 +80,79 @@ def test_every_packaged_gpu_runs_bfloat16_and_reports_a_little_less_memory_than_
         assert 0.93 < one.usable_gib / one.memory_gib < 1.02
 
 
-def test_a_gpu_is_added_by_adding_data(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("one", gpus(), ids=lambda one: one.name)
+def test_rates_are_sourced_and_plausible(one: Gpu) -> None:
+    rates, data = gpu_rates(one.name), gpus_module._data()
+    assert rates.sources
+    assert set(rates.sources) <= set(data["sources"])
+    assert set(rates.unverified) <= set(data["gpus"][0]["rates"]) | {"nvlink_gb_s"}
+    assert 100 < rates.memory_gb_s < 10_000
+    assert rates.tflops["bf16"] > 0
+    # Dense rates: twice as fast a step, no more, from bf16 to fp8 and from fp8 to fp4 (Blackwell Ultra gives FP4 more).
+    assert rates.tflops.get("fp8", rates.tflops["bf16"] * 2) <= rates.tflops["bf16"] * 2.1
+    assert rates.link_gb_s(1) >= 0
+    assert rates.link_gb_s(1024) <= 64
+
+
+@pytest.mark.parametrize("one", gpus(), ids=lambda one: one.name)
+def test_formats_that_a_gpu_can_run_have_a_rate(one: Gpu) -> None:
+    for form, arithmetic in (("fp8", "fp8"), ("nvfp4", "fp4")):
+        refused = [found for found in support(one, form, "auto", "pytorch") if found.severity == "error"]
+        assert (arithmetic in gpu_rates(one.name).tflops) == (not refused)
+
+
+def test_cards_are_bridged_in_pairs_only() -> None:
+    card = gpu_rates("h100-pcie-80g")
+    assert card.has_nvlink(2)
+    assert not card.has_nvlink(4)
+    assert card.link_gb_s(2) == 300
+    assert card.link_gb_s(4) == 64
+    assert not gpu_rates("l40s-48g").has_nvlink(2)
+
+
+def test_a_gpu_is_added_by_adding_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = gpus_module._data()
+    rates = {"memory_gb_s": 900, "tflops": {"bf16": 100}, "pcie": 5, "tdp_w": 70, "source": []}
     new = {
         "name": "x1-1g",
         "chip": "X1",
-        "architecture": "Old",
-        "sm": 75,
+        "architecture": "New",
+        "sm": 89,
         "memory_gib": 1,
         "driver_mib": 1000,
     }
-    more = {**facts, "gpus": [*facts["gpus"], new]}
+    more = {**facts, "gpus": [*facts["gpus"], {**new, "rates": rates}]}
     monkeypatch.setattr(gpus_module, "_data", lambda: more)
-    assert gpu("x1-1g").capability == "7.5"
-    assert [found.subject for found in support(gpu("x1-1g"), "none", "auto", "pytorch")] == ["weights"]
+    assert gpu("x1-1g").capability == "8.9"
+    assert support(gpu("x1-1g"), "none", "auto", "pytorch") == ()
+    assert efficiency("x1-1g", "pytorch") == efficiency("l4-24g", "pytorch")
+    assert EngineModel.of(MODEL, "x1-1g", "pytorch").decode(1, 100) > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sm": 75}, r"x1-1g: compute capability 7.5 .* generations in contracts/data/gpus.yaml"),
+        ({"rates": {"pcie": 6}}, r"x1-1g: the rate of PCIe 6 .* pcie_gb_s in contracts/data/gpus.yaml"),
+        ({"rates": None}, r"x1-1g: its peak rates are not known.*contracts/data/gpus.yaml"),
+    ],
+)
+def test_what_an_entry_lacks_is_named(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], message: str
+) -> None:
+    facts = gpus_module._data()
+    new = {**facts["gpus"][0], "name": "x1-1g", **changes}
+    if new["rates"] is None:
+        del new["rates"]
+    monkeypatch.setattr(gpus_module, "_data", lambda: {**facts, "gpus": [new]})
+    assert support(gpu("x1-1g"), "none", "fp8", "tensorrt")
+    with pytest.raises(UserError, match=message):
+        EngineModel.of(MODEL, "x1-1g", "tensorrt")
+
+
+def test_generations_have_constants() -> None:
+    for one in gpus():
+        assert generation(one.name).constants in fitted()["constants"]["families"]
 
 
 def test_names_are_unique_and_say_the_memory() -> None:

@@ -20,9 +20,8 @@ from pipeline.models import Architecture, TensorFiles
 from pipeline.models.architecture import FAMILIES
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
-from pipeline.runtimes.tensorrt.checkpoint import MODEL_TYPES, RankCheckpoint, convert
+from pipeline.runtimes.tensorrt.checkpoint import MODEL_TYPES, RankCheckpoint, convert, modelopt_export
 from pipeline.runtimes.tensorrt.checkpoint import writing as writing_module
-from pipeline.stages.calibrate import tensorrt_llm
 from pipeline.stages.calibrate.model import load
 from pipeline.stages.calibrate.third_party import Notes, quietly
 from tests.support.models import make_checkpoint
@@ -63,7 +62,7 @@ def test_it_is_modelopts_export(
         export_tensorrt_llm_checkpoint(
             model,
             MODEL_TYPES[architecture.family],
-            tensorrt_llm.stored_dtype(architecture),
+            modelopt_export.torch_dtype(architecture),
             export_dir=tmp_path / "theirs",
             inference_tensor_parallel=sizes.tensor,
             inference_pipeline_parallel=sizes.pipeline,

@@ -19,8 +19,8 @@ from pipeline.models import Architecture, Checkpoint, Format, TensorFiles
 from pipeline.models.layers import round_e4m3, unpack_rows
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
-from pipeline.runtimes.tensorrt.checkpoint import RankCheckpoint
-from pipeline.stages.calibrate import calibrate, fusion, tensorrt_llm, unified
+from pipeline.runtimes.tensorrt.checkpoint import RankCheckpoint, modelopt_export
+from pipeline.stages.calibrate import calibrate, fusion, unified
 from pipeline.stages.calibrate.batches import make_batches, read_samples
 from pipeline.stages.calibrate.measurement import measure
 from pipeline.stages.calibrate.model import load
@@ -408,7 +408,7 @@ def test_nvfp4_is_exported_as_it_is_read(calibrations: Calibrations, tmp_path: P
         )
         assert len(check_scales(model, architecture, Format.NVFP4, "fp8")) == 14 * 2 + 2 * 2
         fusion.align(model, Format.NVFP4, torch.bfloat16)
-        tensorrt_llm.export(model, architecture, Parallelism(2), tmp_path / "ranks")
+        modelopt_export.export(model, architecture, Parallelism(2), tmp_path / "ranks")
         unified.export(model, Format.NVFP4, source, tmp_path / "hf")
     check(tmp_path / "ranks", Layout(architecture, "BF16", Format.NVFP4, 16, "fp8", tensor=2))
     unified.judge(tmp_path / "hf", Format.NVFP4, 16, "fp8")

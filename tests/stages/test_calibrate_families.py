@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.errors import InvalidInput
 from pipeline.models import Architecture, Checkpoint, Format, TensorFiles
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
-from pipeline.stages.calibrate import calibrate, experts, tensorrt_llm
+from pipeline.runtimes.tensorrt.checkpoint import modelopt_export
+from pipeline.stages.calibrate import experts
 from pipeline.stages.calibrate.batches import make_batches, read_samples
 from pipeline.stages.calibrate.measurement import measure
 from pipeline.stages.calibrate.model import load
 from pipeline.stages.calibrate.third_party import Notes, quietly
 from pipeline.stages.evaluate import Export, evaluate, read_metrics
-from tests.support.calibrated import Calibrations, facts, quantization
+from tests.support.calibrated import Calibrations, facts
 
 SPREAD = [Parallelism(1), Parallelism(2), Parallelism(2, 2), Parallelism(4, expert=2)]
 
@@ -78,7 +78,7 @@ def test_experts_are_as_modelopt_exports_them_where_it_does(
     folder, model = exported(calibrations, "mixtral"), calibrated_model(calibrations, "mixtral")
     architecture = Architecture.read(calibrations.source("mixtral"))
     with quietly("ModelOpt", Notes()):
-        tensorrt_llm.export(model, architecture, Parallelism(tensor), tmp_path)
+        modelopt_export.export(model, architecture, Parallelism(tensor), tmp_path)
     for rank in range(tensor):
         file = f"rank{rank}.safetensors"
         ours, theirs = (TensorFiles(path, file) for path in (folder / f"trtllm-tp{tensor}", tmp_path))
@@ -144,17 +144,6 @@ def test_separate_experts_compute_what_fused_ones_do_and_see_every_token(calibra
     for other in (apart, everywhere):
         assert (other - fused).abs().max() < 1e-5 * fused.abs().max()
     assert not any("mlp" in name for name in model.state_dict())
-
-
-@pytest.mark.parametrize("family", ["mixtral", "phi3"])
-def test_other_formats_are_refused_by_name(calibrations: Calibrations, tmp_path: Path, family: str) -> None:
-    with pytest.raises(
-        InvalidInput, match=r"quantization.format = int4_awq: is not offered for .*ForCausalLM"
-    ):
-        calibrate(
-            calibrations.source(family), calibrations.dataset(), quantization("int4_awq"),
-            exports=[Parallelism()], into=tmp_path, progress=Silent(), device="cpu",
-        )  # fmt: skip
 
 
 @pytest.mark.parametrize("family", ["mixtral", "phi3"])

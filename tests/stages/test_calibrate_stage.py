@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pipeline.errors import CheckpointError, StageError, UserError
+from pipeline.errors import CheckpointError, InvalidInput, StageError, UserError
 from pipeline.machine.host import Memory
 from pipeline.models import Architecture, Format, TensorFiles
 from pipeline.plan.parallelism import Parallelism
@@ -94,7 +94,7 @@ def test_another_process_writes_the_same_bytes(calibrations: Calibrations, tmp_p
 def test_progress_counts_samples_in_every_pass(calibrations: Calibrations, tmp_path: Path) -> None:
     progress = Recorder()
     told = run(calibrations, tmp_path, "int4_awq", progress=progress)
-    assert progress.tasks == [
+    assert [task for task in progress.tasks if task[1] is not None] == [
         ["calibrate int4_awq, pass 1 of 2", 12, "samples", 12],
         ["calibrate int4_awq, pass 2 of 2", 12, "samples", 12],
     ]
@@ -112,6 +112,33 @@ def test_nothing_is_printed_and_no_warning_is_left(
         assert told["warnings"] == []
     printed = capfd.readouterr()
     assert (printed.out, printed.err) == ("", "")
+
+
+def test_nothing_long_is_done_outside_a_task(calibrations: Calibrations, tmp_path: Path) -> None:
+    progress = Recorder()
+    run(calibrations, tmp_path, "fp8", progress=progress)
+    assert [label for label, *_ in progress.tasks] == [
+        "checking the checkpoint",
+        "importing ModelOpt",
+        "looking at the model",
+        "loading the model",
+        "comparing samples alone and in one row",
+        "calibration",
+        "calibrate fp8, pass 1 of 1",
+        "the sample answer",
+        "aligning what engines make one layer",
+        "the TensorRT-LLM export for 1 ranks",
+        "reading trtllm-tp1/ again",
+        "the Hugging Face export",
+        "reading hf/ again",
+    ]
+
+
+def test_nvfp4_is_refused_without_a_gpu_before_weights_are_read(
+    calibrations: Calibrations, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidInput, match="needs a CUDA GPU"):
+        run(calibrations, tmp_path, "nvfp4", checkpoint_dir=calibrations.source())
 
 
 def test_calibration_json_holds_every_scale_and_the_answer(calibrations: Calibrations) -> None:

@@ -41,7 +41,7 @@ def comparison_lines(found: Comparison, *, rows: int) -> Iterator[str]:
     yield ""
     yield from notes(found, _WIDTH)
     if any(option.unverified for option in found.serving):
-        yield "  ?: peak rates of this GPU without a source at hand (contracts/data/gpu_rates.yaml)"
+        yield "  ?: peak rates of this GPU without a source at hand (contracts/data/gpus.yaml)"
 
 
 def notes(found: Comparison, width: int) -> Iterator[str]:

@@ -4,7 +4,7 @@
 
 One file a noun: load (what a model asks of a rank), step (how long that takes), engine (prompts and answers),
 speculation, service (many requests), forecast. `published` and `accuracy` hold the model against what others measured.
-Pure; facts are in `data/` and in `contracts/data/gpu_rates.yaml`.
+Pure; facts are in `data/` and in `contracts/data/gpus.yaml`.
 """
 
 from pipeline.plan.performance.accuracy import Estimate

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pipeline.contracts.gpus import generation
 from pipeline.contracts.releases import Track
 from pipeline.plan.memory.spec import ModelSpec
-from pipeline.plan.performance.efficiency import family, fitted, is_measured
+from pipeline.plan.performance.efficiency import fitted
 from pipeline.plan.performance.published import (
     Kind,
     PublishedFigure,
@@ -119,7 +120,7 @@ def reach(quantity: Quantity) -> dict[str, Any]:
     ones = [one for one in figures("held-out") if (one.kind == "first-token") == (quantity == "first-token")]
     return {
         "tracks": sorted({one.track for one in ones}),
-        "families": sorted({family(one.gpu) for one in ones}),
+        "families": sorted({generation(one.gpu).constants for one in ones}),
         "formats": sorted({one.form for one in ones}),
         "experts": sorted({_experts(one.need) for one in ones if one.need.sizes.experts}),
         "gpus": max(one.split.world for one in ones),
@@ -149,9 +150,10 @@ def unchecked(
         drafts: whether a draft's gain is in the forecast.
     """
     known, sizes, split = fitted()["reach"][quantity], model.sizes, model.split
+    kind = generation(device)
     doubts = {
         f"runtime.kind {track}": track not in known["tracks"],
-        f"the generation of {device}": family(device) not in known["families"] or not is_measured(device),
+        f"the generation of {device}": kind.constants not in known["families"] or not kind.measured,
         "unquantized weights" if model.format == "none" else f"weights in {model.format}": (
             model.format not in known["formats"]
         ),

@@ -6,30 +6,20 @@ and to nothing else; the file that they are read from says when, on how many fig
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Any
 
-import yaml
-
-from pipeline.contracts.gpus import gpu
+from pipeline.contracts.gpus import generation
 from pipeline.contracts.releases import Track
-
-Family = Literal["ampere", "ada", "hopper", "blackwell", "rtx-blackwell"]
-# The first compute capability (times 10) of each generation, oldest first.
-_FAMILIES: Mapping[int, Family] = {
-    80: "ampere", 89: "ada", 90: "hopper", 100: "blackwell", 120: "rtx-blackwell",
-}  # fmt: skip
-# Major versions of compute capabilities whose GPUs have been measured.
-_MEASURED = (8, 9, 10, 12)
+from pipeline.resources import parse_yaml
 
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Of one GPU family and one backend. Shares are of the peak; times are seconds."""
+    """Constants of one family of GPUs and one backend. Shares are of the peak; times are seconds."""
 
     memory: float  # share of the memory bandwidth, weights and activations
     cache: float  # ... keys and values
@@ -45,25 +35,21 @@ class Efficiency:
     overlap: float  # how sharply the slower of memory and arithmetic hides the other: 1 adds them, many hides
 
 
-def family(name: str) -> Family:
-    """The generation whose constants hold for a GPU: its own, else the newest that is older, else the oldest.
+def efficiency(name: str, track: Track, given: Mapping[str, Any] | None = None) -> Efficiency:
+    """Look up the constants for a GPU and a backend.
+
+    Args:
+        name: the GPU's, as recipes have it.
+        track: `tensorrt` or `pytorch`.
+        given: replaces the fitted constants, while they are being fitted.
 
     Raises:
-        UserError: the GPU is not known.
+        UserError: the GPU is not known, or of no listed generation.
     """
-    return list(_FAMILIES.values())[max(0, bisect_right(list(_FAMILIES), gpu(name).sm) - 1)]
-
-
-def is_measured(name: str) -> bool:
-    """Whether constants were fitted to GPUs of the same generation, and not only to its neighbours."""
-    return gpu(name).sm // 10 in _MEASURED
-
-
-def efficiency(name: str, track: Track, given: Mapping[str, Any] | None = None) -> Efficiency:
-    """The constants for a GPU and a backend; `given` replaces the fitted ones (while they are being fitted)."""
     facts = fitted()["constants"] if given is None else given
-    of_family, of_track = facts["families"][family(name)], facts["tracks"][track]
-    link = facts["links"]["nvlink" if gpu(name).sm in _DATA_CENTER else "pcie"]
+    kind = generation(name)
+    of_family, of_track = facts["families"][kind.constants], facts["tracks"][track]
+    link = facts["links"][kind.links]
     return Efficiency(
         memory=of_family["memory"],
         cache=of_family["cache"],
@@ -80,12 +66,9 @@ def efficiency(name: str, track: Track, given: Mapping[str, Any] | None = None) 
     )
 
 
-_DATA_CENTER = (80, 90, 100, 103)
-
-
 @cache
 def fitted() -> Mapping[str, Any]:
-    """The whole of `data/efficiency.yaml`."""
+    """Return the whole of `data/efficiency.yaml`."""
     file = resources.files("pipeline.plan.performance") / "data" / "efficiency.yaml"
-    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return data

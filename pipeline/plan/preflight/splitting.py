@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pipeline.contracts.rules import rule
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.parallelism import Parallelism
+from pipeline.plan.plan import rank_exports
 from pipeline.plan.preflight.context import Context, RecipeModel
 from pipeline.plan.preflight.finding import Check, Objection
 from pipeline.recipe.validators import AWQ
@@ -81,7 +82,7 @@ def fitting_tensor_sizes(sizes: ModelSizes, block: int | None, expert: int) -> t
 
 
 PIPELINE, EXPERT = "runtime.pipeline_parallel", "runtime.expert_parallel"
-BLOCK = "quantization.awq_block_size"
+BLOCK, EXPORTS = "quantization.awq_block_size", "quantization.export_tensor_parallel"
 
 
 def _attention_heads(context: Context) -> Iterator[Objection]:
@@ -188,8 +189,9 @@ def _columns(sizes: ModelSizes) -> tuple[int, ...]:
 def _awq_blocks(context: Context) -> Iterator[Objection]:
     block = context.recipe.quantization.awq_block_size
     for model, sizes in context.sized:
-        whole = any(columns % block for columns in _columns(sizes))  # then no split is to blame
-        if not _has_awq(context, model) or whole or blocks_split(sizes, model.split, block):
+        # Where blocks do not divide the model as a whole, no split is to blame.
+        uneven = any(columns % block for columns in _columns(sizes))
+        if not _has_awq(context, model) or uneven or blocks_split(sizes, model.split, block):
             continue
         halved = block == 128 and blocks_split(sizes, model.split, 64) and _has_blocks_of_64(context)
         attention, inner = sizes.heads * sizes.head_dim, inner_per_rank(sizes, model.split)[0]
@@ -291,6 +293,29 @@ def _world(context: Context) -> Iterator[Objection]:
         )
 
 
+def _exports(context: Context) -> Iterator[Objection]:
+    """Tensor-parallel sizes that calibration exports besides those of the engine."""
+    model, sizes, recipe = context.target, context.target.sizes, context.recipe
+    if sizes is None or model.format == "none":
+        return
+    group = recipe.quantization.awq_block_size if _has_awq(context, model) else None
+    for split in rank_exports(recipe, model.role):
+        faults = [] if split == model.split else list(_export_faults(sizes, split, group))
+        if faults:
+            yield Objection((EXPORTS, model.source_key), f"{split.tensor} {' and '.join(faults)}")
+
+
+def _export_faults(sizes: ModelSizes, split: Parallelism, group: int | None) -> Iterator[str]:
+    if not heads_split(sizes, split.tensor):
+        yield f"does not divide the {sizes.heads} attention heads"
+    if not kv_heads_split(sizes, split.tensor):
+        yield f"neither divides the {sizes.kv_heads} key-value heads nor is divided by them"
+    if not width_splits(sizes, split):
+        yield f"does not divide the {sizes.intermediate} feed-forward columns"
+    elif group is not None and not blocks_split(sizes, split, group):
+        yield f"leaves columns a rank which groups of {group} do not divide"
+
+
 def _has_awq(context: Context, model: RecipeModel) -> bool:
     auto = context.recipe.quantization.auto
     return model.format in AWQ or (
@@ -319,6 +344,7 @@ CHECKS: Mapping[str, Check] = {
     "quantization.groups": _groups,
     "quantization.w4a8_group": _w4a8_groups,
     "tp.awq_block": _awq_blocks,
+    "quantization.exports": _exports,
     "vocab.pad_tp": _padded_vocabulary,
     "vocab.pad_awq": _padded_for_awq,
     "pp.layers": _layers,

@@ -1,21 +1,25 @@
-"""The stage from beginning to end: refuse, load, measure, check, answer, export, judge."""
+"""The stage from beginning to end: load, measure, check, answer, export, judge.
+
+Whether the format, its groups and the ranks suit the model is judged before, by the rules of preflight.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from pipeline.contracts import checkpoint_files
 from pipeline.contracts.checkpoint import Layout
-from pipeline.errors import UserError
+from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.models import Architecture, Checkpoint, Format
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Progress
 from pipeline.recipe import Quantization
-from pipeline.stages.calibrate import refusals
+from pipeline.stages.calibrate.formats import group_size
 from pipeline.stages.calibrate.third_party import Notes, quietly
 from pipeline.stages.threads import suited_to
 from pipeline.store import Json
@@ -37,14 +41,25 @@ def run(
     """See `pipeline.stages.calibrate.calibrate`."""
     began, notes = time.monotonic(), Notes()
     architecture = Architecture.read(checkpoint_dir)
-    device = device or _device()
-    form = refusals.check(architecture, quantization, exports, has_cuda=device == "cuda")
+    if device is None:
+        with progress.task("importing torch"):
+            device = _device()
+    form = Format(quantization.format)
+    if form is Format.NVFP4 and device != "cuda":
+        fault = Fault(
+            "needs a CUDA GPU to calibrate: ModelOpt simulates it nowhere else",
+            key="quantization.format",
+            value="nvfp4",
+            fix="calibrate on a GPU, or use fp8 or int4_awq",
+        )
+        raise InvalidInput(f"{architecture.class_name} cannot be calibrated like this", [fault])
     source = Checkpoint(checkpoint_dir)
     if form is not Format.NONE and source.quantization.format is not Format.NONE:
         raise UserError(
             f"{checkpoint_dir} is quantized already ({source.quantization.format}): format: none keeps it"
         )
-    source.check()
+    with progress.task("checking the checkpoint"):
+        source.check()
     if form is not Format.NONE and dataset_dir is None:
         raise UserError(f"format {form} is calibrated on samples, and no data set was given")
     work = _Calibration(checkpoint_dir, architecture, form, quantization, device, into, progress, notes)
@@ -55,6 +70,8 @@ def run(
         "device": device,
         "tools": {name: metadata.version(name) for name in _TOOLS},
     }
+    if form is not Format.NONE or exports:
+        work.import_libraries()
     with suited_to(source.tensors.elements):
         model = work.load() if form is not Format.NONE or exports else None
         if form is not Format.NONE and dataset_dir is not None:
@@ -98,18 +115,26 @@ class _Calibration:
         self._source, self._architecture, self._form = source, architecture, form
         self._quantization, self._device, self._into = quantization, device, into
         self._progress, self._notes = progress, notes
-        self.group_size = refusals.group_size(form, quantization)
+        self.group_size = group_size(form, quantization)
+
+    @contextlib.contextmanager
+    def _phase(self, doing: str) -> Iterator[None]:
+        """Work of libraries, as a task of its own: most of it takes long, and says nothing."""
+        with self._progress.task(doing), quietly(doing, self._notes):
+            yield
+
+    def import_libraries(self) -> None:
+        """Torch, transformers and ModelOpt: half a minute on a slow disk."""
+        with self._phase("importing ModelOpt"):
+            import modelopt.torch.export  # noqa: F401
 
     def load(self) -> Any:
         """The model; known to ModelOpt, or refused in seconds."""
-        with quietly("importing ModelOpt", self._notes):
-            import modelopt.torch.export  # noqa: F401
-
         from pipeline.stages.calibrate.model import check_known, load
 
-        with quietly("looking at the model", self._notes):
+        with self._phase("looking at the model"):
             check_known(self._source, self._architecture)
-        with quietly("loading the model", self._notes):
+        with self._phase("loading the model"):
             return load(self._source, self._architecture, self._device)
 
     def measure(self, model: Any, dataset_dir: Path) -> dict[str, Json]:
@@ -124,10 +149,10 @@ class _Calibration:
         at_once = calibration.batch_size if calibration else _BATCH_SAMPLES
         longest = calibration.max_tokens if calibration else max(map(len, samples))
         batches = make_batches(samples, at_once * longest)
-        with quietly("comparing samples alone and in one row", self._notes):
+        with self._phase("comparing samples alone and in one row"):
             check_packing(model, samples)
         kv_cache = self._quantization.kv_cache
-        with quietly("calibration", self._notes):
+        with self._phase("calibration"):
             seconds = measure(
                 model,
                 self._form,
@@ -137,7 +162,7 @@ class _Calibration:
                 progress=self._progress,
             )
             scales = check_scales(model, self._architecture, self._form, kv_cache)
-        with quietly("the sample answer", self._notes):
+        with self._phase("the sample answer"):
             shown = answer(model, dataset_dir, self._source / "tokenizer.json")
         tokens = sum(len(sample) for sample in samples)
         self._progress.say(
@@ -156,12 +181,13 @@ class _Calibration:
 
     def export(self, model: Any, sizes: Sequence[Parallelism]) -> dict[str, Json]:
         """Both kinds of checkpoint, read again and judged."""
-        from pipeline.stages.calibrate import fusion, tensorrt_llm
+        from pipeline.runtimes.tensorrt.checkpoint import modelopt_export
+        from pipeline.stages.calibrate import fusion
 
         exports: dict[str, Json] = {}
         if self._form is not Format.NONE:
-            with quietly("aligning what engines make one layer", self._notes):
-                fusion.align(model, self._form, tensorrt_llm.stored_dtype(self._architecture))
+            with self._phase("aligning what engines make one layer"):
+                fusion.align(model, self._form, modelopt_export.torch_dtype(self._architecture))
         divided = bool(self._architecture.experts) or self._architecture.fused
         if not divided:
             exports |= {size.folder: self._export_ranks(model, size) for size in sizes}
@@ -179,17 +205,18 @@ class _Calibration:
         if self._form is Format.NONE:
             unified.link(self._source, directory)
         else:
-            with quietly("the Hugging Face export", self._notes):
+            with self._phase("the Hugging Face export"):
                 unified.export(model, self._form, self._source, directory)
-        unified.judge(directory, self._form, self.group_size, self._quantization.kv_cache)
+        with self._progress.task("reading hf/ again"):
+            unified.judge(directory, self._form, self.group_size, self._quantization.kv_cache)
         return _size(directory)
 
     def _export_ranks(self, model: Any, size: Parallelism) -> Json:
-        from pipeline.stages.calibrate import tensorrt_llm
+        from pipeline.runtimes.tensorrt.checkpoint import modelopt_export
 
         directory = self._into / size.folder
-        with quietly(f"the TensorRT-LLM export for {size.world} ranks", self._notes):
-            tensorrt_llm.export(model, self._architecture, size, directory)
+        with self._phase(f"the TensorRT-LLM export for {size.world} ranks"):
+            modelopt_export.export(model, self._architecture, size, directory)
         return self._judged(directory, size)
 
     def _divide(self, size: Parallelism) -> Json:
@@ -209,7 +236,8 @@ class _Calibration:
             size.pipeline,
             size.expert,
         )
-        checkpoint_files.check(directory, layout)
+        with self._progress.task(f"reading {directory.name}/ again"):
+            checkpoint_files.check(directory, layout)
         return _size(directory)
 
 

@@ -6,7 +6,9 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.contracts.rules import rule
 from pipeline.models import Format
+from pipeline.recipe import Quantization
 
 # ModelOpt's own defaults; the output projection stays as it is in all of them.
 _CONFIGS: Mapping[Format, str] = {
@@ -26,6 +28,14 @@ PASSES: Mapping[Format, int] = {
     Format.INT8_SQ: 1,
     Format.NVFP4: 1,
 }
+
+
+def group_size(form: Format, quantization: Quantization) -> int | None:
+    """Weights that share one scale; None where a row or the whole tensor does."""
+    if form in (Format.INT4_AWQ, Format.W4A8_AWQ):
+        return quantization.awq_block_size
+    sizes: dict[str, int] = rule("quantization.groups").facts["sizes"]
+    return sizes.get(form)
 
 
 def modelopt_config(form: Format, awq_block_size: int, kv_cache: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.contracts.gpus import all_rates, gpu_rates
+from pipeline.contracts.gpus import gpu_rates, gpus
 from pipeline.contracts.models import known_model
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import ModelSpec
@@ -166,7 +166,7 @@ def test_a_forecast_has_no_more_requests_than_its_steps_keep_up_with(
         assert max(at.batch for at in service.curve(work, 10**6)) == most
 
 
-@pytest.mark.parametrize("one", all_rates(), ids=lambda one: str(one.gpu))
+@pytest.mark.parametrize("one", [gpu_rates(one.name) for one in gpus()], ids=lambda one: str(one.gpu))
 def test_every_gpu_has_constants(one) -> None:  # type: ignore[no-untyped-def]
     quick = engine(SMALL, device=one.gpu, ways=1, form="none")
     assert 0 < quick.decode(1, 100) < 0.1
