@@ -22,7 +22,7 @@ from pipeline.resources import parse_yaml
 
 
 @dataclass(frozen=True, slots=True)
-class Launching:
+class LaunchFacts:
     """What holds for one version. {…} in an argument is to be filled in."""
 
     server: str  # the program, as a container has it
@@ -87,7 +87,7 @@ def restricted() -> tuple[str, ...]:
 
 
 @cache
-def launching(version: str) -> Launching:
+def launching(version: str) -> LaunchFacts:
     """The facts for a version of TensorRT-LLM.
 
     Raises:
@@ -100,7 +100,7 @@ def launching(version: str) -> Launching:
         entry = data[section][name]
         return entry["value"] if _holds(entry, version) else otherwise
 
-    return Launching(
+    return LaunchFacts(
         server=fact("programs", "server"),
         mpirun=fact("programs", "mpirun"),
         llmapi_wrapper=fact("programs", "llmapi_wrapper"),

@@ -1,4 +1,8 @@
-"""What is known of the models of a recipe before, or after, they are here. Reads small files of local checkpoints."""
+"""What is known of the models of a recipe before, or after, they are here. Reads small files of local checkpoints.
+
+Two tokenizers are told apart by their files, their special tokens, and the ids that they give to a set of texts, which
+is data (`contracts/data/tokenizer_corpus.yaml`).
+"""
 
 from __future__ import annotations
 

@@ -13,9 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.contracts import checkpoint_files
+<<<<<<< HEAD
+from pipeline.contracts.checkpoint import CheckpointLayout
+from pipeline.errors import UserError
+from pipeline.models import Architecture, CheckpointReader, Format
+=======
 from pipeline.contracts.checkpoint import Layout
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.models import Architecture, Checkpoint, Format
+>>>>>>> house
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Progress
 from pipeline.recipe import Quantization
@@ -41,6 +47,11 @@ def run(
     """See `pipeline.stages.calibrate.calibrate`."""
     began, notes = time.monotonic(), Notes()
     architecture = Architecture.read(checkpoint_dir)
+<<<<<<< HEAD
+    device = device or _device()
+    form = refusals.check(architecture, quantization, exports, has_cuda=device == "cuda")
+    source = CheckpointReader(checkpoint_dir)
+=======
     if device is None:
         with progress.task("importing torch"):
             device = _device()
@@ -54,6 +65,7 @@ def run(
         )
         raise InvalidInput(f"{architecture.class_name} cannot be calibrated like this", [fault])
     source = Checkpoint(checkpoint_dir)
+>>>>>>> house
     if form is not Format.NONE and source.quantization.format is not Format.NONE:
         raise UserError(
             f"{checkpoint_dir} is quantized already ({source.quantization.format}): format: none keeps it"
@@ -222,11 +234,11 @@ class _Calibration:
     def _divide(self, size: Parallelism) -> Json:
         from pipeline.runtimes.tensorrt.checkpoint import split
 
-        split(Checkpoint(self._into / "hf"), size, self._into / size.folder, self._progress)
+        split(CheckpointReader(self._into / "hf"), size, self._into / size.folder, self._progress)
         return self._judged(self._into / size.folder, size)
 
     def _judged(self, directory: Path, size: Parallelism) -> Json:
-        layout = Layout(
+        layout = CheckpointLayout(
             self._architecture,
             "BF16" if self._architecture.dtype == "bfloat16" else "F16",
             self._form,

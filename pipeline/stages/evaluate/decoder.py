@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeline.errors import StageError
-from pipeline.models import Architecture, Checkpoint
+from pipeline.models import Architecture, CheckpointReader
 from pipeline.stages.evaluate.rounding import round_e4m3, round_input
 
 _ROWS = 4096  # tokens that go through a linear layer together
@@ -29,7 +29,7 @@ class Decoder:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: CheckpointReader,
         samples: Sequence[Sequence[int]],
         device: str,
         kv_scale: float | None = None,
