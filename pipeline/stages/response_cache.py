@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.cache.encryption import KEY
 from pipeline.cache.pgvector.database import SCHEMES as POSTGRES
-from pipeline.cache.redis.address import SCHEMES as REDIS
+from pipeline.cache.redis.server import SCHEMES as REDIS
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.setup import CacheSetupError, Encoder, open_cache
 from pipeline.errors import UserError

@@ -184,7 +184,7 @@ HEAVY = (
 def test_an_application_with_client_and_cache_loads_nothing_heavy(tmp_path: Path) -> None:
     code = (
         "import sys; from pipeline.client import Client; from pipeline.cache.client import CachingClient;"
-        "from pipeline.cache.aio import AsyncCachingClient; from pipeline.cache.setup import *;"
+        "from pipeline.cache.client import AsyncCachingClient; from pipeline.cache.setup import *;"
         "from pipeline.recipe import CacheSettings;"
         f"open_cache(CacheSettings(), {str(tmp_path / 'cache.db')!r}).close();"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
