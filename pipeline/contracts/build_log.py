@@ -118,7 +118,7 @@ def diagnose(lines: Iterable[str], exit_code: int) -> tuple[BuildError, ...]:
 @cache
 def _errors() -> tuple[BuildError, ...]:
     file = resources.files("pipeline.contracts") / "data" / "build_errors.yaml"
-    data: dict[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: dict[str, Any] = parse_yaml(file.read_text("utf-8"))
     return tuple(
         BuildError(
             id=entry["id"],

@@ -17,8 +17,6 @@ from functools import cache
 from importlib import resources
 from typing import Annotated, Any, Literal
 
-<<<<<<< HEAD
-import yaml
 from pydantic import (
     AfterValidator,
     AliasChoices,
@@ -29,9 +27,6 @@ from pydantic import (
     ValidationError,
     create_model,
 )
-=======
-from pydantic import ValidationError
->>>>>>> house
 
 from pipeline.contracts.llm_rules import RULES
 from pipeline.contracts.version_range import entries_in, release_of, require_known

@@ -13,16 +13,9 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-<<<<<<< HEAD
-import yaml
-
 from pipeline.contracts.inflight_batcher import ModelTensors, TensorSpec
 from pipeline.contracts.version_range import entries_in, require_known
-=======
-from pipeline.contracts.inflight_batcher import Tensor, Tensors
-from pipeline.contracts.version_range import holding, refuse_unknown
 from pipeline.resources import parse_yaml
->>>>>>> house
 
 
 def versions() -> tuple[str, ...]:

@@ -15,14 +15,8 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-<<<<<<< HEAD
-import yaml
-
 from pipeline.contracts.version_range import entries_in, require_known
-=======
-from pipeline.contracts.version_range import holding, refuse_unknown
 from pipeline.resources import parse_yaml
->>>>>>> house
 
 Kind = Literal["text", "integer", "choice", "toggle", "switch", "list"]
 Value = str | int | bool | tuple[str, ...] | None

@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-<<<<<<< HEAD
-from pipeline.errors import InvalidInput
 from pipeline.models import Architecture, CheckpointReader, Format, TensorFiles
-=======
-from pipeline.models import Architecture, Checkpoint, Format, TensorFiles
->>>>>>> house
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
 from pipeline.runtimes.tensorrt.checkpoint import modelopt_export

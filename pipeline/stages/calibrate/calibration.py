@@ -13,15 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.contracts import checkpoint_files
-<<<<<<< HEAD
 from pipeline.contracts.checkpoint import CheckpointLayout
-from pipeline.errors import UserError
-from pipeline.models import Architecture, CheckpointReader, Format
-=======
-from pipeline.contracts.checkpoint import Layout
 from pipeline.errors import Fault, InvalidInput, UserError
-from pipeline.models import Architecture, Checkpoint, Format
->>>>>>> house
+from pipeline.models import Architecture, CheckpointReader, Format
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Progress
 from pipeline.recipe import Quantization
@@ -47,11 +41,6 @@ def run(
     """See `pipeline.stages.calibrate.calibrate`."""
     began, notes = time.monotonic(), Notes()
     architecture = Architecture.read(checkpoint_dir)
-<<<<<<< HEAD
-    device = device or _device()
-    form = refusals.check(architecture, quantization, exports, has_cuda=device == "cuda")
-    source = CheckpointReader(checkpoint_dir)
-=======
     if device is None:
         with progress.task("importing torch"):
             device = _device()
@@ -64,8 +53,7 @@ def run(
             fix="calibrate on a GPU, or use fp8 or int4_awq",
         )
         raise InvalidInput(f"{architecture.class_name} cannot be calibrated like this", [fault])
-    source = Checkpoint(checkpoint_dir)
->>>>>>> house
+    source = CheckpointReader(checkpoint_dir)
     if form is not Format.NONE and source.quantization.format is not Format.NONE:
         raise UserError(
             f"{checkpoint_dir} is quantized already ({source.quantization.format}): format: none keeps it"
