@@ -15,7 +15,7 @@ from pydantic_core import InitErrorDetails
 
 from pipeline.recipe.library import packaged
 from pipeline.recipe.quantization import DraftFormat, Quantization
-from pipeline.recipe.response_cache import ResponseCache
+from pipeline.recipe.response_cache import CacheSettings
 from pipeline.recipe.runtime import CpuRuntime, Runtime
 from pipeline.recipe.sections import KvCache, Limits, Scheduler, Section, Slo, TransactionPolicy, refusal
 from pipeline.recipe.source import Checkpoint
@@ -96,7 +96,7 @@ class Recipe(Section):
         default_factory=TransactionPolicy, description="How requests are answered."
     )
     slo: Slo = Field(default_factory=Slo, description="Latencies to meet.")
-    cache: ResponseCache = Field(default_factory=ResponseCache, description="The response cache.")
+    cache: CacheSettings = Field(default_factory=CacheSettings, description="The response cache.")
 
     _provenance: RecipeProvenance = PrivateAttr(default_factory=RecipeProvenance)
 
