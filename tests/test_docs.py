@@ -1,7 +1,9 @@
-"""The manual: paths that it names are there, commands and options exist, the README stays short."""
+"""The manual: paths, commands, options and names that it shows are there, and the README stays short."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 from pathlib import Path
 
@@ -36,6 +38,20 @@ def test_paths_and_commands_are_there() -> None:
         text = page.read_text(encoding="utf-8")
         paths = [name for name in _PATH.findall(text) if not any(ROOT.glob(name.rstrip("/")))]
         wrong += [f"{page.relative_to(ROOT)}: {name}" for name in (*paths, *_unknown(text))]
+    assert wrong == []
+
+
+def test_examples_import_what_is_there() -> None:
+    wrong = []
+    for page in PAGES:
+        for block in re.findall(
+            r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+        ):
+            for node in ast.walk(ast.parse(block)):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pipeline"):
+                    module = importlib.import_module(str(node.module))
+                    missing = [one.name for one in node.names if not hasattr(module, one.name)]
+                    wrong += [f"{page.relative_to(ROOT)}: {node.module}.{name}" for name in missing]
     assert wrong == []
 
 

@@ -73,7 +73,6 @@ def command(
     pipeline build llama-3.1-8b-fp8 --executor docker --gpus 0
     pipeline build llama-3.1-8b-fp8 --executor print
     """
-    from pipeline.cli.render.tables import plan_json, plan_table
     from pipeline.prepare import prepare
     from pipeline.recipe import load_recipe
     from pipeline.runtimes import ExecutorChoice
@@ -85,6 +84,8 @@ def command(
     shelf = Store.at(store)
     prepared = prepare(loaded, shelf, offline=offline, progress=report, allowed=allowed)
     if dry_run:
+        from pipeline.cli.render.tables import plan_json, plan_table
+
         click.echo((plan_json if as_json else plan_table)(prepared.plan, shelf, until, prepared.findings))
         return
 

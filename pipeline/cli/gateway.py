@@ -18,27 +18,27 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 @click.argument("recipes", nargs=-1, required=True, metavar="RECIPE…", shell_complete=complete_recipe)
 @set_option
 @store_option
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
-@click.option("--port", default=8080, show_default=True, help="Where to listen; 0 takes a free one.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8080, show_default=True, help="Port to listen on; 0 takes a free one.")
 @click.option(
     "--endpoint",
     "endpoints",
     multiple=True,
     metavar="NAME=HOST:PORT",
-    help="Triton's gRPC of a recipe that this machine does not serve itself. Repeat it for several servers.",
+    help="gRPC address of a Triton server elsewhere that runs a recipe. Repeat it for several servers.",
 )
 @click.option(
     "--wait-s",
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="S",
-    help="Wait so long for `pipeline serve` of the recipes. With --endpoint it starts at once, and /readyz tells.",
+    help="Seconds to wait until `pipeline serve` runs the recipes. With --endpoint it starts at once; see /readyz.",
 )
 @click.option(
     "--keys",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Tenants with their API keys and limits (YAML); without it everybody may ask.",
+    help="Tenants with their API keys and limits (YAML); without it no key is needed.",
 )
 @click.option(
     "--allowed-host",
@@ -61,16 +61,18 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     "--max-waiting",
     default=256,
     show_default=True,
-    help="Requests of a model that wait; more are answered by 429.",
+    help="Requests that may wait for a model; more are answered by 429.",
 )
 @click.option(
     "--max-connections",
     type=click.IntRange(min=1),
     default=1024,
     show_default=True,
-    help="Connections of clients at the same time; beyond, those without a request are closed, or else new ones.",
+    help="Connections open at once; beyond that, one without a request is closed, or else the new one.",
 )
-@click.option("--drain-s", default=30, show_default=True, help="How long requests may take after a stop.")
+@click.option(
+    "--drain-s", default=30, show_default=True, help="Seconds that requests may still take after a stop."
+)
 @click.option(
     "--traces",
     metavar="URL",
@@ -81,9 +83,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="Of the line that each request leaves on standard error.",
+    help="Format of the log line of each request, on standard error.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be served; serve nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be served, and exit.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object.")
 def command(
     recipes: tuple[str, ...],
@@ -104,7 +106,7 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Serve the models of RECIPEs, which `pipeline serve` runs, as OpenAI does: /v1/chat/completions and so on.
+    """Serve the models of RECIPEs, which `pipeline serve` runs, by OpenAI's HTTP API: /v1/chat/completions and so on.
 
     \b
     pipeline serve tiny-cpu
@@ -184,7 +186,7 @@ def _endpoint(text: str) -> tuple[str, str]:
 
 
 def _origin(text: str) -> str:
-    """As browsers send it."""
+    """An origin as browsers send it."""
     scheme, mark, rest = text.lower().rstrip("/").partition("://")
     if text in ("*", "null"):
         return text
@@ -196,7 +198,7 @@ def _origin(text: str) -> str:
 
 
 def _host(text: str) -> str:
-    """Without a port: that of requests does not matter."""
+    """A host without its port: that of requests does not matter."""
     name, colon, port = text.rpartition(":")
     host = name if colon and port.isdecimal() else text
     if not host or "/" in host:
@@ -205,7 +207,7 @@ def _host(text: str) -> str:
 
 
 def _advice(hosts: tuple[str, ...], *, keys: bool) -> str:
-    """What is still to be told to a gateway that other machines reach."""
+    """Options that a gateway which other machines reach should be started with, and is not."""
     lines = []
     if not hosts:
         lines.append("--allowed-host NAME: requests may name it by its IP addresses only")

@@ -188,15 +188,15 @@ class AsyncStream(StreamBase):
 
     async def __aexit__(self, *_: object) -> None:
         self._client._streams.discard(self)
-        if self._state.finished:
-            # The answer is complete, whatever comes now.
-            with contextlib.suppress(grpc.RpcError, TimeoutError):
-                async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    await self._call.read()
         if self._alarm is not None:
             self._alarm.cancel()
         self._end_attempt(self._client._pool)
         self._abort(Cancelled("the stream was left"))
+        if self._state.finished and self._aborted is None:
+            # The answer is complete, whatever comes now.
+            with contextlib.suppress(grpc.RpcError, TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await self._call.read()
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self

@@ -163,15 +163,17 @@ class Stream(StreamBase):
         return self
 
     def __exit__(self, *_: object) -> None:
-        deadlines = self._client._deadlines
-        if self._state.finished:
-            deadlines.set(self, CLOSE_TIMEOUT_S)
-            # The answer is complete, whatever comes now.
-            with contextlib.suppress(grpc.RpcError):
-                collections.deque(self._call, maxlen=0)
-        deadlines.remove(self)
         self._end_attempt(self._client._pool)
         self._abort(Cancelled("the stream was left"))
+        deadlines = self._client._deadlines
+        try:
+            if self._state.finished:
+                deadlines.set(self, CLOSE_TIMEOUT_S)
+                # The answer is complete, whatever comes now.
+                with contextlib.suppress(grpc.RpcError):
+                    collections.deque(self._call, maxlen=0)
+        finally:
+            deadlines.remove(self)
 
     def __iter__(self) -> Iterator[Chunk]:
         return self

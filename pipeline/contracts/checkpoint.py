@@ -13,13 +13,12 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from pipeline.models import Architecture, Format
+from pipeline.resources import parse_yaml
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedTensor:
     """One tensor of a rank."""
 
     dtypes: tuple[str, ...]  # any of them, as safetensors spells it: "BF16"
@@ -27,7 +26,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CheckpointLayout:
     """One checkpoint: a model, how it is stored, and over how many ranks."""
 
     architecture: Architecture
@@ -62,11 +61,11 @@ class Layout:
         kind = "experts" if model.experts else "fused" if model.fused else "other"
         return str(names[kind])
 
-    def tensors(self, rank: int) -> dict[str, Expected]:
+    def tensors(self, rank: int) -> dict[str, ExpectedTensor]:
         """Name -> type and shape of every tensor of a rank, 0 to `world` - 1."""
         return dict(self._tensors(rank // self.tensor))
 
-    def _tensors(self, stage: int) -> Iterator[tuple[str, Expected]]:
+    def _tensors(self, stage: int) -> Iterator[tuple[str, ExpectedTensor]]:
         tensors, sizes = facts()["tensors"], self._symbols()
         places = {"first": stage == 0, "last": stage == self.pipeline - 1}
         for entry in tensors["once"]:
@@ -82,7 +81,7 @@ class Layout:
 
     def _linear(
         self, name: str, entry: Mapping[str, Any], sizes: Mapping[str, int]
-    ) -> Iterator[tuple[str, Expected]]:
+    ) -> Iterator[tuple[str, ExpectedTensor]]:
         rows, columns = sizes[entry["rows"]], sizes[entry["columns"]]
         mine = dict(sizes) | {
             "rows": rows,
@@ -99,10 +98,10 @@ class Layout:
 
     def _expected(
         self, entry: Mapping[str, Any], shape: list[str | int], sizes: Mapping[str, int]
-    ) -> Expected:
+    ) -> ExpectedTensor:
         dtypes = entry.get("dtype", self.dtype)
         chosen = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
-        return Expected(chosen, tuple(size if isinstance(size, int) else sizes[size] for size in shape))
+        return ExpectedTensor(chosen, tuple(size if isinstance(size, int) else sizes[size] for size in shape))
 
     def _holds(self, entry: Mapping[str, Any]) -> bool:
         model = self.architecture
@@ -163,7 +162,7 @@ def needed_keys(family: str) -> dict[str, str]:
 def facts() -> Mapping[str, Any]:
     """The data."""
     file = resources.files("pipeline.contracts").joinpath("data/checkpoint.yaml")
-    loaded: Mapping[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    loaded: Mapping[str, Any] = parse_yaml(file.read_text(encoding="utf-8"))
     return loaded
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.contracts.checkpoint import Expected, Layout, facts, needed_keys
+from pipeline.contracts.checkpoint import CheckpointLayout, ExpectedTensor, facts, needed_keys
 from pipeline.errors import CheckpointError
 from pipeline.models import TensorFiles
 from pipeline.models.tensors import TensorHeader
@@ -19,7 +19,7 @@ _DTYPES = {"BF16": "bfloat16", "F16": "float16"}
 _TYPES = {"str": str, "int": int, "float": (int, float), "bool": bool, "dict": dict, "list": list}
 
 
-def faults_of(directory: Path, layout: Layout, *, values: bool = True) -> list[str]:
+def faults_of(directory: Path, layout: CheckpointLayout, *, values: bool = True) -> list[str]:
     """Everything that is missing, left over, of the wrong type or shape, or not a usable number.
 
     `values`: read all numbers, too; otherwise the headers only.
@@ -31,7 +31,7 @@ def faults_of(directory: Path, layout: Layout, *, values: bool = True) -> list[s
     return faults
 
 
-def check(directory: Path, layout: Layout, *, values: bool = True) -> None:
+def check(directory: Path, layout: CheckpointLayout, *, values: bool = True) -> None:
     """Raises CheckpointError with all faults, if there are any."""
     faults = faults_of(directory, layout, values=values)
     if faults:
@@ -40,14 +40,14 @@ def check(directory: Path, layout: Layout, *, values: bool = True) -> None:
         )
 
 
-def _file_faults(directory: Path, layout: Layout) -> Iterator[str]:
+def _file_faults(directory: Path, layout: CheckpointLayout) -> Iterator[str]:
     wanted = {"config.json", *(f"rank{rank}.safetensors" for rank in range(layout.world))}
     found = {path.name for path in directory.iterdir()}
     yield from (f"{name} is missing" for name in sorted(wanted - found))
     yield from (f"{name} is not expected" for name in sorted(found - wanted))
 
 
-def _config_faults(path: Path, layout: Layout) -> Iterator[str]:
+def _config_faults(path: Path, layout: CheckpointLayout) -> Iterator[str]:
     if not path.exists():
         return
     config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -99,7 +99,7 @@ def _is(value: Any, kinds: str) -> bool:
     return False
 
 
-def _values(config: Mapping[str, Any], layout: Layout) -> dict[str, tuple[Any, Any]]:
+def _values(config: Mapping[str, Any], layout: CheckpointLayout) -> dict[str, tuple[Any, Any]]:
     """Key -> what is there, and what must be."""
     model = layout.architecture
     quantization, mapping = config.get("quantization") or {}, config.get("mapping") or {}
@@ -137,7 +137,9 @@ def _values(config: Mapping[str, Any], layout: Layout) -> dict[str, tuple[Any, A
     return pairs | {f"quantization.{key}": (quantization.get(key), want) for key, want in algorithms.items()}
 
 
-def _rank_faults(directory: Path, file: str, expected: Mapping[str, Expected], values: bool) -> Iterator[str]:
+def _rank_faults(
+    directory: Path, file: str, expected: Mapping[str, ExpectedTensor], values: bool
+) -> Iterator[str]:
     tensors = TensorFiles(directory, pattern=file)
     for name in sorted(expected.keys() - tensors.keys()):
         yield f"{file}: {name} is missing"
@@ -150,7 +152,7 @@ def _rank_faults(directory: Path, file: str, expected: Mapping[str, Expected], v
             yield from (f"{file}: {fault}" for fault in _value_faults(name, tensors[name]))
 
 
-def _header_faults(header: TensorHeader, expected: Expected) -> Iterator[str]:
+def _header_faults(header: TensorHeader, expected: ExpectedTensor) -> Iterator[str]:
     if header.dtype not in expected.dtypes:
         yield f"{header.name} is {header.dtype}, not {' or '.join(expected.dtypes)}"
     single = expected.shape == (1,) and header.shape == ()  # both are read as one number

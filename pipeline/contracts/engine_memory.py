@@ -14,7 +14,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
+from pipeline.resources import parse_yaml
 
 
 def activation_bytes(
@@ -186,5 +186,5 @@ def _at(by_size: Mapping[int, float], tensor_parallel: int) -> float:
 @cache
 def _data() -> Mapping[str, Any]:
     file = resources.files("pipeline.contracts") / "data" / "engine_memory.yaml"
-    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return data

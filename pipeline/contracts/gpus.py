@@ -19,11 +19,10 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-import yaml
-
 from pipeline.contracts.releases import Track
 from pipeline.contracts.version_range import precedes
 from pipeline.errors import UserError
+from pipeline.resources import parse_yaml
 
 Arithmetic = Literal["bf16", "fp8", "int8", "fp4"]
 _FILE = "contracts/data/gpus.yaml"
@@ -214,5 +213,5 @@ def _findings(table: str, subject: str, chosen: str, on: Gpu, track: Track) -> I
 @cache
 def _data() -> Mapping[str, Any]:
     file = resources.files("pipeline.contracts") / "data" / "gpus.yaml"
-    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return data

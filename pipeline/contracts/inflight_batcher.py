@@ -16,13 +16,12 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from pipeline.errors import UserError
+from pipeline.resources import parse_yaml
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorSpec:
     """One input or output, as config.pbtxt declares it (dims without the batch; -1 is any length)."""
 
     name: str
@@ -34,11 +33,11 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensors:
+class ModelTensors:
     """All tensors of a model."""
 
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ def models() -> tuple[str, ...]:
     return tuple(_data("index")["models"])
 
 
-def tensors(model: str, version: str, data_types: DataTypes | None = None) -> Tensors:
+def tensors(model: str, version: str, data_types: DataTypes | None = None) -> ModelTensors:
     """Inputs and outputs of a model in a version, in upstream's order.
 
     Raises:
@@ -77,9 +76,9 @@ def tensors(model: str, version: str, data_types: DataTypes | None = None) -> Te
     """
     data = model_facts(model)
     chosen = data_types or DataTypes()
-    return Tensors(
-        inputs=tuple(_tensor(entry, chosen) for entry in holding(data["input"], version)),
-        outputs=tuple(_tensor(entry, chosen) for entry in holding(data["output"], version)),
+    return ModelTensors(
+        inputs=tuple(_tensor(entry, chosen) for entry in entries_in(data["input"], version)),
+        outputs=tuple(_tensor(entry, chosen) for entry in entries_in(data["output"], version)),
     )
 
 
@@ -103,7 +102,7 @@ def ensemble_steps(version: str) -> tuple[EnsembleStep, ...]:
     return tuple(steps)
 
 
-def holding(entries: Sequence[Mapping[str, Any]], version: str) -> Iterator[Mapping[str, Any]]:
+def entries_in(entries: Sequence[Mapping[str, Any]], version: str) -> Iterator[Mapping[str, Any]]:
     """The entries of a list of facts that hold in a version.
 
     Raises:
@@ -119,7 +118,7 @@ def holding(entries: Sequence[Mapping[str, Any]], version: str) -> Iterator[Mapp
             yield entry
 
 
-def _tensor(entry: Mapping[str, Any], chosen: DataTypes) -> Tensor:
+def _tensor(entry: Mapping[str, Any], chosen: DataTypes) -> TensorSpec:
     data_type = entry["data_type"]
     if not data_type.startswith("TYPE_"):
         allowed = _data("index")["data_types"][data_type]
@@ -127,7 +126,7 @@ def _tensor(entry: Mapping[str, Any], chosen: DataTypes) -> Tensor:
         if data_type not in allowed:
             raise UserError(f"{name} = {data_type}: must be one of {', '.join(allowed)}")
     reshape = entry.get("reshape")
-    return Tensor(
+    return TensorSpec(
         name=entry["name"],
         data_type=data_type,
         dims=tuple(entry["dims"]),
@@ -156,5 +155,5 @@ def _nearest(given: str, known: Sequence[str]) -> str:
 @cache
 def _data(name: str) -> Mapping[str, Any]:
     file = resources.files("pipeline.contracts") / "data" / "inflight_batcher" / f"{name}.yaml"
-    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return data

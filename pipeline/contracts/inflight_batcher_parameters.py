@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pipeline.contracts.inflight_batcher import holding, model_facts
+from pipeline.contracts.inflight_batcher import entries_in, model_facts
 
 Kind = Literal["text", "path", "int", "share", "fraction", "bool", "flag", "choice", "ints", "groups"]
 
@@ -25,7 +25,7 @@ _WORDS = {"true", "1", "t", "y", "yes", "false", "0", "f", "n", "no"}
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class BackendParameter:
     """One parameter of one model in one version."""
 
     name: str
@@ -41,13 +41,13 @@ class Parameter:
     note: str = ""
 
 
-def parameters(model: str, version: str) -> dict[str, Parameter]:
+def parameters(model: str, version: str) -> dict[str, BackendParameter]:
     """What the model reads in a version, in upstream's order.
 
     Raises:
         UserError: the model or the version is not known.
     """
-    entries = holding(model_facts(model)["parameters"], version)
+    entries = entries_in(model_facts(model)["parameters"], version)
     return {entry["name"]: _parameter(entry) for entry in entries}
 
 
@@ -59,7 +59,9 @@ def check(version: str, model: str, given: Mapping[str, str], ours: Collection[s
     return [f"{model}: {fault}" for fault in _faults(parameters(model, version), given, ours)]
 
 
-def _faults(known: Mapping[str, Parameter], given: Mapping[str, str], ours: Collection[str]) -> Iterator[str]:
+def _faults(
+    known: Mapping[str, BackendParameter], given: Mapping[str, str], ours: Collection[str]
+) -> Iterator[str]:
     for name in given:
         if name not in known and name not in ours:
             near = difflib.get_close_matches(name, known, n=1)
@@ -81,14 +83,14 @@ def _faults(known: Mapping[str, Parameter], given: Mapping[str, str], ours: Coll
             yield f"{name} = {value}: must be {_expected(parameter)}"
 
 
-def _is_needed_with(parameter: Parameter, given: Mapping[str, str]) -> bool:
+def _is_needed_with(parameter: BackendParameter, given: Mapping[str, str]) -> bool:
     return bool(parameter.needed_with) and all(
         given.get(other) == value for other, value in parameter.needed_with.items()
     )
 
 
-def _parameter(entry: Mapping[str, Any]) -> Parameter:
-    return Parameter(
+def _parameter(entry: Mapping[str, Any]) -> BackendParameter:
+    return BackendParameter(
         name=entry["name"],
         kind=entry["kind"],
         needed=entry.get("needed"),
@@ -101,17 +103,17 @@ def _parameter(entry: Mapping[str, Any]) -> Parameter:
     )
 
 
-def _is_int(parameter: Parameter, value: str) -> bool:
+def _is_int(parameter: BackendParameter, value: str) -> bool:
     return re.fullmatch(r"-?\d+", value, re.ASCII) is not None and (
         parameter.least is None or int(value) >= parameter.least
     )
 
 
-def _is_share(_: Parameter, value: str) -> bool:
+def _is_share(_: BackendParameter, value: str) -> bool:
     return re.fullmatch(r"\d+(\.\d+)?", value, re.ASCII) is not None and 0 < float(value) <= 1
 
 
-_READERS: Mapping[Kind, Callable[[Parameter, str], bool]] = {
+_READERS: Mapping[Kind, Callable[[BackendParameter, str], bool]] = {
     "text": lambda _, __: True,
     "path": lambda _, __: True,
     "int": _is_int,
@@ -125,7 +127,7 @@ _READERS: Mapping[Kind, Callable[[Parameter, str], bool]] = {
 }
 
 
-def _expected(parameter: Parameter) -> str:
+def _expected(parameter: BackendParameter) -> str:
     return {
         "int": "a whole number" + ("" if parameter.least is None else f", at least {parameter.least}"),
         "share": "a number above 0 and at most 1",

@@ -16,14 +16,13 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from pipeline.contracts.releases import release
 from pipeline.contracts.version_range import precedes
+from pipeline.resources import parse_yaml
 
 
 @dataclass(frozen=True, slots=True)
-class Launching:
+class LaunchFacts:
     """What holds for one version. {…} in an argument is to be filled in."""
 
     server: str  # the program, as a container has it
@@ -88,7 +87,7 @@ def restricted() -> tuple[str, ...]:
 
 
 @cache
-def launching(version: str) -> Launching:
+def launching(version: str) -> LaunchFacts:
     """The facts for a version of TensorRT-LLM.
 
     Raises:
@@ -101,7 +100,7 @@ def launching(version: str) -> Launching:
         entry = data[section][name]
         return entry["value"] if _holds(entry, version) else otherwise
 
-    return Launching(
+    return LaunchFacts(
         server=fact("programs", "server"),
         mpirun=fact("programs", "mpirun"),
         llmapi_wrapper=fact("programs", "llmapi_wrapper"),
@@ -139,5 +138,5 @@ def _holds(entry: Mapping[str, Any], version: str) -> bool:
 @cache
 def _data() -> Mapping[str, Any]:
     file = resources.files("pipeline.contracts") / "data" / "launching.yaml"
-    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return data

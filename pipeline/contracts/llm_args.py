@@ -15,22 +15,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import ValidationError
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+)
 
-from pipeline.contracts.llm_models import Models
 from pipeline.contracts.llm_rules import RULES
-from pipeline.contracts.version_range import holding, refuse_unknown, release_of
+from pipeline.contracts.version_range import entries_in, release_of, require_known
 from pipeline.errors import Fault, UserError
+from pipeline.resources import parse_yaml
 
 ARGUMENTS = "LlmArgs"
 SPECULATION = "speculative_config"
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
+class SpeculationFormat:
     """How a way to propose tokens is written in `speculative_config`, and what it costs."""
 
     decoding_type: str
@@ -52,7 +60,7 @@ def require(version: str) -> None:
                 f"TensorRT-LLM {version} with runtime.kind pytorch: {refused['reason']} "
                 f"(oldest that is taken: {versions()[0]})"
             )
-    refuse_unknown(version, versions())
+    require_known(version, versions())
 
 
 def names(version: str) -> tuple[str, ...]:
@@ -61,13 +69,15 @@ def names(version: str) -> tuple[str, ...]:
     return _models(version).names(ARGUMENTS)
 
 
-def speculation(version: str, method: str) -> Speculation:
+def speculation(version: str, method: str) -> SpeculationFormat:
     """How a method of the recipe (ngram, mtp, draft_target, eagle3) is written in a version."""
     require(version)
     entry = next(
-        entry for entry in holding(_data()["speculation"], version, versions()) if entry["method"] == method
+        entry
+        for entry in entries_in(_data()["speculation"], version, versions())
+        if entry["method"] == method
     )
-    return Speculation(
+    return SpeculationFormat(
         decoding_type=entry["decoding_type"],
         draft_key=entry.get("draft_key"),
         two_models=entry["two_models"],
@@ -88,7 +98,7 @@ def check(version: str, arguments: Mapping[str, Any]) -> tuple[Fault, ...]:
     if arguments.get(SPECULATION) is not None:
         values[SPECULATION] = _read_speculation(models, version, arguments[SPECULATION], faults)
     if not faults:
-        rules = holding(_data()["rules"], version, versions())
+        rules = entries_in(_data()["rules"], version, versions())
         faults += [fault for rule in rules for fault in RULES[rule["id"]](values)]
     return tuple(faults)
 
@@ -97,7 +107,7 @@ def _read_speculation(models: Models, version: str, given: Any, faults: list[Fau
     if not isinstance(given, Mapping):
         faults.append(Fault("must be settings, with decoding_type among them", key=SPECULATION, value=given))
         return {}
-    known = {entry["name"]: entry for entry in holding(_data()["decoding_types"], version, versions())}
+    known = {entry["name"]: entry for entry in entries_in(_data()["decoding_types"], version, versions())}
     chosen = given.get("decoding_type")
     key = f"{SPECULATION}.decoding_type"
     if chosen not in known:
@@ -164,12 +174,106 @@ def _one_of(given: str, known: Sequence[str]) -> str:
 @cache
 def _models(version: str) -> Models:
     return Models(
-        {name: tuple(holding(fields, version, versions())) for name, fields in _data()["models"].items()}
+        {name: tuple(entries_in(fields, version, versions())) for name, fields in _data()["models"].items()}
     )
 
 
 @cache
 def _data() -> Mapping[str, Any]:
     file = resources.files("pipeline.contracts") / "data" / "llm_args.yaml"
-    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return data
+
+
+_BASE = "DecodingBaseConfig"  # its fields are in all models whose names end in _DECODING
+_DECODING = "DecodingConfig"
+_NULL = " | null"
+_PLAIN: Mapping[str, Any] = {
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "str": str,
+    "path": str,
+    "dict": dict[str, Any],
+    "any": Any,
+    "speculation": Any,  # judged apart, because its model is chosen by decoding_type
+    "positive": Annotated[int, Field(gt=0)],
+}
+_BOUNDS = ("ge", "gt", "le")
+
+
+def _no_object(value: Any) -> Any:
+    raise ValueError(f"takes a Python object, which no file can hold, not {value!r}")
+
+
+class Models:
+    """The models of one version, by upstream's names; made when they are asked for."""
+
+    def __init__(self, fields: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        self._fields = fields
+        self._made: dict[str, type[BaseModel]] = {}
+
+    def __getitem__(self, name: str) -> type[BaseModel]:
+        if name not in self._made:
+            made: dict[str, Any] = {entry["name"]: self._field(entry) for entry in self._entries(name)}
+            config = ConfigDict(extra="forbid", protected_namespaces=())
+            self._made[name] = create_model(name, __config__=config, **made)
+        return self._made[name]
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Names of a model's fields."""
+        return tuple(entry["name"] for entry in self._entries(name))
+
+    def nested(self, name: str, field: str) -> str | None:
+        """The model that a field holds; None if it holds something else."""
+        for entry in self._entries(name):
+            if entry["name"] == field:
+                inner = entry["type"].removesuffix(_NULL)
+                return inner if inner in self._fields else None
+        return None
+
+    def _entries(self, name: str) -> Sequence[Mapping[str, Any]]:
+        base = self._fields[_BASE] if name.endswith(_DECODING) and name != _BASE else ()
+        return (*base, *self._fields[name])
+
+    def _field(self, entry: Mapping[str, Any]) -> tuple[Any, Any]:
+        default = ... if entry.get("default") == "required" else None
+        alias = AliasChoices(entry["name"], entry["alias"]) if "alias" in entry else None
+        return self._annotation(entry), Field(default=default, validation_alias=alias)
+
+    def _annotation(self, entry: Mapping[str, Any]) -> Any:
+        text: str = entry["type"]
+        made = self._type(text.removesuffix(_NULL))
+        bounds = {bound: entry[bound] for bound in _BOUNDS if bound in entry}
+        if "size" in entry:
+            bounds["min_length"] = entry["size"]
+        if bounds:
+            made = Annotated[made, Field(**bounds)]
+        return made | None if text.endswith(_NULL) else made
+
+    def _type(self, text: str) -> Any:
+        if text in _PLAIN:
+            return _PLAIN[text]
+        if text == "python":
+            return Annotated[Any, BeforeValidator(_no_object)]
+        if text in self._fields:
+            return self[text]
+        kind, _, rest = text.partition("[")
+        inside = rest.removesuffix("]")
+        parts = tuple(part.strip() for part in inside.split(","))
+        match kind:
+            case "list":
+                return list[self._type(inside)]  # type: ignore[misc]
+            case "map":
+                return dict[self._type(parts[0]), self._type(parts[1])]  # type: ignore[misc]
+            case "choice":
+                return Literal[parts]
+            case "load_format":
+                return Annotated[str, AfterValidator(lambda value: _load_format(value, parts))]
+        raise ValueError(f"data/llm_args.yaml: type {text}")
+
+
+def _load_format(value: str, known: Sequence[str]) -> str:
+    if value.lower() not in known:
+        raise ValueError(f"must be one of {', '.join(known)}")
+    return value

@@ -13,10 +13,9 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
-from pipeline.contracts.inflight_batcher import Tensor, Tensors
-from pipeline.contracts.version_range import holding, refuse_unknown
+from pipeline.contracts.inflight_batcher import ModelTensors, TensorSpec
+from pipeline.contracts.version_range import entries_in, require_known
+from pipeline.resources import parse_yaml
 
 
 def versions() -> tuple[str, ...]:
@@ -24,13 +23,13 @@ def versions() -> tuple[str, ...]:
     return tuple(_data()["versions"])
 
 
-def tensors(version: str) -> Tensors:
+def tensors(version: str) -> ModelTensors:
     """Inputs and outputs in a version, in upstream's order; they have no batch dimension.
 
     Raises:
         UserError: the version is not known.
     """
-    return Tensors(
+    return ModelTensors(
         inputs=tuple(map(_tensor, _holding("input", version))),
         outputs=tuple(map(_tensor, _holding("output", version))),
     )
@@ -68,18 +67,18 @@ def fp8_cache_scale() -> float:
 
 
 def _is_so(fact: str, version: str) -> bool:
-    refuse_unknown(version, versions())
-    return any(holding([_data()["facts"][fact]], version, versions()))
+    require_known(version, versions())
+    return any(entries_in([_data()["facts"][fact]], version, versions()))
 
 
 def _holding(section: str, version: str) -> Iterator[Mapping[str, Any]]:
-    refuse_unknown(version, versions())
+    require_known(version, versions())
     entries: Sequence[Mapping[str, Any]] = _data()[section]
-    return holding(entries, version, versions())
+    return entries_in(entries, version, versions())
 
 
-def _tensor(entry: Mapping[str, Any]) -> Tensor:
-    return Tensor(
+def _tensor(entry: Mapping[str, Any]) -> TensorSpec:
+    return TensorSpec(
         name=entry["name"],
         data_type=entry["data_type"],
         dims=tuple(entry["dims"]),
@@ -90,5 +89,5 @@ def _tensor(entry: Mapping[str, Any]) -> Tensor:
 @cache
 def _data() -> Mapping[str, Any]:
     file = resources.files("pipeline.contracts") / "data" / "llmapi.yaml"
-    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return data

@@ -8,9 +8,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from pipeline.models.sizes import ModelSizes
+from pipeline.resources import parse_yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,5 +65,5 @@ def _sourced(entry: Mapping[str, Any]) -> dict[str, Any]:
 @cache
 def _data() -> Mapping[str, Any]:
     file = resources.files("pipeline.contracts") / "data" / "memory_measurements.yaml"
-    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return data

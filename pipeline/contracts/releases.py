@@ -15,10 +15,9 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-import yaml
-
 from pipeline.contracts.version_range import release_of
 from pipeline.errors import UserError
+from pipeline.resources import parse_yaml
 
 Track = Literal["tensorrt", "pytorch"]
 TRACKS: tuple[Track, ...] = ("tensorrt", "pytorch")
@@ -152,5 +151,5 @@ def _container(entry: Mapping[str, Any]) -> Container:
 @cache
 def _data() -> Mapping[str, Any]:
     file = resources.files("pipeline.contracts") / "data" / "releases.yaml"
-    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return data

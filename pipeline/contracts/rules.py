@@ -18,9 +18,8 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-import yaml
-
 from pipeline.contracts.version_range import precedes
+from pipeline.resources import parse_yaml
 
 Severity = Literal["error", "warning", "note"]
 GROUPS = (
@@ -118,5 +117,5 @@ def _rule(name: str, group: str, entry: Mapping[str, Any]) -> Rule:
 @cache
 def _file(name: str) -> Mapping[str, Any]:
     file = resources.files("pipeline.contracts") / "data" / "rules" / f"{name}.yaml"
-    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return data

@@ -15,9 +15,8 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-import yaml
-
-from pipeline.contracts.version_range import holding, refuse_unknown
+from pipeline.contracts.version_range import entries_in, require_known
+from pipeline.resources import parse_yaml
 
 Kind = Literal["text", "integer", "choice", "toggle", "switch", "list"]
 Value = str | int | bool | tuple[str, ...] | None
@@ -54,7 +53,7 @@ def flags(version: str) -> Mapping[str, Flag]:
     Raises:
         UserError: the version is not known.
     """
-    refuse_unknown(version, versions())
+    require_known(version, versions())
     return _flags(version)
 
 
@@ -110,7 +109,7 @@ def parse(version: str, argv: Sequence[str]) -> dict[str, Value]:
     return values
 
 
-def said(version: str, argv: Sequence[str]) -> frozenset[str]:
+def named_flags(version: str, argv: Sequence[str]) -> frozenset[str]:
     """The flags that a command names."""
     return frozenset(read.flag.name for read in _read(version, argv) if read.flag is not None)
 
@@ -200,10 +199,10 @@ def _is_flag(known: Mapping[str, Flag], word: str) -> bool:
 def _named(known: Mapping[str, Flag], name: str) -> Flag | str:
     if name in known:
         return known[name]
-    by_name = {said: flag for flag in known.values() for said in (flag.name, *flag.aliases)}
+    by_name = {named_flags: flag for flag in known.values() for named_flags in (flag.name, *flag.aliases)}
     if name in by_name:
         return by_name[name]
-    near = sorted(said for said in by_name if name and said.startswith(name))
+    near = sorted(named_flags for named_flags in by_name if name and named_flags.startswith(name))
     if len(near) == 1:
         return by_name[near[0]]
     return f"may be {', '.join(near)}" if near else _UNKNOWN
@@ -242,7 +241,7 @@ def _value(flag: Flag, words: Sequence[str]) -> Value:
 
 @cache
 def _flags(version: str) -> Mapping[str, Flag]:
-    entries = holding(data()["flags"], version, versions())
+    entries = entries_in(data()["flags"], version, versions())
     return {entry["name"]: _flag(entry) for entry in entries}
 
 
@@ -263,5 +262,5 @@ def _flag(entry: Mapping[str, Any]) -> Flag:
 def data() -> Mapping[str, Any]:
     """The whole of data/trtllm_build.yaml."""
     file = resources.files("pipeline.contracts") / "data" / "trtllm_build.yaml"
-    loaded: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    loaded: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return loaded

@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.errors import UserError
 
 
-def holding(
+def entries_in(
     entries: Sequence[Mapping[str, Any]], version: str, versions: Sequence[str]
 ) -> Iterator[Mapping[str, Any]]:
     """Entries that hold in a version; `versions` are all that the contract knows, oldest first.
@@ -51,7 +51,7 @@ def precedes(version: str, other: str) -> bool:
     return numbers(version) < numbers(other)
 
 
-def refuse_unknown(version: str, versions: Sequence[str]) -> None:
+def require_known(version: str, versions: Sequence[str]) -> None:
     """Raises UserError if a version is none of a contract's; the text names those that are near."""
     if release_of(version) not in versions:
         near = difflib.get_close_matches(version, versions, n=3, cutoff=0.4) or versions

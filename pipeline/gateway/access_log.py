@@ -16,7 +16,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.client import request_headers
-from pipeline.gateway.metrics import Metrics
+from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.traces import Span, TraceContext, Tracer, random_hex
 
 _log = logging.getLogger("pipeline.gateway")
@@ -45,13 +45,15 @@ class RequestRecord:
 class AccessLog:
     """ASGI middleware. Applications find the `RequestRecord` of a request in scope["record"]."""
 
-    def __init__(self, app: ASGIApp, tracer: Tracer, metrics: Metrics, *, as_json: bool = False) -> None:
+    def __init__(
+        self, app: ASGIApp, tracer: Tracer, metrics: GatewayMetrics, *, as_json: bool = False
+    ) -> None:
         """
         Args:
-            app: The application.
-            tracer: Starts a span for each request.
-            metrics: Count each request.
-            as_json: Whether log lines are JSON objects.
+            app: the application.
+            tracer: starts a span for each request.
+            metrics: count each request.
+            as_json: whether log lines are JSON objects.
         """
         self._app, self._tracer, self._metrics, self._as_json = app, tracer, metrics, as_json
 
@@ -110,7 +112,7 @@ def log_to_stderr(*, as_json: bool) -> None:
     """Write the log to standard error.
 
     Args:
-        as_json: Whether a line is a JSON object, with no time before it.
+        as_json: whether a line is a JSON object, with no time before it.
     """
     form = "%(message)s" if as_json else "%(asctime)s %(name)s %(message)s"
     logging.basicConfig(level=logging.INFO, format=form)

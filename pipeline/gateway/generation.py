@@ -49,7 +49,7 @@ class Generation:
     @property
     def max_tokens(self) -> int:
         """Most tokens of each choice."""
-        most = self.model.limits.max_output_tokens
+        most = self.model.max_output_tokens
         return min(self.request.output_token_limit or most, most)
 
     @property

@@ -21,13 +21,13 @@ _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-class Metrics:
+class GatewayMetrics:
     """Metrics of one gateway."""
 
     def __init__(self, models: Mapping[str, ServedModel]) -> None:
         """
         Args:
-            models: Those whose queues and caches are read whenever the metrics are.
+            models: those whose queues and caches are read whenever the metrics are.
         """
         self._registry = CollectorRegistry()
         self._requests = Counter(
@@ -62,9 +62,9 @@ class Metrics:
         """Count an HTTP request that was answered.
 
         Args:
-            endpoint: Path of the request, or "other".
-            model: Name of the model; "" if the request named none that exists.
-            status: Of the response.
+            endpoint: path of the request, or "other".
+            model: name of the model; "" if the request named none that exists.
+            status: of the response.
         """
         self._requests.labels(endpoint, model, status).inc()
 
@@ -72,9 +72,9 @@ class Metrics:
         """Count the tokens of a completion, and record its latencies.
 
         Args:
-            model: Name of the model.
-            prompt_tokens: Of all prompts of the request.
-            choices: Figures of each choice.
+            model: name of the model.
+            prompt_tokens: of all prompts of the request.
+            choices: figures of each choice.
         """
         ttft_s, itl_s = self._ttft_s.labels(model), self._itl_s.labels(model)
         completion_tokens = 0

@@ -17,19 +17,19 @@ from pipeline.client import ClientError
 from pipeline.gateway.access_log import RequestRecord
 from pipeline.gateway.completions import Completion
 from pipeline.gateway.errors import ApiError, to_api_error
-from pipeline.gateway.metrics import Metrics
+from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.sse import ReaderTooSlow, WriteCoalescer, encode_event
 
 
 class RecordedCompletion:
     """A completion with the metrics and the log record that it ends up in."""
 
-    def __init__(self, completion: Completion, metrics: Metrics, record: RequestRecord) -> None:
+    def __init__(self, completion: Completion, metrics: GatewayMetrics, record: RequestRecord) -> None:
         """
         Args:
-            completion: Of the request.
-            metrics: Of the gateway.
-            record: Of the request.
+            completion: of the request.
+            metrics: of the gateway.
+            record: of the request.
         """
         self.completion, self.record = completion, record
         self._metrics = metrics
@@ -70,6 +70,10 @@ class RecordedCompletion:
 async def json_response(request: Request, recorded: RecordedCompletion) -> Response:
     """Generate a whole answer; give up when the client leaves.
 
+    Args:
+        request: of the client.
+        recorded: its completion.
+
     Raises:
         ApiError: the request fails.
     """
@@ -103,7 +107,7 @@ class EventStream(Response):
     def __init__(self, recorded: RecordedCompletion) -> None:
         """
         Args:
-            recorded: The completion to stream.
+            recorded: the completion to stream.
         """
         self._recorded = recorded
         self.background = None

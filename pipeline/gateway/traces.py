@@ -66,8 +66,8 @@ class Span(Protocol):
         """End the span.
 
         Args:
-            attributes: Of the span; those that are None are left out.
-            error: What went wrong, or None.
+            attributes: of the span; those that are None are left out.
+            error: what went wrong, or None.
         """
         ...
 
@@ -76,7 +76,12 @@ class Tracer(Protocol):
     """Starts spans."""
 
     def start_span(self, name: str, parent: TraceContext | None) -> Span:
-        """Start a span, as a child of `parent` if there is one."""
+        """Start a span.
+
+        Args:
+            name: of the span, such as POST /v1/embeddings.
+            parent: span of the client, if the request names one.
+        """
         ...
 
     def close(self) -> None:

@@ -118,7 +118,8 @@ def require(what: str, needs: Iterable[Need]) -> None:
 
 def wrong_python(needs: Iterable[Need]) -> str:
     """Say in one line what of some needs cannot be installed on this Python; empty if all can."""
-    extras = {extra.name: extra for extra in read_extras()}
+    needs = tuple(needs)
+    extras = {extra.name: extra for extra in read_extras()} if needs else {}
     for need in needs:
         for one in extras[need.extra].lacking:
             if one.pythons and (need.packages is None or one.name in need.packages):
@@ -132,7 +133,8 @@ def wrong_python(needs: Iterable[Need]) -> str:
 
 def missing_text(needs: Iterable[Need]) -> str:
     """What of some needs is not installed, a line for each extra, and what installs it all; empty if all is there."""
-    extras = {extra.name: extra for extra in read_extras()}
+    needs = tuple(needs)
+    extras = {extra.name: extra for extra in read_extras()} if needs else {}
     missing: dict[str, set[str]] = {}
     purposes: dict[str, list[str]] = {}
     for need in needs:

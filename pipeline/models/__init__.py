@@ -8,18 +8,18 @@ checkpoint.faults()                           # everything that is missing, of t
 
 from pipeline.models.architecture import Architecture, LinearShape
 from pipeline.models.layers import LinearLayer
-from pipeline.models.quantization import Format, Quantization
-from pipeline.models.reader import Checkpoint
+from pipeline.models.quantization import CheckpointQuantization, Format
+from pipeline.models.reader import CheckpointReader
 from pipeline.models.rope import Rope
 from pipeline.models.tensors import TensorFiles, TensorHeader
 
 __all__ = [
     "Architecture",
-    "Checkpoint",
+    "CheckpointQuantization",
+    "CheckpointReader",
     "Format",
     "LinearLayer",
     "LinearShape",
-    "Quantization",
     "Rope",
     "TensorFiles",
     "TensorHeader",

@@ -19,16 +19,23 @@ if TYPE_CHECKING:
 
     from pipeline.models.sandbox import Sandbox
 
-Message = Mapping[str, Any]  # {"role": "user", "content": "…"}
+# {"role": "user", "content": "…"}
+Message = Mapping[str, Any]
 _MAX_REASON = 300  # characters
 
 
 class TemplateError(UserError):
-    """There is no chat template, it cannot be read, or it does not take the messages that it was given."""
+    """There is no chat template, it cannot be read, or it does not take these messages."""
 
 
 class ChatTemplate:
-    """One or more named templates of a tokenizer; "tool_use", where there is one, serves requests with tools.
+    """The chat template of a tokenizer: Jinja source that renders messages to the prompt that the model was trained on.
+
+    A tokenizer may have several named templates: "tool_use" serves requests with tools, "default" all others.
+
+    Attributes:
+        sources: Jinja source by name.
+        special_tokens: variables of the templates: `bos_token`, `eos_token`, …
 
     >>> template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<s>"})
     >>> template.render([{"role": "user", "content": "Hi"}])
@@ -43,10 +50,13 @@ class ChatTemplate:
 
     @classmethod
     def from_directory(cls, tokenizer: Path | str) -> Self:
-        """From a tokenizer's files: chat_template.jinja, or tokenizer_config.json where older ones keep it.
+        """Read the chat template of a tokenizer.
+
+        Args:
+            tokenizer: folder with chat_template.jinja or, as older tokenizers have it, tokenizer_config.json.
 
         Raises:
-            TemplateError: there is none, or a file cannot be read.
+            TemplateError: there is no template, or a file cannot be read.
         """
         folder = Path(tokenizer)
         try:
@@ -69,7 +79,18 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The prompt, up to where the answer begins. TemplateError if the template does not take these messages."""
+        """Render messages to a prompt, up to where the answer begins.
+
+        Args:
+            messages: a chat, oldest first, as OpenAI's API has it: `role`, `content`, …
+            tools: functions that the model may call, as OpenAI's API describes them.
+            documents: texts for retrieval-augmented generation, as the template takes them.
+            add_generation_prompt: whether to open the assistant's turn at the end.
+            **variables: more variables of the template; they win over special tokens.
+
+        Raises:
+            TemplateError: the template does not take these messages.
+        """
         if not messages:
             raise TemplateError("a conversation needs at least one message")
         source = self._source(with_tools=tools is not None)
@@ -89,7 +110,11 @@ class ChatTemplate:
             ) from error
 
     def compile(self) -> Self:
-        """Do now what the first rendering would have to wait for: 50 to 100 ms. TemplateError if a template is none."""
+        """Compile the templates now (50 to 100 ms) instead of with the first rendering.
+
+        Raises:
+            TemplateError: a template is not valid Jinja.
+        """
         for source in self.sources.values():
             try:
                 _compile(source)
@@ -108,7 +133,7 @@ class ChatTemplate:
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """By name; files win over tokenizer_config.json."""
+    """Return the sources by name; files win over tokenizer_config.json."""
     files = {path.stem: path for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
     if (folder / "chat_template.jinja").exists():
         files["default"] = folder / "chat_template.jinja"

@@ -39,7 +39,7 @@ GROUPED = (Format.INT4_AWQ, Format.W4A8_AWQ, Format.NVFP4)
 
 
 @dataclass(frozen=True, slots=True)
-class Quantization:
+class CheckpointQuantization:
     """What the files say about a checkpoint as a whole."""
 
     format: Format = Format.NONE
@@ -54,7 +54,7 @@ class Quantization:
         return Format.NONE if left_alone else self.format
 
     @classmethod
-    def read(cls, directory: Path) -> Quantization:
+    def read(cls, directory: Path) -> CheckpointQuantization:
         """From a folder's files. CheckpointError, UnreadableFile: they are damaged, disagree, or are not ModelOpt's."""
         inside = read_json(directory / "config.json").get("quantization_config")
         beside = directory / "hf_quant_config.json"
@@ -76,7 +76,7 @@ class Quantization:
     @classmethod
     def of(
         cls, directory: Path, settings: Mapping[str, Any], producer: Mapping[str, str] | None = None
-    ) -> Quantization:
+    ) -> CheckpointQuantization:
         """From `quant_algo` and the keys beside it; raises CheckpointError if they are not known."""
         algorithm = settings.get("quant_algo")
         if algorithm is not None and algorithm not in tuple(ALGORITHMS):

@@ -1,35 +1,36 @@
-"""A checkpoint in the Hugging Face layout: its architecture, its quantization, and its layers.
+"""A checkpoint in the Hugging Face layout: its architecture, quantization and layers, and every fault of its files.
 
-Reading a layer that lacks a tensor, or whose tensors do not fit, is an error that names the tensor:
-transformers loads such a file with random or unscaled weights and a warning.
+Faults are found from headers first and values last; nothing is repaired. Reading a layer that lacks a tensor, or whose
+tensors do not fit, is an error that names the tensor: transformers loads such a file with random or unscaled weights
+and a warning.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from pipeline.errors import CheckpointError
 from pipeline.models.architecture import Architecture, LinearShape
-from pipeline.models.inspection import faults_of, layer_faults, tensor_names
 from pipeline.models.layers import LinearLayer
-from pipeline.models.quantization import Format, Quantization
-from pipeline.models.tensors import Array, TensorFiles, Tensors
+from pipeline.models.quantization import GROUPED, CheckpointQuantization, Format
+from pipeline.models.tensors import Array, TensorFiles, TensorKind, TensorMap
 
 
-class Checkpoint:
+class CheckpointReader:
     """The files of one model, quantized or not."""
 
     directory: Path
     architecture: Architecture
-    quantization: Quantization
-    tensors: Tensors
+    quantization: CheckpointQuantization
+    tensors: TensorMap
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.architecture = Architecture.read(directory)
-        self.quantization = Quantization.read(directory)
+        self.quantization = CheckpointQuantization.read(directory)
         self.tensors = TensorFiles(directory)
 
     def linear(self, name: str) -> LinearLayer:
@@ -86,3 +87,146 @@ class Checkpoint:
             if shape.name == name:
                 return shape
         raise KeyError(name)
+
+
+PARTS = ("weight", "bias", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
+FLOATS = ("BF16", "F16", "F32")
+_IGNORED = ("rotary_emb.inv_freq",)  # old checkpoints carry it; it follows from the configuration
+
+
+def tensor_names(layer: str) -> dict[str, str]:
+    """Part -> name of the tensor that holds it."""
+    return {part: f"{layer}.{part}" for part in PARTS}
+
+
+def faults_of(
+    architecture: Architecture, quantization: CheckpointQuantization, tensors: TensorMap
+) -> list[str]:
+    """All faults, in the order of the layers."""
+    headers = tensors.headers
+    faults: list[str] = []
+    expected = {architecture.embedding}
+    faults += _plain_faults(architecture.embedding, (architecture.vocab, architecture.hidden), headers)
+    for name, size in architecture.norms():
+        expected.add(name)
+        faults += _plain_faults(name, (size,), headers)
+    layers = list(architecture.linears())
+    if not architecture.tied or "lm_head.weight" in headers:
+        layers.append(architecture.output_projection())
+    for layer in layers:
+        form = quantization.format_of(layer.name)
+        expected |= set(tensor_names(layer.name).values())
+        faults += layer_faults(layer, layer.name, form, quantization.group_size, headers)
+    if quantization.kv_cache is not None:
+        for layer_index in range(architecture.layers):
+            for name in _kv_names(layer_index):
+                expected.add(name)
+                faults += _scalar_faults(name, headers)
+    faults += _fusion_faults(architecture, quantization, headers)
+    faults += [
+        f"{name} is not expected" for name in headers if name not in expected and not name.endswith(_IGNORED)
+    ]
+    return faults + [fault for name in headers for fault in _value_faults(name, tensors[name])]
+
+
+def layer_faults(
+    layer: LinearShape, stored: str, form: Format, group_size: int | None, headers: Mapping[str, TensorKind]
+) -> list[str]:
+    """Faults of the headers of one linear layer."""
+    names = tensor_names(stored)
+    faults: list[str] = []
+    wanted = dict(_layout(layer, form, group_size))
+    if form in GROUPED and (not group_size or layer.columns % group_size):
+        return [f"{layer.name}: {layer.columns} columns do not divide into groups of {group_size}"]
+    for part, (dtypes, shapes, needed) in wanted.items():
+        header = headers.get(names[part])
+        if header is None:
+            faults += [f"{names[part]} is missing"] if needed else []
+        else:
+            faults += _mismatch(header, dtypes, shapes)
+    for part in PARTS:
+        if part not in wanted and names[part] in headers:
+            faults.append(f"{names[part]} is not expected in {form} weights")
+    return faults
+
+
+_Layout = tuple[tuple[str, ...], tuple[tuple[int, ...], ...], bool]  # types, shapes, needed
+_SCALAR = ((), (1,))
+
+
+def _layout(layer: LinearShape, form: Format, group_size: int | None) -> Iterator[tuple[str, _Layout]]:
+    rows, columns = layer.rows, layer.columns
+    groups = columns // group_size if group_size else 0
+    if layer.bias:
+        yield "bias", (FLOATS, ((rows,),), True)
+    if form is Format.NONE:
+        yield "weight", (FLOATS, ((rows, columns),), True)
+        return
+    if form is Format.FP8:
+        yield "weight", (("F8_E4M3",), ((rows, columns),), True)
+        yield "weight_scale", (("F32",), _SCALAR, True)
+    elif form in (Format.INT4_AWQ, Format.W4A8_AWQ):
+        yield "weight", (("U8", "I8"), ((rows // 2, columns),), True)
+        yield "weight_scale", (("F32",), ((rows, groups),), True)
+        # The others' is folded into the norm before them.
+        yield "pre_quant_scale", (FLOATS, ((columns,),), layer.name.endswith((".o_proj", ".down_proj")))
+    elif form is Format.INT8_SQ:
+        yield "weight", (("I8",), ((rows, columns),), True)
+        yield "weight_scale", (("F32",), ((rows,),), True)
+        yield "pre_quant_scale", (FLOATS, ((columns,),), True)
+    else:
+        yield "weight", (("U8",), ((rows, columns // 2),), True)
+        yield "weight_scale", (("F8_E4M3",), ((rows, groups),), True)
+    if form in (Format.W4A8_AWQ, Format.NVFP4):
+        yield "weight_scale_2", (("F32",), _SCALAR, True)
+    if form is not Format.INT4_AWQ:
+        yield "input_scale", (("F32",), _SCALAR, True)
+
+
+def _mismatch(header: TensorKind, dtypes: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> list[str]:
+    faults = []
+    if header.dtype not in dtypes:
+        faults.append(f"{header.name} is {header.dtype}, not {' or '.join(dtypes)}")
+    if header.shape not in shapes:
+        faults.append(f"{header.name} has shape {list(header.shape)}, not {list(shapes[0])}")
+    return faults
+
+
+def _plain_faults(name: str, shape: tuple[int, ...], headers: Mapping[str, TensorKind]) -> list[str]:
+    return _mismatch(headers[name], FLOATS, (shape,)) if name in headers else [f"{name} is missing"]
+
+
+def _scalar_faults(name: str, headers: Mapping[str, TensorKind]) -> list[str]:
+    return _mismatch(headers[name], ("F32",), _SCALAR) if name in headers else [f"{name} is missing"]
+
+
+def _kv_names(layer: int) -> tuple[str, str]:
+    block = f"model.layers.{layer}.self_attn."
+    return block + "k_proj.k_scale", block + "v_proj.v_scale"
+
+
+def _fusion_faults(
+    architecture: Architecture, quantization: CheckpointQuantization, headers: Mapping[str, TensorKind]
+) -> Iterator[str]:
+    """Layers that read the same input are scaled alike: all of them hold a pre_quant_scale, or none."""
+    if quantization.format is Format.NONE:
+        return
+    for layer in range(architecture.layers):
+        block = f"model.layers.{layer}."
+        for group in (
+            ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            ("mlp.gate_proj", "mlp.up_proj"),
+        ):
+            held = [f"{block}{name}.pre_quant_scale" in headers for name in group]
+            if any(held) and not all(held):
+                yield f"{block}: only some of {', '.join(group)} hold a pre_quant_scale"
+
+
+def _value_faults(name: str, values: Array) -> Iterator[str]:
+    if values.dtype.kind in "iub":
+        return
+    numbers = values.astype(np.float32)
+    if not np.isfinite(numbers).all():
+        yield f"{name} holds values that are not finite"
+    elif "scale" in name.rsplit(".", 1)[-1] and not (numbers > 0).all():
+        yield f"{name} holds scales that are not positive"

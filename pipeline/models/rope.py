@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import Fault
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 ROPE_KINDS = ("default", "linear", "llama3")
 DEFAULT_THETA = 10_000.0  # of every family here
@@ -40,6 +41,8 @@ class Rope:
         """[head_dim / 2]: radians that one position turns each pair of channels (transformers 5.14's
         formulas).
         """
+        import numpy as np
+
         exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
         inverse = (1.0 / np.float32(self.theta) ** exponents).astype(np.float32)
         scaling = self.scaling or {}
@@ -64,6 +67,8 @@ def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _llama3(inverse: NDArray[np.float32], scaling: Mapping[str, float]) -> NDArray[np.float32]:
     """Long wavelengths are stretched by `factor`, short ones kept, those between interpolated."""
+    import numpy as np
+
     low, high, factor = scaling["low_freq_factor"], scaling["high_freq_factor"], scaling["factor"]
     context = scaling["original_max_position_embeddings"]
     wavelength = 2 * np.pi / inverse

@@ -64,7 +64,7 @@ class TensorKind(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
-class Tensors(Mapping[str, Array]):
+class TensorMap(Mapping[str, Array]):
     """Name -> array; what each is is known before it is read."""
 
     headers: Mapping[str, TensorKind]
@@ -81,7 +81,7 @@ class Tensors(Mapping[str, Array]):
         return sum(math.prod(header.shape) for header in self.headers.values())
 
 
-class TensorFiles(Tensors):
+class TensorFiles(TensorMap):
     """The tensors (read-only, mapped) of all files of a folder that match `pattern`."""
 
     headers: dict[str, TensorHeader]

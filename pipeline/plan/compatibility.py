@@ -1,6 +1,6 @@
 """Whether a combination of release, runtime, GPU and formats exists, and every reason why not. Pure.
 
->>> ask("1.2.1", "tensorrt", "b200-sxm-180g", "int4_awq").offered
+>>> check_compatibility("1.2.1", "tensorrt", "b200-sxm-180g", "int4_awq").offered
 False
 """
 

@@ -1,7 +1,7 @@
-"""What is known of a machine, as far as a rule judges it. Plain values: who gathers them is `pipeline.serving`.
+"""What is known of a machine, as far as a rule judges it, and which GPU of the contracts a driver's name means.
 
-None means "nobody looked, or nobody could tell"; a rule that needs it then says nothing, so that a plan made on a
-laptop is not judged by the laptop.
+Plain values; `pipeline.machine` gathers them. None means that it was not looked at, or could not be found out; a rule
+that needs it then says nothing, so that a plan made on a laptop is not judged by the laptop.
 """
 
 from __future__ import annotations

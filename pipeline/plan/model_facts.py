@@ -1,4 +1,8 @@
-"""What is known of the models of a recipe before, or after, they are here. Reads small files of local checkpoints."""
+"""What is known of the models of a recipe before, or after, they are here. Reads small files of local checkpoints.
+
+Two tokenizers are told apart by their files, their special tokens, and the ids that they give to a set of texts, which
+is data (`contracts/data/tokenizer_corpus.yaml`).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipeline.contracts.models import known_model
 from pipeline.errors import Fault, InvalidInput
 from pipeline.models.architecture import FAMILIES, Architecture
@@ -19,6 +21,7 @@ from pipeline.models.sizes import ModelSizes, class_of
 from pipeline.plan.plan import DRAFT, TARGET
 from pipeline.reading import MAX_TOKENIZER_BYTES, UnreadableFile, open_file, read_json, read_tokenizer
 from pipeline.recipe import Checkpoint, HubSource, Recipe
+from pipeline.resources import parse_yaml
 
 FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json",
@@ -55,7 +58,7 @@ class TokenizerFacts:
 def corpus() -> tuple[str, ...]:
     """The texts."""
     file = resources.files("pipeline.contracts") / "data" / "tokenizer_corpus.yaml"
-    return tuple(yaml.safe_load(file.read_text("utf-8"))["texts"])
+    return tuple(parse_yaml(file.read_text("utf-8"))["texts"])
 
 
 def _digest(file: Path) -> str:

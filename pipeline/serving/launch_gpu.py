@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pipeline.contracts.launching import Launching, launching
+from pipeline.contracts.launching import LaunchFacts, launching
 from pipeline.errors import Fault, InvalidInput
 from pipeline.machine.host import mpi_slots
 from pipeline.serving.launch import ANYWHERE, LOOPBACK, Ports, Start, check_models, mirror
@@ -147,7 +147,7 @@ def _needs_mpirun(spec: LaunchSpec) -> bool:
 
 
 def _mpirun(
-    facts: Launching, place: Place, blocks: Sequence[Sequence[str]], *, spawned: int
+    facts: LaunchFacts, place: Place, blocks: Sequence[Sequence[str]], *, spawned: int
 ) -> tuple[str, ...]:
     command = [facts.mpirun]
     if place.root:
@@ -161,7 +161,7 @@ def _mpirun(
     return tuple(command)
 
 
-def _block(facts: Launching, deployment: Deployment, place: Place, rank: int) -> list[str]:
+def _block(facts: LaunchFacts, deployment: Deployment, place: Place, rank: int) -> list[str]:
     spec = deployment.launch
     wrapped = spec.mode == "llmapi" and _needs_mpirun(spec) and facts.llmapi_wrapper is not None
     block = [facts.llmapi_wrapper] if wrapped and facts.llmapi_wrapper else []

@@ -10,7 +10,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.contracts.inflight_batcher import EnsembleStep, Tensor
+from pipeline.contracts.inflight_batcher import EnsembleStep, TensorSpec
 from pipeline.errors import StageError
 
 if TYPE_CHECKING:  # imports grpc, which takes a quarter of a second
@@ -25,8 +25,8 @@ def model_config(
     name: str,
     *,
     max_batch_size: int,
-    inputs: Iterable[Tensor],
-    outputs: Iterable[Tensor],
+    inputs: Iterable[TensorSpec],
+    outputs: Iterable[TensorSpec],
     backend: str = "",
     instances: int = 0,
     decoupled: bool = False,
@@ -136,7 +136,7 @@ def parse(text: str) -> ModelConfig:
         raise StageError(f"config.pbtxt: {error}") from None
 
 
-def _tensor(tensor: Tensor) -> dict[str, Any]:
+def _tensor(tensor: TensorSpec) -> dict[str, Any]:
     from tritonclient.grpc import model_config_pb2 as pb
 
     reshape = None if tensor.reshape is None else pb.ModelTensorReshape(shape=tensor.reshape)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from pipeline.contracts.inflight_batcher import DataTypes, Tensor, ensemble_steps, tensors
+from pipeline.contracts.inflight_batcher import DataTypes, TensorSpec, ensemble_steps, tensors
 from pipeline.models.token_ids import TokenIds
 from pipeline.triton.config import dynamic_batching, model_config
 from pipeline.triton.layout import DRAFT_MODEL, TARGET_MODEL, TOKENIZER
@@ -26,7 +26,7 @@ OURS = frozenset(
 
 
 # Asks for the outputs `kv_cache_*`. Upstream's until 0.18, then part of `return_perf_metrics`; clients still send it.
-KV_CACHE_STATS = Tensor("return_kv_cache_reuse_stats", "TYPE_BOOL", (1,), optional=True)
+KV_CACHE_STATS = TensorSpec("return_kv_cache_reuse_stats", "TYPE_BOOL", (1,), optional=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,26 +1,24 @@
-"""The reference of the gateway's metrics, from the page that a gateway serves to Prometheus."""
+"""The reference of the gateway's metrics, found where the sources declare them."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-
-from pipeline.client import Stats
-from pipeline.gateway.metrics import Metrics
+PACKAGE = Path(__file__).resolve().parents[2] / "pipeline"
+TYPES = {
+    "Counter": "counter",
+    "CounterMetricFamily": "counter",
+    "Gauge": "gauge",
+    "GaugeMetricFamily": "gauge",
+    "Histogram": "histogram",
+}
 
 
 def page() -> str:
     """Markdown: every family with its type, its labels and its help."""
-    cache = SimpleNamespace(counters=SimpleNamespace(as_dict=lambda: {"miss": 1}))
-    model: Any = SimpleNamespace(name="m", admission=SimpleNamespace(running=0, waiting=0), cache=cache)
-    metrics = Metrics({"m": model})
-    metrics.count_request("/v1/models", "m", 200)
-    metrics.observe_completion("m", 1, [Stats(ttft_ms=1.0, itl_ms=(1.0,), output_tokens=2)])
-    text = metrics.render("")[0].decode()
     lines = [
         "# Gateway metrics",
         "",
@@ -30,11 +28,12 @@ def page() -> str:
         "| metric | type | labels | what it counts |",
         "| --- | --- | --- | --- |",
     ]
-    for family in text_string_to_metric_families(text):
-        name = family.name + ("_total" if family.type == "counter" else "")
-        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
-        shown = ", ".join(f"`{label}`" for label in sorted(labels))
-        lines.append(f"| `{name}` | {family.type} | {shown} | {family.documentation} |")
+    found = list(_families())
+    if not found:
+        raise ValueError("no metric was found in pipeline/gateway")
+    for name, kind, labels, about in found:
+        shown = name + ("_total" if kind == "counter" else "")
+        lines.append(f"| `{shown}` | {kind} | {', '.join(f'`{label}`' for label in labels)} | {about} |")
     lines += [
         "",
         "`state` of the queue is `running` or `waiting`. `event` of the cache is one of "
@@ -44,10 +43,24 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _families() -> Iterator[tuple[str, str, list[str], str]]:
+    """Name, type, labels and help of each metric that the gateway makes."""
+    for path in sorted((PACKAGE / "gateway").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            if node.func.id not in TYPES or not node.args:
+                continue
+            name, about, *rest = node.args
+            given = [*rest, *(one.value for one in node.keywords if one.arg in ("labels", "labelnames"))]
+            if isinstance(name, ast.Constant) and str(name.value).startswith("pipeline_"):
+                labels = ast.literal_eval(given[0]) if given else []
+                yield str(name.value), TYPES[node.func.id], list(labels), ast.literal_eval(about)
+
+
 def _cache_events() -> list[str]:
     """What the sources of the cache count, by name."""
-    folder = Path(__file__).resolve().parents[2] / "pipeline" / "cache"
-    text = "".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
+    text = "".join(path.read_text(encoding="utf-8") for path in (PACKAGE / "cache").rglob("*.py"))
     calls = re.findall(r"counters\.add\((.*)\)", text)
     names = {name for call in calls for name in re.findall(r'"([a-z_]+(?:\{\w+)?)', call)}
-    return sorted(re.sub(r"\{(\w+)", r"<\1>", name) for name in names)
+    return sorted(re.sub(r"\{\w+", "…", name) for name in names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -100,6 +101,40 @@ def test_cancel_wakes_the_reader() -> None:
     with FakeServer(Reply(ending=Ending.HANG)) as server:
         run(work(server))
         assert server.requests[0].cancelled.wait(5)
+
+
+def test_a_task_that_is_cancelled_as_it_leaves_the_block() -> None:
+    async def leave(client: AsyncClient) -> None:
+        async with client.stream("Hi", max_tokens=8) as stream:
+            [chunk async for chunk in stream]
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+
+    async def work(server: FakeServer) -> None:
+        async with AsyncClient(server.url) as client:
+            for _ in range(10):
+                with pytest.raises(asyncio.CancelledError):
+                    await asyncio.create_task(leave(client))
+            assert [endpoint.outstanding for endpoint in client._pool.all] == [0]
+
+    with FakeServer(Reply(ending=Ending.MARKED)) as server:
+        run(work(server))
+
+
+def test_a_cancellation_that_meets_the_final_response() -> None:
+    async def work(server: FakeServer) -> None:
+        async with AsyncClient(server.url) as client, client.stream("Hi", max_tokens=8) as stream:
+            await anext(stream)
+            await asyncio.to_thread(server.requests[0].finished.wait, 5)
+            reads = asyncio.create_task(anext(stream))
+            await asyncio.sleep(0)
+            time.sleep(0.2)  # the response comes, and the loop cannot see it
+            stream.cancel()
+            assert (await reads).finish_reason == "stop"
+
+    with FakeServer(Reply(["a"])) as server:
+        run(work(server))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import yaml
 
 from pipeline.contracts.inflight_batcher import (
     DataTypes,
-    Tensor,
+    TensorSpec,
     ensemble_steps,
     models,
     tensors,
@@ -55,14 +55,14 @@ def test_ensemble_maps_name_tensors_that_exist(version: str) -> None:
 
 def test_newest_tensors_are_as_upstream_declares_them() -> None:
     engine = tensors("tensorrt_llm", "1.2.1")
-    words = Tensor("stop_words_list", "TYPE_INT32", (2, -1), optional=True, allow_ragged_batch=True)
-    assert engine.inputs[0] == Tensor(
+    words = TensorSpec("stop_words_list", "TYPE_INT32", (2, -1), optional=True, allow_ragged_batch=True)
+    assert engine.inputs[0] == TensorSpec(
         "input_ids", "TYPE_INT32", (-1,), optional=True, allow_ragged_batch=True
     )
-    assert Tensor("input_lengths", "TYPE_INT32", (1,), reshape=()) in engine.inputs
-    assert Tensor("seed", "TYPE_UINT64", (1,), optional=True, reshape=()) in engine.inputs
+    assert TensorSpec("input_lengths", "TYPE_INT32", (1,), reshape=()) in engine.inputs
+    assert TensorSpec("seed", "TYPE_UINT64", (1,), optional=True, reshape=()) in engine.inputs
     assert words in engine.inputs
-    assert Tensor("context_logits", "TYPE_FP32", (-1, -1)) in engine.outputs
+    assert TensorSpec("context_logits", "TYPE_FP32", (-1, -1)) in engine.outputs
     assert (len(engine.inputs), len(engine.outputs)) == (62, 21)
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from pipeline.contracts.llm_args import check, names, speculation, versions
 from pipeline.contracts.llm_rules import RULES, graph_sizes
-from pipeline.contracts.version_range import holding
+from pipeline.contracts.version_range import entries_in
 from pipeline.errors import UserError
 
 DATA: dict[str, Any] = yaml.safe_load(
@@ -40,14 +40,14 @@ def test_every_fact_has_a_source_and_a_span(where: str, entry: dict[str, Any]) -
 @pytest.mark.parametrize("version", versions())
 def test_a_field_has_one_type_in_a_version(version: str) -> None:
     for model, fields in DATA["models"].items():
-        known = [entry["name"] for entry in holding(fields, version, versions())]
+        known = [entry["name"] for entry in entries_in(fields, version, versions())]
         assert len(known) == len(set(known)), model
 
 
 @pytest.mark.parametrize("version", versions())
 def test_all_types_can_be_made(version: str) -> None:
     """Each decoding type and each section, empty or with a key too many, gives a judgement."""
-    for entry in holding(DATA["decoding_types"], version, versions()):
+    for entry in entries_in(DATA["decoding_types"], version, versions()):
         settings = {"decoding_type": entry["name"], "no_such_key": 1}
         assert any(
             "no_such_key" in line or "engines only" in line
@@ -63,7 +63,7 @@ def test_rules_are_those_of_the_data() -> None:
 
 def test_a_methods_spelling_is_one_in_each_version() -> None:
     for version in versions():
-        entries = list(holding(DATA["speculation"], version, versions()))
+        entries = list(entries_in(DATA["speculation"], version, versions()))
         assert sorted(entry["method"] for entry in entries) == ["draft_target", "eagle3", "mtp", "ngram"]
 
 

@@ -19,8 +19,8 @@ from pipeline.contracts.trtllm_build import (
     decided,
     entries_of,
     flags,
+    named_flags,
     parse,
-    said,
     tunable,
     versions,
     words_of,
@@ -161,7 +161,7 @@ def test_values() -> None:
     assert values["workers"] == 3
     assert values["max_num_tokens"] == 8192
     assert values["gemm_plugin"] is None
-    assert said("1.2.1", argv) == {"max_seq_len", "fast_build", "lora_dir", "workers"}
+    assert named_flags("1.2.1", argv) == {"max_seq_len", "fast_build", "lora_dir", "workers"}
 
 
 def test_values_as_config_json_has_them() -> None:

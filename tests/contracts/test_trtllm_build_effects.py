@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.contracts.trtllm_build import data, versions
-from pipeline.contracts.trtllm_build_effects import Model, Outcome, effects, understood
+from pipeline.contracts.trtllm_build_effects import BuildEffects, CheckpointConfig, effects, parse_message
 from tests.support.rank_checkpoints import rank_config
 
 LLAMA = "LlamaForCausalLM"
@@ -26,17 +26,17 @@ def build(
     tp: int = 1,
     positions: int | None = None,
     **values: Any,
-) -> Outcome:
+) -> BuildEffects:
     argv = [word for name, value in (SIZES | values).items() for word in (f"--{name}", str(value))]
-    model = Model(architecture, "bfloat16", weights, kv, tp, tp, positions)
+    model = CheckpointConfig(architecture, "bfloat16", weights, kv, tp, tp, positions)
     return effects(version, [*argv, *(f"--{name}" for name in switches)], model, sm)
 
 
-def ids(outcome: Outcome) -> set[str]:
+def ids(outcome: BuildEffects) -> set[str]:
     return {message.id for message in outcome.messages}
 
 
-def changed(outcome: Outcome) -> dict[str, Any]:
+def changed(outcome: BuildEffects) -> dict[str, Any]:
     return {change.flag: change.built for change in outcome.changes}
 
 
@@ -157,7 +157,7 @@ def test_lengths() -> None:
     ],
 )
 def test_a_length_that_is_not_said(config: dict[str, Any], length: int) -> None:
-    outcome = effects("1.2.1", [], Model.of(rank_config() | config), 90)
+    outcome = effects("1.2.1", [], CheckpointConfig.of(rank_config() | config), 90)
     assert outcome.values["max_seq_len"] == length
     assert ("seq_len_scaled" in ids(outcome)) == (length > 131072)
 
@@ -281,9 +281,9 @@ def test_refusals(switches: tuple[str, ...], values: dict[str, Any], refusal: st
 
 def test_the_model_of_a_checkpoint() -> None:
     config = rank_config(weights="fp8", kv_cache="FP8")
-    assert Model.of(config) == Model(LLAMA, "bfloat16", "FP8", "FP8", 1, 1, 131072)
+    assert CheckpointConfig.of(config) == CheckpointConfig(LLAMA, "bfloat16", "FP8", "FP8", 1, 1, 131072)
     del config["quantization"]
-    assert Model.of(config).quant_algo is None
+    assert CheckpointConfig.of(config).quant_algo is None
 
 
 @pytest.mark.parametrize(("line", "name"), [
@@ -293,14 +293,14 @@ def test_the_model_of_a_checkpoint() -> None:
      "This setting makes no effect if you do not use auto parallel.", "cluster"),
 ])  # fmt: skip
 def test_lines_that_change_nothing(line: str, name: str) -> None:
-    message = understood(line)
+    message = parse_message(line)
     assert message is not None
     assert (message.id, message.changes) == (name, ())
 
 
 @pytest.mark.parametrize("line", ["", "Overriding paged_state to Falsehood", "anything else"])
 def test_lines_that_mean_nothing_here(line: str) -> None:
-    assert understood(line) is None
+    assert parse_message(line) is None
 
 
 toggles = st.sampled_from(["enable", "disable"])
@@ -338,7 +338,7 @@ def test_what_is_said_and_what_is_done_agree(
 ) -> None:
     outcome = build(weights=weights, kv=kv, sm=sm, positions=200, **values)
     for message in outcome.messages:
-        assert understood(message.text) == message
+        assert parse_message(message.text) == message
     for change in outcome.changes:
         assert change.reason != "without a word"
     again = {
@@ -358,6 +358,7 @@ def test_what_is_said_and_what_is_done_agree(
 def test_every_message_can_come() -> None:
     """Those about a timing cache, a checkpoint's settings and the machine are said elsewhere."""
     seen: set[str] = set()
+    linear = {"type": "linear", "factor": 2}
     for outcome in (
         build(weights="W4A16_AWQ", kv="FP8", positions=100, **ON),
         build(weights="FP8", kv="FP8", sm=80, max_num_tokens=10**6, max_input_len=10**4, **ON),
@@ -366,7 +367,7 @@ def test_every_message_can_come() -> None:
         build(remove_input_padding="disable"), build(weights="NVFP4", sm=100, max_num_tokens=64, **SPECULATION),
         build(reduce_fusion="enable", user_buffer="enable", norm_quant_fusion="enable", paged_kv_cache="enable"),
         build(version="0.21.0", streamingllm="enable", **PAGED),
-        effects("1.2.1", [], Model.of(rank_config() | {"rotary_scaling": {"type": "linear", "factor": 2}}), 90),
+        effects("1.2.1", [], CheckpointConfig.of(rank_config() | {"rotary_scaling": linear}), 90),
     ):  # fmt: skip
         seen |= ids(outcome)
     assert seen | {"no_timing_cache", "implicit_setting", "cluster"} == {

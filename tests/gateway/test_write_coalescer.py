@@ -1,4 +1,4 @@
-"""What an outbox hands on, to a reader that may be slow."""
+"""Writes of a streamed body to a client that may read slowly."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def test_everything_arrives_once_and_in_order(steps: list[tuple[int, int]]) -> N
         ends.append(not message.get("more_body", False))
 
     async def work() -> None:
-        async with WriteCoalescer(send) as outbox:
+        async with WriteCoalescer(send) as body:
             for number, (turns, _) in enumerate(steps):
                 for _ in range(turns):
                     await asyncio.sleep(0.0006)
-                await outbox.put(b"%d," % number)
+                await body.put(b"%d," % number)
 
     asyncio.run(work())
     assert b"".join(sent) == b"".join(b"%d," % number for number in range(len(steps)))
@@ -44,11 +44,11 @@ def test_the_first_goes_out_at_once_and_what_follows_fast_goes_together() -> Non
         sent.append(message["body"])
 
     async def work() -> None:
-        async with WriteCoalescer(send) as outbox:
-            await outbox.put(b"first")
+        async with WriteCoalescer(send) as body:
+            await body.put(b"first")
             assert sent == [b"first"]
             for _ in range(100):
-                await outbox.put(b".")
+                await body.put(b".")
         assert len(sent) < 50
         assert b"".join(sent) == b"first" + b"." * 100
 
@@ -79,9 +79,9 @@ def test_nobody_waits_for_a_reader_until_too_much_is_unread() -> None:
 
         async def write() -> None:
             nonlocal put
-            async with WriteCoalescer(reader.send, reader, max_unread_bytes=500) as outbox:
+            async with WriteCoalescer(reader.send, reader, max_unread_bytes=500) as body:
                 for _ in range(1000):
-                    await outbox.put(b"x")
+                    await body.put(b"x")
                     put += 1
 
         writing = asyncio.ensure_future(write())
@@ -97,9 +97,9 @@ def test_nobody_waits_for_a_reader_until_too_much_is_unread() -> None:
 def test_a_reader_who_takes_nothing_is_given_up() -> None:
     async def work() -> None:
         reader = Reader()
-        async with WriteCoalescer(reader.send, reader, max_unread_bytes=500, max_wait_s=0.05) as outbox:
+        async with WriteCoalescer(reader.send, reader, max_unread_bytes=500, max_wait_s=0.05) as body:
             for _ in range(1000):
-                await outbox.put(b"x")
+                await body.put(b"x")
 
     with pytest.raises(ReaderTooSlow):
         asyncio.run(asyncio.wait_for(work(), 20))
@@ -111,9 +111,9 @@ def test_what_sending_raises_reaches_whoever_puts() -> None:
         raise OSError("gone")
 
     async def work() -> None:
-        async with WriteCoalescer(send) as outbox:
+        async with WriteCoalescer(send) as body:
             while True:
-                await outbox.put(b"x")
+                await body.put(b"x")
                 await asyncio.sleep(0.001)
 
     with pytest.raises(OSError, match="gone"):

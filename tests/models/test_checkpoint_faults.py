@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from pipeline.errors import CheckpointError
-from pipeline.models import Checkpoint, TensorFiles
+from pipeline.models import CheckpointReader, TensorFiles
 from tests.support.models import make_checkpoint
 from tests.support.quantized import quantize_checkpoint
 
@@ -35,13 +35,13 @@ def make(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.mark.parametrize("form", ["fp8", "int4_awq", "w4a8_awq", "int8_sq"])
 def test_each_scale_that_is_missing_is_named(make: Callable[..., Path], form: str) -> None:
-    whole = Checkpoint(make(form, kv_cache=True))
+    whole = CheckpointReader(make(form, kv_cache=True))
     assert whole.faults() == []
     scales = [name for name in whole.tensors if "layers.0" in name and "scale" in name]
     assert len(scales) >= 8
     for name in scales:
         folder = make(form, lambda tensors, name=name: tensors.pop(name), kv_cache=True)
-        assert f"{name} is missing" in Checkpoint(folder).faults(), name
+        assert f"{name} is missing" in CheckpointReader(folder).faults(), name
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,14 @@ def test_each_scale_that_is_missing_is_named(make: Callable[..., Path], form: st
     ],
 )  # fmt: skip
 def test_other_damage(make: Callable[..., Path], damage: Callable[[Tensors], object], fault: str) -> None:
-    faults = Checkpoint(make("fp8", damage)).faults()
+    faults = CheckpointReader(make("fp8", damage)).faults()
     assert any(fault in text for text in faults), faults
     with pytest.raises(CheckpointError):
-        Checkpoint(make("fp8", damage)).check()
+        CheckpointReader(make("fp8", damage)).check()
 
 
 def test_a_damaged_layer_cannot_be_read(make: Callable[..., Path]) -> None:
-    checkpoint = Checkpoint(make("fp8", lambda tensors: tensors.pop(BLOCK + "o_proj.input_scale")))
+    checkpoint = CheckpointReader(make("fp8", lambda tensors: tensors.pop(BLOCK + "o_proj.input_scale")))
     checkpoint.linear(BLOCK + "q_proj")
     with pytest.raises(CheckpointError, match=r"o_proj\.input_scale is missing"):
         checkpoint.linear(BLOCK + "o_proj")
@@ -77,14 +77,14 @@ def test_scales_of_another_group_size(make: Callable[..., Path]) -> None:
     content = json.loads(path.read_text())
     content["quantization"]["group_size"] = 32
     path.write_text(json.dumps(content))
-    assert any("weight_scale has shape" in fault for fault in Checkpoint(folder).faults())
+    assert any("weight_scale has shape" in fault for fault in CheckpointReader(folder).faults())
 
 
 def test_layers_with_one_input_are_smoothed_together(make: Callable[..., Path]) -> None:
     folder = make(
         "int4_awq", lambda t: t.update({BLOCK + "k_proj.pre_quant_scale": np.ones(128, np.float32)})
     )
-    assert any("only some of self_attn.q_proj" in fault for fault in Checkpoint(folder).faults())
+    assert any("only some of self_attn.q_proj" in fault for fault in CheckpointReader(folder).faults())
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_quantization_that_is_not_understood(tmp_path: Path, content: dict, mess
     folder = make_checkpoint(tmp_path, hidden=128, heads=4, head_dim=32)
     (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": content}))
     with pytest.raises(CheckpointError, match=message):
-        Checkpoint(folder)
+        CheckpointReader(folder)
 
 
 def test_another_tool_s_quantization_and_files_that_disagree(tmp_path: Path) -> None:
@@ -108,9 +108,9 @@ def test_another_tool_s_quantization_and_files_that_disagree(tmp_path: Path) -> 
         json.dumps({**config, "quantization_config": {"quant_method": "gptq"}})
     )
     with pytest.raises(CheckpointError, match="gptq"):
-        Checkpoint(folder)
+        CheckpointReader(folder)
     ours = {"quant_method": "modelopt", "quant_algo": "FP8"}
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": ours}))
     (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
     with pytest.raises(CheckpointError, match=r"'FP8', hf_quant_config\.json says 'NVFP4'"):
-        Checkpoint(folder)
+        CheckpointReader(folder)

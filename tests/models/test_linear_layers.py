@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pipeline.models import Checkpoint, Format
+from pipeline.models import CheckpointReader, Format
 from pipeline.models.layers import LinearLayer, round_e4m3, unpack_e2m1, unpack_rows
 from tests.support.models import make_checkpoint
 from tests.support.quantized import quantize_checkpoint
@@ -64,9 +64,9 @@ def test_e4m3_saturates_and_is_stable(values: np.ndarray, scale: float) -> None:
 )
 def test_dequantized_weights_are_near_the_source(tmp_path: Path, form: str, limit: float) -> None:
     source = make_checkpoint(tmp_path / "source", layers=1, hidden=128, heads=2, kv_heads=1, intermediate=192)
-    exported = Checkpoint(quantize_checkpoint(source, tmp_path / form, form))
+    exported = CheckpointReader(quantize_checkpoint(source, tmp_path / form, form))
     assert exported.faults() == []
-    original = Checkpoint(source)
+    original = CheckpointReader(source)
     for shape in original.architecture.linears():
         layer = exported.linear(shape.name)
         assert layer.shape == (shape.rows, shape.columns)

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from pipeline.errors import CheckpointError, InvalidInput, UserError
-from pipeline.models import Checkpoint, Format, TensorFiles
+from pipeline.models import CheckpointReader, Format, TensorFiles
 from pipeline.progress import Silent
 from pipeline.runtimes.cpu.ir import build_ir
 from pipeline.runtimes.cpu.ir.weights import Weights
@@ -52,7 +52,7 @@ def test_the_same_checkpoint_gives_the_same_bytes(quantized: Path, tmp_path: Pat
 
 def test_weights_stay_packed_in_the_file(quantized: Path, tmp_path: Path) -> None:
     facts = _build(quantized, tmp_path)
-    arch = Checkpoint(quantized).architecture
+    arch = CheckpointReader(quantized).architecture
     form = facts["quantization"]["format"]
     kind, bits = PACKED[form], 4 if PACKED[form] == "i4" else 8
     for name in ("q_proj", "o_proj", "up_proj", "down_proj"):
@@ -105,7 +105,7 @@ def test_quantized_layers_and_head_equal_the_weights_that_they_stand_for(
 ) -> None:
     folder = quantize_checkpoint(plain, tmp_path / "checkpoint", form, head=head)
     _build(folder, tmp_path / "ir")
-    model, checkpoint = reference(plain), Checkpoint(folder)
+    model, checkpoint = reference(plain), CheckpointReader(folder)
     _set_weights(model, checkpoint, head)
     tokens = prompt(40)
     expected = reference_logits(model, tokens)
@@ -113,7 +113,7 @@ def test_quantized_layers_and_head_equal_the_weights_that_they_stand_for(
         assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
 
 
-def _set_weights(model: Any, checkpoint: Checkpoint, head: bool) -> None:
+def _set_weights(model: Any, checkpoint: CheckpointReader, head: bool) -> None:
     import torch
 
     names = [shape.name for shape in checkpoint.architecture.linears()] + ["lm_head"] * head
@@ -194,8 +194,8 @@ def test_everything_wrong_with_the_tensors_is_said_at_once(plain: Path, tmp_path
 
 
 def test_tensors_that_nothing_asks_for_are_known(quantized: Path) -> None:
-    weights = Weights(Checkpoint(quantized), simulate=False)
-    assert weights.unread() == sorted(Checkpoint(quantized).tensors)
+    weights = Weights(CheckpointReader(quantized), simulate=False)
+    assert weights.unread() == sorted(CheckpointReader(quantized).tensors)
     weights.norm("model.norm")
     assert "model.norm.weight" not in weights.unread()
 
@@ -232,7 +232,7 @@ def test_a_cache_of_another_kind_is_refused(plain: Path, tmp_path: Path) -> None
 
 
 def test_a_format_of_other_runtimes_is_refused(plain: Path) -> None:
-    checkpoint = Checkpoint(plain)
+    checkpoint = CheckpointReader(plain)
     checkpoint.quantization = replace(checkpoint.quantization, format=Format.NVFP4)
     with pytest.raises(UserError, match="nvfp4"):
         Weights(checkpoint, simulate=False)

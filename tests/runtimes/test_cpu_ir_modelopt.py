@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from pipeline.models import Checkpoint
+from pipeline.models import CheckpointReader
 from pipeline.progress import Silent
 from pipeline.runtimes.cpu.ir import build_ir
 from tests.support.decoding import Stateful, reference
@@ -64,7 +64,7 @@ def _case(folder: Path, architecture: Any, form: str) -> Case:
         # The export gives layers that read one input one scale, and folds it into the norm before them.
         requantize_resmooth_fused_llm_layers(model)
         export_hf_checkpoint(copy.deepcopy(model), export_dir=folder / "export")
-        _take_exported_weights(model, Checkpoint(folder / "export"))
+        _take_exported_weights(model, CheckpointReader(folder / "export"))
         rounded = model(tokens).logits.numpy()
         for name, quantizer in model.named_modules():
             # weight_quantizer.1, the second step of w4a8_awq, makes weights that suit e4m3 inputs.
@@ -74,7 +74,7 @@ def _case(folder: Path, architecture: Any, form: str) -> Case:
     return Case(folder / "export", tokens.numpy(), rounded, weights_only)
 
 
-def _take_exported_weights(model: Any, checkpoint: Checkpoint) -> None:
+def _take_exported_weights(model: Any, checkpoint: CheckpointReader) -> None:
     """Give `model` the weights of its export, which its quantizers leave as they are.
 
     The export divides by the scale, fake quantization multiplies by the inverse: a weight that lies within the

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from pipeline.contracts.checkpoint import Layout, needed_keys
+from pipeline.contracts.checkpoint import CheckpointLayout, needed_keys
 from pipeline.contracts.checkpoint_files import faults_of
 from pipeline.errors import InvalidInput, StageError, UserError
 from pipeline.models import Architecture, TensorFiles
@@ -92,7 +92,7 @@ def test_what_upstream_reads_without_a_default_is_written_and_asked_for(
     model = Architecture.read(source)
     ranks = tmp_path / "trtllm-tp1"
     file = ranks / "config.json"
-    written, layout = json.loads(file.read_text()), Layout(model, "BF16")
+    written, layout = json.loads(file.read_text()), CheckpointLayout(model, "BF16")
     needed = needed_keys(model.family)
     assert "hidden_size" in needed
     if "qwen" in model.family:

@@ -20,13 +20,13 @@ from pipeline.contracts.trtllm_build import (
     check,
     entries_of,
     flags,
+    named_flags,
     parse,
-    said,
     tunable,
     versions,
     words_of,
 )
-from pipeline.contracts.trtllm_build_effects import Model, effects
+from pipeline.contracts.trtllm_build_effects import CheckpointConfig, effects
 from pipeline.errors import InvalidInput, StageError, UserError
 from pipeline.plan.model_facts import known_models
 from pipeline.plan.parallelism import parallelism
@@ -103,7 +103,7 @@ def test_the_builder_keeps_what_it_is_asked_for(made: Recipe) -> None:
         except InvalidInput:
             continue
         found, sizes = formats(made, role), parallelism(made, role)
-        model = Model(
+        model = CheckpointConfig(
             "LlamaForCausalLM", "bfloat16", found.algorithm, found.kv_algorithm, sizes.tensor, sizes.world
         )
         outcome = effects(made.runtime.version, words, model, gpu(made.runtime.gpu).sm)
@@ -166,7 +166,7 @@ def test_without_need_of_pages_formats_go_together() -> None:
 def test_flags_of_a_format(weights: str, kv_cache: str, flag: str, value: str | None) -> None:
     words = trtllm_build_flags(recipe(weights, kv_cache), "target")
     assert parse("1.2.1", words)[flag] == value
-    assert (flag in said("1.2.1", words)) == (value is not None)
+    assert (flag in named_flags("1.2.1", words)) == (value is not None)
 
 
 @pytest.mark.parametrize("name", sorted(packaged()))
@@ -212,34 +212,36 @@ of_recipes = st.one_of(
 @given(version=st.sampled_from(versions()), said=st.lists(of_recipes, max_size=3))
 @settings(max_examples=50)
 def test_what_a_recipe_says_is_built_or_refused_with_an_advice_that_works(
-    version: str, said: list[str]
+    version: str, named_flags: list[str]
 ) -> None:
     """Whoever follows each advice, for one entry after the other, ends with a command that trtllm-build takes."""
     for _ in range(20):
-        made = load_recipe("qwen2.5-72b-fp8", [f"runtime.version={version}", f"runtime.build_flags={said}"])
+        made = load_recipe(
+            "qwen2.5-72b-fp8", [f"runtime.version={version}", f"runtime.build_flags={named_flags}"]
+        )
         about = make_context(made, known_models(made), emitted=read_settings(made))
         objections = [*RECIPE_CHECKS["build.flags"](about), *RECIPE_CHECKS["runtime.refuses"](about)]
         if not objections:
             break
-        said = followed(said, objections[0])
+        named_flags = followed(named_flags, objections[0])
     words = trtllm_build_flags(made, "target")
     assert check(version, words) == []
-    assert said == [] or all(set(words_of(entry)) <= set(words) for entry in said)
+    assert named_flags == [] or all(set(words_of(entry)) <= set(words) for entry in named_flags)
 
 
-def followed(said: list[str], one: Objection) -> list[str]:
+def followed(named_flags: list[str], one: Objection) -> list[str]:
     """What a person makes of the recipe's entries who reads one objection."""
     if one.fix.startswith("leave out "):
-        return [entry for entry in said if entry != one.fix.removeprefix("leave out ")]
+        return [entry for entry in named_flags if entry != one.fix.removeprefix("leave out ")]
     if one.fix == "keep one of them":
         name = one.problem.removeprefix("has ").removesuffix(" more than once")
-        first = next(entry for entry in said if entry.partition("=")[0] == name)
-        return [first, *(entry for entry in said if entry.partition("=")[0] != name)]
-    wrong = max((entry for entry in said if f" {entry}: " in one.problem), key=len)
+        first = next(entry for entry in named_flags if entry.partition("=")[0] == name)
+        return [first, *(entry for entry in named_flags if entry.partition("=")[0] != name)]
+    wrong = max((entry for entry in named_flags if f" {entry}: " in one.problem), key=len)
     words = re.split(r"[ ,]+", one.fix)
     advised = [word for word in words if word.partition("=")[0] in tunable("1.2.1")]
     assert advised, one
-    return [advised[0] if entry == wrong else entry for entry in said]
+    return [advised[0] if entry == wrong else entry for entry in named_flags]
 
 
 def test_flags_that_the_builder_would_turn_off() -> None:
@@ -318,7 +320,7 @@ def test_unknown_versions_and_gpus() -> None:
 @pytest.mark.parametrize("version", versions())
 def test_all_that_matters_is_said(version: str) -> None:
     """Upstream's defaults of these changed, or may."""
-    named = said(version, trtllm_build_flags(recipe(draft={}), "target"))
+    named = named_flags(version, trtllm_build_flags(recipe(draft={}), "target"))
     assert named >= {
         "tokens_per_block", "use_paged_context_fmha", "use_fp8_context_fmha", "max_num_tokens", "kv_cache_type",
         "max_batch_size", "max_seq_len", "context_fmha", "remove_input_padding",

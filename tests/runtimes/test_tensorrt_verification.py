@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.contracts.trtllm_build import config_value, flags, parse, said
-from pipeline.contracts.trtllm_build_effects import Model, effects
+from pipeline.contracts.trtllm_build import config_value, flags, named_flags, parse
+from pipeline.contracts.trtllm_build_effects import CheckpointConfig, effects
 from pipeline.errors import StageError
 from pipeline.recipe import load_recipe
 from pipeline.runtimes.tensorrt.flags import trtllm_build_flags
@@ -45,7 +45,7 @@ class Built:
             self.engine,
             version=VERSION,
             argv=ARGV,
-            expected=effects(VERSION, ARGV, Model.of(source), 90),
+            expected=effects(VERSION, ARGV, CheckpointConfig.of(source), 90),
             checkpoint=self.checkpoint,
             warnings=warnings,
         )
@@ -60,7 +60,7 @@ def test_as_asked_for(built: Built) -> None:
     built.verify()
 
 
-SAID = sorted(name for name in said(VERSION, ARGV) if flags(VERSION)[name].config is not None)
+SAID = sorted(name for name in named_flags(VERSION, ARGV) if flags(VERSION)[name].config is not None)
 
 
 @pytest.mark.parametrize("name", SAID)

@@ -9,7 +9,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from pipeline.contracts.inflight_batcher import (
     EnsembleStep,
-    Tensor,
+    TensorSpec,
     ensemble_steps,
     models,
     tensors,
@@ -26,10 +26,10 @@ texts = st.text(min_size=1, max_size=12).filter(lambda text: "${" not in text)
 sizes = st.lists(st.integers(-1, 4096), min_size=1, max_size=4).map(tuple)
 types = st.sampled_from(["TYPE_INT32", "TYPE_FP32", "TYPE_STRING", "TYPE_BOOL", "TYPE_UINT64"])
 inputs = st.builds(
-    Tensor, name=texts, data_type=types, dims=sizes, optional=st.booleans(), allow_ragged_batch=st.booleans(),
+    TensorSpec, name=texts, data_type=types, dims=sizes, optional=st.booleans(), allow_ragged_batch=st.booleans(),
     reshape=st.none() | st.just(()) | sizes,
 )  # fmt: skip
-outputs = st.builds(Tensor, name=texts, data_type=types, dims=sizes, reshape=st.none() | sizes)
+outputs = st.builds(TensorSpec, name=texts, data_type=types, dims=sizes, reshape=st.none() | sizes)
 names = st.dictionaries(texts, texts, max_size=3)
 steps = st.builds(EnsembleStep, model=texts, input_map=names, output_map=names)
 common = {
@@ -89,7 +89,7 @@ def test_a_placeholder_is_refused() -> None:
 
 def test_a_type_that_triton_does_not_have_is_refused() -> None:
     with pytest.raises(StageError, match=r"m/config\.pbtxt: .*TYPE_NONSENSE"):
-        model_config("m", max_batch_size=8, inputs=(Tensor("x", "TYPE_NONSENSE", (1,)),), outputs=())
+        model_config("m", max_batch_size=8, inputs=(TensorSpec("x", "TYPE_NONSENSE", (1,)),), outputs=())
 
 
 def test_text_that_is_none_is_refused() -> None:

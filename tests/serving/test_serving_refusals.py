@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from pipeline.contracts.inflight_batcher import Tensor, tensors
+from pipeline.contracts.inflight_batcher import TensorSpec, tensors
 from pipeline.serving.server import TritonServer
 from tests.support.streams import joined, stream
 
@@ -36,7 +36,7 @@ HONOURED = {
 OTHERS = [tensor for tensor in tensors("tensorrt_llm", "1.2.1").inputs if tensor.name not in HONOURED]
 
 
-def asking(declared: Tensor) -> np.ndarray:
+def asking(declared: TensorSpec) -> np.ndarray:
     """A value that asks for something: all twos (or true), of two elements where any number is allowed."""
     shape = [1, *(2 if size == -1 else size for size in declared.dims)]
     if declared.data_type == "TYPE_STRING":
@@ -54,7 +54,9 @@ def error_of(url: str, model: str, **inputs: object) -> str:
 
 
 @pytest.mark.parametrize("declared", OTHERS, ids=lambda tensor: tensor.name)
-def test_every_other_input_of_the_engine_is_refused_by_name(server: TritonServer, declared: Tensor) -> None:
+def test_every_other_input_of_the_engine_is_refused_by_name(
+    server: TritonServer, declared: TensorSpec
+) -> None:
     message = error_of(server.grpc_url, "tensorrt_llm", **ENGINE, **{declared.name: asking(declared)})
     assert message.startswith(declared.name)
 

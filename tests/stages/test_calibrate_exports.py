@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.contracts.checkpoint import Layout
+from pipeline.contracts.checkpoint import CheckpointLayout
 from pipeline.contracts.checkpoint_files import check
 from pipeline.errors import CheckpointError
-from pipeline.models import Architecture, Checkpoint, Format, TensorFiles
+from pipeline.models import Architecture, CheckpointReader, Format, TensorFiles
 from pipeline.models.layers import round_e4m3, unpack_rows
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
@@ -50,7 +50,7 @@ def digests(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_hugging_face_export(calibrations: Calibrations, form: str) -> None:
     folder = calibrations.calibrated(form) / "hf"
-    checkpoint = Checkpoint(folder)
+    checkpoint = CheckpointReader(folder)
     checkpoint.check()
     assert checkpoint.quantization.format == form
     assert checkpoint.quantization.group_size == (64 if "awq" in form else None)
@@ -130,8 +130,8 @@ PARTS = {
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_export_holds_the_weights_of_the_source(calibrations: Calibrations, form: str) -> None:
-    folder, source = calibrations.calibrated(form), Checkpoint(calibrations.source())
-    hf, ranks = Checkpoint(folder / "hf"), [_rank(folder / "trtllm-tp2", rank) for rank in range(2)]
+    folder, source = calibrations.calibrated(form), CheckpointReader(calibrations.source())
+    hf, ranks = CheckpointReader(folder / "hf"), [_rank(folder / "trtllm-tp2", rank) for rank in range(2)]
     whole = _rank(folder / "trtllm-tp1", 0)
     for layer in range(2):
         for name, sources in PARTS.items():
@@ -168,7 +168,7 @@ def _rank(folder: Path, rank: int) -> Tensors:
     return dict(TensorFiles(folder, pattern=f"rank{rank}.safetensors"))
 
 
-def _effective(checkpoint: Checkpoint, name: str) -> np.ndarray:
+def _effective(checkpoint: CheckpointReader, name: str) -> np.ndarray:
     """The weight with its smoothing and with the norm before it, into which smoothing may be folded."""
     layer = checkpoint.linear(name)
     weight = layer.dequantize()
@@ -198,10 +198,12 @@ def _dequantized(rank: Tensors, name: str, form: str) -> np.ndarray:
     return weight * rank[name.rsplit(".", 2)[0] + norm].astype(np.float32)
 
 
-def _both(calibrations: Calibrations, form: str) -> tuple[Checkpoint, Checkpoint, Checkpoint]:
+def _both(
+    calibrations: Calibrations, form: str
+) -> tuple[CheckpointReader, CheckpointReader, CheckpointReader]:
     """The source, and both of its exports."""
-    folder, source = calibrations.calibrated(form), Checkpoint(calibrations.source())
-    return source, Checkpoint(folder / "hf"), RankCheckpoint(folder / "trtllm-tp2", source.architecture)
+    folder, source = calibrations.calibrated(form), CheckpointReader(calibrations.source())
+    return source, CheckpointReader(folder / "hf"), RankCheckpoint(folder / "trtllm-tp2", source.architecture)
 
 
 @pytest.mark.parametrize("form", ["int4_awq", "w4a8_awq", "int8_sq"])
@@ -241,7 +243,7 @@ def test_fp8_has_one_scale_where_engines_make_one_layer(calibrations: Calibratio
 @pytest.mark.parametrize("form", ["fp8", "int4_awq"])
 def test_an_fp8_cache(calibrations: Calibrations, form: str) -> None:
     folder = calibrations.calibrated(form, kv_cache="fp8")
-    checkpoint = Checkpoint(folder / "hf")
+    checkpoint = CheckpointReader(folder / "hf")
     assert checkpoint.quantization.kv_cache == "FP8"
     scales = [checkpoint.kv_scales(layer) for layer in range(2)]
     assert all(scale is not None and min(scale) > 0 for scale in scales)
@@ -305,7 +307,7 @@ def test_format_none_is_the_checkpoint_itself(calibrations: Calibrations) -> Non
     folder, source = calibrations.calibrated("none"), calibrations.source()
     assert (folder / "hf/model.safetensors").samefile(source / "model.safetensors")
     assert digests(folder / "hf") == digests(source)
-    original, whole = Checkpoint(source), _rank(folder / "trtllm-tp1", 0)
+    original, whole = CheckpointReader(source), _rank(folder / "trtllm-tp1", 0)
     got = whole["transformer.layers.1.mlp.fc.weight"]
     assert got.tobytes() == original.tensors["model.layers.1.mlp.gate_proj.weight"].tobytes()
     assert config(folder / "trtllm-tp2")["quantization"]["quant_algo"] is None
@@ -314,7 +316,7 @@ def test_format_none_is_the_checkpoint_itself(calibrations: Calibrations) -> Non
 @pytest.mark.parametrize("form", ["fp8", "int4_awq"])
 def test_tied_embeddings_and_an_odd_vocabulary(calibrations: Calibrations, form: str) -> None:
     folder = calibrations.calibrated(form, architecture="qwen3", tied=True, vocab=501)
-    checkpoint = Checkpoint(folder / "hf")
+    checkpoint = CheckpointReader(folder / "hf")
     checkpoint.check()
     assert "lm_head.weight" not in checkpoint.tensors
     assert config(folder / "hf")["vocab_size"] == 501
@@ -338,7 +340,7 @@ def test_more_ranks_than_key_value_heads(calibrations: Calibrations) -> None:
 def test_a_float32_source_is_stored_in_float16_for_tensorrt_llm(calibrations: Calibrations) -> None:
     folder = calibrations.calibrated("fp8", dtype="float32")
     assert config(folder / "trtllm-tp1")["dtype"] == "float16"
-    assert Checkpoint(folder / "hf").tensors.headers["model.norm.weight"].dtype == "F32"
+    assert CheckpointReader(folder / "hf").tensors.headers["model.norm.weight"].dtype == "F32"
 
 
 @pytest.mark.parametrize(
@@ -365,7 +367,7 @@ def test_damaged_ranks_are_found(
     source = calibrations.calibrated("fp8")
     folder = tmp_path / "trtllm"
     shutil.copytree(source / "trtllm-tp2", folder)
-    layout = Layout(Architecture.read(source / "hf"), "BF16", Format.FP8, tensor=2)
+    layout = CheckpointLayout(Architecture.read(source / "hf"), "BF16", Format.FP8, tensor=2)
     check(folder, layout)
     damage(folder)
     with pytest.raises(CheckpointError, match=message.replace(".", r"\.")):
@@ -394,7 +396,7 @@ def test_nvfp4_is_exported_as_it_is_read(calibrations: Calibrations, tmp_path: P
     for.
     """
     source, samples = calibrations.source(), read_samples(calibrations.dataset() / "calibration.jsonl", 512)
-    architecture, original = Architecture.read(source), Checkpoint(source)
+    architecture, original = Architecture.read(source), CheckpointReader(source)
     with quietly("nvfp4", Notes()), suited_to(0):
         model = load(source, architecture, "cpu")
         measure(
@@ -409,9 +411,9 @@ def test_nvfp4_is_exported_as_it_is_read(calibrations: Calibrations, tmp_path: P
         fusion.align(model, Format.NVFP4, torch.bfloat16)
         modelopt_export.export(model, architecture, Parallelism(2), tmp_path / "ranks")
         unified.export(model, Format.NVFP4, source, tmp_path / "hf")
-    check(tmp_path / "ranks", Layout(architecture, "BF16", Format.NVFP4, 16, "fp8", tensor=2))
+    check(tmp_path / "ranks", CheckpointLayout(architecture, "BF16", Format.NVFP4, 16, "fp8", tensor=2))
     unified.judge(tmp_path / "hf", Format.NVFP4, 16, "fp8")
-    exported, ranks = Checkpoint(tmp_path / "hf"), RankCheckpoint(tmp_path / "ranks", architecture)
+    exported, ranks = CheckpointReader(tmp_path / "hf"), RankCheckpoint(tmp_path / "ranks", architecture)
     for shape in architecture.linears():
         one, other = exported.linear(shape.name), ranks.linear(shape.name)
         np.testing.assert_array_equal(one.dequantize(), other.dequantize(), err_msg=shape.name)

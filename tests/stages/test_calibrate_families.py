@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.models import Architecture, Checkpoint, Format, TensorFiles
+from pipeline.models import Architecture, CheckpointReader, Format, TensorFiles
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
 from pipeline.runtimes.tensorrt.checkpoint import modelopt_export
@@ -114,7 +114,7 @@ def test_groups_of_experts_hold_what_the_whole_holds(calibrations: Calibrations)
 def test_phi_3s_ranks_are_its_fused_layers(calibrations: Calibrations) -> None:
     folder = exported(calibrations, "phi3")
     source, ranks = (
-        Checkpoint(folder / "hf"),
+        CheckpointReader(folder / "hf"),
         [TensorFiles(folder / "trtllm-tp2", f"rank{number}.safetensors") for number in range(2)],
     )
     gate, up = np.split(source.tensors["model.layers.1.mlp.gate_up_proj.weight"].view(np.uint8), 2)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.models import Checkpoint, Format
+from pipeline.models import CheckpointReader, Format
 from pipeline.stages.calibrate.experts import all_experts
 from pipeline.stages.evaluate.decoder import Decoder
 from tests.support.calibrated import Calibrations
@@ -86,7 +86,7 @@ def test_logits_are_modelopt_s(pair: Pair) -> None:
     decoder = Decoder(pair.exported, TEXT, "cpu")
     got = decoder.hidden_states(lambda: None) @ decoder.head().T
     wanted = torch.cat([logits_of(pair.model, text) for text in TEXT])
-    original = Decoder(Checkpoint(pair.source), TEXT, "cpu")
+    original = Decoder(CheckpointReader(pair.source), TEXT, "cpu")
     unquantized = original.hidden_states(lambda: None) @ original.head().T
     difference, effect = (got - wanted).abs(), (unquantized - wanted).abs().mean()
     rounds_inputs = (
@@ -105,7 +105,7 @@ def test_unquantized_logits_are_those_of_transformers(calibrations: Calibrations
 
     source = calibrations.source(architecture, "float32")
     wanted = logits_of(AutoModelForCausalLM.from_pretrained(source).eval(), TEXT[0])
-    decoder = Decoder(Checkpoint(source), TEXT[:1], "cpu")
+    decoder = Decoder(CheckpointReader(source), TEXT[:1], "cpu")
     got = decoder.hidden_states(lambda: None) @ decoder.head().T
     assert (got - wanted).abs().max() < 1e-3
 
@@ -119,7 +119,7 @@ def test_sliding_windows_are_those_of_transformers(calibrations: Calibrations) -
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps({**config, "sliding_window": 16}))
     wanted = logits_of(AutoModelForCausalLM.from_pretrained(source).eval(), TEXT[0])
-    decoder = Decoder(Checkpoint(source), TEXT[:1], "cpu")
+    decoder = Decoder(CheckpointReader(source), TEXT[:1], "cpu")
     got = decoder.hidden_states(lambda: None) @ decoder.head().T
     assert (got - wanted).abs().max() < 1e-3
 

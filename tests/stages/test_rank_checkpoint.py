@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from pipeline.contracts.checkpoint import Layout
+from pipeline.contracts.checkpoint import CheckpointLayout
 from pipeline.errors import CheckpointError
-from pipeline.models import Architecture, Format, Quantization, TensorFiles
+from pipeline.models import Architecture, CheckpointQuantization, Format, TensorFiles
 from pipeline.plan.parallelism import Parallelism
 from pipeline.runtimes.tensorrt.checkpoint import RankCheckpoint
 from pipeline.runtimes.tensorrt.checkpoint.layout import parts
@@ -53,8 +53,10 @@ def test_the_layout_names_what_the_contract_does(family: str, form: str, sizes: 
         config["num_local_experts"] = 4
     model, form = Architecture.from_config(config), Format(form)
     grouped = form in (Format.INT4_AWQ, Format.W4A8_AWQ, Format.NVFP4)
-    quantization = Quantization(form, (16 if form is Format.NVFP4 else 64) if grouped else None, "FP8")
-    layout = Layout(
+    quantization = CheckpointQuantization(
+        form, (16 if form is Format.NVFP4 else 64) if grouped else None, "FP8"
+    )
+    layout = CheckpointLayout(
         model, "BF16", form, quantization.group_size, "fp8", sizes.tensor, sizes.pipeline, sizes.expert
     )
     for number in range(sizes.world):

@@ -112,6 +112,8 @@ def test_int8_inputs_keep_their_full_range() -> None:
     assert round_input(x, Format.INT4_AWQ, 1.0) is x
 
 
+# ModelOpt warns when it is imported for the first time.
+@pytest.mark.filterwarnings("ignore")
 def test_nvfp4_is_as_modelopt_describes_it() -> None:
     """Against ModelOpt's own quantization of a tensor, which needs no GPU."""
     from modelopt.torch.quantization.qtensor import NVFP4QTensor

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pipeline.models import Architecture, Checkpoint, Format
+from pipeline.models import Architecture, CheckpointReader, Format
 from pipeline.progress import Silent
 from pipeline.stages.calibrate import fusion, unified
 from pipeline.stages.calibrate.batches import make_batches, read_samples
@@ -28,7 +28,7 @@ class Pair:
     """One calibration, twice."""
 
     model: Any  # quantizers in place, what shares an input smoothed and scaled alike as the export does it
-    exported: Checkpoint
+    exported: CheckpointReader
     source: Path
 
 
@@ -54,4 +54,4 @@ def make_pair(calibrations: Calibrations, into: Path, architecture: str, form: F
         requantize_resmooth_fused_llm_layers(fused)
         unified.export(model, form, source, into)
     assert notes.warnings == []
-    return Pair(fused, Checkpoint(into), source)
+    return Pair(fused, CheckpointReader(into), source)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from pipeline.contracts.trtllm_build import Flag, data, flags
-from pipeline.contracts.trtllm_build_effects import Model, Outcome, effects
+from pipeline.contracts.trtllm_build_effects import BuildEffects, CheckpointConfig, effects
 from pipeline.contracts.version_range import precedes
 
 FAILS = "STAND_IN_TRTLLM_BUILD_FAILS"
@@ -122,7 +122,7 @@ def _build(
     argv: Sequence[str], arguments: argparse.Namespace, checkpoint: Path, output: Path, machine: Machine
 ) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
-    outcome = effects(machine.version, argv, Model.of(config), machine.sm)
+    outcome = effects(machine.version, argv, CheckpointConfig.of(config), machine.sm)
     if not Path(arguments.input_timing_cache or "").is_file():
         _say("W", "Invalid timing cache, using freshly created one")
     _say("W", "Implicitly setting LLaMAConfig.layer_idx_offset = 0")
@@ -159,7 +159,7 @@ def _build(
     _damage(output, config["mapping"]["world_size"] - 1, machine.failure)
 
 
-def _config(machine: Machine, checkpoint: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
+def _config(machine: Machine, checkpoint: dict[str, Any], outcome: BuildEffects) -> dict[str, Any]:
     known = flags(machine.version)
     config: dict[str, Any] = {
         "version": machine.version,

@@ -43,6 +43,10 @@ class RequestTools:
 def resolve_tools(request: ChatRequest, template: ChatTemplate | None) -> RequestTools:
     """Check the tools of a request, and how they may be called.
 
+    Args:
+        request: with `tools`, `tool_choice` and `parallel_tool_calls`.
+        template: of the model, which has to take tools if the request has some.
+
     Raises:
         ApiError: 400, for a malformed tool or choice, or if the model's template takes no tools.
     """

@@ -1,10 +1,10 @@
 """Memory of a deployment, rank by rank, before anything is downloaded.
 
-    demand = demand_of(recipe, sizes)     # what is to lie together: models, formats, split, limits
-    memory = plan_memory(demand)          # every figure as a line with its formula; tokens, sequences, head-room
-    alternatives(recipe, demand)          # what would fit, each with figures of its own
+    spec = deployment_spec(recipe, sizes)   # what is to lie together: models, formats, split, limits
+    memory = plan_memory(spec)              # every figure as a line with its formula; tokens, sequences, head-room
+    alternatives(recipe, spec)              # what would fit, each with figures of its own
 
-Pure. One file a noun: tensors (which matrices there are), weights, kv, rank (load order), capacity (what fits).
+Pure. `tensors` says which matrices a model has, `footprint` what they and its KV cache take, `capacity` what fits.
 """
 
 from pipeline.plan.memory.alternatives import Alternative, alternatives

@@ -1,4 +1,4 @@
-"""Weights of one model on one rank, by kind of tensor."""
+"""Bytes of one model on one rank: its weights by kind of tensor, and what tokens cost in its KV cache."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def stage_layers(model: ModelSpec, stage: int) -> range:
 
     >>> from pipeline.contracts.models import known_model
     >>> from pipeline.plan.parallelism import Parallelism
-    >>> model = ModelNeed("target", known_model("Qwen/Qwen3-32B"), Parallelism(pipeline=3))
+    >>> model = ModelSpec("target", known_model("Qwen/Qwen3-32B"), Parallelism(pipeline=3))
     >>> [len(stage_layers(model, stage)) for stage in range(3)]
     [22, 21, 21]
     """

@@ -1,4 +1,4 @@
-"""What is to lie in the memory of the GPUs (or of the machine) together: the question that `plan_memory` answers."""
+"""What is to lie in the memory of GPUs (or of the machine) together, which `plan_memory` answers line by line."""
 
 from __future__ import annotations
 

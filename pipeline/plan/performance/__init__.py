@@ -1,10 +1,10 @@
 """How fast a deployment will be, before it is built: a roofline with constants fitted to published figures.
 
-    forecast_recipe(recipe, demand)    first token, time between tokens, tokens a second, where the SLO breaks
+    forecast_recipe(recipe, spec)    first token, time between tokens, tokens a second, where the SLO breaks
 
-One file a noun: load (what a model asks of a rank), step (how long that takes), engine (prompts and answers),
-speculation, service (many requests), forecast. `published` and `accuracy` hold the model against what others measured.
-Pure; facts are in `data/` and in `contracts/data/gpus.yaml`.
+From the bottom up: `roofline` (one step), `engine` (prompts, answers, drafts), `service` (many requests, cost),
+`forecast`, `compare` (other deployments). `published` and `accuracy` hold the model against what others measured, and
+`efficiency` has its constants. Pure; facts are in `data/` and in `contracts/data/gpus.yaml`.
 """
 
 from pipeline.plan.performance.accuracy import Estimate

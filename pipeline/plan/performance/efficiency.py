@@ -12,10 +12,9 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from pipeline.contracts.gpus import generation
 from pipeline.contracts.releases import Track
+from pipeline.resources import parse_yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,5 +70,5 @@ def efficiency(name: str, track: Track, given: Mapping[str, Any] | None = None) 
 def fitted() -> Mapping[str, Any]:
     """Return the whole of `data/efficiency.yaml`."""
     file = resources.files("pipeline.plan.performance") / "data" / "efficiency.yaml"
-    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return data

@@ -1,7 +1,20 @@
-"""One engine on its GPUs: steps put together into prompts, answers and long runs. All times are seconds.
+"""One engine on its GPUs, alone or with a draft: steps put together into prompts, answers and long runs, in seconds.
 
 Requests are alike: so many tokens in the prompt, so many in the answer. With chunked context a long prompt is done in
 pieces, beside the sequences that generate; each piece and they share one step.
+
+A draft proposes k tokens with k steps of its own, and the target verifies them with one step over k + 1 tokens a
+sequence. If each proposal is accepted with probability a, whatever came before it, such a round yields
+
+    1 + a + ... + a^k = (1 - a^(k+1)) / (1 - a)   tokens                (Leviathan et al., 2023, eq. 1)
+
+Not in it: what the entry model of `tensorrt` spends between the two engines. Where a draft would only cost, that model
+proposes fewer tokens by itself; here it proposes as many as the recipe says.
+
+>>> round(accepted(0.8, 4), 2)
+3.36
+>>> accepted(0.0, 4)
+1.0
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a recipe will do before it is built: first token, time between tokens, tokens a second, where its SLO breaks.
 
-    forecast(demand, track, work, slo)     of a demand on memory, as `planning.memory` makes it
+    forecast(demand, track, work, slo)     of a demand on memory, as `plan.memory` makes it
     forecast_recipe(recipe, demand)        at the recipe's own lengths
 
 Figures are of a roofline (`step`) with constants fitted to published figures; `Estimate` says how far to trust them,
@@ -179,7 +179,7 @@ def forecast(
     Args:
         acceptance: of each token that the draft proposes, 0 to 1; None leaves the draft out of all but `gains`.
         draft_tokens: that the draft proposes in a round.
-        sequences: that memory holds; by default as `planning.memory` says.
+        sequences: that memory holds; by default as `plan.memory` says.
         gpu_hour: price of an hour of one GPU.
     """
     held = plan_memory(spec).sequences if sequences is None else sequences

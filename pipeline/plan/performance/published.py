@@ -8,8 +8,6 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-import yaml
-
 from pipeline.contracts.gpus import gpu, gpu_rates
 from pipeline.contracts.models import known_model
 from pipeline.contracts.releases import Track
@@ -21,6 +19,7 @@ from pipeline.plan.performance.efficiency import efficiency
 from pipeline.plan.performance.engine import EngineModel
 from pipeline.plan.performance.roofline import ModelLoad, model_load
 from pipeline.plan.performance.workload import Workload
+from pipeline.resources import parse_yaml
 
 Kind = Literal["full-load", "fixed-batch", "first-token"]
 Use = Literal["calibrate", "held-out"]
@@ -156,5 +155,5 @@ def _rows(table: Mapping[str, Any]) -> Iterator[PublishedFigure]:
 @cache
 def _data() -> Mapping[str, Any]:
     file = resources.files("pipeline.plan.performance") / "data" / "published.yaml"
-    data: Mapping[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return data

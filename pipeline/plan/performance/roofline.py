@@ -1,7 +1,14 @@
-"""What one model asks of one rank, by the token and by the step: bytes to read and operations to do.
+"""A roofline of one step of an engine: what a model asks of a rank, and how long that takes.
 
-Counted from the same matrices as the memory plan (`planning.memory.tensors`). Not counted: norms and biases, which are
-small, and the embedding, of which a step reads a few rows.
+Bytes and operations are counted from the same matrices as the memory plan (`plan.memory.tensors`). Not counted: norms
+and biases, which are small, and the embedding, of which a step reads a few rows. A step costs what its slowest part
+costs, and parts follow each other:
+
+    matrices    weights over the memory bandwidth, or operations over the tensor cores' rate, whichever is longer
+    attention   keys and values over the memory bandwidth, and the operations of long prompts
+    activations what goes to memory and back between matrices
+    exchange    all-reduces of the ranks that share a layer
+    overhead    kernels too small to be limited by either, and what the host needs for a step
 """
 
 from __future__ import annotations

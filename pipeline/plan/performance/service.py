@@ -5,6 +5,9 @@ before it, as in a queue with random arrivals and even service (M/D/1): mean wai
 the time that prompts take and s seconds each. The 95th percentile of the wait is taken as ln 20 times its mean, as of
 an exponential tail; nobody waits longer than all others together take. These are approximations: an error is stated of
 throughput and of an idle engine's first token alone.
+
+Cost is all of the time at the price of a GPU-hour. What prompts take of it is charged to input tokens, the rest to
+output tokens; charged to output tokens alone, as prices are often compared, it is `per_million_output`.
 """
 
 from __future__ import annotations

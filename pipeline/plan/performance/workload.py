@@ -1,4 +1,4 @@
-"""What a user asks about speed and cost, read from words: GPUs, prices, lengths, the acceptance of a draft."""
+"""Traffic and what it may cost: lengths, GPUs, prices and the acceptance of a draft, as the command line gives them."""
 
 from __future__ import annotations
 

@@ -1,22 +1,22 @@
 """Preflight: every rule that is known, held against a recipe, its models, what will be written, and a machine.
 
     found = findings(recipe, models, machine, emitted)   # all at once, the gravest first
-    found = allow(found, allowance(["sm.fp8"]))          # errors that a user lets pass: --allow
+    found = allow(found, check_allowed(["sm.fp8"]))      # errors that a user lets pass: --allow
     refuse(recipe, found)                                # raises what stops a build, returns the others
 
-The rules themselves (severity, reason, sources, what may be allowed) are data: `pipeline.contracts.rules`. One file a
-group of checks, beside the data file of the same name:
+The rules themselves (severity, reason, sources, what may be allowed) are data: `pipeline.contracts.rules`, one file of
+`contracts/data/rules` a group. The checks of a group are in the module of the same name, of two in a neighbour's:
 
     releases      release, GPU, flags and models that a release must know
     formats       weights and KV cache, by GPU
-    splitting     what must divide (arithmetic in `fitting`)
+    splitting     what must divide
     speculation   a draft and its target
     tokenizers    whether both speak of the same tokens
     budgets       lengths, and the tokens of a step
-    memory        whether it fits on its GPUs
+    memory        whether it fits on its GPUs                  in budgets.py
     serving       what Triton's models will say
     sourcing      what the hub answers
-    caching       what the response cache answers
+    caching       what the response cache answers              in serving.py
     devices       GPUs of a machine
     software      what is installed there
     host          its memory, disks, limits and ports

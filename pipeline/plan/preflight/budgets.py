@@ -1,6 +1,6 @@
-"""Rules about lengths and the tokens of a step, in the recipe and in the flags of its engines.
+"""Rules about lengths and the tokens of a step, and about the GPU memory that they take.
 
-Each function is one rule of contracts/data/rules, under its id in CHECKS.
+Each check is one rule: those of contracts/data/rules/budgets.yaml are in CHECKS, those of memory.yaml in MEMORY_CHECKS.
 """
 
 from __future__ import annotations

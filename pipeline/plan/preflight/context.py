@@ -1,4 +1,8 @@
-"""What rules look at: a recipe, its models one by one, what is known of them, of the machine, and of what is made."""
+"""What rules look at: a recipe, its models, what is known of them and of the machine, and what will be written.
+
+What will be written (`GeneratedConfig`: flags of trtllm-build, arguments of the LLM API, settings of a package) is what
+the keys of the artifacts are made from, so a rule about upstream's files judges the very values that go into them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors that a user lets pass, by the ids of their rules (`--allow RULE`), and what manifests keep of findings."""
+"""What a check objects, what a finding adds to it, and errors that a user lets pass (`--allow RULE`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What is asked of a machine: worked out from a recipe before its build, or read from a package after it."""
+"""What is required of a machine: computed from a recipe before its build, or read from a package after it.
+
+Disk and host memory are lower bounds, for the rules of a machine; how GPU memory is used is the matter of
+`pipeline.plan.memory`.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +142,7 @@ def _serving(context: Context, rank_bytes: int | None) -> ServingNeeds | None:
 def version_numbers(version: str) -> tuple[int, ...]:
     """Of a driver, or of a release, to be compared.
 
-    >>> numbers("590.44.01") < numbers("590.48")
+    >>> version_numbers("590.44.01") < version_numbers("590.48")
     True
     """
     return tuple(int(part) for part in re.findall(r"\d+", version))

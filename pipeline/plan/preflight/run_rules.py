@@ -1,6 +1,7 @@
-"""All findings about a recipe, its models, what will be written for it, and a machine, at once; and what to do of them.
+"""Run all rules on a recipe, its models, what will be written for it, and a machine; sort what they find, and refuse.
 
-Pure. The facts are those of `pipeline.contracts`; nothing is downloaded, and what is not known is not judged.
+Pure. The facts are those of `pipeline.contracts`; nothing is downloaded, and what is not known is not judged. Each
+group of rules is a file of contracts/data/rules; RECIPE_GROUPS and MACHINE_GROUPS name the module with its checks.
 """
 
 from __future__ import annotations

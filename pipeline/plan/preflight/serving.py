@@ -1,7 +1,7 @@
-"""Rules about what Triton's models will say, and how they are started.
+"""Rules about what Triton's models will say, how they are started, and what the response cache answers.
 
-Each function is one rule of contracts/data/rules, under its id in CHECKS. Most rules of this group are held where the
-files are written, and have no check here (`held` in the data says where).
+Each check is one rule: those of contracts/data/rules/serving.yaml are in CHECKS, those of caching.yaml in CACHE_CHECKS.
+Most rules of serving.yaml are held where the files are written, and have no check here (`held` in the data says where).
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Rules about sizes: what must divide, what is padded or copied.
+"""Rules about sizes: what must divide, what is padded or copied; and the arithmetic behind them.
 
-Each function is one rule of contracts/data/rules, which has its severity and sources, under its id in
-CHECKS.
-A model whose sizes are not known is passed over.
+A linear layer is cut along its outputs (q, k, v, gate, up) or its inputs (o, down); each rank takes a whole number of
+attention heads. Experts are shared out to `expert` groups, whose tensor-parallel size is then tensor / expert.
+
+Each check is one rule of contracts/data/rules/splitting.yaml, under its id in CHECKS. A model whose sizes are not known
+is passed over.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import yaml
 
 from pipeline.contracts import llm_args
 from pipeline.errors import StageError
-from pipeline.models import Format, Quantization, TensorFiles
+from pipeline.models import CheckpointQuantization, Format, TensorFiles
 from pipeline.store import Json
 from pipeline.store.files import link_or_copy, walk
 
@@ -75,7 +75,7 @@ def judge_arguments(version: str, meant: Mapping[str, Any], folder: Path) -> Non
         raise StageError(f"{folder / ARGUMENTS}: " + "; ".join(map(str, faults)))
 
 
-def judge_checkpoint(folder: Path, form: str, kv_cache: str) -> Quantization | None:
+def judge_checkpoint(folder: Path, form: str, kv_cache: str) -> CheckpointQuantization | None:
     """Look at the files again: complete, and quantized as the recipe says. No weight is read.
 
     Args:
@@ -99,7 +99,7 @@ def judge_checkpoint(folder: Path, form: str, kv_cache: str) -> Quantization | N
     if form == "auto":
         _require_details(checkpoint)
         return None
-    found = Quantization.read(checkpoint)
+    found = CheckpointQuantization.read(checkpoint)
     if form == "none":
         return found
     _require_details(checkpoint)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.contracts import llmapi
-from pipeline.contracts.inflight_batcher import Tensor
+from pipeline.contracts.inflight_batcher import TensorSpec
 from pipeline.errors import UserError
 from pipeline.triton.config import model_config
 from pipeline.triton.layout import TARGET_MODEL
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _UNBATCHED = 0
 # Upstream's llmapi model takes none. The names are those of its other models, so that a client sends the same to all.
 _GUIDES = tuple(
-    Tensor(name=name, data_type="TYPE_STRING", dims=(1,), optional=True)
+    TensorSpec(name=name, data_type="TYPE_STRING", dims=(1,), optional=True)
     for name in ("guided_decoding_guide_type", "guided_decoding_guide")
 )
 

@@ -17,7 +17,7 @@ from pipeline.contracts.gpus import gpu
 from pipeline.contracts.releases import container
 from pipeline.contracts.rules import rule
 from pipeline.contracts.trtllm_build import check
-from pipeline.contracts.trtllm_build_effects import Model, Outcome, effects, understood
+from pipeline.contracts.trtllm_build_effects import BuildEffects, CheckpointConfig, effects, parse_message
 from pipeline.errors import StageError
 from pipeline.machine.gpus import read_gpus, visible
 from pipeline.machine.host import read_memory
@@ -75,7 +75,7 @@ def build(inputs: BuildInputs) -> Mapping[str, Json]:
         )
     except StageError as error:
         raise StageError(f"{error}\nthe builder's log: {job.log}") from None
-    for line in [line for line in log.warnings if understood(line) is None][:_SHOWN]:
+    for line in [line for line in log.warnings if parse_message(line) is None][:_SHOWN]:
         inputs.progress.say(f"    trtllm-build warns: {line}")
     engine = EngineFolder.read(job.output)
     facts: dict[str, Json] = {
@@ -141,7 +141,7 @@ def build_job(inputs: BuildInputs) -> BuildJob:
     )
 
 
-def _expect(inputs: BuildInputs, job: BuildJob) -> Outcome:
+def _expect(inputs: BuildInputs, job: BuildJob) -> BuildEffects:
     """What the contract says that the builder will make of the job.
 
     Raises:
@@ -149,7 +149,7 @@ def _expect(inputs: BuildInputs, job: BuildJob) -> Outcome:
     """
     faults = check(job.version, job.command(job.checkpoint, job.output)[1:])
     config = json.loads((job.checkpoint / "config.json").read_text(encoding="utf-8"))
-    outcome = effects(job.version, job.flags, Model.of(config), job.sm)
+    outcome = effects(job.version, job.flags, CheckpointConfig.of(config), job.sm)
     faults += [str(change) for change in outcome.changes]
     faults += [outcome.refusal] if outcome.refusal else []
     faults += _checkpoint_faults(inputs, config)

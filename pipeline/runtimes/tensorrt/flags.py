@@ -23,7 +23,7 @@ from typing import Any
 from pipeline.contracts.gpus import gpu
 from pipeline.contracts.releases import require
 from pipeline.contracts.trtllm_build import data, words_of
-from pipeline.contracts.trtllm_build_effects import Model, Outcome, effects
+from pipeline.contracts.trtllm_build_effects import BuildEffects, CheckpointConfig, effects
 from pipeline.errors import Fault, InvalidInput, StageError
 from pipeline.plan.model_facts import known_sizes
 from pipeline.plan.parallelism import parallelism
@@ -151,7 +151,7 @@ def _refuse_changes(
     """Raises InvalidInput: the builder would refuse or change something. Entries of runtime.build_flags that are to
     blame are named one by one, so that the recipe without them is taken; else it is the formats."""
     runtime, sizes, known = runtime_settings(recipe), parallelism(recipe, role), known_sizes(recipe)
-    model = Model(
+    model = CheckpointConfig(
         architecture=known[role].architecture if role in known else None,
         dtype="bfloat16",
         quant_algo=found.algorithm,
@@ -182,7 +182,7 @@ def _refuse_changes(
         raise InvalidInput(f"recipe {recipe.name}, engine of the {role}", faults)
 
 
-def _objections(outcome: Outcome) -> dict[str, str]:
+def _objections(outcome: BuildEffects) -> dict[str, str]:
     """Flag -> how the builder changes it; with the flag "" why it refuses the whole command."""
     if outcome.refusal:
         return {"": outcome.refusal}

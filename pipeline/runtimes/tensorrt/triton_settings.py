@@ -70,7 +70,7 @@ def settings_of(recipe: Recipe, target: EngineModel, draft: EngineModel | None) 
 
 
 def memory_shares(recipe: Recipe, target: EngineFolder, draft: EngineFolder, gpu_bytes: int) -> MemoryShares:
-    """How draft and target share the GPUs that both lie on; see `planning.memory_fractions`.
+    """How draft and target share the GPUs that both lie on; see `runtimes.tensorrt.memory_fractions`.
 
     Raises:
         StageError: what is left does not hold one sequence of the longest length.

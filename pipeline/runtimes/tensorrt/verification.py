@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.contracts.trtllm_build import alike, data, flags, said
-from pipeline.contracts.trtllm_build_effects import Outcome, understood
+from pipeline.contracts.trtllm_build import alike, data, flags, named_flags
+from pipeline.contracts.trtllm_build_effects import BuildEffects, parse_message
 from pipeline.errors import StageError
 
 _KEPT = (  # of the checkpoint's config.json; logits_dtype has a flag
@@ -42,7 +42,7 @@ def verify(
     *,
     version: str,
     argv: Sequence[str],
-    expected: Outcome,
+    expected: BuildEffects,
     checkpoint: Path,
     warnings: Sequence[str],
 ) -> None:
@@ -105,13 +105,17 @@ def _missing_ranks(folder: Path, checkpoint: Path, ranks: int) -> Iterator[str]:
 
 
 def _changed_values(
-    config: Mapping[str, Any], version: str, argv: Sequence[str], expected: Outcome, warnings: Sequence[str]
+    config: Mapping[str, Any],
+    version: str,
+    argv: Sequence[str],
+    expected: BuildEffects,
+    warnings: Sequence[str],
 ) -> Iterator[str]:
-    told = [message for line in warnings if (message := understood(line)) is not None]
+    told = [message for line in warnings if (message := parse_message(line)) is not None]
     reasons = {flag: message.text for message in told for flag in message.changes}
     dtype = config["pretrained_config"].get("dtype")
     known = flags(version)
-    for name in sorted(said(version, argv)):
+    for name in sorted(named_flags(version, argv)):
         flag, wanted = known[name], expected.values[name]
         if flag.config is None:
             continue
@@ -136,12 +140,12 @@ def _changed_model(config: Mapping[str, Any], source: Mapping[str, Any]) -> Iter
 
 
 def _told_changes(
-    version: str, argv: Sequence[str], expected: Outcome, warnings: Sequence[str]
+    version: str, argv: Sequence[str], expected: BuildEffects, warnings: Sequence[str]
 ) -> Iterator[str]:
     """Warnings of changes that the contract does not expect of this command."""
-    foreseen, asked = {message.id for message in expected.messages}, said(version, argv)
+    foreseen, asked = {message.id for message in expected.messages}, named_flags(version, argv)
     for line in warnings:
-        message = understood(line)
+        message = parse_message(line)
         if message is None or message.id in foreseen:
             continue
         for flag in sorted(asked.intersection(message.changes)):

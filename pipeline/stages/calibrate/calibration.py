@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.contracts import checkpoint_files
-from pipeline.contracts.checkpoint import Layout
+from pipeline.contracts.checkpoint import CheckpointLayout
 from pipeline.contracts.rules import rule
 from pipeline.errors import Fault, InvalidInput, UserError
-from pipeline.models import Architecture, Checkpoint, Format
+from pipeline.models import Architecture, CheckpointReader, Format
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Progress
 from pipeline.recipe import Quantization
@@ -53,7 +53,7 @@ def run(
             fix="calibrate on a GPU, or use fp8 or int4_awq",
         )
         raise InvalidInput(f"{architecture.class_name} cannot be calibrated like this", [fault])
-    source = Checkpoint(checkpoint_dir)
+    source = CheckpointReader(checkpoint_dir)
     if form is not Format.NONE and source.quantization.format is not Format.NONE:
         raise UserError(
             f"{checkpoint_dir} is quantized already ({source.quantization.format}): format: none keeps it"
@@ -229,11 +229,11 @@ class _Calibration:
     def _divide(self, size: Parallelism) -> Json:
         from pipeline.runtimes.tensorrt.checkpoint import split
 
-        split(Checkpoint(self._into / "hf"), size, self._into / size.folder, self._progress)
+        split(CheckpointReader(self._into / "hf"), size, self._into / size.folder, self._progress)
         return self._judged(self._into / size.folder, size)
 
     def _judged(self, directory: Path, size: Parallelism) -> Json:
-        layout = Layout(
+        layout = CheckpointLayout(
             self._architecture,
             "BF16" if self._architecture.dtype == "bfloat16" else "F16",
             self._form,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from pipeline.errors import StageError
-from pipeline.models import Architecture, Checkpoint, Format
+from pipeline.models import Architecture, CheckpointReader, Format
 from pipeline.models.rope import rope_settings
 from pipeline.models.tensors import read_headers
 from pipeline.stages.calibrate import fusion
@@ -55,7 +55,7 @@ def link(source: Path, into: Path) -> None:
 
 def judge(directory: Path, form: Format, group_size: int | None, kv_cache: str) -> None:
     """Read every file again; StageError if the checkpoint is not what was asked for."""
-    checkpoint = Checkpoint(directory)
+    checkpoint = CheckpointReader(directory)
     checkpoint.check()
     found = checkpoint.quantization
     asked = (form, group_size, "FP8" if kv_cache == "fp8" else None)

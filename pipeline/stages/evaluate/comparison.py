@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import CheckpointError, StageError
-from pipeline.models import Architecture, Checkpoint
+from pipeline.models import Architecture, CheckpointReader
 from pipeline.plan.parallelism import RANKS
 from pipeline.progress import Progress
 from pipeline.runtimes.tensorrt.checkpoint import RankCheckpoint
@@ -40,7 +40,7 @@ def compare(
     """See `pipeline.stages.evaluate.evaluate`."""
     began = time.monotonic()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    reference = Checkpoint(reference_dir)
+    reference = CheckpointReader(reference_dir)
     reference.check()
     checkpoints = [_open(export.directory, reference.architecture) for export in exports]
     for checkpoint in checkpoints:
@@ -70,10 +70,10 @@ def compare(
     }
 
 
-def _open(directory: Path, architecture: Architecture) -> Checkpoint:
+def _open(directory: Path, architecture: Architecture) -> CheckpointReader:
     if directory.name.startswith(RANKS):
         return RankCheckpoint(directory, architecture)
-    return Checkpoint(directory)
+    return CheckpointReader(directory)
 
 
 def _facts(metrics: EvaluationMetrics) -> dict[str, Json]:
@@ -96,7 +96,7 @@ def read_samples(path: Path, vocab: int) -> list[list[int]]:
     return samples
 
 
-def _check_same_model(reference: Checkpoint, exported: Checkpoint) -> None:
+def _check_same_model(reference: CheckpointReader, exported: CheckpointReader) -> None:
     one, other = (dataclasses.asdict(checkpoint.architecture) for checkpoint in (reference, exported))
     ignored = ("dtype", "bos_token_id", "eos_token_ids")
     differing = [key for key in one if key not in ignored and one[key] != other[key]]
@@ -114,7 +114,7 @@ def _states(decoder: Decoder, label: str, progress: Progress) -> tuple[Tensor, T
 def _metrics(
     figures: PositionScores,
     export: Export,
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointReader,
     samples: list[list[int]],
     heldout: Path,
     tokenizer: Path,

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeline.errors import StageError
-from pipeline.models import Architecture, Checkpoint, Format
+from pipeline.models import Architecture, CheckpointReader, Format
 
 _ROWS = 4096  # tokens that go through a linear layer together
 E4M3_MAX, E2M1_MAX, BLOCK = 448.0, 6.0, 16
@@ -34,7 +34,7 @@ class Decoder:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: CheckpointReader,
         samples: Sequence[Sequence[int]],
         device: str,
         kv_scale: float | None = None,

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-import jinja2
-
 from pipeline.errors import GateFailed
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
@@ -27,16 +25,24 @@ _WIDTH, _HEIGHT = 760, 200  # of the picture, in its own units
 
 
 def write_report(metrics: Sequence[EvaluationMetrics], verdict: GateVerdict, directory: Path) -> None:
-    """Write both files into `directory`, which is made if need be; the files that the runtime loads come first."""
+    """Write both files into `directory`, which is made if need be; the files that the runtime loads come first.
+
+    Nothing is written where the report says the same already.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     content = {"verdict": verdict.to_json(), "metrics": [one.to_json() for one in metrics]}
-    text = json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True)
-    (directory / "report.json").write_text(text + "\n", encoding="utf-8")
-    (directory / "report.html").write_text(render(metrics, verdict), encoding="utf-8")
+    text = json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
+    page, data = directory / "report.html", directory / "report.json"
+    if page.is_file() and data.is_file() and data.read_text(encoding="utf-8") == text:
+        return
+    page.write_text(render(metrics, verdict), encoding="utf-8")
+    data.write_text(text, encoding="utf-8")
 
 
 def render(metrics: Sequence[EvaluationMetrics], verdict: GateVerdict) -> str:
     """The page."""
+    import jinja2
+
     source = resources.files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string(source).render(

@@ -42,14 +42,14 @@ PROOFS = {
         "contracts/test_inflight_batcher_parameters.py::"
         "test_keys_that_the_backend_reads_without_a_net_must_exist_but_may_be_empty",
     ),
-    "llmapi.multi_gpu": ("serving/test_gpu_launch.py::test_what_holds_of_every_plan",),
+    "llmapi.multi_gpu": ("serving/test_launch_gpu.py::test_what_holds_of_every_plan",),
     "port.models_tree": (
         "serving/test_engine_packaging.py::test_each_model_has_all_that_it_needs",
         "serving/test_engine_packaging.py::test_a_value_that_the_backend_would_not_read_is_refused",
         "model_repo/test_draft_calls.py::test_every_call_has_tensors_of_the_release",
     ),
-    "mpi.world_launch": ("serving/test_gpu_launch.py::test_what_holds_of_every_plan",),
-    "gpu_ids.count": ("serving/test_gpu_launch.py::test_instances_have_a_gpu_a_rank",),
+    "mpi.world_launch": ("serving/test_launch_gpu.py::test_what_holds_of_every_plan",),
+    "gpu_ids.count": ("serving/test_launch_gpu.py::test_instances_have_a_gpu_a_rank",),
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import openvino as ov
 
 from pipeline.errors import StageError, UserError
-from pipeline.models import Checkpoint
+from pipeline.models import CheckpointReader
 from pipeline.progress import Progress
 from pipeline.runtimes.cpu.ir.decoder import decoder
 from pipeline.runtimes.cpu.ir.weights import Weights
@@ -40,7 +40,7 @@ def build_ir(
     """
     if precision not in PRECISIONS:
         raise UserError(f"precision {precision!r} is not known; {' and '.join(PRECISIONS)} are")
-    checkpoint = Checkpoint(checkpoint_dir)
+    checkpoint = CheckpointReader(checkpoint_dir)
     if checkpoint.architecture.experts:
         raise UserError(
             f"{checkpoint.architecture.class_name} has experts, which the cpu runtime does not take"
@@ -81,7 +81,7 @@ def compile_options(precision: str) -> dict[str, str]:
     }
 
 
-def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
+def _facts(checkpoint: CheckpointReader) -> dict[str, Any]:
     arch, quantization = checkpoint.architecture, checkpoint.quantization
     windows = {window for window in arch.windows if window is not None}
     return {

@@ -17,8 +17,8 @@ import openvino.opset15 as ops
 from openvino import Type
 
 from pipeline.errors import UserError
-from pipeline.models import Checkpoint, Format, LinearLayer
-from pipeline.models.inspection import PARTS
+from pipeline.models import CheckpointReader, Format, LinearLayer
+from pipeline.models.reader import PARTS
 from pipeline.models.tensors import Array
 from pipeline.runtimes.cpu.ir.nodes import Node, f32, i64
 
@@ -32,7 +32,7 @@ class Weights:
     With `simulate`, the inputs of quantized layers, keys and values are rounded as the calibrated model does.
     """
 
-    def __init__(self, checkpoint: Checkpoint, *, simulate: bool) -> None:
+    def __init__(self, checkpoint: CheckpointReader, *, simulate: bool) -> None:
         form, cache = checkpoint.quantization.format, checkpoint.quantization.kv_cache
         if form not in FORMATS:
             raise UserError(f"{form} weights cannot be built for the cpu runtime; {', '.join(FORMATS)} can")

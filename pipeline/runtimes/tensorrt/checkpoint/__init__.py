@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.errors import UserError
-from pipeline.models import Checkpoint, Format
+from pipeline.models import CheckpointReader, Format
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Progress
 from pipeline.runtimes.tensorrt.checkpoint.config import MODEL_TYPES, describe
@@ -26,7 +26,7 @@ def convert(checkpoint: Path, sizes: Parallelism, *, into: Path, progress: Progr
     Raises:
         InvalidInput: the sizes do not divide the model. UserError: it is quantized. StageError: weights are missing.
     """
-    source = Checkpoint(checkpoint)
+    source = CheckpointReader(checkpoint)
     if source.quantization.format is not Format.NONE:
         raise UserError(
             f"{checkpoint} is quantized already ({source.quantization.format}): engines are built from a checkpoint"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline import __version__
-from pipeline.models import Architecture, Format, Quantization
+from pipeline.models import Architecture, CheckpointQuantization, Format
 from pipeline.plan.parallelism import Parallelism
 
 SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float16": "F16"}
@@ -35,7 +35,7 @@ def stored_dtype(model: Architecture) -> str:
 
 
 def rank_config(
-    model: Architecture, sizes: Parallelism, quantization: Quantization | None = None
+    model: Architecture, sizes: Parallelism, quantization: CheckpointQuantization | None = None
 ) -> dict[str, Any]:
     """The whole file, which is the same for all ranks."""
     return {
@@ -45,7 +45,7 @@ def rank_config(
         "logits_dtype": "float32",
         "vocab_size": model.vocab,
         "mapping": _mapping(sizes, with_experts=bool(model.experts)),
-        "quantization": _quantization(model, quantization or Quantization()),
+        "quantization": _quantization(model, quantization or CheckpointQuantization()),
     }
 
 
@@ -107,7 +107,7 @@ def _mapping(sizes: Parallelism, *, with_experts: bool) -> dict[str, int]:
     return mapping
 
 
-def _quantization(model: Architecture, quantization: Quantization) -> dict[str, Any]:
+def _quantization(model: Architecture, quantization: CheckpointQuantization) -> dict[str, Any]:
     """What is excluded must be said in full: the patterns replace TensorRT-LLM's own, which spare router and head
     (quantization/quantize.py).
     """

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from pipeline.contracts import checkpoint_files
-from pipeline.contracts.checkpoint import Layout
+from pipeline.contracts.checkpoint import CheckpointLayout
 from pipeline.errors import CheckpointError
-from pipeline.models import Architecture, Checkpoint, Quantization, TensorFiles
-from pipeline.models.tensors import DTYPES, Array, Tensors
+from pipeline.models import Architecture, CheckpointQuantization, CheckpointReader, TensorFiles
+from pipeline.models.tensors import DTYPES, Array, TensorMap
 from pipeline.plan.parallelism import Parallelism
 from pipeline.runtimes.tensorrt.checkpoint.config import SAFETENSORS_DTYPES as RANK_DTYPES
 from pipeline.runtimes.tensorrt.checkpoint.config import stored_dtype
@@ -31,7 +31,7 @@ from pipeline.runtimes.tensorrt.checkpoint.parts import Part, Rank, Scale
 _UNREAD = (".k_cache_scaling_factor", ".v_cache_scaling_factor")
 
 
-class RankCheckpoint(Checkpoint):
+class RankCheckpoint(CheckpointReader):
     """A TensorRT-LLM checkpoint as a whole.
 
     An FP8 cache has one scale for keys and values, the one that the engine computes with.
@@ -52,17 +52,17 @@ class RankCheckpoint(Checkpoint):
             raise CheckpointError(f"{directory} is no TensorRT-LLM checkpoint: {error}") from error
         self.sizes = _sizes(config.get("mapping") or {})
         kept = tuple(shape.name for shape in architecture.linears() if shape.router)
-        found = Quantization.of(directory, config.get("quantization") or {})
+        found = CheckpointQuantization.of(directory, config.get("quantization") or {})
         self.quantization = replace(found, excluded=("lm_head", *kept))
 
     @cached_property
-    def tensors(self) -> Tensors:  # type: ignore[override]
+    def tensors(self) -> TensorMap:  # type: ignore[override]
         """Of all ranks, as one."""
         return _JoinedTensors(self.directory, self.architecture, self.sizes, self.quantization)
 
     def faults(self) -> list[str]:
         """Everything that makes it another checkpoint than trtllm-build reads."""
-        layout = Layout(
+        layout = CheckpointLayout(
             self.architecture,
             RANK_DTYPES[stored_dtype(self.architecture)],
             self.quantization.format,
@@ -100,13 +100,13 @@ class _Joined:
     pieces: tuple[_Piece, ...]
 
 
-class _JoinedTensors(Tensors):
+class _JoinedTensors(TensorMap):
     """Read when asked for, a tensor at a time; where several ranks hold the same, they must agree."""
 
     headers: Mapping[str, _Joined]
 
     def __init__(
-        self, directory: Path, model: Architecture, sizes: Parallelism, quantization: Quantization
+        self, directory: Path, model: Architecture, sizes: Parallelism, quantization: CheckpointQuantization
     ) -> None:
         self._directory = directory
         self._ranks = [TensorFiles(directory, f"rank{number}.safetensors") for number in range(sizes.world)]

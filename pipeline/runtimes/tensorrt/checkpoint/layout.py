@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.contracts.checkpoint import padded_vocab
-from pipeline.models import Architecture, Format, Quantization
+from pipeline.models import Architecture, CheckpointQuantization, Format
 from pipeline.runtimes.tensorrt.checkpoint.parts import FLOAT32, Part, Rank, Scale, Slice
 
 _Span = tuple[int, int]
@@ -57,14 +57,14 @@ _TWO_STEPS = (Format.W4A8_AWQ, Format.NVFP4)
 
 
 def parts(
-    model: Architecture, rank: Rank, quantization: Quantization | None = None
+    model: Architecture, rank: Rank, quantization: CheckpointQuantization | None = None
 ) -> Iterator[Part | Scale]:
     """All tensors of a rank, in the order of execution."""
-    return _Layout(model, rank, quantization or Quantization()).parts()
+    return _Layout(model, rank, quantization or CheckpointQuantization()).parts()
 
 
 class _Layout:
-    def __init__(self, model: Architecture, rank: Rank, quantization: Quantization) -> None:
+    def __init__(self, model: Architecture, rank: Rank, quantization: CheckpointQuantization) -> None:
         self._model, self._rank, self._sizes = model, rank, rank.sizes
         self._form, self._group = quantization.format, quantization.group_size
         self._packing, self._kv_cache = _PACKINGS[quantization.format], quantization.kv_cache

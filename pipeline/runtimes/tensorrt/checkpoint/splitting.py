@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.contracts.checkpoint import Layout
+from pipeline.contracts.checkpoint import CheckpointLayout
 from pipeline.contracts.checkpoint_files import check
 from pipeline.errors import Fault, InvalidInput, StageError, UserError
-from pipeline.models import Architecture, Checkpoint, Format
-from pipeline.models.tensors import DTYPES, Array, Tensors
+from pipeline.models import Architecture, CheckpointReader, Format
+from pipeline.models.tensors import DTYPES, Array, TensorMap
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Progress
 from pipeline.runtimes.tensorrt.checkpoint.config import SAFETENSORS_DTYPES, rank_config, stored_dtype
@@ -24,7 +24,9 @@ from pipeline.store import Json
 FORMATS = (Format.NONE, Format.FP8)  # of linear layers that can be divided
 
 
-def split(source: Checkpoint, sizes: Parallelism, folder: Path, progress: Progress) -> Mapping[str, Json]:
+def split(
+    source: CheckpointReader, sizes: Parallelism, folder: Path, progress: Progress
+) -> Mapping[str, Json]:
     """Write config.json and one file a rank into `folder`, which must not exist; the facts of it.
 
     Raises:
@@ -52,7 +54,7 @@ def split(source: Checkpoint, sizes: Parallelism, folder: Path, progress: Progre
     text = json.dumps(rank_config(model, sizes, quantization), indent=2)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
     cache = "fp8" if quantization.kv_cache else "auto"
-    layout = Layout(
+    layout = CheckpointLayout(
         model, dtype, quantization.format, None, cache, sizes.tensor, sizes.pipeline, sizes.expert
     )
     check(folder, layout, values=False)
@@ -102,7 +104,7 @@ _FLOATS = ("F32", "F16", "BF16")  # may become each other; quantized weights may
 
 
 def write_rank(
-    file: Path, parts: Sequence[Part | Scale], source: Tensors, dtype: str, advance: Callable[[int], None]
+    file: Path, parts: Sequence[Part | Scale], source: TensorMap, dtype: str, advance: Callable[[int], None]
 ) -> None:
     """Write one rank.
 
@@ -144,7 +146,7 @@ def _header(parts: Sequence[Part | Scale], dtype: str) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _scales(scale: Scale, source: Tensors) -> Iterator[Array]:
+def _scales(scale: Scale, source: TensorMap) -> Iterator[Array]:
     values = []
     for group in scale.groups:
         found = np.array([source[name].astype(np.float32).reshape(()) for name in group])
@@ -154,7 +156,7 @@ def _scales(scale: Scale, source: Tensors) -> Iterator[Array]:
     yield np.array(values, np.float32).view(np.uint8)
 
 
-def _chunks(part: Part, source: Tensors, kind: str) -> Iterator[Array]:
+def _chunks(part: Part, source: TensorMap, kind: str) -> Iterator[Array]:
     written, dtype = 0, DTYPES[kind]
     for piece in part.slices:
         given = source.headers[piece.tensor].dtype

@@ -22,8 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.contracts.build_errors import BuildError, diagnose
-from pipeline.contracts.build_log import LogReader
+from pipeline.contracts.build_log import BuildError, LogReader, diagnose
 from pipeline.errors import StageError, StoreError, UserError
 from pipeline.machine.gpus import read_gpus, visible
 from pipeline.progress import Progress, Task
