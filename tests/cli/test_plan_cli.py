@@ -147,7 +147,7 @@ def test_findings_of_preflight_refuse_and_are_shown_beside_the_memory() -> None:
 
 @pytest.mark.parametrize("sm", [75, 87, 110, 121, 130])
 def test_a_gpu_of_a_generation_that_nobody_measured(sm: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU is added by adding data: its speed is computed from its peak rates, or said to be unknown without them."""
+    """A GPU is added by adding data: its speed is computed from its peak rates, or what lacks is named."""
     known = gpus._data()
     new = {
         "name": "x1-80g",
@@ -164,7 +164,12 @@ def test_a_gpu_of_a_generation_that_nobody_measured(sm: int, monkeypatch: pytest
     assert "peak rates are not known" in found["unknown"]["performance"]
     assert "speed is not known: GPU x1-80g" in run(*recipe).stdout
     rates = next(one["rates"] for one in known["gpus"] if one["name"] == "h100-sxm-80g")
-    monkeypatch.setattr(gpus, "_data", lambda: {**known, "gpus": [*known["gpus"], new | {"rates": rates}]})
+    rated = {**known, "gpus": [*known["gpus"], new | {"rates": rates}]}
+    monkeypatch.setattr(gpus, "_data", lambda: rated)
+    found = json.loads(run(*recipe, "--json").stdout)
+    assert "is of no known generation" in found["unknown"]["performance"]
+    like = {"sm": sm, "constants": "hopper", "links": "nvlink", "measured": False}
+    monkeypatch.setattr(gpus, "_data", lambda: {**rated, "generations": [*known["generations"], like]})
     assert json.loads(run(*recipe, "--json").stdout)["performance"]["itl_ms"]["value"] > 0
 
 
