@@ -55,10 +55,10 @@ GATEWAY = """
 import sys, tempfile
 from pathlib import Path
 from tokenizers import Tokenizer, models, pre_tokenizers
-from pipeline.client import AsyncClient, ChatTemplate
+from pipeline.client import AsyncClient, ChatTemplate, PromptLimit
 from pipeline.gateway.limits import FairQueue
 from pipeline.gateway.app import Gateway
-from pipeline.gateway.served_model import ServedModel, TokenLimits
+from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.tenants import Tenants
 
@@ -67,7 +67,8 @@ tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
 tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
 served = ServedModel(
     name="tiny", created=0, deployment="", client=AsyncClient(sys.argv[1], template=template),
-    template=template, tokenizer=tokenizer, limits=TokenLimits(4096, 4096), queue=FairQueue(64, max_waiting=256),
+    template=template, prompt_limit=PromptLimit(tokenizer, 4096), max_output_tokens=4096,
+    queue=FairQueue(64, max_waiting=256),
 )
 server = GatewayServer(Gateway({"tiny": served}, Tenants()), "127.0.0.1", 0)
 server.on_start = lambda: print(server.port, flush=True)

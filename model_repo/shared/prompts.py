@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from shared import words
 from shared.refusal import Refused
+from shared.stop_words import pack
 from shared.tokenizer import TextTokenizer
 
 Int32 = npt.NDArray[np.int32]
@@ -73,8 +73,8 @@ class PromptEncoder:
         return Prompts(
             input_ids=input_ids,
             input_lengths=np.array([[len(row)] for row in ids], np.int32),
-            stop_words=words.pack(stops),
-            bad_words=words.pack(self._word_ids(bad_words, rows)),
+            stop_words=pack(stops),
+            bad_words=pack(self._word_ids(bad_words, rows)),
             embedding_bias=self._bias(bias_words, bias_weights, rows),
             end_id=_column(self.end_id if end_id is None else end_id, rows),
             pad_id=pads,

@@ -16,7 +16,7 @@ from pipeline.prepare import prepare
 from pipeline.progress import Silent
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.stages import Builder
-from pipeline.stages.response_cache import response_cache
+from pipeline.stages.response_cache import open_response_cache
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.integrity import check_without_weights
@@ -56,16 +56,16 @@ def load_served_model(located: LocatedModel, store: Store, *, max_waiting: int) 
     """Load a model for the gateway, behind the response cache of its recipe.
 
     Args:
-        located: The model.
-        store: Of artifacts; the cache's files lie there, too.
-        max_waiting: How many requests may wait for a slot.
+        located: the model.
+        store: of artifacts; the cache's files lie there, too.
+        max_waiting: how many requests may wait for a slot.
 
     Raises:
         UserError: the cache that the recipe asks for cannot be opened.
         DamagedArtifact: the tokenizer, the chat template or the limits are not those that were built.
     """
     check_without_weights(located.package, store.hashes, Silent())
-    cache = response_cache(located.recipe, store)
+    cache = open_response_cache(located.recipe, store)
     return ServedModel.from_package(
         located.recipe.name, located.package, located.urls, cache=cache, max_waiting=max_waiting
     )
@@ -82,11 +82,11 @@ def locate_models(
     """Find the package and the servers of each recipe.
 
     Args:
-        names: Of recipes.
-        overrides: Of fields of the recipes, as in `--set`.
-        store: Of artifacts, and of what is served on this machine.
-        endpoints: Name of a recipe -> host:port of servers elsewhere that run it, now or later.
-        wait_s: How long to wait, in seconds and for all together, until the other recipes are served here.
+        names: of recipes.
+        overrides: of fields of the recipes, as in `--set`.
+        store: of artifacts, and of what is served on this machine.
+        endpoints: name of a recipe -> host:port of servers elsewhere that run it, now or later.
+        wait_s: how long to wait, in seconds and for all together, until the other recipes are served here.
 
     Raises:
         InvalidInput: a recipe has faults.

@@ -50,10 +50,10 @@ class AccessLog:
     ) -> None:
         """
         Args:
-            app: The application.
-            tracer: Starts a span for each request.
-            metrics: Count each request.
-            as_json: Whether log lines are JSON objects.
+            app: the application.
+            tracer: starts a span for each request.
+            metrics: count each request.
+            as_json: whether log lines are JSON objects.
         """
         self._app, self._tracer, self._metrics, self._as_json = app, tracer, metrics, as_json
 
@@ -112,7 +112,7 @@ def log_to_stderr(*, as_json: bool) -> None:
     """Write the log to standard error.
 
     Args:
-        as_json: Whether a line is a JSON object, with no time before it.
+        as_json: whether a line is a JSON object, with no time before it.
     """
     form = "%(message)s" if as_json else "%(asctime)s %(name)s %(message)s"
     logging.basicConfig(level=logging.INFO, format=form)

@@ -66,13 +66,13 @@ class Gateway:
     ) -> None:
         """
         Args:
-            models: Name -> model.
-            tenants: Who may ask.
-            hosts: That requests may name; by default those of loopback.
-            origins: Other web pages that may ask.
-            max_body_bytes: Largest body of a request.
-            tracer: Exports spans; by default none are.
-            log_as_json: Whether log lines are JSON objects.
+            models: name -> model.
+            tenants: who may ask.
+            hosts: that requests may name; by default those of loopback.
+            origins: other web pages that may ask.
+            max_body_bytes: largest body of a request.
+            tracer: exports spans; by default none are.
+            log_as_json: whether log lines are JSON objects.
         """
         self.models, self.tenants, self.metrics = models, tenants, GatewayMetrics(models)
         self.draining = False
@@ -229,7 +229,7 @@ class Gateway:
     def _descriptions(self) -> dict[str, dict[str, Any]]:
         """OpenAI's object of each model, by name; encoders come after all models."""
         lengths = {
-            model.name: (model.created, model.limits.max_input_tokens + model.limits.max_output_tokens)
+            model.name: (model.created, model.prompt_limit.max_tokens + model.max_output_tokens)
             for model in self.models.values()
         }
         for model in self.models.values():
@@ -282,10 +282,10 @@ class ParserThreads:
         """Call `parse` in a thread. What it raises is raised here.
 
         Args:
-            parse: Parses the request.
-            request: Of the client, who may leave meanwhile.
-            size: Of the body, in bytes.
-            tenant: Of the request; tenants take turns.
+            parse: parses the request.
+            request: of the client, who may leave meanwhile.
+            size: of the body, in bytes.
+            tenant: of the request; tenants take turns.
 
         Raises:
             ApiError: 429, if too many requests wait for a thread; 499, if the client leaves meanwhile.
@@ -309,8 +309,8 @@ class DirectRoutes:
     ) -> None:
         """
         Args:
-            endpoints: Path -> what answers a POST to it.
-            app: Answers everything else.
+            endpoints: path -> what answers a POST to it.
+            app: answers everything else.
         """
         self._endpoints, self._app = endpoints, app
 

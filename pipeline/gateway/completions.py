@@ -33,10 +33,10 @@ class Completion:
         """Check the request, render its prompts, and count their tokens.
 
         Args:
-            request: Of the client.
-            model: That it names.
-            tenant: Whose request it is.
-            request_id: Unique among all requests.
+            request: of the client.
+            model: that it names.
+            tenant: whose request it is.
+            request_id: unique among all requests.
 
         Raises:
             ApiError: 400, with what is wrong.
@@ -124,7 +124,9 @@ class Completion:
     def _log_probs(self, chunks: Sequence[Chunk]) -> dict[str, Any] | None:
         if not self._request.wants_log_probs:
             return None
-        return (chat_log_probs if self.chat else text_log_probs)(chunks, self.generation.model.tokenizer)
+        return (chat_log_probs if self.chat else text_log_probs)(
+            chunks, self.generation.model.prompt_limit.tokenizer
+        )
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self._created, "model": self.generation.model.name}
@@ -148,8 +150,8 @@ class ChoiceBuilder:
     def __init__(self, generation: Generation, index: int) -> None:
         """
         Args:
-            generation: Of the request.
-            index: Of the choice.
+            generation: of the request.
+            index: of the choice.
         """
         request = generation.request
         self.chat = isinstance(request, ChatRequest)
@@ -228,7 +230,7 @@ def chat_log_probs(chunks: Sequence[Chunk], tokenizer: Any) -> dict[str, Any]:
     """Log probabilities as chats have them.
 
     Args:
-        chunks: Of one choice.
+        chunks: of one choice.
         tokenizer: `tokenizers.Tokenizer` of the model.
 
     Returns:
@@ -250,7 +252,7 @@ def text_log_probs(chunks: Sequence[Chunk], tokenizer: Any) -> dict[str, Any]:
     """Log probabilities as plain completions have them.
 
     Args:
-        chunks: Of one choice.
+        chunks: of one choice.
         tokenizer: `tokenizers.Tokenizer` of the model.
 
     Returns:

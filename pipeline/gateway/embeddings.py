@@ -38,9 +38,9 @@ async def create_embeddings(
     """Embed all inputs of a request, in a thread, so that streams go on meanwhile.
 
     Args:
-        request: With the inputs.
-        embedder: Of the model that it names.
-        counts: Tokens of each input.
+        request: with the inputs.
+        embedder: of the model that it names.
+        counts: tokens of each input.
 
     Returns:
         The body of OpenAI's response.

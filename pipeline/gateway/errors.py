@@ -50,10 +50,10 @@ class ApiError(Exception):
         """
         Args:
             status: HTTP status.
-            message: What is wrong, for people.
-            param: Field of the request that is at fault.
-            code: What is wrong, for programs.
-            retry_after_s: Seconds after which it is worth asking again.
+            message: what is wrong, for people.
+            param: field of the request that is at fault.
+            code: what is wrong, for programs.
+            retry_after_s: seconds after which it is worth asking again.
         """
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
@@ -79,8 +79,8 @@ def error_response(scope: Scope, error: ApiError) -> Response:
     """Return the response to a request that is refused, and note the error in the request's record.
 
     Args:
-        scope: Of the request. Requests that the access log leaves out have no record.
-        error: What to answer.
+        scope: of the request. Requests that the access log leaves out have no record.
+        error: what to answer.
     """
     record = scope.get("record")
     if record is None:

@@ -61,9 +61,9 @@ class Tenant:
     def __init__(self, name: str, limits: TenantLimits, clock: Callable[[], float] = time.monotonic) -> None:
         """
         Args:
-            name: Of the tenant, "" for everybody where no keys are needed.
-            limits: What it may use.
-            clock: Monotonic time in seconds.
+            name: of the tenant, "" for everybody where no keys are needed.
+            limits: what it may use.
+            clock: monotonic time in seconds.
         """
         self.name, self.limits, self._clock = name, limits, clock
         self.running = 0  # choices
@@ -100,8 +100,8 @@ class Tenant:
         """Charge a request that `count_request` has counted, and count its choices as running within the block.
 
         Args:
-            tokens: Of its prompts, and at most of its answers, in all choices together.
-            choices: Number of answers.
+            tokens: of its prompts, and at most of its answers, in all choices together.
+            choices: number of answers.
 
         Raises:
             ApiError: 429, if that is more than the tenant may use now.
@@ -153,11 +153,11 @@ class FairQueue:
     ) -> None:
         """
         Args:
-            slots: Requests that run at the same time; as many as the engine takes.
-            max_waiting: Requests that may wait besides. Beyond that, one is refused of the tenant that has the most
+            slots: requests that run at the same time; as many as the engine takes.
+            max_waiting: requests that may wait besides. Beyond that, one is refused of the tenant that has the most
                 of them waiting.
-            s_per_token: Expected service time of a token, in seconds, by which long requests are put behind short ones.
-            clock: Monotonic time in seconds.
+            s_per_token: expected service time of a token, in seconds, by which long requests are put behind short ones.
+            clock: monotonic time in seconds.
         """
         self._slots, self._max_waiting, self._s_per_token = slots, max_waiting, s_per_token
         self._clock = clock
@@ -187,8 +187,8 @@ class FairQueue:
         """Wait for a slot, and hold it.
 
         Args:
-            tokens: Of the prompt and, at most, of the answer.
-            tenant: Name of the tenant.
+            tokens: of the prompt and, at most, of the answer.
+            tenant: name of the tenant.
 
         Raises:
             ApiError: 429, with the time after which it is worth asking again.

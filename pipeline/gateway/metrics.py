@@ -27,7 +27,7 @@ class GatewayMetrics:
     def __init__(self, models: Mapping[str, ServedModel]) -> None:
         """
         Args:
-            models: Those whose queues and caches are read whenever the metrics are.
+            models: those whose queues and caches are read whenever the metrics are.
         """
         self._registry = CollectorRegistry()
         self._requests = Counter(
@@ -62,9 +62,9 @@ class GatewayMetrics:
         """Count an HTTP request that was answered.
 
         Args:
-            endpoint: Path of the request, or "other".
-            model: Name of the model; "" if the request named none that exists.
-            status: Of the response.
+            endpoint: path of the request, or "other".
+            model: name of the model; "" if the request named none that exists.
+            status: of the response.
         """
         self._requests.labels(endpoint, model, status).inc()
 
@@ -72,9 +72,9 @@ class GatewayMetrics:
         """Count the tokens of a completion, and record its latencies.
 
         Args:
-            model: Name of the model.
-            prompt_tokens: Of all prompts of the request.
-            choices: Figures of each choice.
+            model: name of the model.
+            prompt_tokens: of all prompts of the request.
+            choices: figures of each choice.
         """
         ttft_s, itl_s = self._ttft_s.labels(model), self._itl_s.labels(model)
         completion_tokens = 0

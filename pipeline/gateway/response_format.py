@@ -52,9 +52,9 @@ def check_json_schema(schema: Any, where: str, param: str) -> str:
     """Validate a JSON schema against its meta-schema.
 
     Args:
-        schema: The schema.
-        where: Its place in the request, such as tools.0.function.parameters.
-        param: Field of the request that holds it.
+        schema: the schema.
+        where: its place in the request, such as tools.0.function.parameters.
+        param: field of the request that holds it.
 
     Returns:
         The schema as JSON.
@@ -73,8 +73,8 @@ def unsupported_format(error: Refused, form: ResponseFormat | None) -> ApiError 
     """Map the refusal of an engine that cannot enforce a form to an API error.
 
     Args:
-        error: Of the engine.
-        form: That the request asks for; None if it forces a call of a tool.
+        error: of the engine.
+        form: that the request asks for; None if it forces a call of a tool.
 
     Returns:
         The error, or None if the engine refuses something else.

@@ -27,9 +27,9 @@ class RecordedCompletion:
     def __init__(self, completion: Completion, metrics: GatewayMetrics, record: RequestRecord) -> None:
         """
         Args:
-            completion: Of the request.
-            metrics: Of the gateway.
-            record: Of the request.
+            completion: of the request.
+            metrics: of the gateway.
+            record: of the request.
         """
         self.completion, self.record = completion, record
         self._metrics = metrics
@@ -71,8 +71,8 @@ async def json_response(request: Request, recorded: RecordedCompletion) -> Respo
     """Generate a whole answer; give up when the client leaves.
 
     Args:
-        request: Of the client.
-        recorded: Its completion.
+        request: of the client.
+        recorded: its completion.
 
     Raises:
         ApiError: the request fails.
@@ -107,7 +107,7 @@ class EventStream(Response):
     def __init__(self, recorded: RecordedCompletion) -> None:
         """
         Args:
-            recorded: The completion to stream.
+            recorded: the completion to stream.
         """
         self._recorded = recorded
         self.background = None

@@ -263,7 +263,7 @@ def parse_request(kind: type[_Kind], body: bytes) -> _Kind:
     """Parse and validate the body of a request.
 
     Args:
-        kind: Model of the request.
+        kind: model of the request.
         body: JSON.
 
     Raises:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.cache.aio import AsyncCachingClient
+from pipeline.cache.client import AsyncCachingClient
 from pipeline.cache.key import Origin
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.semantic.embedder import Embedder
@@ -40,17 +40,6 @@ _ENGINE_FEATURES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLimits:
-    """Longest prompt and answer of one request, in tokens."""
-
-    max_input_tokens: int
-    max_output_tokens: int
-    max_chars_per_token: int | None = (
-        None  # characters of a prompt that one token can stand for; None: any number
-    )
-
-
 @dataclass(slots=True)
 class ServedModel:
     """One model that requests may name."""
@@ -60,8 +49,8 @@ class ServedModel:
     deployment: str  # digest of the package
     client: AsyncClient  # of its Triton servers, without the cache
     template: ChatTemplate | None  # None: it completes texts only
-    tokenizer: Any  # `tokenizers.Tokenizer`
-    limits: TokenLimits
+    prompt_limit: PromptLimit  # its tokenizer, and the longest prompt
+    max_output_tokens: int
     queue: FairQueue
     cache: ResponseCache | None = None
     embedder: EmbeddingModel | None = None
@@ -76,11 +65,11 @@ class ServedModel:
         """Load the tokenizer and the limits of a packaged model.
 
         Args:
-            name: Under which requests ask for it.
-            package: The folder of deployment.json.
+            name: under which requests ask for it.
+            package: the folder of deployment.json.
             urls: host:port of the gRPC of each Triton server that runs it.
-            cache: Response cache; None generates every answer.
-            max_waiting: How many requests may wait for a slot.
+            cache: response cache; None generates every answer.
+            max_waiting: how many requests may wait for a slot.
 
         Raises:
             UserError: its tokenizer cannot be read.
@@ -88,7 +77,7 @@ class ServedModel:
         deployment = Deployment.load(package)
         folder, limits = package / deployment.tokenizer_dir, deployment.limits
         try:
-            prompts = PromptLimit.from_tokenizer(folder, limits.max_input_tokens)
+            prompt_limit = PromptLimit.from_tokenizer(folder, limits.max_input_tokens)
         except Refused as error:
             raise UserError(str(error)) from error
         template = load_chat_template(folder)
@@ -98,10 +87,8 @@ class ServedModel:
             deployment=deployment.digest,
             client=AsyncClient(urls, model=deployment.entry_model, template=template),
             template=template,
-            tokenizer=prompts.tokenizer,
-            limits=TokenLimits(
-                limits.max_input_tokens, limits.max_output_tokens, prompts.max_chars_per_token
-            ),
+            prompt_limit=prompt_limit,
+            max_output_tokens=limits.max_output_tokens,
             queue=FairQueue(limits.max_concurrency, max_waiting=max_waiting),
             cache=cache,
             embedder=semantic_embedder(cache),
@@ -126,7 +113,7 @@ class ServedModel:
 
         Args:
             prompt: A text, which stays as it is, or messages.
-            tools: Of the request.
+            tools: of the request.
 
         Returns:
             The text that the engine gets, and its number of tokens.
@@ -135,9 +122,8 @@ class ServedModel:
             PromptTooLong: the engine takes fewer tokens.
             Refused: the template does not take the messages.
         """
-        text, limits = render_prompt(prompt, self.template, tools), self.limits
-        limit = PromptLimit(self.tokenizer, limits.max_input_tokens, limits.max_chars_per_token)
-        return text, limit.check(text)
+        text = render_prompt(prompt, self.template, tools)
+        return text, self.prompt_limit.check(text)
 
     async def check_supported(self, sampling: Sampling) -> None:
         """Check that the deployed engine has what a request asks for.

@@ -66,8 +66,8 @@ class Connections:
     def __init__(self, limits: ConnectionLimits, metrics: GatewayMetrics) -> None:
         """
         Args:
-            limits: Of each connection, and of their number.
-            metrics: Count requests that are refused before they reach the application.
+            limits: of each connection, and of their number.
+            metrics: count requests that are refused before they reach the application.
         """
         self.limits, self.metrics = limits, metrics
         self._open = 0
@@ -157,7 +157,7 @@ class ClientConnection(HttpToolsProtocol):
         """End the connection if the client is late; called about twice a second.
 
         Args:
-            now: By the loop's clock, in seconds.
+            now: by the loop's clock, in seconds.
         """
         idle, limits = self.cycle is None or self.cycle.response_complete, self._limits
         if self._is_stalled(now, idle=idle):
@@ -266,7 +266,7 @@ def bound_sockets(host: str, port: int) -> Iterator[list[socket]]:
     """Bind sockets to an address, or to all addresses of a name, so that nobody else can listen there.
 
     Args:
-        host: Address or name.
+        host: address or name.
         port: 0 takes a free one.
 
     Raises:
@@ -324,12 +324,12 @@ class GatewayServer(uvicorn.Server):
     ) -> None:
         """
         Args:
-            gateway: To serve.
-            host: Address or name to listen on.
+            gateway: to serve.
+            host: address or name to listen on.
             port: 0 takes a free one.
-            limits: On connections.
-            drain_s: How long requests may still take after a stop, in seconds.
-            log_level: Of uvicorn.
+            limits: on connections.
+            drain_s: how long requests may still take after a stop, in seconds.
+            log_level: of uvicorn.
         """
         super().__init__(
             uvicorn.Config(
@@ -365,7 +365,7 @@ class GatewayServer(uvicorn.Server):
         """Serve until a signal stops it.
 
         Args:
-            sockets: By `bound_sockets`; None binds them now.
+            sockets: by `bound_sockets`; None binds them now.
 
         Raises:
             ServerError: it cannot listen on the address.

@@ -37,8 +37,8 @@ class ChunkEncoder:
     def __init__(self, head: Mapping[str, Any], *, chat: bool) -> None:
         """
         Args:
-            head: Fields of every chunk: id, object, created, model, …
-            chat: Whether text stands in `delta.content` (chat completions) or in `text`.
+            head: fields of every chunk: id, object, created, model, …
+            chat: whether text stands in `delta.content` (chat completions) or in `text`.
         """
         self._head = _json(head)[:-1]
         self._chat = chat
@@ -108,10 +108,10 @@ class WriteCoalescer:
     ) -> None:
         """
         Args:
-            send: Of the ASGI application.
-            peer: The client's connection; without it, sending is taken never to block.
-            max_unread_bytes: Size of the buffer; beyond it, `put` waits for the client.
-            max_wait_s: How long all calls of `put` together wait, in seconds.
+            send: of the ASGI application.
+            peer: the client's connection; without it, sending is taken never to block.
+            max_unread_bytes: size of the buffer; beyond it, `put` waits for the client.
+            max_wait_s: how long all calls of `put` together wait, in seconds.
         """
         self._send, self._peer, self._loop = send, peer, asyncio.get_running_loop()
         self._max_unread_bytes, self._wait_left_s = max_unread_bytes, max_wait_s

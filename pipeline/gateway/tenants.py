@@ -76,7 +76,7 @@ class Tenants:
         """Find the tenant of a request.
 
         Args:
-            authorization: The Authorization header, if there is one.
+            authorization: the Authorization header, if there is one.
 
         Raises:
             ApiError: 401, if a key is needed and none that is known is given.

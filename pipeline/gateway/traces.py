@@ -66,8 +66,8 @@ class Span(Protocol):
         """End the span.
 
         Args:
-            attributes: Of the span; those that are None are left out.
-            error: What went wrong, or None.
+            attributes: of the span; those that are None are left out.
+            error: what went wrong, or None.
         """
         ...
 
@@ -79,8 +79,8 @@ class Tracer(Protocol):
         """Start a span.
 
         Args:
-            name: Of the span, such as POST /v1/embeddings.
-            parent: Span of the client, if the request names one.
+            name: of the span, such as POST /v1/embeddings.
+            parent: span of the client, if the request names one.
         """
         ...
 

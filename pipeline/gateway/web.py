@@ -35,8 +35,8 @@ class AllowedHosts:
     def __init__(self, listens_on: str = "127.0.0.1", names: Sequence[str] = ()) -> None:
         """
         Args:
-            listens_on: Address or name.
-            names: Without port; `*.example.com` stands for all below it, `*` for all.
+            listens_on: address or name.
+            names: without port; `*.example.com` stands for all below it, `*` for all.
         """
         self.loopback = _is_loopback(listens_on)
         self._names = {name.lower() for name in (*names, listens_on)}
@@ -63,10 +63,10 @@ class WebGuard:
     def __init__(self, app: ASGIApp, hosts: AllowedHosts, origins: Sequence[str], *, keys: bool) -> None:
         """
         Args:
-            app: The application.
-            hosts: That requests may name.
-            origins: Pages that may ask, such as https://chat.example; `*` is all. The gateway's own page always may.
-            keys: Whether requests need an API key, which pages of other origins do not know.
+            app: the application.
+            hosts: that requests may name.
+            origins: pages that may ask, such as https://chat.example; `*` is all. The gateway's own page always may.
+            keys: whether requests need an API key, which pages of other origins do not know.
         """
         self._app, self._hosts, self._keys = app, hosts, keys
         self._origins = frozenset(origins)
@@ -104,8 +104,8 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     """Add CORS for pages of these origins: preflight requests are answered, and answers may be read.
 
     Args:
-        app: The application.
-        origins: Of the pages; without any, the application stays as it is.
+        app: the application.
+        origins: of the pages; without any, the application stays as it is.
     """
     if not origins:
         return app

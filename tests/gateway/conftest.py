@@ -14,12 +14,12 @@ import pytest
 
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.sqlite import SqliteBackend
-from pipeline.client import AsyncClient, ChatTemplate
+from pipeline.client import AsyncClient, ChatTemplate, PromptLimit
 from pipeline.client.testing import FakeServer, Received, Reply
 from pipeline.gateway.app import Gateway
 from pipeline.gateway.embeddings import EmbeddingModel
 from pipeline.gateway.limits import FairQueue
-from pipeline.gateway.served_model import ServedModel, TokenLimits
+from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.server import ConnectionLimits, GatewayServer
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.traces import Tracer
@@ -67,8 +67,8 @@ def tiny(
         deployment="digest",
         client=AsyncClient(url, template=made),
         template=made,
-        tokenizer=Words(),
-        limits=TokenLimits(max_input_tokens=50, max_output_tokens=40),
+        prompt_limit=PromptLimit(Words(), max_tokens=50),
+        max_output_tokens=40,
         queue=FairQueue(places, max_waiting=max_waiting),
         cache=cache,
         embedder=embedder,

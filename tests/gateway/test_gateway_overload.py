@@ -31,14 +31,14 @@ PROGRAM = """
 import sys
 from tokenizers import Tokenizer
 from pipeline.gateway.app import Gateway
-from pipeline.gateway.served_model import TokenLimits
+from pipeline.client import PromptLimit
 from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import tiny
 
 served = tiny(sys.argv[1], places=3, max_waiting=100)
-served.tokenizer = Tokenizer.from_file(sys.argv[2])
-served.limits = TokenLimits(max_input_tokens=1_000_000, max_output_tokens=1_000_000)
+served.prompt_limit = PromptLimit(Tokenizer.from_file(sys.argv[2]), max_tokens=1_000_000)
+served.max_output_tokens = 1_000_000
 server = GatewayServer(Gateway({"tiny": served}, Tenants()), "127.0.0.1", 0, drain_s=1)
 server.on_start = lambda: print(server.port, flush=True)
 server.run()

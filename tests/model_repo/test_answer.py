@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from shared.detokenizer import TextDecoder
+from shared.tokenizer import TextDecoder
 
 from tests.support import nasty_tokenizers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "model_repo" / "tensorrt_llm_bls" / "1"))
-from answer import Answer
+from serving import AnswerText
 
 TOKENIZER = nasty_tokenizers.byte_level()
 DECODER = TextDecoder(TOKENIZER)
@@ -22,7 +22,7 @@ def ids(text: str) -> list[int]:
 
 
 def test_pieces_are_the_text_up_to_the_stop_word() -> None:
-    answer = Answer(DECODER, ["STOP"])
+    answer = AnswerText(DECODER, ["STOP"])
     pieces = [answer.push([token]) for token in ids("안녕 words. STOP more")]
     assert "".join(pieces) == answer.text == "안녕 words. "
     assert answer.stopped
@@ -30,7 +30,7 @@ def test_pieces_are_the_text_up_to_the_stop_word() -> None:
 
 
 def test_what_might_have_been_a_stop_word_comes_in_the_end() -> None:
-    answer = Answer(DECODER, ["STOP"])
+    answer = AnswerText(DECODER, ["STOP"])
     assert answer.push(ids("words ST")) == "words "
     assert answer.finish() == "ST"
     assert not answer.stopped
@@ -40,5 +40,5 @@ def test_what_might_have_been_a_stop_word_comes_in_the_end() -> None:
 def test_the_prompt_is_not_searched_for_stop_words(cut: int) -> None:
     prompt = ids("STOP here. ")
     tokens = [*prompt, *ids("words STOP")]
-    answer = Answer(DECODER, ["STOP"], prompt)
+    answer = AnswerText(DECODER, ["STOP"], prompt)
     assert answer.push(tokens[:cut]) + answer.push(tokens[cut:]) + answer.finish() == "STOP here. words "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shared.detokenizer import TextDecoder
+from shared.tokenizer import TextDecoder
 from tokenizers import Tokenizer
 
 from tests.support import nasty_tokenizers

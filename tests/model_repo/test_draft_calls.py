@@ -12,13 +12,10 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "model_repo" / "tensorrt_llm_bls" / "1"))
-from dialect import Dialect
-from draft_calls import EnginePair, round_seed
-from draft_figures import Figures
-from draft_health import DraftHealth
-from draft_target import DraftTarget, Made, Position, Proposal
+from draft_calls import AnswerMetrics, EnginePair, round_seed
+from draft_target import DecodePosition, DraftTarget, Proposal, TargetOutput
 from shared.refusal import Refused
-from speculation import Speculation, TargetManner
+from speculation import DraftHealth, DraftSettings, TargetBehaviour, TensorNames
 
 from pipeline.contracts.inflight_batcher import tensors, versions
 
@@ -74,15 +71,17 @@ INPUTS: dict[str, Any] = {
     "streaming": np.array([[True]]),
     "exclude_input_in_output": np.array([[False]]),
 }
-AT = Position((1, 2, 3), 1, 0)
+AT = DecodePosition((1, 2, 3), 1, 0)
 
 
 def pair(
     target: Engine, draft: Engine, version: str = "1.2.1", inputs: Arrays = INPUTS, **more: Any
 ) -> EnginePair:
-    settings = {name: more.pop(name) for name in ("acceptance_threshold", "manner") if name in more}
-    dialect = replace(Dialect.of(config(version)), **{k: more.pop(k) for k in ("logits",) if k in more})
-    speculation = Speculation(draft, DraftHealth(print), dialect, max_draft_tokens=4, **settings)  # type: ignore[arg-type]
+    settings = {name: more.pop(name) for name in ("acceptance_threshold", "behaviour") if name in more}
+    tensor_names = replace(
+        TensorNames.of(config(version)), **{k: more.pop(k) for k in ("logits",) if k in more}
+    )
+    speculation = DraftSettings(draft, DraftHealth(print), tensor_names, max_draft_tokens=4, **settings)  # type: ignore[arg-type]
     rest = {"request_id": "an id", "streams": True, "log_probs": False, "use_logits": False} | more
     return EnginePair(target, speculation, inputs, **rest)  # type: ignore[arg-type]
 
@@ -90,13 +89,13 @@ def pair(
 @pytest.mark.parametrize("version", versions())
 @pytest.mark.parametrize("use_logits", [False, True])
 def test_every_call_has_tensors_of_the_release(version: str, use_logits: bool) -> None:
-    dialect = Dialect.of(config(version))
+    tensor_names = TensorNames.of(config(version))
     target, draft = Engine(tokens(4, 5), tokens(6, 7)), Engine(tokens(4) | {
         "generation_logits": np.zeros((1, 1, 1, 8), np.float32)
     })  # fmt: skip
     inputs = INPUTS | {
-        dialect.seed: np.array([[3]], np.uint64),
-        dialect.min_tokens: np.array([[6]], np.int32),
+        tensor_names.seed: np.array([[3]], np.uint64),
+        tensor_names.min_tokens: np.array([[6]], np.int32),
     }
     both = pair(
         target, draft, version, inputs, use_logits=use_logits, acceptance_threshold=0.5, log_probs=True
@@ -109,8 +108,8 @@ def test_every_call_has_tensors_of_the_release(version: str, use_logits: bool) -
         given = set(asked) - {"id", "outputs"}
         assert given <= {tensor.name for tensor in have.inputs}
         assert set(asked["outputs"]) <= {tensor.name for tensor in have.outputs}
-        assert asked[dialect.min_tokens].item() == 5
-        assert dialect.seed in given
+        assert asked[tensor_names.min_tokens].item() == 5
+        assert tensor_names.seed in given
         for tensor in have.inputs:
             if tensor.name in given and tensor.dims == (1,):
                 assert asked[tensor.name].shape == (1, 1), tensor.name
@@ -120,15 +119,15 @@ def test_every_call_has_tensors_of_the_release(version: str, use_logits: bool) -
 
 
 def test_names_before_0_20() -> None:
-    assert Dialect.of(config("0.19.0")) == Dialect("min_length", "random_seed")
-    assert Dialect.of(config("0.20.0")) == Dialect()
+    assert TensorNames.of(config("0.19.0")) == TensorNames("min_length", "random_seed")
+    assert TensorNames.of(config("0.20.0")) == TensorNames()
 
 
 def test_what_each_model_is_asked() -> None:
     target, draft = Engine(tokens(4, 5, 8)), Engine(tokens(4, 5))
     both = pair(target, draft)
     assert both.propose(AT, 2) == Proposal((4, 5))
-    assert both.verify(AT, Proposal((4, 5))) == Made((4, 5, 8))
+    assert both.verify(AT, Proposal((4, 5))) == TargetOutput((4, 5, 8))
     for asked, count in ((draft.asked[0], 2), (target.asked[0], 3)):
         assert asked["input_ids"].tolist() == [[1, 2, 3]]
         assert asked["input_lengths"].item() == 3
@@ -194,23 +193,23 @@ def test_too_few_logits_are_a_failure_of_the_draft() -> None:
 
 
 def test_an_engine_that_ends_after_each_step_is_asked_on(capsys: pytest.CaptureFixture[str]) -> None:
-    manner = TargetManner()
+    behaviour = TargetBehaviour()
     target = Engine(tokens(4), tokens(5), [tokens(6)], tokens())
-    both = pair(target, Engine(), inputs=INPUTS, manner=manner)
+    both = pair(target, Engine(), inputs=INPUTS, behaviour=behaviour)
     assert [made.tokens for made in both.go_on(replace(AT, min_tokens=2), 9)] == [(4,), (5,), (6,), ()]
     assert [asked["input_ids"].size for asked in target.asked] == [3, 4, 5, 6]
     assert [asked["request_output_len"].item() for asked in target.asked] == [9, 8, 7, 6]
     assert [asked["min_tokens"].item() for asked in target.asked if "min_tokens" in asked] == [2, 1]
-    assert not manner.goes_on
+    assert not behaviour.goes_on
     capsys.readouterr()
 
 
 def test_an_engine_that_goes_on_is_taken_at_its_word() -> None:
-    manner = TargetManner()
+    behaviour = TargetBehaviour()
     target = Engine([tokens(4), tokens(5), tokens()], tokens(6))
-    first, second = (pair(target, Engine(), manner=manner) for _ in range(2))
+    first, second = (pair(target, Engine(), behaviour=behaviour) for _ in range(2))
     assert [made.tokens for made in first.go_on(AT, 9)] == [(4,), (5,), ()]
-    assert manner.goes_on
+    assert behaviour.goes_on
     assert [made.tokens for made in second.go_on(AT, 9)] == [(6,)]  # one token, and the end
 
 
@@ -231,7 +230,7 @@ def test_stop_reaches_the_model_whose_call_is_under_way() -> None:
     assert both.propose(AT, 2) == Proposal()
     assert draft.stopped
     assert not target.stopped
-    assert both.verify(AT, Proposal()) == Made(())  # no further call
+    assert both.verify(AT, Proposal()) == TargetOutput(())  # no further call
     assert not target.asked
 
 
@@ -264,7 +263,7 @@ def test_reasons_are_said_once_and_a_lost_draft_is_left_alone_for_a_while(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("draft_health.time.monotonic", lambda: now)
+    monkeypatch.setattr("speculation.time.monotonic", lambda: now)
     health = DraftHealth(print)
     for length in (5, 6):
         health.failed(Refused(f"{length} tokens\nare too many"))
@@ -279,23 +278,23 @@ def test_reasons_are_said_once_and_a_lost_draft_is_left_alone_for_a_while(
     assert health.is_up()
 
 
-def test_figures_of_many_calls() -> None:
+def test_metrics_of_many_calls() -> None:
     def outputs(**values: int) -> dict[str, Any]:
         return {name: np.array([[value]], np.int64) for name, value in values.items()}
 
-    figures = Figures()
-    figures.add_draft(
+    metrics = AnswerMetrics()
+    metrics.add_draft(
         outputs(arrival_time_ns=1, first_scheduled_time_ns=2, first_token_time_ns=3, last_token_time_ns=4)
     )
     for call in (10, 20):
-        figures.add_target(
+        metrics.add_target(
             outputs(
                 arrival_time_ns=call, first_scheduled_time_ns=call + 1, first_token_time_ns=call + 2,
                 last_token_time_ns=call + 3, kv_cache_alloc_new_blocks=call, kv_cache_reused_blocks=call + 4,
                 kv_cache_alloc_total_blocks=call + 5, total_draft_tokens=1, acceptance_rate=1,
             )
         )  # fmt: skip
-    whole = figures.outputs(proposed=8, accepted=6, inputs=3, made=9)
+    whole = metrics.outputs(proposed=8, accepted=6, inputs=3, made=9)
     assert {name: value.item() for name, value in whole.items()} == {
         "arrival_time_ns": 1, "first_scheduled_time_ns": 2, "first_token_time_ns": 12, "last_token_time_ns": 23,
         "kv_cache_alloc_new_blocks": 30, "kv_cache_reused_blocks": 14, "kv_cache_alloc_total_blocks": 25,
@@ -319,7 +318,7 @@ FULL = Refused("[request id: x] Exceeds maximum queue size")
 
 def test_a_round_waits_while_the_queue_is_full() -> None:
     target = Engine(FULL, FULL, tokens(4))
-    assert pair(target, Engine()).verify(AT, Proposal()) == Made((4,))
+    assert pair(target, Engine()).verify(AT, Proposal()) == TargetOutput((4,))
     assert len(target.asked) == 3
 
 
@@ -332,7 +331,7 @@ def test_it_waits_no_longer_than_its_answer_runs(monkeypatch: pytest.MonkeyPatch
     target = Engine(FULL, FULL, FULL)
     both = pair(target, Engine())
     target.during = lambda: both.stop() if len(target.asked) == 2 else None
-    assert both.verify(AT, Proposal()) == Made(())
+    assert both.verify(AT, Proposal()) == TargetOutput(())
     assert len(target.asked) == 2
     monkeypatch.setattr("draft_calls.DEADLINE_S", -1.0)
     with pytest.raises(Refused, match="maximum queue size"):

@@ -10,8 +10,8 @@ import pytest
 from shared.parameters import Parameters
 from shared.prompts import PromptEncoder, pad_right
 from shared.refusal import Refused
+from shared.stop_words import unpack
 from shared.tokenizer import TextTokenizer
-from shared.words import unpack
 
 from tests.support import nasty_tokenizers
 

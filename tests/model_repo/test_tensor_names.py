@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.contracts.inflight_batcher import tensors, versions
 
-CALL = Path(__file__).resolve().parents[2] / "model_repo/tensorrt_llm_bls/1/engine_inputs.py"
+CALL = Path(__file__).resolve().parents[2] / "model_repo/tensorrt_llm_bls/1/engine_call.py"
 # Inputs of the BLS model that it uses itself, or refuses; all others go to the engine as they are.
 USED = {
     "text_input", "decoder_text_input", "bad_words", "stop_words", "end_id", "pad_id", "prompt_table_extra_id",

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shared.stop_text import StopText
-from shared.words import pack, unpack
+from shared.stop_words import StopText, pack, unpack
 
 words = st.lists(st.lists(st.integers(0, 99), max_size=4), max_size=5)
 

@@ -76,10 +76,10 @@ END_ID = '"end_id" value { string_value: '
     [
         (
             "tensorrt_llm_bls",
-            "1/answer.py",
-            "class Answer",
-            "klass Answer",
-            r"SyntaxError: invalid syntax \(answer",
+            "1/engine_call.py",
+            "class EngineCall",
+            "klass EngineCall",
+            r"SyntaxError: invalid syntax \(engine_call",
         ),
         pytest.param(
             "preprocessing",

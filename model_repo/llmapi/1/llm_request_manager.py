@@ -26,7 +26,7 @@ from tensorrt_llm.llmapi import GuidedDecodingParams
 from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
 
 
-class RequestManager:
+class LlmRequestManager:
     """All open requests of one LLM."""
 
     def __init__(

@@ -29,9 +29,9 @@ class TritonPythonModel:
         if gpus:
             choose_gpus(gpus)  # before tensorrt_llm is imported, which initializes CUDA
         import llm_ranks
-        from llm_request_manager import RequestManager
+        from llm_request_manager import LlmRequestManager
 
-        self._manager: RequestManager | None = None
+        self._manager: LlmRequestManager | None = None
         if not llm_ranks.is_leader():
             pb_utils.Logger.log_info(f"[trtllm] rank{llm_ranks.rank()} is waiting for the leader node...")
             llm_ranks.work_for_leader()
@@ -41,7 +41,7 @@ class TritonPythonModel:
             arguments["gpus_per_node"] = len(gpus)
         pb_utils.Logger.log_info(f"[trtllm] starting the LLM with {settings.arguments}")
         try:
-            self._manager = RequestManager(
+            self._manager = LlmRequestManager(
                 arguments, settings, _types(config), decoupled=is_decoupled(config)
             )
         except Exception as error:

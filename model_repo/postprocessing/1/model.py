@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shared.detokenizer import TextDecoder
 from shared.parameters import Parameters
 from shared.tensors import failure, read, response, texts
-from shared.tokenizer import load_tokenizer
+from shared.tokenizer import TextDecoder, load_tokenizer
 
 
 class TritonPythonModel:

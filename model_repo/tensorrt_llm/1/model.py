@@ -1,7 +1,7 @@
 """Triton models `tensorrt_llm` and `tensorrt_llm_draft` of the cpu runtime: token ids to token ids, by a paged engine.
 
 Tensors and behaviour are those of TensorRT-LLM's C++ backend, release 1.2, as far as the engine can honour them; the
-rest is refused by name (`refusals`). One engine serves all requests, and each joins while others run.
+rest is refused by name (`request_parser`). One engine serves all requests, and each joins while others run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import engine
 from gauges import Gauges
 from request_manager import RequestManager
-from request_parser import Limits
+from request_parser import RequestLimits
 from shared.parameters import Parameters
 
 
@@ -30,7 +30,7 @@ class TritonPythonModel:
         queue = _max_queue_size(args)
         self._manager = RequestManager(
             self._engine,
-            Limits(
+            RequestLimits(
                 max_input_tokens=parameters.number("cpu_max_input_tokens"),
                 max_output_tokens=parameters.number("cpu_max_output_tokens"),
                 max_draft_tokens=settings.max_draft_tokens,

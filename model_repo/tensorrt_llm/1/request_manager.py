@@ -16,8 +16,8 @@ from typing import Any
 
 import engine
 import triton_python_backend_utils as pb_utils
-from reply import Reply
-from request_parser import Limits, read_requests, read_wishes
+from request_parser import RequestLimits, read_output_options, read_requests
+from responder import Responder
 from shared.cancellation import CancellationWatch, WatchedSender
 from shared.refusal import NOT_DECOUPLED, Refused
 from shared.tensors import FINAL, failure, read, read_flag, response
@@ -34,7 +34,7 @@ class RequestManager:
     def __init__(
         self,
         runner: engine.Engine,
-        limits: Limits,
+        limits: RequestLimits,
         *,
         exclude_input_in_output: bool,
         decoupled: bool,
@@ -50,7 +50,7 @@ class RequestManager:
         self._decoupled = decoupled
         self._max_open = max_open
         self._numbers = count(1)
-        self._open: dict[str, list[Reply]] = defaultdict(list)  # by Triton's request id, which may repeat
+        self._open: dict[str, list[Responder]] = defaultdict(list)  # by Triton's request id, which may repeat
         self._lock = Lock()  # guards _open
         self._watch = CancellationWatch(cancellation_period_s)
         self._outbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -75,78 +75,78 @@ class RequestManager:
         self._thread.join()
         self._watch.close()
 
-    def _enter(self, request: Any, sender: WatchedSender) -> Reply:
+    def _enter(self, request: Any, sender: WatchedSender) -> Responder:
         tensor = partial(read, request)
-        wishes = read_wishes(tensor, exclude_input_in_output=self._exclude_input_in_output)
+        options = read_output_options(tensor, exclude_input_in_output=self._exclude_input_in_output)
         requests = read_requests(tensor, self._limits, new_id=lambda: str(next(self._numbers)))
-        if not self._decoupled and wishes.streaming:
+        if not self._decoupled and options.streaming:
             raise Refused(f"streaming = true: {NOT_DECOUPLED}")
         if not self._decoupled and len(requests) != 1:
             raise Refused(f"input_ids: has {len(requests)} prompts, must be one: {NOT_DECOUPLED}")
-        reply = Reply(request.request_id(), sender, requests, wishes)
+        responder = Responder(request.request_id(), sender, requests, options)
         with self._lock:
-            waiting = sum(len(replies) for replies in self._open.values())
+            waiting = sum(len(responders) for responders in self._open.values())
             if self._max_open is not None and waiting >= self._max_open:
                 raise Refused(
                     f"Exceeds maximum queue size: {waiting} requests run or wait"
                 )  # Triton's own words
-            self._open[reply.id].append(reply)
-        return reply
+            self._open[responder.id].append(responder)
+        return responder
 
-    def _start(self, reply: Reply) -> None:
-        self._watch.watch(reply.sender, on_cancel=partial(self._cancel, reply))
+    def _start(self, responder: Responder) -> None:
+        self._watch.watch(responder.sender, on_cancel=partial(self._cancel, responder))
         try:
-            for row, request in enumerate(reply.requests):
-                self._engine.submit(request, partial(self._put, reply, row))
+            for row, request in enumerate(responder.requests):
+                self._engine.submit(request, partial(self._put, responder, row))
         except Exception as error:
-            reply.fail(Refused(str(error)) if isinstance(error, engine.Refused) else error)
-            self._cancel(reply)
-            self._leave(reply)
+            responder.fail(Refused(str(error)) if isinstance(error, engine.Refused) else error)
+            self._cancel(responder)
+            self._leave(responder)
 
     def _stop(self, request_id: str) -> None:
         if not request_id:
             raise Refused("stop: the request id says what is to be stopped, and this request has none")
         with self._lock:
-            replies = list(self._open.get(request_id, ()))
-        for reply in replies:
-            self._cancel(reply)
+            responders = list(self._open.get(request_id, ()))
+        for responder in responders:
+            self._cancel(responder)
 
-    def _cancel(self, reply: Reply) -> None:
-        for request in reply.requests:
+    def _cancel(self, responder: Responder) -> None:
+        for request in responder.requests:
             self._engine.cancel(request.id)
 
-    def _leave(self, reply: Reply) -> None:
+    def _leave(self, responder: Responder) -> None:
         with self._lock:
-            others = [other for other in self._open.pop(reply.id, ()) if other is not reply]
+            others = [other for other in self._open.pop(responder.id, ()) if other is not responder]
             if others:
-                self._open[reply.id] = others
+                self._open[responder.id] = others
 
-    def _put(self, reply: Reply, row: int, output: engine.Output) -> None:
+    def _put(self, responder: Responder, row: int, output: engine.Output) -> None:
         """Called by the engine's thread."""
-        if reply.requests[row].draft_tokens is not None and output.tokens and not output.finish:
+        if responder.requests[row].draft_tokens is not None and output.tokens and not output.finish:
             self._engine.cancel(output.request_id)  # verified: what was accepted, and one token more
-        self._outbox.put(partial(self._pass_on, reply, row, output))
+        self._outbox.put(partial(self._pass_on, responder, row, output))
 
-    def _pass_on(self, reply: Reply, row: int, output: engine.Output) -> None:
-        if reply.is_done():
+    def _pass_on(self, responder: Responder, row: int, output: engine.Output) -> None:
+        if responder.is_done():
             return
         try:
-            reply.take(row, output, pause_s=(self._streams() - 1) / _MAX_RESPONSES_PER_S)
+            responder.take(row, output, pause_s=(self._streams() - 1) / _MAX_RESPONSES_PER_S)
         except Exception as error:
-            self._cancel(reply)
-            self._break_off(reply, error)
-        if reply.is_done():
-            self._leave(reply)
+            self._cancel(responder)
+            self._break_off(responder, error)
+        if responder.is_done():
+            self._leave(responder)
 
-    def _break_off(self, reply: Reply, error: Exception) -> None:
+    def _break_off(self, responder: Responder, error: Exception) -> None:
         try:
-            reply.break_off(error)
+            responder.break_off(error)
         except Exception as second:  # Triton takes no more for this request
-            pb_utils.Logger.log_error(f"request {reply.id!r}: {error}; then: {second}")
+            pb_utils.Logger.log_error(f"request {responder.id!r}: {error}; then: {second}")
 
     def _streams(self) -> int:
         with self._lock:
-            return max(1, sum(len(replies) for replies in self._open.values()))
+            return max(1, sum(len(responders) for responders in self._open.values()))
 
     def _send_all(self) -> None:
         while True:
@@ -160,11 +160,11 @@ class RequestManager:
 
     def _flush(self) -> None:
         with self._lock:
-            replies = [reply for replies in self._open.values() for reply in replies]
-        for reply in replies:
+            responders = [responder for responders in self._open.values() for responder in responders]
+        for responder in responders:
             try:
-                reply.flush()
+                responder.flush()
             except Exception as error:
-                self._cancel(reply)
-                self._break_off(reply, error)
-                self._leave(reply)
+                self._cancel(responder)
+                self._break_off(responder, error)
+                self._leave(responder)

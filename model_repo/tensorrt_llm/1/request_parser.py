@@ -1,4 +1,8 @@
-"""From the tensors of a Triton request to requests of the engine, one a row of the batch."""
+"""From the tensors of a Triton request to requests of the engine, one a row of the batch.
+
+Inputs of `tensorrt_llm` that this engine cannot honour are refused by name. Some clients send the neutral value of
+everything; that is let through, because it asks for nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,17 @@ from typing import Any
 
 import engine
 import numpy as np
-from refusals import refuse
 from shared.guide import GUIDE, TYPE, guide_of
 from shared.refusal import Refused
+from shared.stop_words import Words, unpack
 from shared.tensors import Array
-from shared.words import Words, unpack
 
 Read = Callable[[str], Array | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What the deployment takes."""
+class RequestLimits:
+    """Tokens that one request may have in this deployment."""
 
     max_input_tokens: int
     max_output_tokens: int
@@ -27,8 +30,8 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What a request wants to hear back; of a batch, what its first row says."""
+class OutputOptions:
+    """What the response to a request holds; of a batch, what its first row says."""
 
     streaming: bool  # each new token at once, or everything in the end
     prompt: bool  # the prompt in front of the answer (never when streaming)
@@ -39,7 +42,7 @@ class Wishes:
     num_output_tokens: bool
 
 
-# Inputs that are read here; all others are in `refusals`.
+# Inputs that are read here; all others are in _NEUTRAL, _ABSENT and _ONE_TOKEN.
 READ = frozenset(
     {
         "input_ids", "input_lengths", "request_output_len", "draft_input_ids", "draft_logits",
@@ -53,7 +56,7 @@ READ = frozenset(
 )  # fmt: skip
 
 
-def read_wishes(read: Read, *, exclude_input_in_output: bool) -> Wishes:
+def read_output_options(read: Read, *, exclude_input_in_output: bool) -> OutputOptions:
     """What to answer with; `exclude_input_in_output` is the default of the deployment."""
 
     def flag(name: str, default: bool = False) -> bool:
@@ -61,7 +64,7 @@ def read_wishes(read: Read, *, exclude_input_in_output: bool) -> Wishes:
         return default if array is None or array.size == 0 else bool(array.reshape(-1)[0])
 
     streaming = flag("streaming")
-    return Wishes(
+    return OutputOptions(
         streaming=streaming,
         prompt=not streaming and not flag("exclude_input_in_output", exclude_input_in_output),
         log_probs=flag("return_log_probs"),
@@ -72,7 +75,7 @@ def read_wishes(read: Read, *, exclude_input_in_output: bool) -> Wishes:
     )
 
 
-def read_requests(read: Read, limits: Limits, new_id: Callable[[], str]) -> list[engine.Request]:
+def read_requests(read: Read, limits: RequestLimits, new_id: Callable[[], str]) -> list[engine.Request]:
     """The requests of a batch.
 
     Raises:
@@ -93,7 +96,7 @@ class _Row:
     row: int
     rows: int
 
-    def request(self, limits: Limits, id: str) -> engine.Request:
+    def request(self, limits: RequestLimits, id: str) -> engine.Request:
         prompt = self._prompt(limits)
         max_new_tokens = int(self._scalar("request_output_len", 0))
         if not 1 <= max_new_tokens <= limits.max_output_tokens:
@@ -119,7 +122,7 @@ class _Row:
             guide=self._guide(),
         )
 
-    def _prompt(self, limits: Limits) -> tuple[int, ...]:
+    def _prompt(self, limits: RequestLimits) -> tuple[int, ...]:
         ids, length = self._vector("input_ids"), int(self._scalar("input_lengths", 0))
         if ids is None or length < 1:
             raise Refused("input_ids: the prompt has no tokens")
@@ -169,7 +172,7 @@ class _Row:
         except UnicodeDecodeError as error:
             raise Refused(f"{name}: is not UTF-8 ({error.reason} at byte {error.start})") from None
 
-    def _drafts(self, limits: Limits) -> tuple[int, ...] | None:
+    def _drafts(self, limits: RequestLimits) -> tuple[int, ...] | None:
         drafts = self._vector("draft_input_ids")
         if drafts is None or drafts.size == 0:
             return None
@@ -205,3 +208,79 @@ class _Row:
             return None
         row: Array = array.reshape(self.rows, *(array.shape[1:] or (1,)))[self.row]  # scalars come as [rows]
         return row
+
+
+# Input -> (values that ask for nothing, why another one cannot be honoured).
+_NEUTRAL: dict[str, tuple[tuple[float, ...], str]] = {
+    "beam_width": ((1,), "this engine decodes with one beam"),
+    "num_return_sequences": (
+        (1,),
+        "this engine returns one answer; send the request again with another seed",
+    ),
+    "len_penalty": ((0, 1), "it acts on beams, and this engine has one"),
+    "early_stopping": ((0,), "it acts on beams, and this engine has one"),
+    "beam_search_diversity_rate": ((0,), "it acts on beams, and this engine has one"),
+    "return_context_logits": ((0,), "this engine returns logits of generated tokens only"),
+    "skip_cross_attn_blocks": ((0,), "this engine runs decoder-only models"),
+}
+
+_DECODER_ONLY = "this engine runs decoder-only models"
+_TEXT_ONLY = "this engine runs text models"
+_LORA = "this engine has no LoRA adapters"
+_RETENTION = "this engine frees its KV cache by last use alone"
+_LOOKAHEAD = "this engine does not decode with lookahead"
+
+# Inputs that may not be there at all, and why.
+_ABSENT: dict[str, str] = {
+    "encoder_input_features": _DECODER_ONLY,
+    "encoder_output_lengths": _DECODER_ONLY,
+    "cross_attention_mask": _DECODER_ONLY,
+    "prompt_embedding_table": _TEXT_ONLY,
+    "prompt_table_extra_ids": _TEXT_ONLY,
+    "prompt_vocab_size": _TEXT_ONLY,
+    "mrope_rotary_cos_sin": _TEXT_ONLY,
+    "mrope_position_deltas": _TEXT_ONLY,
+    "lora_task_id": _LORA,
+    "lora_weights": _LORA,
+    "lora_config": _LORA,
+    "context_phase_params": "this engine does not take over requests from another",
+    "retention_token_range_starts": _RETENTION,
+    "retention_token_range_ends": _RETENTION,
+    "retention_token_range_priorities": _RETENTION,
+    "retention_token_range_durations_ms": _RETENTION,
+    "retention_decode_priority": _RETENTION,
+    "retention_decode_duration_ms": _RETENTION,
+    "lookahead_window_size": _LOOKAHEAD,
+    "lookahead_ngram_size": _LOOKAHEAD,
+    "lookahead_verification_set_size": _LOOKAHEAD,
+}
+
+# `preprocessing` always sends one pad token for a decoder, so only more than that asks for something.
+_ONE_TOKEN = ("decoder_input_ids", "decoder_input_lengths")
+
+REFUSED = frozenset(_NEUTRAL) | frozenset(_ABSENT) | frozenset(_ONE_TOKEN)
+
+
+def refuse(read: Callable[[str], Array | None]) -> None:
+    """Refuse a request that asks for what this engine cannot do; `read` gives an input by name.
+
+    Raises:
+        Refused: with the name of the first such input.
+    """
+    for name, why in _ABSENT.items():
+        if read(name) is not None:
+            raise Refused(f"{name}: {why}")
+    for name, (neutral, why) in _NEUTRAL.items():
+        array = read(name)
+        others = (
+            [] if array is None else [value for value in array.reshape(-1).tolist() if value not in neutral]
+        )
+        if others:
+            raise Refused(f"{name} = {_shown(others[0])}: {why}")
+    decoder = read("decoder_input_ids")
+    if decoder is not None and decoder.shape[-1] > 1:
+        raise Refused(f"decoder_input_ids: {_DECODER_ONLY}")
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"

@@ -17,6 +17,14 @@ What the engine models behind it must be and do (C++ backend of TensorRT-LLM 0.1
 
 So an answer that consists of checked tokens alone has ended: after the last token that is kept, the target adds one of
 its own, unless that was `end_id`.
+
+How many tokens to propose next adapts (`DraftLength`): more while all are kept, fewer while some are not. A token that
+the target drops costs the draft a step for nothing; a token too few costs a call of the target. Steps of plus two and
+minus one come to rest where a proposal is kept as a whole one time in three, which is near the best length for drafts
+that cost a tenth of their target, whatever share of their tokens is kept. (The rule is that of Hugging Face
+Transformers' assisted generation, `num_assistant_tokens_schedule = "heuristic"`.) Measured with the small pair in
+recipes/checkpoints, six tokens at most, 2400 tokens of noise, of which it keeps one in three: 3111 proposed in 1039
+rounds, instead of 5066 in 918. In text that it knows it makes no difference.
 """
 
 from __future__ import annotations
@@ -27,12 +35,11 @@ from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Any, Protocol
 
-from draft_length import DraftLength
-from shared.words import Words
+from shared.stop_words import Words
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class DecodePosition:
     """Where an answer stands when a model is called."""
 
     tokens: Sequence[int]  # prompt and answer
@@ -57,7 +64,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class TargetOutput:
     """What one response of the target holds."""
 
     tokens: tuple[int, ...]
@@ -69,7 +76,7 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class VerifiedTokens:
     """What may go out: tokens that are final."""
 
     tokens: tuple[int, ...]
@@ -78,18 +85,18 @@ class Step:
     last: bool = False
 
 
-class Pair(Protocol):
+class ModelPair(Protocol):
     """The two models. Each call blocks; all raise what their model raises. One of each may be called at once."""
 
-    def propose(self, at: Position, count: int) -> Proposal:
+    def propose(self, at: DecodePosition, count: int) -> Proposal:
         """Up to `count` tokens that may come next; fewer where the draft would end the answer."""
         ...
 
-    def verify(self, at: Position, proposal: Proposal) -> Made:
+    def verify(self, at: DecodePosition, proposal: Proposal) -> TargetOutput:
         """The tokens of the proposal that the target keeps, and one of its own."""
         ...
 
-    def go_on(self, at: Position, count: int) -> Iterable[Made]:
+    def go_on(self, at: DecodePosition, count: int) -> Iterable[TargetOutput]:
         """The target alone, up to `count` tokens, as they come."""
         ...
 
@@ -103,7 +110,7 @@ class DraftTarget:
 
     def __init__(
         self,
-        pair: Pair,
+        pair: ModelPair,
         prompt: Sequence[int],
         *,
         max_tokens: int,
@@ -135,7 +142,7 @@ class DraftTarget:
         """No more calls; the one that is under way is ended by whoever made it."""
         self._stopped.set()
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[VerifiedTokens]:
         """The answer as it comes; the last step, which may hold no tokens, says so.
 
         Raises:
@@ -159,10 +166,10 @@ class DraftTarget:
                 if self._over or self._stopped.is_set():
                     break
         if not self._over:
-            yield Step((), (), self._cum_log_prob, last=True)
+            yield VerifiedTokens((), (), self._cum_log_prob, last=True)
 
-    def _position(self) -> Position:
-        return Position(self._tokens.copy(), self.made, max(0, self._min_tokens - self.made))
+    def _position(self) -> DecodePosition:
+        return DecodePosition(self._tokens.copy(), self.made, max(0, self._min_tokens - self.made))
 
     def _start(self) -> Future[Proposal]:
         """Ask the draft, in a thread of its own, what follows the prompt."""
@@ -196,15 +203,15 @@ class DraftTarget:
         made = tuple(self._tokens[self._prompt :])
         return proposal.rest(len(made)) if proposal.tokens[: len(made)] == made else Proposal()
 
-    def _take(self, made: Made, proposal: Proposal | None) -> Step:
+    def _take(self, made: TargetOutput, proposal: Proposal | None) -> VerifiedTokens:
         tokens = self._up_to_stop_word(made.tokens[: self._max_tokens - self.made])
         if proposal is not None:
             self._count(proposal, made, tokens)
         self._over = self._over or self.made == self._max_tokens
         self._cum_log_prob += made.cum_log_prob
-        return Step(tokens, made.log_probs[: len(tokens)], self._cum_log_prob, last=self._over)
+        return VerifiedTokens(tokens, made.log_probs[: len(tokens)], self._cum_log_prob, last=self._over)
 
-    def _count(self, proposal: Proposal, made: Made, tokens: tuple[int, ...]) -> None:
+    def _count(self, proposal: Proposal, made: TargetOutput, tokens: tuple[int, ...]) -> None:
         checked = proposal.tokens if made.checked is None else proposal.tokens[: made.checked]
         self.proposed += len(checked)
         kept = _common(checked, tokens)
@@ -228,3 +235,38 @@ def _common(left: Sequence[int], right: Sequence[int]) -> int:
     """Length of what both begin with."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((at for at, (one, other) in pairs if one != other), min(len(left), len(right)))
+
+
+_MORE, _FEWER = 2, 1
+
+
+class DraftLength:
+    """Draft tokens to propose in the next round of one answer; begins with the most.
+
+    >>> length = DraftLength(4, adapts=True)
+    >>> length.learn(4, kept=1), length.tokens
+    (None, 3)
+    >>> length.learn(3, kept=3), length.tokens
+    (None, 4)
+    """
+
+    def __init__(self, most: int, *, adapts: bool) -> None:
+        self._most = most
+        self._adapts = adapts
+        self.tokens = most
+
+    def learn(self, proposed: int, *, kept: int) -> None:
+        """Adapt to a round in which the target kept `kept` of `proposed` tokens.
+
+        Fewer than `tokens` may have been proposed for another reason.
+        """
+        if not self._adapts or not proposed:
+            return
+        if kept < proposed:
+            self.tokens = max(1, self.tokens - _FEWER)
+        elif proposed >= self.tokens:
+            self.tokens = min(self._most, self.tokens + _MORE)
+
+    def give_up(self) -> None:
+        """Propose no more."""
+        self.tokens = 0

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 from draft_calls import EnginePair
-from draft_target import DraftTarget, Step
-from engine_inputs import LOG_PROBS, asked_for, engine_id, engine_inputs
-from engine_model import EngineModel
+from draft_target import DraftTarget, VerifiedTokens
+from engine_call import LOG_PROBS, asked_for, engine_id, engine_inputs
+from engine_client import EngineClient
 from shared.prompts import Prompts
+from shared.stop_words import unpack
 from shared.tensors import Array, read, read_flag
-from shared.words import unpack
-from speculation import Speculation
+from speculation import DraftSettings
 
 
 class DraftTargetCall:
@@ -25,8 +25,8 @@ class DraftTargetCall:
 
     def __init__(
         self,
-        target: EngineModel,
-        speculation: Speculation,
+        target: EngineClient,
+        speculation: DraftSettings,
         request: Any,
         prompts: Prompts,
         *,
@@ -48,7 +48,7 @@ class DraftTargetCall:
             log_probs=self._log_probs,
             use_logits=read_flag(request, "use_draft_logits"),
         )
-        minimum = inputs.get(speculation.dialect.min_tokens)
+        minimum = inputs.get(speculation.tensor_names.min_tokens)
         max_tokens = read(request, "max_tokens")
         assert max_tokens is not None, "refused before"
         self._loop = DraftTarget(
@@ -75,14 +75,16 @@ class DraftTargetCall:
         tokens = tuple(token for step in steps for token in step.tokens)
         log_probs = tuple(value for step in steps for value in step.log_probs)
         prompt = self._prompt if self._prompt_comes_back else ()
-        yield self._response(Step(tokens, log_probs, steps[-1].cum_log_prob, last=True), (*prompt, *tokens))
+        yield self._response(
+            VerifiedTokens(tokens, log_probs, steps[-1].cum_log_prob, last=True), (*prompt, *tokens)
+        )
 
     def stop(self) -> None:
         """End it early: both engines free what they hold, and `responses` ends soon after."""
         self._loop.stop()
         self._pair.stop()
 
-    def _response(self, step: Step, tokens: tuple[int, ...]) -> dict[str, Array]:
+    def _response(self, step: VerifiedTokens, tokens: tuple[int, ...]) -> dict[str, Array]:
         response: dict[str, Array] = {
             "output_ids": np.array([[tokens]], np.int32).reshape(1, 1, -1),
             "sequence_length": np.array([[len(tokens)]], np.int32),
@@ -92,8 +94,8 @@ class DraftTargetCall:
             response["output_log_probs"] = np.array([[step.log_probs]], np.float32).reshape(1, 1, -1)
         if step.last:
             loop = self._loop
-            figures = self._pair.figures.outputs(
+            metrics = self._pair.metrics.outputs(
                 proposed=loop.proposed, accepted=loop.accepted, inputs=len(self._prompt), made=loop.made
             )
-            response |= {name: array for name, array in figures.items() if name in self.asked_for}
+            response |= {name: array for name, array in metrics.items() if name in self.asked_for}
         return response

@@ -5,13 +5,14 @@ Speaks to `tensorrt_llm` through its tensors only, so that the C++ backend and t
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from engine_inputs import asked_for, engine_id, engine_inputs
-from engine_model import EngineModel
+import numpy as np
+from engine_client import EngineClient
 from shared.prompts import Prompts
-from shared.tensors import Array
+from shared.tensors import Array, read, read_flag
 
 
 class EngineCall:
@@ -21,7 +22,7 @@ class EngineCall:
     TensorRT-LLM's clients stop theirs: a request to the engine model with the same id and `stop`.
     """
 
-    def __init__(self, model: EngineModel, request: Any, prompts: Prompts) -> None:
+    def __init__(self, model: EngineClient, request: Any, prompts: Prompts) -> None:
         self._model = model
         self._id = engine_id(request)
         self._over = False
@@ -42,3 +43,104 @@ class EngineCall:
         """End it early: the engine frees what it holds, and `responses` ends soon after."""
         if not self._over:
             self._model.stop(self._id)
+
+
+# Inputs that go to the engine as they are: our name -> its name. Versions differ in some; a request has only those that
+# config.pbtxt declares.
+_PASSED = {
+    "max_tokens": "request_output_len",
+    "num_return_sequences": "num_return_sequences",
+    "top_k": "runtime_top_k",
+    "top_p": "runtime_top_p",
+    "temperature": "temperature",
+    "length_penalty": "len_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "min_length": "min_length",  # until 0.20, then min_tokens
+    "min_tokens": "min_tokens",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "random_seed": "random_seed",  # until 0.20, then seed
+    "seed": "seed",
+    "return_log_probs": "return_log_probs",
+    "return_context_logits": "return_context_logits",
+    "return_generation_logits": "return_generation_logits",
+    "return_perf_metrics": "return_perf_metrics",
+    "return_num_input_tokens": "return_num_input_tokens",
+    "return_num_output_tokens": "return_num_output_tokens",
+    "exclude_input_in_output": "exclude_input_in_output",
+    "beam_width": "beam_width",
+    "stream": "streaming",
+    "prompt_embedding_table": "prompt_embedding_table",
+    "prompt_vocab_size": "prompt_vocab_size",
+    "lora_task_id": "lora_task_id",
+    "lora_weights": "lora_weights",
+    "lora_config": "lora_config",
+    "guided_decoding_guide_type": "guided_decoding_guide_type",
+    "guided_decoding_guide": "guided_decoding_guide",
+}
+_SCALARS = frozenset(_PASSED) - {"prompt_embedding_table", "lora_weights", "lora_config"}  # [b, 1]
+
+LOG_PROBS = ("cum_log_probs", "output_log_probs")
+PERFORMANCE = (
+    "kv_cache_alloc_new_blocks", "kv_cache_reused_blocks", "kv_cache_alloc_total_blocks",
+    "arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns",
+    "acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens",
+)  # fmt: skip
+# Upstream's until 0.18; engines since then know `return_perf_metrics` only.
+KV_CACHE_STATS = "return_kv_cache_reuse_stats"
+# Outputs that the engine is asked for when the request sets a flag.
+_ASKED_FOR = {
+    "return_log_probs": LOG_PROBS,
+    "return_context_logits": ("context_logits",),
+    "return_generation_logits": ("generation_logits",),
+    "return_perf_metrics": PERFORMANCE,
+    KV_CACHE_STATS: PERFORMANCE[:3],
+    "return_num_input_tokens": ("num_input_tokens",),
+    "return_num_output_tokens": ("num_output_tokens",),
+}
+_UNIQUE = 16  # characters: an id of that length or more is taken to be its client's alone
+
+
+def engine_inputs(request: Any, prompts: Prompts) -> dict[str, Array]:
+    """What the engine is to do, as its inputs."""
+    return _prompt_inputs(prompts) | _passed_inputs(request)
+
+
+def asked_for(request: Any) -> tuple[str, ...]:
+    """The outputs that the request wants besides tokens."""
+    names = (name for flag, names in _ASKED_FOR.items() if read_flag(request, flag) for name in names)
+    return tuple(dict.fromkeys(names))
+
+
+def engine_id(request: Any) -> str:
+    """The id by which the engine can be stopped: the client's own, if no other client is likely to have it, too."""
+    given: str = request.request_id()
+    return given if len(given) >= _UNIQUE else uuid.uuid4().hex
+
+
+def _prompt_inputs(prompts: Prompts) -> dict[str, Array]:
+    inputs: dict[str, Array] = {
+        "input_ids": prompts.input_ids,
+        "input_lengths": prompts.input_lengths,
+        "end_id": prompts.end_id,
+        "pad_id": prompts.pad_id,
+    }
+    optional = {
+        "stop_words_list": prompts.stop_words,
+        "bad_words_list": prompts.bad_words,
+        "embedding_bias": prompts.embedding_bias,
+    }
+    if prompts.table_ids is not None:
+        inputs["prompt_table_extra_ids"] = prompts.table_ids
+    return inputs | {name: array for name, array in optional.items() if array.shape[-1]}
+
+
+def _passed_inputs(request: Any) -> dict[str, Array]:
+    inputs = {}
+    for ours, theirs in _PASSED.items():
+        array = read(request, ours)
+        if array is not None:
+            inputs[theirs] = array.reshape(-1, 1) if ours in _SCALARS else array
+    if read_flag(request, KV_CACHE_STATS):
+        inputs["return_perf_metrics"] = np.ones_like(inputs["request_output_len"], np.bool_)
+    return inputs

@@ -13,23 +13,22 @@ run side by side (Triton 24.10; upstream's `llmapi` model does the same).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
-from admission import Admission
-from dialect import Dialect
-from draft_health import DraftHealth
-from engine_model import EngineModel
-from serving import Serving, Setup
+from engine_client import EngineClient
+from serving import ServingContext, TextRequest
 from shared.cancellation import CancellationWatch, WatchedSender
-from shared.detokenizer import TextDecoder
 from shared.parameters import Parameters
 from shared.prompts import PromptEncoder
+from shared.refusal import Refused
 from shared.tensors import FINAL, failure
-from shared.tokenizer import TextTokenizer
-from speculation import Speculation
+from shared.tokenizer import TextDecoder, TextTokenizer
+from speculation import DraftHealth, DraftSettings, TensorNames
 
 _MAX_OPEN_REQUESTS = 1024  # more wait here; threads are made as they are needed
 
@@ -43,7 +42,7 @@ class TritonPythonModel:
             parameters.path("tokenizer_dir"), add_special_tokens=parameters.flag("add_special_tokens", True)
         )
         skip_special_tokens = parameters.flag("skip_special_tokens", True)
-        self._setup = Setup(
+        self._setup = ServingContext(
             encoder=PromptEncoder(
                 tokenizer,
                 end_id=parameters.number("end_id"),
@@ -52,7 +51,7 @@ class TritonPythonModel:
                 vocab_size=parameters.number("vocab_size"),
             ),
             decoder=TextDecoder(tokenizer.tokenizer, skip_special_tokens=skip_special_tokens),
-            engine=EngineModel(parameters.text("tensorrt_llm_model_name", "tensorrt_llm")),
+            engine=EngineClient(parameters.text("tensorrt_llm_model_name", "tensorrt_llm")),
             speculation=_speculation(parameters, args),
             accumulate_tokens=parameters.flag("accumulate_tokens", False),
             exclude_input_in_output=parameters.flag("exclude_input_in_output", False),
@@ -60,7 +59,7 @@ class TritonPythonModel:
         )
         self._watch = CancellationWatch(parameters.number("cancellation_check_period_ms", 100) / 1000)
         most = parameters.number("max_open_requests") if parameters.has("max_open_requests") else None
-        self._admission = Admission(most)
+        self._admission = OpenRequestLimit(most)
         self._threads = ThreadPoolExecutor(_MAX_OPEN_REQUESTS, thread_name_prefix="request")
 
     def execute(self, requests: list[Any]) -> None:
@@ -78,7 +77,7 @@ class TritonPythonModel:
         last = None
         try:
             with self._admission.place():
-                serving = Serving(request, self._setup)
+                serving = TextRequest(request, self._setup)
                 self._watch.watch(sender, on_cancel=serving.stop)
                 try:
                     for response in serving.responses():
@@ -95,7 +94,7 @@ class TritonPythonModel:
         sender.send(last, flags=FINAL)
 
 
-def _speculation(parameters: Parameters, args: Mapping[str, str]) -> Speculation | None:
+def _speculation(parameters: Parameters, args: Mapping[str, str]) -> DraftSettings | None:
     name = parameters.text("tensorrt_llm_draft_model_name", "")
     if not name:
         return None
@@ -104,13 +103,45 @@ def _speculation(parameters: Parameters, args: Mapping[str, str]) -> Speculation
         return parameters.number(name) if parameters.has(name) else None
 
     threshold = parameters.text("draft_acceptance_threshold", "")
-    return Speculation(
-        draft=EngineModel(name),
+    return DraftSettings(
+        draft=EngineClient(name),
         health=DraftHealth(pb_utils.Logger.log_warn),
-        dialect=Dialect.of(json.loads(args["model_config"])),
+        tensor_names=TensorNames.of(json.loads(args["model_config"])),
         max_draft_tokens=optional("max_draft_tokens"),
         max_input_tokens=optional("max_input_tokens"),
         max_output_tokens=optional("max_output_tokens"),
         acceptance_threshold=float(threshold) if threshold else None,
         timeout_s=parameters.number("draft_timeout_ms", 10_000) / 1000,
     )
+
+
+class OpenRequestLimit:
+    """How many answers may be open at once, where each is many calls of the engines. Safe to use from any thread.
+
+    An engine that takes so many requests and refuses the next would refuse a round in the middle of an answer. As an
+    answer has one call of an engine under way at a time, as many answers as the engine takes requests are never refused
+    there; the answer after them is, before it begins.
+    """
+
+    def __init__(self, most: int | None) -> None:
+        """`most`: answers that may run and wait; None is no limit."""
+        self._most = most
+        self._open = 0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Hold the place of one answer.
+
+        Raises:
+            Refused: all are taken; in Triton's own words for a full queue.
+        """
+        with self._lock:
+            if self._most is not None and self._open >= self._most:
+                raise Refused(f"Exceeds maximum queue size: {self._open} requests run or wait")
+            self._open += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open -= 1

@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from answer import Answer
 from draft_target_call import DraftTargetCall
-from engine_call import EngineCall
-from engine_inputs import LOG_PROBS
-from engine_model import EngineModel
-from shared.detokenizer import TextDecoder
+from engine_call import LOG_PROBS, EngineCall
+from engine_client import EngineClient
 from shared.prompts import PromptEncoder
 from shared.refusal import NOT_DECOUPLED, Refused
+from shared.stop_words import StopText
 from shared.tensors import Array, read, read_flag, read_texts, response, texts
-from speculation import Speculation
+from shared.tokenizer import TextDecoder
+from speculation import DraftSettings
 
 _TEXT_ONLY = ("image_input", "image_bytes_input", "image_url_input", "image_sizes_input", "video_bytes_input")
 _INDEXES = (
@@ -31,22 +30,22 @@ _INDEXES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ServingContext:
     """What all requests share."""
 
     encoder: PromptEncoder
     decoder: TextDecoder
-    engine: EngineModel
-    speculation: Speculation | None  # None: there is no draft model beside the engine
+    engine: EngineClient
+    speculation: DraftSettings | None  # None: there is no draft model beside the engine
     accumulate_tokens: bool
     exclude_input_in_output: bool  # unless a request says otherwise
     decoupled: bool  # several responses to a request; else one
 
 
-class Serving:
+class TextRequest:
     """The state of one request; `responses` runs in one thread, `stop` may be called from another."""
 
-    def __init__(self, request: Any, setup: Setup) -> None:
+    def __init__(self, request: Any, setup: ServingContext) -> None:
         """Read the request.
 
         Raises:
@@ -75,7 +74,7 @@ class Serving:
         self._prompt_comes_back = not self._stream and not excludes
         self._call = self._open(request, setup)
         self._answers: dict[
-            tuple[int, int], list[Answer]
+            tuple[int, int], list[AnswerText]
         ] = {}  # row, returned sequence -> answer of each beam
 
     def stop(self) -> None:
@@ -98,7 +97,7 @@ class Serving:
             if self._stream and any(rests := [answer.finish() for answer in answers]):
                 yield self._response(answers, rests, self._indexes(*index))
 
-    def _open(self, request: Any, setup: Setup) -> EngineCall | DraftTargetCall:
+    def _open(self, request: Any, setup: ServingContext) -> EngineCall | DraftTargetCall:
         speculation = setup.speculation
         draft_tokens = None if speculation is None else speculation.draft_tokens(request, self._prompts)
         if speculation is None or draft_tokens is None:
@@ -128,17 +127,17 @@ class Serving:
             passed = {name: tensors[name] for name in (*asked_for, *_INDEXES) if name in tensors}
             yield self._response(answers, pieces, passed)
 
-    def _response(self, answers: Sequence[Answer], pieces: list[str], passed: dict[str, Array]) -> Any:
+    def _response(self, answers: Sequence[AnswerText], pieces: list[str], passed: dict[str, Array]) -> Any:
         text = [answer.text for answer in answers] if self._accumulate else pieces
         return response(text_output=texts(text), **passed)
 
-    def _answers_of(self, tensors: dict[str, Array], beams: int) -> list[Answer]:
+    def _answers_of(self, tensors: dict[str, Array], beams: int) -> list[AnswerText]:
         row, sequence = (int(tensors[name][0, 0]) if name in tensors else 0 for name in _INDEXES)
         if (row, sequence) not in self._answers:
             length = int(self._prompts.input_lengths[row, 0]) if self._prompt_comes_back else 0
             prompt = self._prompts.input_ids[row, :length].tolist()
             self._answers[row, sequence] = [
-                Answer(self._decoder, self._stop_words[row], prompt) for _ in range(beams)
+                AnswerText(self._decoder, self._stop_words[row], prompt) for _ in range(beams)
             ]
         return self._answers[row, sequence]
 
@@ -189,3 +188,33 @@ def _refuse(request: Any, *, has_draft: bool) -> None:
         raise Refused(
             f"beam_width = {beams.flat[0]}: beams may change places until the end and cannot be streamed"
         )
+
+
+class AnswerText:
+    """Turns the tokens of one row of a batch (and one beam) into text, up to the first stop word."""
+
+    def __init__(self, decoder: TextDecoder, stop_words: Sequence[str], prompt: Sequence[int] = ()) -> None:
+        """`prompt`: tokens that the engine repeats before the answer; their text goes out first, unwatched."""
+        self._stream = decoder.stream()
+        self._stop = StopText(stop_words)
+        self._prompt_left = len(prompt)
+        self.text = ""  # all that went out
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop word was seen: nothing more goes out."""
+        return self._stop.stopped
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Take more tokens; the text that may go out now."""
+        prompt, tokens = tokens[: self._prompt_left], tokens[self._prompt_left :]
+        self._prompt_left -= len(prompt)
+        return self._out(self._stream.push(prompt) + self._stop.push(self._stream.push(tokens)))
+
+    def finish(self) -> str:
+        """No more tokens will come; the rest of the text."""
+        return self._out(self._stop.push(self._stream.finish()) + self._stop.finish())
+
+    def _out(self, piece: str) -> str:
+        self.text += piece
+        return piece

@@ -7,13 +7,16 @@ for draft tokens by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dialect import Dialect
-from draft_health import DraftHealth
-from engine_model import EngineModel
+import numpy as np
+import numpy.typing as npt
+from engine_client import EngineClient
 from shared.prompts import Prompts
 from shared.refusal import Refused
 from shared.tensors import read, read_flag
@@ -31,25 +34,25 @@ _OFF = "set num_draft_tokens to 0, or leave it out"
 
 
 @dataclass(slots=True)
-class TargetManner:
+class TargetBehaviour:
     """What was learned of the target's engine from its answers."""
 
     goes_on: bool = False  # without draft tokens it makes more than one token a call, as newer releases do
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
+class DraftSettings:
     """The draft model beside the target, and what the deployment says about it."""
 
-    draft: EngineModel
+    draft: EngineClient
     health: DraftHealth
-    dialect: Dialect
+    tensor_names: TensorNames
     max_draft_tokens: int | None = None  # that the target checks in one round, and the default; None: unknown
     max_input_tokens: int | None = None  # of a prompt; the engines take longer ones, because rounds send them
     max_output_tokens: int | None = None
     acceptance_threshold: float | None = None  # with `use_draft_logits`; None: a random number for each token
     timeout_s: float = 10.0  # of a call of the draft
-    manner: TargetManner = field(default_factory=TargetManner)
+    behaviour: TargetBehaviour = field(default_factory=TargetBehaviour)
 
     def draft_tokens(self, request: Any, prompts: Prompts) -> int | None:
         """Tokens to propose in a round, 0 for the target alone; None where one call serves the request, not rounds.
@@ -92,3 +95,65 @@ def _obstacles(request: Any, rows: int) -> Iterator[str]:
     for name in _ROUNDS:
         if read(request, name) is not None:
             yield f"{name}: would begin anew with each round of speculation; {_OFF}"
+
+
+_PAUSE_S = 5.0  # after the draft could not be reached
+_MOST_REASONS = 100  # that are remembered as said
+
+
+class DraftHealth:
+    """Keeps requests from a draft that cannot be reached, and logs each reason once. Safe to use from any thread.
+
+    A failure of the draft is never a failure of a request.
+
+    >>> health = DraftHealth(print)
+    >>> health.failed(ValueError("row 1 is too long"))
+    the draft model failed, the target goes on alone: row 1 is too long
+    >>> health.failed(ValueError("row 2 is too long"))
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said: set[str] = set()
+        self._down_until_s = 0.0
+        self._lock = threading.Lock()
+
+    def is_up(self) -> bool:
+        """Whether the draft is worth a call."""
+        return time.monotonic() >= self._down_until_s
+
+    def failed(self, error: Exception) -> None:
+        """A call of the draft failed, and its request goes on without it."""
+        text = " ".join(str(error).split()) or type(error).__name__
+        reason = re.sub(r"\d+", "0", text)  # numbers differ between requests
+        with self._lock:
+            if isinstance(error, ConnectionError):
+                self._down_until_s = time.monotonic() + _PAUSE_S
+            known = reason in self._said or len(self._said) >= _MOST_REASONS
+            self._said.add(reason)
+        if not known:
+            self._say(f"the draft model failed, the target goes on alone: {text}")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """Names and types of tensors that differ between releases of TensorRT-LLM, read from a model's config.
+
+    >>> TensorNames.of({"input": [{"name": "random_seed"}], "output": []}).seed
+    'random_seed'
+    """
+
+    min_tokens: str = "min_tokens"  # `min_length` before 0.20
+    seed: str = "seed"  # `random_seed` before 0.20
+    logits: npt.DTypeLike = np.float32  # of `draft_logits`, and of `generation_logits`
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> TensorNames:
+        """Read the config of a model; the engine behind it is of the same release, with the same type of logits."""
+        inputs = {tensor["name"] for tensor in config["input"]}
+        types = {tensor["name"]: tensor["data_type"] for tensor in config["output"]}
+        return cls(
+            min_tokens="min_length" if "min_length" in inputs else "min_tokens",
+            seed="random_seed" if "random_seed" in inputs else "seed",
+            logits=np.float16 if types.get("generation_logits") == "TYPE_FP16" else np.float32,
+        )

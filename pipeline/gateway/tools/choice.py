@@ -44,8 +44,8 @@ def resolve_tools(request: ChatRequest, template: ChatTemplate | None) -> Reques
     """Check the tools of a request, and how they may be called.
 
     Args:
-        request: With `tools`, `tool_choice` and `parallel_tool_calls`.
-        template: Of the model, which has to take tools if the request has some.
+        request: with `tools`, `tool_choice` and `parallel_tool_calls`.
+        template: of the model, which has to take tools if the request has some.
 
     Raises:
         ApiError: 400, for a malformed tool or choice, or if the model's template takes no tools.

@@ -91,9 +91,9 @@ def parse_call(
     """Parse the call with which a text begins.
 
     Args:
-        form: In which calls are written.
-        text: Of an answer, from where a call may begin.
-        tools: Name -> function of the request. The form xml needs the types of its parameters.
+        form: in which calls are written.
+        text: of an answer, from where a call may begin.
+        tools: name -> function of the request. The form xml needs the types of its parameters.
 
     Returns:
         The call, `Incomplete`, or None if the text begins with no call.

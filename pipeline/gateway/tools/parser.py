@@ -52,9 +52,9 @@ class ToolCallParser:
     ) -> None:
         """
         Args:
-            dialect: Of the model.
-            tools: Of the request, as OpenAI writes them.
-            max_calls: Further calls are left out; None keeps all.
+            dialect: of the model.
+            tools: of the request, as OpenAI writes them.
+            max_calls: further calls are left out; None keeps all.
         """
         self.calls = 0
         self._dialect, self._max_calls = dialect, max_calls

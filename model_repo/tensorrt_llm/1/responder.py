@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import engine
 import numpy as np
-from request_parser import Wishes
+from request_parser import OutputOptions
 from shared.cancellation import WatchedSender
 from shared.refusal import Refused
 from shared.tensors import FINAL, Array, failure, response
@@ -23,16 +23,16 @@ class EngineFailed(RuntimeError):
     """The engine could not finish a request."""
 
 
-class Reply:
+class Responder:
     """Everything that goes back for one Triton request. Safe to use from several threads."""
 
     def __init__(
-        self, id: str, sender: WatchedSender, requests: Sequence[engine.Request], wishes: Wishes
+        self, id: str, sender: WatchedSender, requests: Sequence[engine.Request], options: OutputOptions
     ) -> None:
         self.id = id
         self.sender = sender
         self.requests = tuple(requests)
-        self._wishes = wishes
+        self._options = options
         self._kept: list[list[engine.Output]] = [[] for _ in requests]  # what came and has not been sent
         self._next_s = [0.0 for _ in requests]  # when a row's next response may go; monotonic
         self._open_rows = len(requests)
@@ -54,7 +54,7 @@ class Reply:
             self._open_rows -= output.finish is not None
             self._kept[row].append(output)
             now = time.monotonic()
-            if output.finish or (self._wishes.streaming and now >= self._next_s[row]):
+            if output.finish or (self._options.streaming and now >= self._next_s[row]):
                 self._next_s[row] = now + pause_s
                 self._send(row)
 
@@ -62,7 +62,7 @@ class Reply:
         """Send what waits for its row's next response."""
         with self._lock:
             for row, kept in enumerate(self._kept):
-                if kept and self._wishes.streaming and not self.is_done():
+                if kept and self._options.streaming and not self.is_done():
                     self._send(row)
 
     def fail(self, error: Exception) -> None:
@@ -84,7 +84,7 @@ class Reply:
         outputs, self._kept[row] = self._kept[row], []
         tokens = [token for output in outputs for token in output.tokens]
         last = outputs[-1]
-        if self._wishes.prompt:
+        if self._options.prompt:
             tokens = [*self.requests[row].prompt, *tokens]
         tensors: dict[str, Array] = {
             "output_ids": np.array([[tokens]], np.int32),  # [1, beams, tokens]
@@ -92,7 +92,7 @@ class Reply:
         }
         if len(self.requests) > 1:
             tensors["batch_index"] = np.array([[row]], np.int32)
-        if self._wishes.log_probs:
+        if self._options.log_probs:
             log_probs = [value for output in outputs for value in output.log_probs]
             tensors["cum_log_probs"] = np.array([[last.cum_log_prob]], np.float32)
             tensors["output_log_probs"] = np.array([[log_probs]], np.float32)
@@ -105,19 +105,19 @@ class Reply:
     def _measured(self, metrics: engine.Metrics) -> dict[str, Array]:
         """What a request cost, as far as it asked; with its last tokens."""
         counts: dict[str, int] = {}
-        if self._wishes.num_input_tokens:
+        if self._options.num_input_tokens:
             counts["num_input_tokens"] = metrics.num_input_tokens
-        if self._wishes.num_output_tokens:
+        if self._options.num_output_tokens:
             counts["num_output_tokens"] = metrics.num_output_tokens
         times: dict[str, int] = {}
         rates: dict[str, float] = {}
-        if self._wishes.kv_cache:
+        if self._options.kv_cache:
             counts |= {
                 "kv_cache_alloc_new_blocks": metrics.kv_blocks_new,
                 "kv_cache_reused_blocks": metrics.kv_blocks_reused,
                 "kv_cache_alloc_total_blocks": metrics.kv_blocks_total,
             }
-        if self._wishes.performance:
+        if self._options.performance:
             counts |= {
                 "total_accepted_draft_tokens": metrics.draft_tokens_accepted,
                 "total_draft_tokens": metrics.draft_tokens_total,

@@ -36,7 +36,7 @@ _OPTIONS = [
 ]
 
 
-class EngineModel:
+class EngineClient:
     """One model of this server; safe to use from any number of threads, over one connection."""
 
     def __init__(self, name: str) -> None:
