@@ -60,7 +60,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanInputs:
+class PlanFacts:
     """What a plan depends on besides the recipe; gathered by `pipeline.prepare.facts`."""
 
     sources: Mapping[
@@ -74,7 +74,7 @@ class PlanInputs:
     package: Mapping[str, Json]  # what the repository depends on: settings, digests of the model sources
 
 
-def make_plan(recipe: Recipe, around: PlanInputs) -> Plan:
+def make_plan(recipe: Recipe, around: PlanFacts) -> Plan:
     """The steps that turn `recipe` into a Triton model repository."""
     return Plan(recipe, tuple(_Planner(recipe, around).steps()))
 
@@ -121,7 +121,7 @@ def evaluated_exports(recipe: Recipe) -> tuple[EvaluatedExport, ...]:
 
 
 class _Planner:
-    def __init__(self, recipe: Recipe, around: PlanInputs) -> None:
+    def __init__(self, recipe: Recipe, around: PlanFacts) -> None:
         self._recipe, self._around = recipe, around
         self._made: dict[str, Step] = {}
 

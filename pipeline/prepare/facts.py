@@ -30,7 +30,7 @@ from pipeline.plan.model_facts import (
     read_model_facts,
     recipe_checkpoints,
 )
-from pipeline.plan.plan import DRAFT, Plan, PlanInputs
+from pipeline.plan.plan import DRAFT, Plan, PlanFacts
 from pipeline.plan.preflight import Finding, GeneratedConfig, findings
 from pipeline.plan.preflight.context import DatasetFacts
 from pipeline.progress import Progress
@@ -160,10 +160,10 @@ class PlanInputs:
     dataset: Mapping[str, Json]  # identity of the calibration set
     tools: Mapping[str, Mapping[str, str]]  # stage -> distribution -> version
 
-    def surroundings(self, emitted: GeneratedConfig) -> PlanInputs:
+    def surroundings(self, emitted: GeneratedConfig) -> PlanFacts:
         """The form that `make_plan` takes."""
         sources = {role: source.identity for role, source in self.sources.items()}
-        return PlanInputs(sources, self.dataset, self.tools, emitted.build, emitted.package)
+        return PlanFacts(sources, self.dataset, self.tools, emitted.build, emitted.package)
 
 
 def read_plan_inputs(

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from pipeline.plan.parallelism import parallelism
-from pipeline.plan.plan import Plan, PlanInputs, evaluated_exports, make_plan, rank_exports
+from pipeline.plan.plan import Plan, PlanFacts, evaluated_exports, make_plan, rank_exports
 from pipeline.recipe import Recipe, load_recipe
 
-AROUND = PlanInputs(
+AROUND = PlanFacts(
     sources={"target": {"sha256": "t"}, "draft": {"sha256": "d"}},
     dataset={"sha256": "s"},
     tools={"calibrate": {"nvidia-modelopt": "1"}, "build": {"openvino": "1"}},
@@ -153,7 +153,7 @@ def test_the_recipe_changes_what_it_should(override: str, steps: set[str]) -> No
         (replace(AROUND, package={"max_concurrency": 8}), {"package"}),
     ],
 )  # fmt: skip
-def test_the_surroundings_change_what_they_should(around: PlanInputs, steps: set[str]) -> None:
+def test_the_surroundings_change_what_they_should(around: PlanFacts, steps: set[str]) -> None:
     assert changed(make_plan(tiny(), AROUND), make_plan(tiny(), around)) == steps
 
 

@@ -38,7 +38,7 @@ class WeightTensor:
     copies: int = 1
 
     @property
-    def parameter_counts(self) -> int:
+    def parameters(self) -> int:
         return self.rows * self.columns * self.copies
 
     @property
@@ -61,7 +61,7 @@ class TensorPart:
     copies: int = 1
 
     @property
-    def parameter_counts(self) -> int:
+    def parameters(self) -> int:
         return self.rows * self.columns * self.copies
 
 

@@ -40,7 +40,7 @@ class PublishedFigure:
     output_tokens: int
     batch: int  # 0: as many as fit
     measured: float
-    figure_source: str
+    source: str
 
     @property
     def track(self) -> Track:
@@ -148,7 +148,7 @@ def _rows(table: Mapping[str, Any]) -> Iterator[PublishedFigure]:
             output_tokens=output,
             batch=batch,
             measured=measured,
-            figure_source=table["source"],
+            source=table["source"],
         )
 
 
