@@ -198,7 +198,7 @@ def error_summary(use: Use, given: Mapping[str, Any] | None = None) -> dict[str,
 
 
 def summarize(ones: Sequence[FigureError]) -> dict[str, float]:
-    """Summarize the errors of some figures: count, median, 90th percentile, and the ends of 80 percent of the ratios."""
+    """Summarize errors of figures: count, median, 90th percentile, and the ends of 80 percent of the ratios."""
     errors = sorted(abs(one.error) for one in ones)
     ratios = sorted(-one.log_ratio for one in ones)
     edge = (1 - COVERAGE) / 2

@@ -79,7 +79,7 @@ class EngineModel:
         return step_time(step, self.load, self.rates, self.efficiency)
 
     def decode(self, sequences: float, context: float, tokens_each: float = 1) -> float:
-        """Compute the seconds of a step that only generates; with more than one token each, one that verifies drafts."""
+        """Compute the seconds of a step that only generates; with more than one token each, it verifies drafts."""
         return self.step(EngineStep(sequences, context, tokens_each)).total
 
     def prefill(self, prompts: float, tokens: float) -> float:
