@@ -83,7 +83,7 @@ class AccessTimes:
 def sql_where(which: EntryFilter, mark: str) -> tuple[str, list[bytes | float]]:
     """Write a filter as a condition of SQL. Returns the text, in which `mark` stands for a value, and the values.
 
-    >>> condition_of(Which(tenant=b"t", before=1.5), "?")
+    >>> sql_where(EntryFilter(tenant=b"t", before=1.5), "?")
     ('tenant = ? AND created < ?', [b't', 1.5])
     """
     ids = which.ids()
