@@ -56,7 +56,7 @@ class CheckpointReader:
         return LinearLayer(name=name, format=form, group_size=self.quantization.group_size, **parts)
 
     def array(self, name: str) -> Array:
-        """Read a tensor that is never quantized (norms, embedding) as float32. Raises CheckpointError if it is missing."""
+        """Read a tensor that is never quantized (norm, embedding) as float32. Raises CheckpointError."""
         if name not in self.tensors:
             raise CheckpointError(f"{self.directory} lacks {name}")
         return self.tensors[name].astype(np.float32)
