@@ -11,5 +11,6 @@ from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.setup import CacheSetupError, SentenceEncoder, open_cache
 
 __all__ = [
-    "AsyncCachingClient", "CacheSetupError", "CachingClient", "Origin", "ResponseCache", "SentenceEncoder", "open_cache",
+    "AsyncCachingClient", "CacheSetupError", "CachingClient", "Origin", "ResponseCache", "SentenceEncoder",
+    "open_cache",
 ]  # fmt: skip
