@@ -99,7 +99,7 @@ class RequestManager:
             for row, request in enumerate(responder.requests):
                 self._engine.submit(request, partial(self._put, responder, row))
         except Exception as error:
-            responder.fail(Refused(str(error)) if isinstance(error, engine.Refused) else error)
+            responder.fail(Refused(str(error)) if isinstance(error, engine.InvalidRequest) else error)
             self._cancel(responder)
             self._leave(responder)
 
@@ -121,13 +121,13 @@ class RequestManager:
             if others:
                 self._open[responder.id] = others
 
-    def _put(self, responder: Responder, row: int, output: engine.Output) -> None:
+    def _put(self, responder: Responder, row: int, output: engine.RequestOutput) -> None:
         """Called by the engine's thread."""
         if responder.requests[row].draft_tokens is not None and output.tokens and not output.finish:
             self._engine.cancel(output.request_id)  # verified: what was accepted, and one token more
         self._outbox.put(partial(self._pass_on, responder, row, output))
 
-    def _pass_on(self, responder: Responder, row: int, output: engine.Output) -> None:
+    def _pass_on(self, responder: Responder, row: int, output: engine.RequestOutput) -> None:
         if responder.is_done():
             return
         try:

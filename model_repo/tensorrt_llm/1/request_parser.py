@@ -75,7 +75,7 @@ def read_output_options(read: Read, *, exclude_input_in_output: bool) -> OutputO
     )
 
 
-def read_requests(read: Read, limits: RequestLimits, new_id: Callable[[], str]) -> list[engine.Request]:
+def read_requests(read: Read, limits: RequestLimits, new_id: Callable[[], str]) -> list[engine.EngineRequest]:
     """The requests of a batch.
 
     Raises:
@@ -86,7 +86,7 @@ def read_requests(read: Read, limits: RequestLimits, new_id: Callable[[], str]) 
     rows = 0 if lengths is None else lengths.size
     try:
         return [_Row(read, row, rows).request(limits, new_id()) for row in range(rows)]
-    except engine.Refused as error:
+    except engine.InvalidRequest as error:
         raise Refused(str(error)) from None
 
 
@@ -96,14 +96,14 @@ class _Row:
     row: int
     rows: int
 
-    def request(self, limits: RequestLimits, id: str) -> engine.Request:
+    def request(self, limits: RequestLimits, id: str) -> engine.EngineRequest:
         prompt = self._prompt(limits)
         max_new_tokens = int(self._scalar("request_output_len", 0))
         if not 1 <= max_new_tokens <= limits.max_output_tokens:
             right = f"1 to {limits.max_output_tokens} tokens here"
             raise Refused(f"request_output_len = {max_new_tokens}: must be {right}")
         end_id = self._scalar("end_id", -1)
-        return engine.Request(
+        return engine.EngineRequest(
             id=id,
             prompt=prompt,
             max_new_tokens=max_new_tokens,
@@ -132,10 +132,10 @@ class _Row:
             raise Refused(f"input_lengths = {length}: prompts may have {limits.max_input_tokens} tokens here")
         return tuple(ids[:length].tolist())
 
-    def _sampling(self) -> engine.Sampling:
+    def _sampling(self) -> engine.SamplingParams:
         seed = self._array("seed")
         top_p = self._scalar("runtime_top_p", 0)
-        return engine.Sampling(
+        return engine.SamplingParams(
             temperature=self._scalar("temperature", 1),
             top_k=int(self._scalar("runtime_top_k", 0)),
             top_p=max(0.0, top_p),  # at or below 0 it is not set, as upstream has it

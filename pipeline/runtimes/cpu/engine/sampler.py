@@ -17,27 +17,30 @@ from .sequence import Sequence
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.intp]
+Probabilities = npt.NDArray[np.float64]
 
 
-class Row(NamedTuple):
-    """Whose next token is wanted: after its tokens and the first `ahead` of its drafts."""
+class SamplingRow(NamedTuple):
+    """A position whose next token is wanted: after the tokens of a sequence and the first `ahead` of its drafts."""
 
     sequence: Sequence
     ahead: int
 
 
-class Choice(NamedTuple):
+class ChosenTokens(NamedTuple):
+    """The next token of each row."""
+
     tokens: list[int]
     log_probs: list[float]  # 0 where the request does not want them
 
 
-def choose(logits: Floats, rows: list[Row]) -> Choice:
-    """The next token for each row of `logits` [rows, vocab_size]."""
+def choose(logits: Floats, rows: list[SamplingRow]) -> ChosenTokens:
+    """Choose the next token for each row of `logits` [rows, vocab_size], greedy or sampled as its request says."""
     tokens = logits.argmax(axis=-1).tolist()
     log_probs = [0.0] * len(rows)
     special = [at for at, (sequence, ahead) in enumerate(rows) if not _plain(sequence, ahead)]
     if not special:
-        return Choice(tokens, log_probs)
+        return ChosenTokens(tokens, log_probs)
     picked = [rows[at] for at in special]
     processed = logits[special]  # a copy
     for row, (sequence, ahead) in zip(processed, picked, strict=True):
@@ -51,15 +54,15 @@ def choose(logits: Floats, rows: list[Row]) -> Choice:
         if not row.sequence.request.sampling.greedy and not _has_draft_logits(row)
     ]
     if sampled:
-        chosen[sampled] = sample([Draw.of(picked[at], processed[at]) for at in sampled])
+        chosen[sampled] = sample([RandomDraw.of(picked[at], processed[at]) for at in sampled])
     for at, row, token, (sequence, _) in zip(special, processed, chosen.tolist(), picked, strict=True):
         tokens[at] = token
         if sequence.request.log_probs:
             log_probs[at] = float(row[token] - _log_sum_exp(row))
-    return Choice(tokens, log_probs)
+    return ChosenTokens(tokens, log_probs)
 
 
-class Draw(NamedTuple):
+class RandomDraw(NamedTuple):
     """A token to be drawn at random; 0 for `top_k` or `top_p` keeps all tokens."""
 
     logits: Floats  # [vocab_size]
@@ -69,7 +72,7 @@ class Draw(NamedTuple):
     position: int  # of the token in the answer
 
     @classmethod
-    def of(cls, row: Row, logits: Floats) -> Draw:
+    def of(cls, row: SamplingRow, logits: Floats) -> RandomDraw:
         sequence, ahead = row
         sampling, top_p = sequence.request.sampling, sequence.top_p
         for token in sequence.drafts[:ahead]:
@@ -77,7 +80,8 @@ class Draw(NamedTuple):
         return cls(logits, sampling.top_k, top_p, sequence.seed, sequence.generated + ahead)
 
 
-def sample(draws: list[Draw]) -> list[int]:
+def sample(draws: list[RandomDraw]) -> list[int]:
+    """Draw a token for each entry, after top-k and top-p."""
     candidates = [_candidates(draw.logits, draw.top_k, draw.top_p) for draw in draws]
     sizes = [len(ids) for ids in candidates]
     noise = gumbel(
@@ -93,18 +97,18 @@ def sample(draws: list[Draw]) -> list[int]:
     return tokens
 
 
-def _has_draft_logits(row: Row) -> bool:
+def _has_draft_logits(row: SamplingRow) -> bool:
     return row.sequence.draft_logits is not None and row.ahead < len(row.sequence.drafts)
 
 
-def _judge(row: Row, logits: Floats) -> int:
+def _judge(row: SamplingRow, logits: Floats) -> int:
     """The token where one was proposed with its logits; `logits` are the target's, processed."""
     sequence, ahead = row
     assert sequence.draft_logits is not None
     drafted = sequence.draft_logits[ahead].astype(np.float32)  # a copy
     _process(drafted, sequence, ahead)
-    draw = Draw.of(row, logits)
-    return verdict(
+    draw = RandomDraw.of(row, logits)
+    return accept_or_resample(
         _probabilities(draw),
         _probabilities(draw._replace(logits=drafted)),
         sequence.drafts[ahead],
@@ -114,7 +118,7 @@ def _judge(row: Row, logits: Floats) -> int:
     )
 
 
-def _probabilities(draw: Draw) -> Probabilities:
+def _probabilities(draw: RandomDraw) -> Probabilities:
     """What the token is drawn from, as shares of all tokens."""
     ids = _candidates(draw.logits, draw.top_k, draw.top_p)
     values = draw.logits[ids].astype(np.float64)
@@ -199,10 +203,7 @@ def _log_sum_exp(row: Floats) -> np.float64:
     return np.float64(top + np.log(np.exp(row - top, dtype=np.float64).sum()))
 
 
-Probabilities = npt.NDArray[np.float64]
-
-
-def verdict(
+def accept_or_resample(
     p: Probabilities,
     q: Probabilities,
     token: int,
@@ -211,9 +212,22 @@ def verdict(
     position: int,
     threshold: float | None = None,
 ) -> int:
-    """The token for a position where `token` was proposed: it, or the one that takes its place.
+    """Accept the proposed token by its probabilities, or draw the one that takes its place.
 
-    `p`, `q`: [vocab_size], each with the sum 1. `seed` and `position` as in `noise`.
+        keep the proposed token x if p(x) > u q(x), u uniform in (0, 1); else draw one from max(p - q, 0), renormalised
+
+    with p the target's distribution and q the draft's. What comes out is distributed as p (Leviathan, Kalman, Matias:
+    "Fast inference from transformers via speculative decoding", 2023), provided that u tells nothing of how x was
+    drawn: what is random here comes from streams of its own. With a threshold in place of u, which TensorRT-LLM offers,
+    it is not. p and q are what is left after all of a request's sampling parameters, applied to both.
+
+    Args:
+        p: [vocab_size], sums to 1.
+        q: [vocab_size], sums to 1.
+        token: The proposed one.
+        seed: Of the request, see `noise`.
+        position: Of the token in the answer, see `noise`.
+        threshold: In place of u; None for a random number.
     """
     bar = uniform(stream(seed, 1), position) if threshold is None else threshold
     if p[token] > bar * q[token]:
