@@ -18,9 +18,9 @@ from pipeline.contracts.gpus import gpu
 from pipeline.contracts.launching import launching
 from pipeline.contracts.rules import rule
 from pipeline.errors import Fault, InvalidInput
-from pipeline.machine.docker_images import Image
+from pipeline.machine.docker import Image
 from pipeline.machine.inventory import take
-from pipeline.machine.software import Software, software_here, software_of_image
+from pipeline.machine.programs import Software, software_here, software_of_image
 from pipeline.plan.machine_facts import MachineFacts
 from pipeline.plan.preflight import Finding, MachineNeeds, ServingNeeds, allow, machine_findings
 from pipeline.plan.preflight.needs import Where

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.errors import ServerError, UserError
-from pipeline.machine.docker_images import find_image, pull_image
+from pipeline.machine.docker import find_image, pull_image
 from pipeline.machine.host import mpi_slots
 from pipeline.plan.preflight import Finding, finding_lines
 from pipeline.progress import Progress, Silent, Task

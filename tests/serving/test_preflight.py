@@ -10,7 +10,7 @@ import pytest
 from pipeline.contracts.gpus import gpus
 from pipeline.errors import InvalidInput
 from pipeline.machine.gpus import GpuSeen, read_gpus, visible
-from pipeline.machine.software import Software
+from pipeline.machine.programs import Software
 from pipeline.plan.machine_facts import DiskFacts, DockerFacts, GpuFacts, GpuLink, MachineFacts, contract_name
 from pipeline.plan.preflight import Finding, allow
 from pipeline.plan.preflight.needs import Where

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pipeline.contracts.launching import launching
 from pipeline.errors import UserError
-from pipeline.machine.docker_images import find_image, pull_image
+from pipeline.machine.docker import find_image, pull_image
 from pipeline.progress import Progress
 from pipeline.runtimes.tensorrt.executors.base import UNBUFFERED, BuildJob, BuildLog
 from pipeline.runtimes.tensorrt.executors.builder import build, check_gpus
