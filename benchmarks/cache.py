@@ -21,8 +21,8 @@ import numpy as np
 
 from pipeline.cache.backend import Capacity
 from pipeline.cache.entry import Entry, Piece
-from pipeline.cache.hot_tier import Recent
 from pipeline.cache.key import Origin, Question, ask
+from pipeline.cache.response_cache import Recent
 from pipeline.cache.semantic.embedder import Embedder
 from pipeline.cache.sqlite import SqliteBackend
 from pipeline.cache.tuning.pairs import read_pairs

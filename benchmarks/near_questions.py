@@ -27,7 +27,7 @@ from pipeline.cache.semantic.embedder import Embedder
 from pipeline.cache.semantic.layer import Verifier
 from pipeline.cache.semantic.scoring import verifier_for
 from pipeline.cache.semantic.verification import default_verifier
-from pipeline.cache.tuning.intervals import Share
+from pipeline.cache.tuning.measuring import Share
 from pipeline.cache.tuning.pairs import Pair, read_pairs
 
 ASIDE = Path(__file__).resolve().parent.parent / "scripts/questions/aside"

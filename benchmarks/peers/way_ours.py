@@ -10,9 +10,8 @@ from measuring import Questions
 
 from pipeline.cache.backend import Capacity, Vector
 from pipeline.cache.entry import Piece
-from pipeline.cache.hot_tier import Recent
 from pipeline.cache.key import Origin, Question, ask
-from pipeline.cache.response_cache import ResponseCache
+from pipeline.cache.response_cache import Recent, ResponseCache
 from pipeline.cache.semantic.layer import AllOf, SemanticLayer, Verifier
 from pipeline.cache.sqlite import SqliteBackend
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,3 +129,15 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Give up files and connections."""
+
+
+PASSWORD = "PIPELINE_CACHE_PASSWORD"  # environment variable
+
+
+def without_password(url: str) -> str:
+    """The address, if it holds no password; else a ValueError that does not show it."""
+    parts = urlsplit(url)
+    options = {name.lower() for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
+    if parts.password is not None or options & {"password", "sslpassword"}:
+        raise ValueError(f"the address of the cache holds a password: put it into {PASSWORD} instead")
+    return url

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from pipeline.cache.backend import Backend, Capacity
 from pipeline.cache.encryption import Codec
 from pipeline.cache.pgvector.database import SCHEMES as POSTGRES
-from pipeline.cache.redis.address import SCHEMES as REDIS
+from pipeline.cache.redis.server import SCHEMES as REDIS
 
 FILES = ("file", "sqlite")
 MEMORY = "memory"

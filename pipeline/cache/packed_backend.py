@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from pipeline.cache.access_times import Uses
-from pipeline.cache.backend import Capacity, Vector
+from pipeline.cache.backend import Capacity, Vector, Which
 from pipeline.cache.codec import Packed, Vault
 from pipeline.cache.encryption import Codec
 from pipeline.cache.entry import Entry
@@ -56,3 +56,40 @@ class PackedBackend(ABC):
     @abstractmethod
     def _flush(self) -> None:
         """Write the uses that were noted."""
+
+
+class Uses:
+    """Safe to use from any number of threads."""
+
+    def __init__(self, together: int) -> None:
+        """`together`: how many are written at a time."""
+        self._together = together
+        self._noted: dict[bytes, float] = {}
+        self._lock = threading.Lock()
+
+    def note(self, key: bytes, now: float) -> bool:
+        """Whether they are to be written now."""
+        with self._lock:
+            self._noted[key] = now
+            return len(self._noted) >= self._together
+
+    def take(self) -> dict[bytes, float]:
+        """What was noted since the last time: key -> s since the epoch."""
+        with self._lock:
+            noted, self._noted = self._noted, {}
+            return noted
+
+
+def condition_of(which: Which, mark: str) -> tuple[str, list[bytes | float]]:
+    """The text and its values; `mark` stands for a value.
+
+    >>> condition_of(Which(tenant=b"t", before=1.5), "?")
+    ('tenant = ? AND created < ?', [b't', 1.5])
+    """
+    ids = which.ids()
+    terms = [f"{name} = {mark}" for name in ids]
+    values: list[bytes | float] = list(ids.values())
+    if which.before is not None:
+        terms.append(f"created < {mark}")
+        values.append(which.before)
+    return " AND ".join(terms) or "true", values

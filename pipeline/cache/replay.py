@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import pairwise
 
-from pipeline.cache.recording import chunks_of
+from pipeline.cache.entry import Piece
 from pipeline.cache.response_cache import Hit
-from pipeline.client import Answer, Cancelled, Chunk, FinishReason, Stats
+from pipeline.client import Answer, Cached, Cancelled, Chunk, FinishReason, Stats
 
 
 class Replay:
@@ -92,3 +92,21 @@ class Replay:
             token_ids=tuple(token for row in tokens for token in row) if tokens else None,
             log_probs=tuple(value for row in log_probs for value in row) or None,
         )
+
+
+def pieces_of(chunks: Sequence[Chunk], began: float, times: Sequence[float]) -> tuple[Piece, ...]:
+    """Chunks with the time (s) that each came after the one before it, or after the request began."""
+    delays = [later - earlier for earlier, later in pairwise([began, *times])]
+    return tuple(
+        Piece(chunk.text, chunk.token_ids, chunk.log_probs, delay)
+        for chunk, delay in zip(chunks, delays, strict=True)
+    )
+
+
+def chunks_of(
+    pieces: Sequence[Piece], finish_reason: FinishReason, cached: Cached
+) -> Iterator[tuple[float, Chunk]]:
+    """The same chunks again, each with the time (s) that it had come after the one before it."""
+    for index, piece in enumerate(pieces):
+        reason = finish_reason if index == len(pieces) - 1 else None
+        yield piece.delay_s, Chunk(piece.text, index, reason, piece.token_ids, piece.log_probs, cached)

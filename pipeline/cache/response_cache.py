@@ -8,16 +8,16 @@ check, a stored answer that cannot be decoded, an error in our own code) is a mi
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Protocol
 
 from pipeline.cache.backend import Backend, BackendDown, Candidate, Vector
-from pipeline.cache.counters import Counters
 from pipeline.cache.entry import Entry, Piece
-from pipeline.cache.hot_tier import Recent
 from pipeline.cache.key import Question
 from pipeline.cache.lifetime import Lifetime
 from pipeline.client import Cached, FinishReason
@@ -54,6 +54,83 @@ class Keeper(Protocol):
 
     def objection(self, turn: str, answer: str) -> str | None:
         """Why not, such as "e-mail"; None if it may."""
+
+
+class Recent:
+    """A bounded table from key to entry; what was used longest ago goes first."""
+
+    def __init__(self, entries: int = 4096, max_bytes: int = 64 * 2**20) -> None:
+        self._most, self._max_bytes = entries, max_bytes
+        self._bytes = 0
+        self._table: dict[bytes, Entry] = {}  # in the order of use
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def get(self, key: bytes, now: float) -> Entry | None:
+        """The entry, unless it has expired."""
+        with self._lock:
+            entry = self._table.pop(key, None)
+            if entry is None:
+                return None
+            if entry.expires <= now:
+                self._bytes -= len(entry.raw)
+                return None
+            self._table[key] = entry
+            return entry
+
+    def put(self, key: bytes, entry: Entry) -> None:
+        """Keep an entry; one that is larger than all of this may hold is not kept."""
+        with self._lock:
+            self._drop(key)
+            self._table[key] = entry
+            self._bytes += len(entry.raw)
+            while self._table and (len(self._table) > self._most or self._bytes > self._max_bytes):
+                self._drop(next(iter(self._table)))
+
+    def remove(self, key: bytes) -> None:
+        """Forget one."""
+        with self._lock:
+            self._drop(key)
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._table.clear()
+            self._bytes = 0
+
+    def _drop(self, key: bytes) -> None:
+        entry = self._table.pop(key, None)
+        if entry is not None:
+            self._bytes -= len(entry.raw)
+
+
+class Counters:
+    """Named counts that only rise; safe to use from any number of threads."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, name: str, by: int = 1) -> None:
+        """Count."""
+        with self._lock:
+            self._counts[name] += by
+
+    def __getitem__(self, name: str) -> int:
+        return self._counts[name]
+
+    def as_dict(self) -> Mapping[str, int]:
+        """All counts, by name."""
+        with self._lock:
+            return dict(sorted(self._counts.items()))
+
+    def prometheus(self, prefix: str = "pipeline_cache") -> str:
+        """The page that Prometheus reads (text format 0.0.4)."""
+        lines = [f"# TYPE {prefix}_total counter"]
+        lines += [f'{prefix}_total{{event="{name}"}} {count}' for name, count in self.as_dict().items()]
+        return "\n".join(lines) + "\n"
 
 
 @dataclass(slots=True)

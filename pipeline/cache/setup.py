@@ -1,131 +1,161 @@
-"""From plain settings to a cache that is ready: what a recipe's `cache` section says, or an application.
+"""From settings to a cache that is ready. The settings are the `cache` section of a recipe, for applications too:
 
-    cache = open_cache(CacheSettings("answers.db", lifetime=Lifetime(static_s=3600)))
+    settings = CacheSettings(ttl_s=3600)                    # pipeline.recipe
+    cache = open_cache(settings, "answers.db")
     client = CachingClient(Client(url), cache, Origin("my-deployment"))
 
-Semantic lookup needs the distributions onnxruntime and tokenizers, sealing cryptography, and redaction phonenumbers and
-python-stdnum.
+Semantic lookup needs the distributions faiss-cpu, onnxruntime and tokenizers; encryption cryptography; and redaction
+phonenumbers and python-stdnum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pipeline.cache.backend import Backend, BackendDown, Capacity
 from pipeline.cache.backends import open_backend
 from pipeline.cache.encryption import Secret, codec_of
-from pipeline.cache.lifetime import Lifetime
+from pipeline.cache.lifetime import DYNAMIC_WHEN, Lifetime
 from pipeline.cache.redaction import PHONE_REGIONS, Redaction
 from pipeline.cache.response_cache import ResponseCache, Semantic
 from pipeline.cache.semantic.layer import SemanticLayer, Verifier
 from pipeline.extras import install_line
 
-Part = TypeVar("Part")
+if TYPE_CHECKING:  # who has settings has imported it
+    from pipeline.recipe import CacheSettings
+
+_Part = TypeVar("_Part")
 
 
 class CacheSetupError(ValueError):
-    """The cache cannot be had as it is asked for; the text tells everything that is wrong, a line each."""
+    """The cache cannot be opened as its settings ask; the text names everything that is wrong, a line each."""
 
 
 @dataclass(frozen=True, slots=True)
-class SemanticSettings:
-    """Answers to questions that mean the same."""
+class Encoder:
+    """A sentence encoder that can be loaded: a folder with tokenizer.json and model_int8.onnx or model.onnx."""
 
-    embedder: Path  # folder: tokenizer.json and model_int8.onnx or model.onnx
-    min_similarity: float = 0.45  # cosine
-    name: str | None = None  # of the embedder's model, by default that of the folder
-    checks: Sequence[str] | None = None  # of pipeline.cache.semantic.verification.CHECKS; None: all
-    scorer: bool | None = None  # the learned one decides; None: where it knows the embedder
-    min_score: float = 0.0  # of the scorer, that a hit needs: log odds; more serves less
+    folder: Path
+    name: str | None = None  # such as all-MiniLM-L6-v2; by default that of the folder
 
 
-@dataclass(frozen=True, slots=True)
-class CacheSettings:
-    """What is kept, for how long, and where."""
+def open_cache(
+    settings: CacheSettings,
+    place: str | Path | None = None,
+    *,
+    name: str = "pipeline",
+    encoder: Encoder | None = None,
+    verifier: Verifier | None = None,
+) -> ResponseCache:
+    """Open a cache, whether the settings enable it or not.
 
-    place: str | Path  # a file, or an address as `open_backend` takes it
-    name: str = "pipeline"  # whose cache it is, of several on one server
-    capacity: Capacity = field(default_factory=Capacity)
-    lifetime: Lifetime = field(default_factory=Lifetime)
-    keep_sampled: bool = False  # answers of which each request draws another, too
-    pace: float = 0.0  # of replays; 0 is at once, 1 as the answer once came
-    redact: Sequence[str] | None = None  # kinds that are not kept (see `redaction.KINDS`); None: all
-    redact_patterns: Mapping[str, str] = field(
-        default_factory=dict
-    )  # more of them: name -> regular expression
-    phone_regions: Sequence[str] | None = None  # whose national telephone numbers are known; None: by default
-    secret: Secret = field(default_factory=Secret)
-    semantic: SemanticSettings | None = None
-
-    def redaction(self) -> Redaction:
-        """What keeps an answer from being stored. Raises ValueError and ImportError as `Redaction` does."""
-        regions = PHONE_REGIONS if self.phone_regions is None else self.phone_regions
-        return Redaction(self.redact, self.redact_patterns, regions)
-
-    def backend(self) -> Backend:
-        """Where answers are kept.
-
-        Raises:
-            BackendDown: the file cannot be used. ValueError: the address or the key is none.
-        """
-        return open_backend(self.place, self.capacity, name=self.name, codec=codec_of(secret=self.secret))
-
-
-def open_cache(settings: CacheSettings, *, verifier: Verifier | None = None) -> ResponseCache:
-    """A cache that is ready. A server that is down is no fault: it makes misses, and may come back.
+    A server that is down is no error: it makes misses, and may come back.
 
     Args:
-        verifier: judges near questions instead of our own checks.
+        settings: a recipe's `cache` section.
+        place: where answers are kept instead of `settings.backend`: a file, or an address as `open_backend` takes it.
+        name: of this cache, among several on one server.
+        encoder: for semantic lookup; by default the local folder that the settings name.
+        verifier: judges near questions instead of our own checks and scorer.
 
     Raises:
-        CacheSetupError: with all that is wrong.
+        CacheSetupError: something is wrong or missing; the text names all of it.
     """
-    faults: list[str] = []
-    keeper = _part(settings.redaction, "redaction", faults)
-    backend = _part(settings.backend, "backend", faults)
-    layer = None
+    errors: list[str] = []
+    redaction = _part(lambda: make_redaction(settings), "redaction", errors)
+    backend = _part(lambda: make_backend(settings, place, name=name), "backend", errors)
+    semantic = None
     if settings.semantic is not None and backend is not None:
-        wanted, below = settings.semantic, backend
-        layer = _part(lambda: _semantic(wanted, below, verifier), "semantic", faults)
-    if settings.pace < 0:
-        faults.append(f"replay pace {settings.pace:g}: must be at least 0")
-    if faults or backend is None:
+        below = backend
+        semantic = _part(lambda: _semantic(settings, below, encoder, verifier), "semantic", errors)
+    if errors or backend is None:
         if backend is not None:
             backend.close()
-        raise CacheSetupError("\n".join(faults))
+        raise CacheSetupError("\n".join(errors))
+    when = settings.dynamic.when
     return ResponseCache(
         backend,
-        lifetime=settings.lifetime,
-        keep_sampled=settings.keep_sampled,
-        pace=settings.pace,
-        semantic=layer,
-        keeper=keeper,
+        lifetime=Lifetime(settings.ttl_s, settings.dynamic.ttl_s, DYNAMIC_WHEN if when is None else when),
+        keep_sampled=settings.cache_sampled,
+        pace=settings.replay_pace,
+        semantic=semantic,
+        keeper=redaction,
     )
 
 
-def _semantic(settings: SemanticSettings, backend: Backend, verifier: Verifier | None) -> Semantic:
-    if not 0 < settings.min_similarity <= 1:
-        raise ValueError(f"min_similarity {settings.min_similarity:g}: must be above 0 and at most 1")
+def make_backend(settings: CacheSettings, place: str | Path | None = None, *, name: str) -> Backend:
+    """Open the backend of a cache, with its capacity and its encryption.
+
+    Args:
+        settings: a recipe's `cache` section.
+        place: a file or an address, instead of `settings.backend`.
+        name: of this cache, among several on one server.
+
+    Raises:
+        BackendDown: the file cannot be used.
+        ValueError: the address or the key is malformed, or no file is named.
+    """
+    if place is None:
+        if settings.backend.kind != "sqlite":
+            place = settings.backend.url
+        elif settings.backend.path is not None:
+            place = Path(settings.backend.path)
+        else:
+            raise ValueError("no file is named: give backend.path, or a place")
+    encryption = settings.encryption
+    secret = Secret()
+    if encryption is not None and encryption.key_file is not None:
+        secret = Secret(file=Path(encryption.key_file), required=True)
+    elif encryption is not None:
+        secret = Secret(variable=encryption.key_env or "", required=True)
+    capacity = Capacity(settings.max_entries, settings.max_mib * 2**20)
+    return open_backend(place, capacity, name=name, codec=codec_of(secret=secret))
+
+
+def make_redaction(settings: CacheSettings) -> Redaction:
+    """Make what keeps an answer from being stored.
+
+    Raises:
+        ImportError: a distribution that a kind needs is missing.
+        ValueError: a region is unknown.
+    """
+    redaction = settings.redaction
+    regions = PHONE_REGIONS if redaction.phone_regions is None else redaction.phone_regions
+    return Redaction(redaction.kinds, {own.name: own.pattern for own in redaction.patterns}, regions)
+
+
+def _semantic(
+    settings: CacheSettings, backend: Backend, encoder: Encoder | None, verifier: Verifier | None
+) -> Semantic:
     from pipeline.cache.semantic.embedder import Embedder
     from pipeline.cache.semantic.scoring import verifier_for
+    from pipeline.recipe import LocalSource
 
-    embedder = Embedder(settings.embedder, name=settings.name)
+    semantic = settings.semantic
+    assert semantic is not None, "called only where semantic lookup is on"
+    if encoder is None:
+        if not isinstance(semantic.embedder, LocalSource):
+            raise ValueError(
+                f"{semantic.embedder} is not a local folder: give the encoder that was made of it"
+            )
+        encoder = Encoder(semantic.embedder.path)
+    embedder = Embedder(encoder.folder, name=encoder.name)
     if verifier is None:
         verifier = verifier_for(
-            embedder, settings.checks, scorer=settings.scorer, min_score=settings.min_score
+            embedder, semantic.checks, scorer=semantic.scorer, min_score=semantic.min_score
         )
-    return SemanticLayer(backend, embedder, verifier, settings.min_similarity)
+    return SemanticLayer(backend, embedder, verifier, semantic.min_similarity)
 
 
-def _part(make: Callable[[], Part], what: str, faults: list[str]) -> Part | None:
+def _part(make: Callable[[], _Part], what: str, errors: list[str]) -> _Part | None:
     try:
         return make()
     except ImportError as error:
         extra = "" if (error.name or "").startswith("pipeline.") else f": {install_line('cache')}"
-        faults.append(f"{what}: {error}{extra}")
+        errors.append(f"{what}: {error}{extra}")
     except (BackendDown, ValueError, OSError) as error:
-        faults.append(f"{what}: {error}")
+        errors.append(f"{what}: {error}")
     return None

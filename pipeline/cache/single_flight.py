@@ -6,11 +6,14 @@ generation goes on as long as one passenger is left, and ends early when the las
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
 
-from pipeline.client import Cancelled, Chunk, Stream
+from pipeline.client import Answer, AsyncStream, Cached, Cancelled, Chunk, FinishReason, Stats, Stream
 
 
 class Flight:
@@ -127,3 +130,164 @@ class Flights:
             with self._lock:
                 if self._flights.get(key) is flight:
                     del self._flights[key]
+
+
+class AsyncFlight:
+    """An answer that is being generated, for the tasks of one event loop."""
+
+    def __init__(self, stream: AsyncStream, landed: Callable[[AsyncFlight], Awaitable[None]]) -> None:
+        """`landed` is called once, when the answer is complete; the last passenger to leave waits for it."""
+        self.stream = stream
+        self.chunks: list[Chunk] = []
+        self.times: list[float] = []  # of arrival, on the clock of `perf_counter`
+        self.began = time.perf_counter()
+        self.error: BaseException | None = None
+        self.over = False
+        self.passengers = 0
+        self._landed = landed
+        self._changed = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._fly())
+
+    async def leave(self) -> bool:
+        """Whether nobody is left: the generation then ends, on the server too."""
+        self.passengers -= 1
+        if self.passengers:
+            return False
+        if not self.over:
+            self._task.cancel()
+        await asyncio.wait([self._task])
+        return True
+
+    async def read(self, at: int) -> Chunk | None:
+        """Chunk number `at`, waiting for it; None after the last one. Raises what the generation raised."""
+        while at >= len(self.chunks):
+            if self.over:
+                if self.error is not None:
+                    raise self.error
+                return None
+            await self._changed.wait()
+        return self.chunks[at]
+
+    async def _fly(self) -> None:
+        try:
+            async with self.stream as stream:
+                async for chunk in stream:
+                    self.chunks.append(chunk)
+                    self.times.append(time.perf_counter())
+                    self._wake()
+            self.over = True
+            self._wake()
+            await self._landed(self)
+        except BaseException as error:
+            self.error = error
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        finally:
+            self.over = True
+            self._wake()
+
+    def _wake(self) -> None:
+        """Whoever waits looks again; who waits next, waits for the next change."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+class AsyncFlights:
+    """Those that are under way, by the key of their question."""
+
+    def __init__(self) -> None:
+        self._flights: dict[bytes, AsyncFlight] = {}
+
+    def join(self, key: bytes, make: Callable[[], AsyncFlight]) -> tuple[AsyncFlight, bool]:
+        """The flight of a key, boarded; and whether it has just been made."""
+        flight = self._flights.get(key)
+        first = flight is None or flight.over or not flight.passengers
+        if flight is None or first:
+            flight = self._flights[key] = make()
+        flight.passengers += 1
+        return flight, first
+
+    async def leave(self, key: bytes, flight: AsyncFlight) -> None:
+        """Leave; a flight without passengers takes nobody on any more."""
+        if flight.passengers == 1 and self._flights.get(key) is flight:
+            del self._flights[key]
+        await flight.leave()
+
+
+_SHARED = Cached("shared")
+
+
+class _Passage:
+    """Of whoever took off (`first`), the figures are the stream's own; others are marked as shared."""
+
+    def __init__(self, flight: Flight | AsyncFlight, request_id: str, *, first: bool) -> None:
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
+        self._shared, self._request_id, self._first = flight, request_id, first
+        self._began = time.perf_counter()
+        self._times: list[float] = []
+        self._cancelled = False
+
+    @property
+    def stats(self) -> Stats:
+        """The figures up to now; tokens are those of the generation."""
+        stats = self._shared.stream.stats
+        if self._first:
+            return stats
+        times = self._times
+        return replace(
+            stats,
+            ttft_ms=(times[0] - self._began) * 1e3 if times else None,
+            itl_ms=tuple((later - earlier) * 1e3 for earlier, later in pairwise(times)),
+            total_ms=(times[-1] - self._began) * 1e3 if self.finish_reason else None,
+            chunks=len(times),
+            cached=_SHARED,
+        )
+
+    def answer(self) -> Answer:
+        """The whole answer, once all chunks have been read."""
+        if self.finish_reason is None:
+            raise RuntimeError("the answer is not complete: read the stream to its end first")
+        return replace(self._shared.stream.answer(), stats=self.stats, request_id=self._request_id)
+
+    def _told(self, chunk: Chunk) -> Chunk:
+        if self._cancelled:
+            raise Cancelled("the answer was cancelled")
+        self._times.append(time.perf_counter())
+        self.text += chunk.text
+        self.finish_reason = chunk.finish_reason
+        return chunk if self._first else replace(chunk, cached=_SHARED)
+
+    def cancel(self) -> None:
+        """Leave the others to it; alone, the generation ends on the server too."""
+        self._cancelled = True
+        if self._shared.passengers == 1:
+            self._shared.stream.cancel()
+
+
+class Passage(_Passage):
+    """For threads."""
+
+    def __init__(self, flight: Flight, request_id: str, *, first: bool) -> None:
+        super().__init__(flight, request_id, first=first)
+        self._flight = flight
+
+    def __iter__(self) -> Iterator[Chunk]:
+        at = 0
+        while (chunk := self._flight.read(at)) is not None:
+            at += 1
+            yield self._told(chunk)
+
+
+class AsyncPassage(_Passage):
+    """For asyncio."""
+
+    def __init__(self, flight: AsyncFlight, request_id: str, *, first: bool) -> None:
+        super().__init__(flight, request_id, first=first)
+        self._flight = flight
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        at = 0
+        while (chunk := await self._flight.read(at)) is not None:
+            at += 1
+            yield self._told(chunk)

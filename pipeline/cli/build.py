@@ -13,7 +13,7 @@ from pipeline.cli.options import allow_option, gpus_option, recipe_argument, sto
 from pipeline.cli.output import note, print_json, reporter, short_path
 
 if TYPE_CHECKING:
-    from pipeline.stages import HandoverScript, Outcome
+    from pipeline.stages import HandoverScript, StepOutcome
 
 
 @click.command(name="build")
@@ -89,10 +89,10 @@ def command(
         click.echo((plan_json if as_json else plan_table)(prepared.plan, shelf, until, prepared.findings))
         return
 
-    outcomes: list[Outcome] = []
+    outcomes: list[StepOutcome] = []
     root = shelf.root if store is not None else None
 
-    def show(outcome: Outcome) -> None:
+    def show(outcome: StepOutcome) -> None:
         outcomes.append(outcome)
         took = f"made in {outcome.seconds:.1f} s" if outcome.made else "in the store"
         size = human_bytes(outcome.artifact.manifest.total_bytes)
@@ -135,7 +135,7 @@ def _print_script(recipe: str, script: HandoverScript, as_json: bool) -> None:
     note("\n".join([*lines, *(f"next: {command}" for command in script.following)]))
 
 
-def _summary(name: str, path: Path, outcomes: list[Outcome]) -> dict[str, object]:
+def _summary(name: str, path: Path, outcomes: list[StepOutcome]) -> dict[str, object]:
     steps = [
         {
             "step": outcome.step.name,

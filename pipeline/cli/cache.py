@@ -11,19 +11,22 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeline.cache.backend import Backend, BackendDown, Kept, Which
 from pipeline.cache.key import tenant_id
 from pipeline.cache.redaction import Redaction
-from pipeline.cache.setup import CacheSettings
+from pipeline.cache.setup import make_backend, make_redaction
 from pipeline.cli.cache_tune import tune
 from pipeline.cli.options import complete_recipe, json_option, opened, output_option, set_option, store_option
 from pipeline.cli.output import note, print_json
 from pipeline.errors import UserError
 from pipeline.extras import missing
+
+if TYPE_CHECKING:
+    from pipeline.recipe import Recipe
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -65,7 +68,7 @@ class Target:
     def redaction(self) -> Redaction:
         """What it may not keep: what the recipe says, all known kinds at an address. Raises UserError."""
         try:
-            return Redaction() if _ADDRESS.search(self.text) else self._settings().redaction()
+            return Redaction() if _ADDRESS.search(self.text) else make_redaction(self._recipe().cache)
         except ImportError as error:
             raise missing("redaction", error, "cache") from error
         except ValueError as error:
@@ -73,23 +76,21 @@ class Target:
 
     def _of_recipe(self) -> Backend:
         from pipeline.machine.packages import require
-        from pipeline.stages.response_cache import needs_of_backend
-
-        settings = self._settings()
-        if isinstance(settings.place, Path) and not settings.place.is_file():
-            raise UserError(f"{settings.name} has no response cache here yet ({settings.place})")
-        require(
-            f"{settings.name}: its response cache",
-            needs_of_backend(settings.place, sealed=settings.secret.required),
-        )
-        return settings.backend()
-
-    def _settings(self) -> CacheSettings:
-        from pipeline.recipe import load_recipe
-        from pipeline.stages.response_cache import cache_settings
+        from pipeline.stages.response_cache import cache_place, needs_of_backend
         from pipeline.store import Store
 
-        return cache_settings(load_recipe(self.text, self.overrides), Store.at(self.store))
+        recipe = self._recipe()
+        place = cache_place(recipe, Store.at(self.store))
+        if isinstance(place, Path) and not place.is_file():
+            raise UserError(f"{recipe.name} has no response cache here yet ({place})")
+        encrypted = recipe.cache.encryption is not None
+        require(f"{recipe.name}: its response cache", needs_of_backend(place, encrypted=encrypted))
+        return make_backend(recipe.cache, place, name=recipe.name)
+
+    def _recipe(self) -> Recipe:
+        from pipeline.recipe import load_recipe
+
+        return load_recipe(self.text, self.overrides)
 
 
 _ADDRESS = re.compile(r"://|\.db$")

@@ -194,19 +194,19 @@ def _verifier(embedder: Embedder, scorer: bool | None) -> Learned | Checked:
 def _min_similarity(recipe: str | None, overrides: tuple[str, ...]) -> float:
     """What hits need, where the score is chosen."""
     from pipeline.recipe import load_recipe
-    from pipeline.recipe.response_cache import SemanticLookup
+    from pipeline.recipe.response_cache import SemanticSettings
 
     given = load_recipe(recipe, overrides).cache.semantic if recipe is not None else None
-    return (given or SemanticLookup()).min_similarity
+    return (given or SemanticSettings()).min_similarity
 
 
 def _encoder(text: str, overrides: tuple[str, ...], store: Path | None, report: Progress) -> Path:
     """That of the recipe, or that which it would take if semantic lookup were on."""
     from pipeline.recipe import load_recipe
-    from pipeline.stages.embedder import encoder
+    from pipeline.stages.response_cache import obtain_encoder
     from pipeline.store import Store
 
     recipe = load_recipe(text, overrides)
     if recipe.cache.semantic is None:
         recipe = load_recipe(text, (*overrides, "cache.enabled=true", "cache.semantic={}"))
-    return encoder(recipe, Store.at(store), report).folder
+    return obtain_encoder(recipe, Store.at(store), report).folder

@@ -83,10 +83,10 @@ def _caching(
         return None
     from pipeline.cache.client import CachingClient
     from pipeline.cache.key import Origin
-    from pipeline.stages.response_cache import response_cache
+    from pipeline.stages.response_cache import open_response_cache
     from pipeline.triton.deployment import Deployment
 
-    cache = response_cache(recipe, store)
+    cache = open_response_cache(recipe, store)
     assert cache is not None, "it is enabled"
     stack.callback(cache.close)
     return CachingClient(

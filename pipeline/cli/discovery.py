@@ -16,7 +16,7 @@ from pipeline.prepare import prepare
 from pipeline.progress import Silent
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.stages import Builder
-from pipeline.stages.response_cache import response_cache
+from pipeline.stages.response_cache import open_response_cache
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.integrity import check_without_weights
@@ -65,7 +65,7 @@ def load_served_model(located: LocatedModel, store: Store, *, max_waiting: int) 
         DamagedArtifact: the tokenizer, the chat template or the limits are not those that were built.
     """
     check_without_weights(located.package, store.hashes, Silent())
-    cache = response_cache(located.recipe, store)
+    cache = open_response_cache(located.recipe, store)
     return ServedModel.from_package(
         located.recipe.name, located.package, located.urls, cache=cache, max_waiting=max_waiting
     )

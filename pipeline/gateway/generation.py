@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.cache.aio import AsyncCachedStream, AsyncCachingClient
+from pipeline.cache.client import AsyncCachedStream, AsyncCachingClient
 from pipeline.client import AsyncStream, Chunk, Refused, Sampling, Stats
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.response_format import unsupported_format

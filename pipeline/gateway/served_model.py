@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.cache.aio import AsyncCachingClient
+from pipeline.cache.client import AsyncCachingClient
 from pipeline.cache.key import Origin
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.semantic.embedder import Embedder

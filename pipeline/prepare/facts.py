@@ -1,7 +1,7 @@
 """The facts that planning rests on: all that is read from disk, asked of the Hub, or measured on this machine.
 
     facts = read_recipe_facts(recipe)                     # local: settings of the runtime, models, calibration set
-    inputs = read_build_inputs(facts, store)              # commits or hashes of checkpoints, versions of tools
+    inputs = read_plan_inputs(facts, store)              # commits or hashes of checkpoints, versions of tools
     models = read_models(plan, store, inputs.sources)     # what the checkpoints that are here say
     machine = read_machine(plan, store, devices)          # GPUs, memory, and the disk of the store
 
@@ -146,7 +146,7 @@ def _problem(checkpoint: Checkpoint) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class BuildInputs:
+class PlanInputs:
     """What the keys of a build's artifacts are made from besides the recipe."""
 
     sources: Mapping[str, ResolvedSource]  # role -> checkpoint
@@ -159,9 +159,9 @@ class BuildInputs:
         return Surroundings(sources, self.dataset, self.tools, emitted.build, emitted.package)
 
 
-def read_build_inputs(
+def read_plan_inputs(
     recipe: Recipe, store: Store, *, offline: bool = False, progress: Progress | None = None
-) -> BuildInputs:
+) -> PlanInputs:
     """Resolve checkpoints (which hashes local ones, and asks the Hub what a branch is), data set and tools.
 
     Raises:
@@ -174,7 +174,7 @@ def read_build_inputs(
     }
     calibration = recipe.quantization.calibration
     dataset = {} if calibration is None else dataset_identity(calibration.dataset)
-    return BuildInputs(sources, dataset, tool_versions(runtime_of(recipe)))
+    return PlanInputs(sources, dataset, tool_versions(runtime_of(recipe)))
 
 
 def tool_versions(runtime: Runtime) -> dict[str, dict[str, str]]:

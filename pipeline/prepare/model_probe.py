@@ -101,10 +101,10 @@ def _in_folder(folder: Path) -> ModelProbe:
 
 def _on_hub(source: HubSource, revision: str | None, progress: Progress) -> ModelProbe:
     try:
-        from pipeline.sources.hub import Hub
+        from pipeline.sources.hub import HubClient
     except ImportError as error:
         raise missing(f"{source}: the Hub", error, "hub") from error
-    hub = Hub.from_environment()
+    hub = HubClient.from_environment()
     commit = hub.commit_of(source.repo, revision, progress.say)
     config = hub.start_of(source.repo, commit, _CONFIG, _CONFIG_BYTES, progress.say)
     sizes, architecture = _read(config, f"{source}/{_CONFIG}")

@@ -29,9 +29,9 @@ from pipeline.plan.preflight.context import make_context
 from pipeline.plan.preflight.needs import needs_of, to_build
 from pipeline.prepare.facts import (
     RecipeFacts,
-    read_build_inputs,
     read_machine,
     read_models,
+    read_plan_inputs,
     read_recipe_facts,
     with_folder_problems,
 )
@@ -177,7 +177,7 @@ def plan_build(
         SourceError: A checkpoint cannot be had.
     """
     recipe, emitted = facts.recipe, facts.emitted
-    inputs = read_build_inputs(recipe, store, offline=offline, progress=progress)
+    inputs = read_plan_inputs(recipe, store, offline=offline, progress=progress)
     plan = make_plan(recipe, inputs.surroundings(emitted))
     found = refuse(recipe, allow(findings(recipe, read_models(plan, store), emitted=emitted), allowed))
     return Prepared(plan, inputs.sources, found, emitted, allowed)

@@ -15,14 +15,14 @@ from pipeline.recipe.loading import load_recipe
 from pipeline.recipe.provenance import Provenance
 from pipeline.recipe.quantization import AutoQuantization, Calibration, Format, Gate, Quantization
 from pipeline.recipe.recipe import Recipe
-from pipeline.recipe.response_cache import ResponseCache
+from pipeline.recipe.response_cache import CacheSettings
 from pipeline.recipe.runtime import CpuRuntime, PyTorchRuntime, Runtime, TensorRTRuntime
 from pipeline.recipe.serving import KvCache, Scheduler, Slo, TransactionPolicy
 from pipeline.recipe.source import Checkpoint, Dataset, HubSource, LocalSource, NamedDataset, Source
 
 __all__ = [
-    "AutoQuantization", "Calibration", "Checkpoint", "CpuRuntime", "Dataset", "Draft", "Format", "Gate",
-    "HubSource", "KvCache", "Limits", "LocalSource", "NamedDataset", "Provenance", "PyTorchRuntime",
-    "Quantization", "Recipe", "ResponseCache", "Runtime", "Scheduler", "Slo", "Source", "TensorRTRuntime",
+    "AutoQuantization", "CacheSettings", "Calibration", "Checkpoint", "CpuRuntime", "Dataset", "Draft", "Format",
+    "Gate", "HubSource", "KvCache", "Limits", "LocalSource", "NamedDataset", "Provenance", "PyTorchRuntime",
+    "Quantization", "Recipe", "Runtime", "Scheduler", "Slo", "Source", "TensorRTRuntime",
     "TransactionPolicy", "find_recipe", "headline", "load_recipe", "packaged",
 ]  # fmt: skip

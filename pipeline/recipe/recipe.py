@@ -15,7 +15,7 @@ from pipeline.recipe.draft import Draft
 from pipeline.recipe.limits import Limits
 from pipeline.recipe.provenance import Provenance
 from pipeline.recipe.quantization import Quantization
-from pipeline.recipe.response_cache import ResponseCache
+from pipeline.recipe.response_cache import CacheSettings
 from pipeline.recipe.runtime import CpuRuntime, Runtime
 from pipeline.recipe.section import Section, refusal
 from pipeline.recipe.serving import KvCache, Scheduler, Slo, TransactionPolicy
@@ -58,7 +58,7 @@ class Recipe(Section):
         default_factory=TransactionPolicy, description="How requests are answered."
     )
     slo: Slo = Field(default_factory=Slo, description="Latencies to meet.")
-    cache: ResponseCache = Field(default_factory=ResponseCache, description="The response cache.")
+    cache: CacheSettings = Field(default_factory=CacheSettings, description="The response cache.")
 
     _provenance: Provenance = PrivateAttr(default_factory=Provenance)
 

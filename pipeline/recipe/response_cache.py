@@ -77,7 +77,7 @@ CheckName = Literal[
 ]  # see pipeline.cache.semantic.verification.checks
 
 
-class Dynamic(Section):
+class DynamicSettings(Section):
     """Questions whose answers change, and how long those may be served."""
 
     ttl_s: int = Field(default=600, ge=1, le=86_400, description="Age at which such an answer is dropped.")
@@ -90,7 +90,7 @@ class Dynamic(Section):
     )
 
 
-class SemanticLookup(Section):
+class SemanticSettings(Section):
     """Answers to questions that mean the same: near ones that checks and a learned scorer find to ask for the same."""
 
     min_similarity: float = Field(
@@ -126,7 +126,7 @@ class SemanticLookup(Section):
     )
 
 
-class OwnPattern(Section):
+class RedactionPattern(Section):
     """Something that must not be kept."""
 
     name: str = Field(
@@ -135,7 +135,7 @@ class OwnPattern(Section):
     pattern: Pattern = Field(description="Regular expression.", examples=[r"\bC-\d{8}\b"])
 
 
-class Redaction(Section):
+class RedactionSettings(Section):
     """What keeps an answer from being stored: nothing is blacked out."""
 
     kinds: tuple[Kind, ...] = Field(
@@ -151,10 +151,10 @@ class Redaction(Section):
         examples=[["GB", "IE"]],
         strict=False,
     )
-    patterns: tuple[OwnPattern, ...] = Field(default=(), description="More of them.", strict=False)
+    patterns: tuple[RedactionPattern, ...] = Field(default=(), description="More of them.", strict=False)
 
 
-class Encryption(Section):
+class EncryptionSettings(Section):
     """Encryption at rest (AES-256-GCM). The key is 32 bytes in base64; without one, the cache is not opened."""
 
     key_env: str | None = Field(
@@ -171,7 +171,7 @@ class Encryption(Section):
         return self
 
 
-class SqliteBackend(Section):
+class SqliteSettings(Section):
     """One file, shared by the processes of one machine."""
 
     model_config = ConfigDict(json_schema_extra=require_tag)
@@ -180,14 +180,14 @@ class SqliteBackend(Section):
     path: str | None = Field(default=None, min_length=1, description="The file; by default one in the store.")
 
 
-class RedisBackend(Section):
+class RedisSettings(Section):
     """A Redis or Valkey server, shared between machines. Its query engine, where it has one, finds what is near."""
 
     kind: Literal["redis"] = Field(description="Which backend this is.")
     url: RedisUrl = Field(description="Address of the server.", examples=["redis://host:6379/0"])
 
 
-class PgvectorBackend(Section):
+class PgvectorSettings(Section):
     """A PostgreSQL server with pgvector 0.8 or later, shared between machines."""
 
     kind: Literal["pgvector"] = Field(description="Which backend this is.")
@@ -196,7 +196,7 @@ class PgvectorBackend(Section):
     )
 
 
-class ResponseCache(Section):
+class CacheSettings(Section):
     """Exact lookup, and semantic lookup where `semantic` is given."""
 
     enabled: bool = Field(default=False, description="Answer repeated requests from the cache.")
@@ -206,7 +206,9 @@ class ResponseCache(Section):
         le=31_536_000,
         description="Age at which an answer is dropped, however often it was served.",
     )
-    dynamic: Dynamic = Field(default_factory=Dynamic, description="Questions whose answers change sooner.")
+    dynamic: DynamicSettings = Field(
+        default_factory=DynamicSettings, description="Questions whose answers change sooner."
+    )
     max_entries: int = Field(default=100_000, ge=1, le=100_000_000, description="Answers that are kept.")
     max_mib: int = Field(default=1024, ge=1, le=1_048_576, description="Size of all answers together.")
     cache_sampled: bool = Field(
@@ -218,11 +220,11 @@ class ResponseCache(Section):
         le=10,
         description="How slowly an answer is replayed: 0 is at once, 1 as it once came.",
     )
-    redaction: Redaction = Field(default_factory=Redaction, description="What is never kept.")
-    encryption: Encryption | None = Field(
+    redaction: RedactionSettings = Field(default_factory=RedactionSettings, description="What is never kept.")
+    encryption: EncryptionSettings | None = Field(
         default=None, description="Encryption at rest; without it, where PIPELINE_CACHE_KEY is set."
     )
-    semantic: SemanticLookup | None = Field(default=None, description="Semantic lookup; off without it.")
-    backend: Annotated[SqliteBackend | RedisBackend | PgvectorBackend, Field(discriminator="kind")] = Field(
-        default_factory=SqliteBackend, description="Where answers are kept."
+    semantic: SemanticSettings | None = Field(default=None, description="Semantic lookup; off without it.")
+    backend: Annotated[SqliteSettings | RedisSettings | PgvectorSettings, Field(discriminator="kind")] = (
+        Field(default_factory=SqliteSettings, description="Where answers are kept.")
     )

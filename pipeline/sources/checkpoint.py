@@ -152,10 +152,10 @@ def _resolve_local(
 
 def _commit_on_hub(repo: str, revision: str | None, progress: Progress) -> str:
     try:
-        from pipeline.sources.hub import Hub
+        from pipeline.sources.hub import HubClient
     except ImportError as error:
         raise missing(f"hf:{repo}: the Hub", error, "hub") from error
-    return Hub.from_environment().commit_of(repo, revision, progress.say)
+    return HubClient.from_environment().commit_of(repo, revision, progress.say)
 
 
 def _commit_in_store(repo: str, revision: str | None, store: Store | None) -> str:

@@ -1,8 +1,8 @@
 """The Hugging Face Hub: which commit a revision is, which files it has, and the bytes of one file.
 
-Sessions, tokens, addresses and errors are huggingface_hub's. Its downloads are not used: version 1.33
-throws away a broken transfer (each try writes a file of another name and removes it), and these are
-gigabytes; see `pipeline.stages.download`. `HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE` are read when a `Hub` is made.
+Sessions, tokens, addresses and errors are huggingface_hub's. Its downloads are not used: version 1.33 throws away a
+broken transfer (each try writes a file of another name and removes it), and these are gigabytes; see
+`pipeline.stages.download`. `HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE` are read when a `HubClient` is made.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from huggingface_hub.utils import get_session, hf_raise_for_status
 
 from pipeline import __version__
 from pipeline.errors import SourceError
-from pipeline.sources.hub_errors import HubSubject, NotAHub, Retries
+from pipeline.sources.hub_errors import HubRetries, HubSubject, NotAHub
 
 Result = TypeVar("Result")
 
@@ -38,14 +38,14 @@ class RemoteFile:
 
 
 @dataclass(frozen=True)
-class Hub:
+class HubClient:
     """Client of a Hugging Face Hub. Its `repr` does not show the token."""
 
     endpoint: str
     token: str | None = field(default=None, repr=False)
 
     @classmethod
-    def from_environment(cls) -> Hub:
+    def from_environment(cls) -> HubClient:
         """The hub of `HF_ENDPOINT`, with the token of `HF_TOKEN` or of huggingface_hub's login.
 
         Raises:
@@ -142,7 +142,7 @@ class Hub:
     def _with_retries(
         self, ask: Callable[[], Result], repo: str, revision: str | None, say: Callable[[str], None]
     ) -> Result:
-        retries = Retries(self.subject(repo, revision), say)
+        retries = HubRetries(self.subject(repo, revision), say)
         while True:
             try:
                 return ask()

@@ -55,7 +55,7 @@ class HubSubject:
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-class Retries:
+class HubRetries:
     """Counts the failures in a row of one request, and sleeps before each new try.
 
     Args:

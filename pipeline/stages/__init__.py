@@ -4,14 +4,14 @@ prepared = prepare(recipe, store)                     # `pipeline.prepare`: reso
 Builder(prepared, store, progress).run()
 """
 
-from pipeline.stages.builder import Builder, DeploymentPreview, Outcome, preview_deployment
+from pipeline.stages.builder import Builder, DeploymentPreview, StepOutcome, preview_deployment
 from pipeline.stages.remote_build import HandoverScript, adopt, build_or_hand_over
 
 __all__ = [
     "Builder",
     "DeploymentPreview",
     "HandoverScript",
-    "Outcome",
+    "StepOutcome",
     "adopt",
     "build_or_hand_over",
     "preview_deployment",

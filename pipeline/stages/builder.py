@@ -21,7 +21,7 @@ from pipeline.progress import Progress, Silent
 from pipeline.recipe import Recipe
 from pipeline.runtimes import AUTO, ExecutorChoice, runtime_of
 from pipeline.runtimes.tensorrt.executors.base import BuiltElsewhere
-from pipeline.stages.gate import hold_to_gate
+from pipeline.stages.evaluate.gate import hold_to_gate
 from pipeline.stages.stage_registry import STAGES, StageInput
 from pipeline.store import Artifact, Json, Store
 from pipeline.triton.deployment import Deployment
@@ -39,7 +39,7 @@ class HandedOver(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepOutcome:
     """What became of one step."""
 
     step: Step
@@ -64,7 +64,7 @@ class Builder:
     store: Store
     progress: Progress
     executor: ExecutorChoice = AUTO
-    on_outcome: Callable[[Outcome], None] = lambda _: None
+    on_outcome: Callable[[StepOutcome], None] = lambda _: None
     _until: str = "package"
     _have: dict[str, Artifact] = field(default_factory=dict)
 
@@ -112,7 +112,7 @@ class Builder:
             if found is not None and self.store.use(found):
                 self.store.check(found, self.progress)
                 self._have[name] = found
-                self.on_outcome(Outcome(step, found, made=False, seconds=0.0))
+                self.on_outcome(StepOutcome(step, found, made=False, seconds=0.0))
             else:
                 self._have[name] = self._make(step)
             if step.stage == "evaluate":
@@ -157,7 +157,7 @@ class Builder:
             artifact = self.store.obtain(step.key, make, recipe=recipe, progress=self.progress)
         except BuiltElsewhere as elsewhere:
             raise HandedOver([(step, elsewhere.job)]) from None
-        self.on_outcome(Outcome(step, artifact, made=True, seconds=time.monotonic() - start))
+        self.on_outcome(StepOutcome(step, artifact, made=True, seconds=time.monotonic() - start))
         return artifact
 
 

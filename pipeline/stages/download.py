@@ -23,8 +23,8 @@ import httpx
 from pipeline.errors import SourceError
 from pipeline.progress import Progress, Task
 from pipeline.sources.checkpoint import HubCheckpoint
-from pipeline.sources.hub import Hub, RemoteFile
-from pipeline.sources.hub_errors import BrokenTransfer, Retries, Stopped
+from pipeline.sources.hub import HubClient, RemoteFile
+from pipeline.sources.hub_errors import BrokenTransfer, HubRetries, Stopped
 from pipeline.sources.selection import select, shards
 from pipeline.store import files, human_bytes
 
@@ -39,7 +39,7 @@ _PROGRESS_BYTES = 1 << 16
 class Download:
     """The files of `source` on their way into a folder, which may hold what an earlier process got."""
 
-    hub: Hub
+    hub: HubClient
     source: HubCheckpoint
     into: Path
     progress: Progress
@@ -140,7 +140,7 @@ class _Shared:
 class _Transfer:
     """One file of a download."""
 
-    hub: Hub
+    hub: HubClient
     repo: str
     commit: str
     file: RemoteFile
@@ -184,7 +184,7 @@ class _Transfer:
         return out.tell() > 0
 
     def _fill(self, out: BinaryIO) -> None:
-        retries = Retries(self.hub.subject(self.repo, self.commit), self.say, self.stopped)
+        retries = HubRetries(self.hub.subject(self.repo, self.commit), self.say, self.stopped)
         while (before := out.tell()) < self.file.bytes:
             try:
                 self._receive(out)

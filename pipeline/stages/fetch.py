@@ -67,11 +67,11 @@ def _download(resolved: HubCheckpoint, into: Path, progress: Progress) -> bool:
             "build once without --offline (and without HF_HUB_OFFLINE)"
         )
     try:
-        from pipeline.sources.hub import Hub
+        from pipeline.sources.hub import HubClient
         from pipeline.stages.download import Download
     except ImportError as error:
         raise missing(f"{resolved.label}: the Hub", error, "hub") from error
-    return Download(Hub.from_environment(), resolved, into, progress).run()
+    return Download(HubClient.from_environment(), resolved, into, progress).run()
 
 
 def _copy_local(source: LocalCheckpoint, into: Path, progress: Progress) -> None:

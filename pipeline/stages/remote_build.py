@@ -28,7 +28,7 @@ from pipeline.recipe import LocalSource, Recipe
 from pipeline.recipe.yaml_reader import dump_yaml
 from pipeline.runtimes import ExecutorChoice
 from pipeline.sources import HubCheckpoint, ResolvedSource
-from pipeline.stages.builder import Builder, HandedOver, Outcome
+from pipeline.stages.builder import Builder, HandedOver, StepOutcome
 from pipeline.store import Artifact, Json, Manifest, Store, files, gc, verify
 from pipeline.store.manifest import FILE as MANIFEST
 
@@ -51,7 +51,7 @@ def build_or_hand_over(
     until: str,
     words: str,
     progress: Progress,
-    on_outcome: Callable[[Outcome], None],
+    on_outcome: Callable[[StepOutcome], None],
 ) -> Artifact | HandoverScript:
     """Make a step and all that it needs, or the script with which another machine goes on.
 

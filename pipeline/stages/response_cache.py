@@ -1,103 +1,64 @@
-"""The response cache that a recipe's `cache` section asks for, with its sentence encoder."""
+"""The response cache that a recipe's `cache` section asks for, with its sentence encoder.
+
+A local folder that holds a graph is taken as the encoder as it is. From a checkpoint, on the Hub or local, the graph is
+made once and kept in the store: in 8 bits where that agrees with 32.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.cache.backend import Capacity
-from pipeline.cache.encryption import KEY, Secret
-from pipeline.cache.lifetime import DYNAMIC_WHEN, Lifetime
+from pipeline.cache.encryption import KEY
 from pipeline.cache.pgvector.database import SCHEMES as POSTGRES
-from pipeline.cache.redis.address import SCHEMES as REDIS
+from pipeline.cache.redis.server import SCHEMES as REDIS
 from pipeline.cache.response_cache import ResponseCache
-from pipeline.cache.setup import CacheSettings, CacheSetupError, SemanticSettings, open_cache
+from pipeline.cache.setup import CacheSetupError, Encoder, open_cache
 from pipeline.errors import UserError
+from pipeline.extras import missing
 from pipeline.machine.packages import Need, require
-from pipeline.progress import Progress
-from pipeline.recipe import HubSource, Recipe
-from pipeline.sources import find_fetched
-from pipeline.store import Store
+from pipeline.plan.plan import REVISIONS
+from pipeline.progress import Progress, Silent
+from pipeline.recipe import HubSource, LocalSource, Recipe
+from pipeline.sources import find_fetched, resolve_checkpoint
+from pipeline.stages.fetch import fetch
+from pipeline.store import ArtifactKey, Json, Store
+
+_ENCODER_REVISION = 2  # of the way in which graphs are made
 
 
-def response_cache(recipe: Recipe, store: Store, progress: Progress | None = None) -> ResponseCache | None:
-    """The cache of a recipe, ready; None if it is off. `progress` tells of an encoder that is brought first.
+def open_response_cache(
+    recipe: Recipe, store: Store, progress: Progress | None = None
+) -> ResponseCache | None:
+    """Open the cache of a recipe, and make its encoder first if need be.
+
+    Args:
+        recipe: whose `cache` section it is.
+        store: holds encoders, and the file of answers where the recipe names none.
+        progress: is told of an encoder that is fetched and made.
+
+    Returns:
+        The cache, or None if the recipe does not enable one.
 
     Raises:
-        UserError: it cannot be had; the text tells all that is wrong.
+        UserError: something is wrong or missing; the text names all of it.
     """
     settings = recipe.cache
     if not settings.enabled:
         return None
     require(f"{recipe.name}: its response cache", needs_of_cache(recipe, store))
-    semantic = None
-    if settings.semantic is not None:
-        from pipeline.stages.embedder import encoder
-
-        found = encoder(recipe, store, progress)
-        wanted = settings.semantic
-        semantic = SemanticSettings(
-            found.folder,
-            wanted.min_similarity,
-            found.name,
-            wanted.checks,
-            wanted.scorer,
-            wanted.min_score,
-        )
+    encoder = None if settings.semantic is None else obtain_encoder(recipe, store, progress)
     try:
-        return open_cache(cache_settings(recipe, store, semantic))
+        return open_cache(settings, cache_place(recipe, store), name=recipe.name, encoder=encoder)
     except CacheSetupError as error:
         faults = str(error).replace("\n", "\n  ")
         raise UserError(f"{recipe.name}: the response cache cannot be used:\n  {faults}") from error
 
 
-def needs_of_cache(recipe: Recipe, store: Store) -> Iterator[Need]:
-    """What the cache of a recipe imports, to answer requests; nothing if it is off."""
-    settings = recipe.cache
-    if not settings.enabled:
-        return
-    yield from needs_of_backend(cache_place(recipe, store), sealed=settings.encryption is not None)
-    if settings.semantic is not None:
-        yield Need("cache", "cache.semantic", frozenset({"faiss-cpu", "onnxruntime", "tokenizers"}))
-        source, revision = settings.semantic.embedder, settings.semantic.embedder_revision
-        if isinstance(source, HubSource) and find_fetched(source, revision, store) is None:
-            yield Need("hub", "cache.semantic.embedder")
-
-
-def needs_of_backend(place: Path | str, *, sealed: bool = False) -> Iterator[Need]:
-    """What keeping answers at a place imports. `sealed`: with a key; also if the environment has one."""
-    scheme = "" if isinstance(place, Path) else place.partition("://")[0]
-    if scheme in REDIS:
-        yield Need("cache", f"{scheme}://", frozenset({"redis"}))
-    elif scheme in POSTGRES:
-        yield Need("pgvector", f"{scheme}://")
-    if sealed or os.environ.get(KEY):
-        yield Need("cache", "encryption", frozenset({"cryptography"}))
-
-
-def cache_settings(recipe: Recipe, store: Store, semantic: SemanticSettings | None = None) -> CacheSettings:
-    """The section as the cache takes it; what needs an encoder only if one is given."""
-    settings, dynamic = recipe.cache, recipe.cache.dynamic
-    return CacheSettings(
-        cache_place(recipe, store),
-        name=recipe.name,
-        capacity=Capacity(settings.max_entries, settings.max_mib * 2**20),
-        lifetime=Lifetime(
-            settings.ttl_s, dynamic.ttl_s, DYNAMIC_WHEN if dynamic.when is None else dynamic.when
-        ),
-        keep_sampled=settings.cache_sampled,
-        pace=settings.replay_pace,
-        redact=settings.redaction.kinds,
-        redact_patterns={own.name: own.pattern for own in settings.redaction.patterns},
-        phone_regions=settings.redaction.phone_regions,
-        secret=_secret(recipe),
-        semantic=semantic,
-    )
-
-
 def cache_place(recipe: Recipe, store: Store) -> Path | str:
-    """Where a recipe's answers are kept: a server, the file that it names, or one in the store."""
+    """Return where answers are kept: the address of a server, the file that the recipe names, or one in the store."""
     backend = recipe.cache.backend
     if backend.kind != "sqlite":
         return backend.url
@@ -106,10 +67,92 @@ def cache_place(recipe: Recipe, store: Store) -> Path | str:
     )
 
 
-def _secret(recipe: Recipe) -> Secret:
-    encryption = recipe.cache.encryption
-    if encryption is None:
-        return Secret()
-    if encryption.key_file is not None:
-        return Secret(file=Path(encryption.key_file), required=True)
-    return Secret(variable=encryption.key_env or "", required=True)
+def needs_of_cache(recipe: Recipe, store: Store) -> Iterator[Need]:
+    """List the packages that the cache of a recipe imports to answer requests; none if it is off."""
+    settings = recipe.cache
+    if not settings.enabled:
+        return
+    yield from needs_of_backend(cache_place(recipe, store), encrypted=settings.encryption is not None)
+    if settings.semantic is not None:
+        yield Need("cache", "cache.semantic", frozenset({"faiss-cpu", "onnxruntime", "tokenizers"}))
+        source, revision = settings.semantic.embedder, settings.semantic.embedder_revision
+        if isinstance(source, HubSource) and find_fetched(source, revision, store) is None:
+            yield Need("hub", "cache.semantic.embedder")
+
+
+def needs_of_backend(place: Path | str, *, encrypted: bool = False) -> Iterator[Need]:
+    """List the packages that keeping answers at a place imports.
+
+    Args:
+        place: a file, or the address of a server.
+        encrypted: whether the recipe names a key; a key in the environment counts as well.
+    """
+    scheme = "" if isinstance(place, Path) else place.partition("://")[0]
+    if scheme in REDIS:
+        yield Need("cache", f"{scheme}://", frozenset({"redis"}))
+    elif scheme in POSTGRES:
+        yield Need("pgvector", f"{scheme}://")
+    if encrypted or os.environ.get(KEY):
+        yield Need("cache", "encryption", frozenset({"cryptography"}))
+
+
+@dataclass(frozen=True, slots=True)
+class _EncoderCheckpoint:
+    """What `resolve_checkpoint` reads of a model."""
+
+    source: HubSource | LocalSource
+    revision: str | None
+    allow_pickle: bool = False
+
+
+def obtain_encoder(recipe: Recipe, store: Store, progress: Progress | None = None) -> Encoder:
+    """Fetch and make the encoder that `cache.semantic` names, unless the store has it.
+
+    Raises:
+        SourceError: the checkpoint cannot be fetched.
+        UserError: it is not an encoder that can be used, or a distribution that makes graphs is missing.
+    """
+    settings = recipe.cache.semantic
+    assert settings is not None, "called only where there is semantic lookup"
+    source = settings.embedder
+    if isinstance(source, LocalSource) and _holds_graph(source.path):
+        return Encoder(source.path, source.path.name)
+    report = progress or Silent()
+    checkpoint = _EncoderCheckpoint(source, settings.embedder_revision)
+    resolved = resolve_checkpoint(checkpoint, store=store, progress=report)
+    fetched = store.obtain(
+        ArtifactKey("fetch", settings={"revision": REVISIONS["fetch"], **resolved.identity}, resumable=True),
+        lambda folder: fetch(resolved, folder, progress=report),
+        recipe=recipe.name,
+        progress=report,
+    )
+    made = store.obtain(
+        ArtifactKey(
+            "encoder", settings={"revision": _ENCODER_REVISION}, inputs={"checkpoint": fetched.digest}
+        ),
+        lambda folder: _make_graph(fetched.path, folder, resolved.label),
+        recipe=recipe.name,
+        progress=report,
+    )
+    name = source.repo.rpartition("/")[2] if isinstance(source, HubSource) else source.path.name
+    return Encoder(made.path, name)
+
+
+def _holds_graph(folder: Path) -> bool:
+    from pipeline.cache.semantic.embedder import GRAPHS
+
+    return any((folder / name).is_file() for name in GRAPHS)
+
+
+def _make_graph(checkpoint: Path, into: Path, label: str) -> dict[str, Json]:
+    try:
+        from pipeline.cache.semantic.preparing import prepare
+
+        agreement = prepare(checkpoint, into)
+    except ImportError as error:
+        raise missing(f"{label}: making its graph", error, "cache") from error
+    except (ValueError, KeyError, OSError) as error:
+        raise UserError(
+            f"cache.semantic.embedder: {label} is no encoder that can be used: {error}"
+        ) from error
+    return {"source": label, "agreement_int8": agreement}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cache.aio import AsyncCachingClient
+from pipeline.cache.client import AsyncCachingClient
 from pipeline.cache.key import Origin
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.sqlite import SqliteBackend

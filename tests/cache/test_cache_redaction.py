@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from phonenumbers import PhoneNumberFormat, PhoneNumberType
 
 from pipeline.cache.redaction import KINDS, PHONE_REGIONS, Redaction
-from pipeline.cache.setup import CacheSettings, CacheSetupError, open_cache
+from pipeline.cache.setup import CacheSetupError, open_cache
+from pipeline.recipe import CacheSettings
 
 ALL = Redaction()
 HELD = {
@@ -234,9 +235,9 @@ def test_a_distribution_that_is_missing_is_told_when_the_cache_is_opened(
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == module]:
         monkeypatch.setitem(sys.modules, name, None)
-    open_cache(CacheSettings(tmp_path / "cache.db", redact=["e-mail", "key"])).close()
+    open_cache(CacheSettings(redaction={"kinds": ["e-mail", "key"]}), tmp_path / "cache.db").close()
     with pytest.raises(CacheSetupError, match=rf"redaction: .*{module}.*pip install .*\[cache\]'"):
-        open_cache(CacheSettings(tmp_path / "cache.db", redact=[kind]))
+        open_cache(CacheSettings(redaction={"kinds": [kind]}), tmp_path / "cache.db")
 
 
 def test_neither_is_imported_before_it_is_needed() -> None:

@@ -13,11 +13,11 @@ from pipeline.cache.entry import Piece
 from pipeline.cache.key import Origin, Question, ask
 from pipeline.cache.lifetime import Lifetime
 from pipeline.cache.response_cache import ResponseCache
-from pipeline.cache.setup import CacheSettings, CacheSetupError, SemanticSettings, open_cache
+from pipeline.cache.setup import CacheSetupError, Encoder, make_redaction, open_cache
 from pipeline.errors import UserError
 from pipeline.gateway.served_model import semantic_embedder
-from pipeline.recipe import Recipe, load_recipe
-from pipeline.stages.response_cache import cache_settings, response_cache
+from pipeline.recipe import CacheSettings, Recipe, load_recipe
+from pipeline.stages.response_cache import cache_place, obtain_encoder, open_response_cache
 from pipeline.store import Store
 from tests.support.encoder import write_encoder
 
@@ -44,18 +44,12 @@ class Anything:
 
 def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MY_KEY", raising=False)
-    settings = CacheSettings(
-        tmp_path / "cache.db",
-        redact=["e-mail", "poem"],
-        redact_patterns={"x": "("},
-        secret=Secret("MY_KEY", required=True),
-        pace=-1,
-    )
+    settings = CacheSettings(redaction={"phone_regions": ["XX"]}, encryption={"key_env": "MY_KEY"})
     with pytest.raises(CacheSetupError) as caught:
-        open_cache(settings)
+        open_cache(settings, tmp_path / "cache.db")
     told = str(caught.value).splitlines()
-    assert [line.partition(":")[0] for line in told] == ["redaction", "backend", "replay pace -1"]
-    assert "poem" in told[0]
+    assert [line.partition(":")[0] for line in told] == ["redaction", "backend"]
+    assert "XX" in told[0]
     assert "MY_KEY holds no key" in told[1]
 
 
@@ -63,9 +57,17 @@ def test_an_embedder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(
         CacheSetupError, match=r"semantic: .*needs tokenizer\.json and one of model_int8\.onnx"
     ):
-        open_cache(
-            CacheSettings(tmp_path / "cache.db", semantic=SemanticSettings(tmp_path)), verifier=Anything()
-        )
+        open_cache(CacheSettings(semantic={}), tmp_path / "cache.db", encoder=Encoder(tmp_path))
+
+
+def test_a_cache_without_a_place() -> None:
+    with pytest.raises(CacheSetupError, match=r"backend: no file is named: give backend\.path, or a place"):
+        open_cache(CacheSettings())
+
+
+def test_an_encoder_that_was_never_made(tmp_path: Path) -> None:
+    with pytest.raises(CacheSetupError, match=r"semantic: hf:.*MiniLM.* is not a local folder"):
+        open_cache(CacheSettings(semantic={}), tmp_path / "cache.db")
 
 
 @pytest.mark.parametrize("wrong", [{"static_s": 0.0}, {"dynamic_s": -1.0}, {"dynamic_when": ["("]}])
@@ -98,15 +100,20 @@ def test_the_settings_of_a_recipe(tmp_path: Path) -> None:
         "cache.redaction={kinds: [card, phone], phone_regions: [GB],"
         " patterns: [{name: customer, pattern: 'C-\\d{8}'}]}",
     )  # fmt: skip
-    settings = cache_settings(given, Store(tmp_path))
-    assert (settings.capacity.entries, settings.capacity.bytes) == (7, 3 * 2**20)
-    assert [settings.lifetime.of(turn) for turn in ("the PRICE", "today")] == [5, 50]
-    assert (settings.keep_sampled, settings.pace, settings.name) == (True, 0.5, "tiny-cpu")
-    assert settings.redaction().objection("", "C-12345678") == "customer"
-    assert settings.redaction().objection("", "ada@example.org") is None
-    assert settings.redaction().objection("", "020 7946 0958") == "phone"
-    assert settings.redaction().objection("", "(555) 010-9999") is None
-    assert response_cache(recipe("cache.enabled=false"), Store(tmp_path)) is None
+    cache = open_response_cache(given, Store(tmp_path))
+    assert cache is not None
+    assert [cache.lifetime.of(turn) for turn in ("the PRICE", "today")] == [5, 50]
+    assert (cache.keep_sampled, cache.pace) == (True, 0.5)
+    for number in range(9):
+        keep(cache, str(number), "x")
+    assert cache.backend.fill().entries <= 7
+    cache.close()
+    redaction = make_redaction(given.cache)
+    assert redaction.objection("", "C-12345678") == "customer"
+    assert redaction.objection("", "ada@example.org") is None
+    assert redaction.objection("", "020 7946 0958") == "phone"
+    assert redaction.objection("", "(555) 010-9999") is None
+    assert open_response_cache(recipe("cache.enabled=false"), Store(tmp_path)) is None
 
 
 def test_encryption_by_a_key_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,16 +123,16 @@ def test_encryption_by_a_key_in_a_file(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(
         UserError, match=r"tiny-cpu: the response cache cannot be used:\n  backend: .*cache.key"
     ):
-        response_cache(given, Store(tmp_path))
+        open_response_cache(given, Store(tmp_path))
     file.write_text(Sealed.new_secret() + "\n")
     for expected in (None, "a secret word"):
-        cache = response_cache(given, Store(tmp_path))
+        cache = open_response_cache(given, Store(tmp_path))
         assert cache is not None
         hit = cache.lookup(question("Hi"))
         assert (None if hit is None else hit.entry.text) == expected
         keep(cache, "Hi", "a secret word")
         cache.close()
-    place = cache_settings(given, Store(tmp_path)).place
+    place = cache_place(given, Store(tmp_path))
     assert isinstance(place, Path)
     assert all(b"secret word" not in path.read_bytes() for path in place.parent.iterdir())
 
@@ -133,21 +140,18 @@ def test_encryption_by_a_key_in_a_file(tmp_path: Path, monkeypatch: pytest.Monke
 def test_encryption_without_a_key_is_never_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MY_KEY", raising=False)
     with pytest.raises(UserError, match="to be encrypted, and the environment variable MY_KEY holds no key"):
-        response_cache(recipe("cache.encryption={key_env: MY_KEY}"), Store(tmp_path))
+        open_response_cache(recipe("cache.encryption={key_env: MY_KEY}"), Store(tmp_path))
 
 
 def test_an_encoder_is_made_once_from_its_checkpoint(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
-    from pipeline.stages.embedder import encoder
-
     checkpoint = write_encoder(tmp_path / "my-encoder")
     store = Store(tmp_path / "store")
     given = recipe(f"cache.semantic={{min_similarity: 0.999, embedder: 'local:{checkpoint}'}}")
-    found = encoder(given, store)
+    found = obtain_encoder(given, store)
     assert found.name == "my-encoder"
-    assert encoder(given, store).folder == found.folder
-    settings = cache_settings(given, store, SemanticSettings(found.folder, 0.999, found.name))
-    cache = open_cache(settings, verifier=Anything())
+    assert obtain_encoder(given, store).folder == found.folder
+    cache = open_cache(given.cache, tmp_path / "cache.db", encoder=found, verifier=Anything())
     embedder = semantic_embedder(cache)
     assert embedder is not None
     assert embedder.identity.startswith("my-encoder/model")
@@ -158,7 +162,7 @@ def test_an_encoder_is_made_once_from_its_checkpoint(tmp_path: Path) -> None:
     assert cache.lookup(question("is the shop open ?")) is None
     cache.close()
     prepared = recipe(f"cache.semantic={{embedder: 'local:{found.folder}'}}")
-    assert encoder(prepared, store).folder == found.folder
+    assert obtain_encoder(prepared, store).folder == found.folder
 
 
 def test_a_checkpoint_that_is_no_encoder(tmp_path: Path) -> None:
@@ -168,20 +172,21 @@ def test_a_checkpoint_that_is_no_encoder(tmp_path: Path) -> None:
     config.write_text(config.read_text().replace('"bert"', '"gpt2"'))
     given = recipe(f"cache.semantic={{embedder: 'local:{checkpoint}'}}")
     with pytest.raises(UserError, match=r"cache.semantic.embedder: .*no encoder.*model_type = gpt2"):
-        response_cache(given, Store(tmp_path / "store"))
+        open_response_cache(given, Store(tmp_path / "store"))
 
 
 HEAVY = (
     "torch", "transformers", "onnx", "onnxruntime", "tokenizers", "redis", "psycopg", "cryptography",
-    "starlette", "uvicorn", "fastapi", "pydantic", "scipy", "pandas", "openvino", "huggingface_hub",
+    "starlette", "uvicorn", "fastapi", "faiss", "scipy", "pandas", "openvino", "huggingface_hub",
 )  # fmt: skip
 
 
 def test_an_application_with_client_and_cache_loads_nothing_heavy(tmp_path: Path) -> None:
     code = (
         "import sys; from pipeline.client import Client; from pipeline.cache.client import CachingClient;"
-        "from pipeline.cache.aio import AsyncCachingClient; from pipeline.cache.setup import *;"
-        f"open_cache(CacheSettings({str(tmp_path / 'cache.db')!r})).close();"
+        "from pipeline.cache.client import AsyncCachingClient; from pipeline.cache.setup import *;"
+        "from pipeline.recipe import CacheSettings;"
+        f"open_cache(CacheSettings(), {str(tmp_path / 'cache.db')!r}).close();"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run(
@@ -194,7 +199,7 @@ def test_an_application_with_client_and_cache_loads_nothing_heavy(tmp_path: Path
 def test_a_file_that_holds_no_key_is_told_without_what_it_holds(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "key").write_bytes(content)
     with pytest.raises(CacheSetupError, match="the key of the response cache") as caught:
-        open_cache(CacheSettings(tmp_path / "cache.db", secret=Secret(file=tmp_path / "key", required=True)))
+        open_cache(CacheSettings(encryption={"key_file": str(tmp_path / "key")}), tmp_path / "cache.db")
     assert not any(part in str(caught.value) for part in ("secr", "c2Vj", "0xff", "xe9"))
 
 

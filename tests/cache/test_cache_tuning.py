@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from pipeline.cache.backend import Vector
 from pipeline.cache.semantic.verification import CHECKS, default_verifier
 from pipeline.cache.tuning.choosing import choose
-from pipeline.cache.tuning.intervals import Share, needed
-from pipeline.cache.tuning.measuring import Measured, measure
+from pipeline.cache.tuning.measuring import Measured, Share, measure, needed
 from pipeline.cache.tuning.pairs import BadLines, Logged, Pair, read_log, read_pairs
 from pipeline.cache.tuning.repeats import repeats
 

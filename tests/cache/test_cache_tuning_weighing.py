@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.cache.semantic.verification import CHECKS
-from pipeline.cache.tuning.ablation import by_category, weigh
+from pipeline.cache.tuning.choosing import by_category, weigh
 from pipeline.cache.tuning.measuring import Measured
 from pipeline.cache.tuning.pairs import Pair
 

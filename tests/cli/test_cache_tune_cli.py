@@ -206,7 +206,7 @@ def test_checks_of_a_recipe_are_known_ones_and_the_cache_asks_no_others(
     from pipeline.cache.semantic.layer import SemanticLayer
     from pipeline.cache.semantic.verification import Checked
     from pipeline.recipe import load_recipe
-    from pipeline.stages.response_cache import response_cache
+    from pipeline.stages.response_cache import open_response_cache
     from pipeline.store import Store
 
     def given(checks: str) -> list[str]:
@@ -214,7 +214,7 @@ def test_checks_of_a_recipe_are_known_ones_and_the_cache_asks_no_others(
 
     with pytest.raises(InvalidInput, match=r"checks\[1\] = poems: is not known .*one of numbers, codes"):
         load_recipe("tiny-cpu", given("[numbers, poems]"))
-    cache = response_cache(load_recipe("tiny-cpu", given("[words, numbers]")), Store(tmp_path))
+    cache = open_response_cache(load_recipe("tiny-cpu", given("[words, numbers]")), Store(tmp_path))
     assert cache is not None
     assert isinstance(cache.semantic, SemanticLayer)
     assert cache.semantic.verifier == Checked(("words", "numbers"))

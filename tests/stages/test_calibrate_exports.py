@@ -22,9 +22,8 @@ from pipeline.progress import Silent
 from pipeline.runtimes.tensorrt.checkpoint import RankCheckpoint, modelopt_export
 from pipeline.stages.calibrate import calibrate, fusion, unified
 from pipeline.stages.calibrate.batches import make_batches, read_samples
-from pipeline.stages.calibrate.measurement import measure
+from pipeline.stages.calibrate.measurement import check_scales, measure
 from pipeline.stages.calibrate.model import load
-from pipeline.stages.calibrate.scales import check_scales
 from pipeline.stages.calibrate.third_party import Notes, quietly
 from pipeline.stages.threads import suited_to
 from tests.support.calibrated import Calibrations, facts, quantization

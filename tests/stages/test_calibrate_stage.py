@@ -24,7 +24,7 @@ from pipeline.models import Architecture, Format, TensorFiles
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent, Task
 from pipeline.stages.calibrate import calibrate, model
-from pipeline.stages.calibrate.scales import check_scales
+from pipeline.stages.calibrate.measurement import check_scales
 from pipeline.stages.calibrate.third_party import Notes, quietly
 from tests.support.calibrated import Calibrations, facts, quantization
 from tests.support.models import make_checkpoint

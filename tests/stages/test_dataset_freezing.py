@@ -201,7 +201,7 @@ def test_identity_of_a_set_on_the_hub_asks_nobody() -> None:
 
 def test_neither_torch_nor_transformers_is_loaded() -> None:
     code = (
-        "import sys, pipeline.stages.dataset, pipeline.stages.dataset.encoding;"
+        "import sys, pipeline.stages.dataset, pipeline.stages.dataset.sampling;"
         "print([name for name in ('torch', 'transformers', 'modelopt') if name in sys.modules])"
     )
     done = subprocess.run(

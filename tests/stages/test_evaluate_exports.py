@@ -16,8 +16,8 @@ from pipeline.models import TensorFiles
 from pipeline.progress import Silent
 from pipeline.recipe import Gate, load_recipe
 from pipeline.runtimes import AUTO
-from pipeline.stages.evaluate import Export, Metrics, evaluate, judge, read_metrics
-from pipeline.stages.gate import hold_to_gate
+from pipeline.stages.evaluate import EvaluationMetrics, Export, evaluate, judge, read_metrics
+from pipeline.stages.evaluate.gate import hold_to_gate
 from pipeline.stages.stage_registry import MAKERS, Work
 from pipeline.store import ArtifactKey, Json, Store
 from tests.support.calibrated import TRAINED, Calibrations
@@ -27,13 +27,15 @@ LAYER = "model.layers.1.mlp.down_proj"
 GATE = Gate(max_perplexity_increase=0.02, min_top1_agreement=0.97, max_kl=0.01)
 
 
-def evaluated(calibrations: Calibrations, exported: Path, into: Path) -> Metrics:
+def evaluated(calibrations: Calibrations, exported: Path, into: Path) -> EvaluationMetrics:
     """Of an export of the trained target of the recipes."""
     (metrics,) = compared(calibrations, [Export(exported)], into)
     return metrics
 
 
-def compared(calibrations: Calibrations, exports: Sequence[Export], into: Path) -> tuple[Metrics, ...]:
+def compared(
+    calibrations: Calibrations, exports: Sequence[Export], into: Path
+) -> tuple[EvaluationMetrics, ...]:
     """Of several of its exports."""
     into.mkdir(parents=True, exist_ok=True)
     heldout = calibrations.trained_dataset() / "heldout.jsonl"

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from pipeline.errors import StageError
 from pipeline.recipe import Gate
-from pipeline.stages.evaluate import Metrics, judge, read_metrics, write_metrics, write_report
-from pipeline.stages.evaluate.metrics import Estimate, Histogram, Position
-from pipeline.stages.evaluate.report import render
+from pipeline.stages.evaluate import EvaluationMetrics, judge, read_metrics, write_metrics, write_report
+from pipeline.stages.evaluate.gate import render
+from pipeline.stages.evaluate.metrics import BootstrapEstimate, KlHistogram, WorstPosition
 
 NASTY = "</td><script>alert('x')</script> & \"안녕\" 😀 \n"
-METRICS = Metrics(
+METRICS = EvaluationMetrics(
     files="trtllm-tp1",
     format="int4_awq",
     group_size=128,
@@ -30,13 +30,13 @@ METRICS = Metrics(
     calibration_samples=128,
     reference_perplexity=45.591,
     quantized_perplexity=46.5,
-    perplexity_increase=Estimate(0.0199, 0.015, 0.025),
-    top1_agreement=Estimate(0.97, 0.965, 0.975),
-    mean_kl=Estimate(0.003, 0.002, 0.004),
+    perplexity_increase=BootstrapEstimate(0.0199, 0.015, 0.025),
+    top1_agreement=BootstrapEstimate(0.97, 0.965, 0.975),
+    mean_kl=BootstrapEstimate(0.003, 0.002, 0.004),
     p99_kl=0.05,
     max_kl=0.7,
-    histogram=Histogram((1e-6, 1e-3, 1.0), (4000, 700), 31),
-    worst=(Position(3, 17, 0.7, NASTY, NASTY, "a", 0.9, "b", 0.4),),
+    histogram=KlHistogram((1e-6, 1e-3, 1.0), (4000, 700), 31),
+    worst=(WorstPosition(3, 17, 0.7, NASTY, NASTY, "a", 0.9, "b", 0.4),),
 )
 BUDGETS = {"max_perplexity_increase": 0.02, "min_top1_agreement": 0.97, "max_kl": 0.004}
 
@@ -51,7 +51,7 @@ def test_at_the_limits_it_passes() -> None:
 
 
 def test_every_export_is_held_to_the_budgets_and_named() -> None:
-    worse = dataclasses.replace(METRICS, files="hf", top1_agreement=Estimate(0.969, 0.96, 0.98))
+    worse = dataclasses.replace(METRICS, files="hf", top1_agreement=BootstrapEstimate(0.969, 0.96, 0.98))
     verdict = judge([METRICS, worse], Gate(**BUDGETS))
     assert list(verdict.summary) == ["trtllm-tp1", "hf"]
     assert [(check.files, check.key) for check in verdict.checks if not check.passed] == [

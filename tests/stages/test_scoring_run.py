@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pipeline.errors import StageError
 from pipeline.models import Format
 from pipeline.models.layers import round_e4m3 as round_e4m3_numpy
-from pipeline.stages.evaluate.rounding import round_e2m1, round_e4m3, round_input, round_nvfp4
-from pipeline.stages.evaluate.scoring_run import Figures, measure
+from pipeline.stages.evaluate.decoder import round_e2m1, round_e4m3, round_input, round_nvfp4
+from pipeline.stages.evaluate.scoring_run import PositionScores, measure
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 SAMPLES = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
@@ -22,7 +22,7 @@ SAMPLES = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
 
 def figures(
     noise: float, seed: int = 0, samples: list[list[int]] = SAMPLES
-) -> tuple[Figures, torch.Tensor, torch.Tensor]:
+) -> tuple[PositionScores, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     rows = sum(map(len, samples))
     hidden, head = torch.randn(rows, 8, generator=generator), torch.randn(10, 8, generator=generator)
@@ -112,6 +112,8 @@ def test_int8_inputs_keep_their_full_range() -> None:
     assert round_input(x, Format.INT4_AWQ, 1.0) is x
 
 
+# ModelOpt warns when it is imported for the first time.
+@pytest.mark.filterwarnings("ignore")
 def test_nvfp4_is_as_modelopt_describes_it() -> None:
     """Against ModelOpt's own quantization of a tensor, which needs no GPU."""
     from modelopt.torch.quantization.qtensor import NVFP4QTensor

@@ -11,10 +11,9 @@ import numpy as np
 from pipeline.cache.backend import ANY, EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
 from pipeline.cache.codec import Packed
 from pipeline.cache.encryption import Codec
-from pipeline.cache.packed_backend import PackedBackend
+from pipeline.cache.packed_backend import PackedBackend, condition_of
 from pipeline.cache.pgvector.database import Database
 from pipeline.cache.pgvector.schema import MAKING, NAME, STATEMENTS, VERSION, index
-from pipeline.cache.sql_where import condition_of
 from pipeline.cache.vector_index import Row, ScopeIndexes
 
 _PAGE = 256  # entries that are read at a time

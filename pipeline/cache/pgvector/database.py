@@ -12,9 +12,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from pipeline.cache.backend import BackendDown
+from pipeline.cache.backend import PASSWORD, BackendDown, without_password
 from pipeline.cache.circuit_breaker import Rest, Unanswered
-from pipeline.cache.password import PASSWORD, without_password
 from pipeline.extras import install_line
 
 SCHEMES = ("postgresql", "postgres")

@@ -16,9 +16,8 @@ from pipeline.cache.codec import Packed
 from pipeline.cache.encryption import Codec
 from pipeline.cache.packed_backend import PackedBackend
 from pipeline.cache.redis import scripts
-from pipeline.cache.redis.address import Address
 from pipeline.cache.redis.engine import QueryEngine
-from pipeline.cache.redis.server import Script, Server
+from pipeline.cache.redis.server import Address, Script, Server
 from pipeline.cache.vector_index import Row, ScopeIndexes
 
 _PAGE = 256  # entries that one command reads or removes

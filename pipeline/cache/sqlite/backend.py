@@ -11,8 +11,7 @@ from pathlib import Path
 from pipeline.cache.backend import ANY, EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
 from pipeline.cache.codec import Packed
 from pipeline.cache.encryption import Codec
-from pipeline.cache.packed_backend import PackedBackend
-from pipeline.cache.sql_where import condition_of
+from pipeline.cache.packed_backend import PackedBackend, condition_of
 from pipeline.cache.sqlite.schema import VERSION, connect
 from pipeline.cache.vector_index import Row, ScopeIndexes
 

@@ -9,8 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache.tuning.intervals import Share, needed
-from pipeline.cache.tuning.measuring import Measured, Outcome
+from pipeline.cache.tuning.measuring import Measured, Outcome, Share, needed
 
 _FOLDS = 5
 Basis = Literal["interval", "rate", "fewest"]
@@ -147,3 +146,33 @@ def _groups(measured: Measured) -> NDArray[np.int64]:
     roots = [root(pair.a) for pair in measured.pairs]
     number = {text: at for at, text in enumerate(dict.fromkeys(roots))}
     return np.array([number[text] for text in roots])
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """Pairs above the threshold to which one check objects, and no other that is on."""
+
+    check: str
+    stopped: int  # traps that would be served without it
+    lost: int  # pairs that would rightly be served without it
+
+
+def weigh(measured: Measured, threshold: float, skipped: Collection[str] = ()) -> tuple[Weight, ...]:
+    """Every check that is on, in their order."""
+    used = [at for at, name in enumerate(measured.checks) if name not in skipped]
+    objects = measured.objects[:, used]
+    alone = objects & (objects.sum(axis=1) == 1)[:, None] & (measured.values >= threshold)[:, None]
+    stopped = (alone & ~measured.same[:, None]).sum(axis=0).tolist()
+    lost = (alone & measured.same[:, None]).sum(axis=0).tolist()
+    return tuple(
+        Weight(measured.checks[at], *counts) for at, *counts in zip(used, stopped, lost, strict=True)
+    )
+
+
+def by_category(measured: Measured, threshold: float, skipped: Collection[str] = ()) -> dict[str, Outcome]:
+    """Each category that the pairs name, sorted; pairs without one are left out."""
+    categories = np.array([pair.category for pair in measured.pairs])
+    return {
+        name: measured.outcome(threshold, skipped, categories == name)
+        for name in sorted(set(categories.tolist()) - {""})
+    }

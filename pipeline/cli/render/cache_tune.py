@@ -6,10 +6,8 @@ import json
 from typing import Any
 
 from pipeline.cache.semantic.verification import CHECKS
-from pipeline.cache.tuning.ablation import by_category, weigh
-from pipeline.cache.tuning.choosing import Choice
-from pipeline.cache.tuning.intervals import Share
-from pipeline.cache.tuning.measuring import Measured, Outcome
+from pipeline.cache.tuning.choosing import Choice, by_category, weigh
+from pipeline.cache.tuning.measuring import Measured, Outcome, Share
 
 _BAR = 24  # characters
 _ROWS = 12

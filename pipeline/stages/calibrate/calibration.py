@@ -14,12 +14,12 @@ from typing import Any
 
 from pipeline.contracts import checkpoint_files
 from pipeline.contracts.checkpoint import CheckpointLayout
+from pipeline.contracts.rules import rule
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.models import Architecture, CheckpointReader, Format
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Progress
 from pipeline.recipe import Quantization
-from pipeline.stages.calibrate.formats import group_size
 from pipeline.stages.calibrate.third_party import Notes, quietly
 from pipeline.stages.threads import suited_to
 from pipeline.store import Json
@@ -94,6 +94,14 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def _group_size(form: Format, quantization: Quantization) -> int | None:
+    """Weights that share one scale; None where a row or the whole tensor does."""
+    if form in (Format.INT4_AWQ, Format.W4A8_AWQ):
+        return quantization.awq_block_size
+    sizes: dict[str, int] = rule("quantization.groups").facts["sizes"]
+    return sizes.get(form)
+
+
 class _Calibration:
     """The steps, and what they share.
 
@@ -115,7 +123,7 @@ class _Calibration:
         self._source, self._architecture, self._form = source, architecture, form
         self._quantization, self._device, self._into = quantization, device, into
         self._progress, self._notes = progress, notes
-        self.group_size = group_size(form, quantization)
+        self.group_size = _group_size(form, quantization)
 
     @contextlib.contextmanager
     def _phase(self, doing: str) -> Iterator[None]:
@@ -140,9 +148,8 @@ class _Calibration:
     def measure(self, model: Any, dataset_dir: Path) -> dict[str, Json]:
         """Scales, checked; and a sample answer."""
         from pipeline.stages.calibrate.batches import check_packing, make_batches, read_samples
-        from pipeline.stages.calibrate.measurement import measure
-        from pipeline.stages.calibrate.sample_generation import answer
-        from pipeline.stages.calibrate.scales import check_scales
+        from pipeline.stages.calibrate.measurement import check_scales, measure
+        from pipeline.stages.calibrate.model import generate_sample
 
         samples = read_samples(dataset_dir / "calibration.jsonl", self._architecture.vocab)
         calibration = self._quantization.calibration
@@ -163,7 +170,7 @@ class _Calibration:
             )
             scales = check_scales(model, self._architecture, self._form, kv_cache)
         with self._phase("the sample answer"):
-            shown = answer(model, dataset_dir, self._source / "tokenizer.json")
+            shown = generate_sample(model, dataset_dir, self._source / "tokenizer.json")
         tokens = sum(len(sample) for sample in samples)
         self._progress.say(
             f"    {len(scales)} scales from {len(samples)} samples, {tokens} tokens: finite, positive"

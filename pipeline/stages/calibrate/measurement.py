@@ -1,18 +1,46 @@
-"""The calibration itself: ModelOpt's quantizers watch the samples go by."""
+"""The calibration itself: ModelOpt's quantizers watch the samples go by; their scales are then checked, one by one.
+
+Written against ModelOpt 0.47, whose own default configurations are used.
+"""
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from pipeline.models import Format
+from pipeline.errors import StageError
+from pipeline.models import Architecture, Format
 from pipeline.progress import Progress
 from pipeline.stages.calibrate.batches import Batch, forward
 from pipeline.stages.calibrate.experts import all_experts
-from pipeline.stages.calibrate.formats import PASSES, modelopt_config
+from pipeline.store import Json
+
+# ModelOpt's own defaults; the output projection stays as it is in all of them.
+_CONFIGS: Mapping[Format, str] = {
+    Format.FP8: "FP8_DEFAULT_CFG",
+    Format.INT4_AWQ: "INT4_AWQ_CFG",
+    Format.W4A8_AWQ: "W4A8_AWQ_BETA_CFG",
+    Format.INT8_SQ: "INT8_SMOOTHQUANT_CFG",
+    Format.NVFP4: "NVFP4_DEFAULT_CFG",
+}
+_KV_CONFIG = "FP8_KV_CFG"
+
+# AWQ measures activations in one pass and searches the best smoothing in another.
+_PASSES: Mapping[Format, int] = {
+    Format.FP8: 1,
+    Format.INT4_AWQ: 2,
+    Format.W4A8_AWQ: 2,
+    Format.INT8_SQ: 1,
+    Format.NVFP4: 1,
+}
+# Formats that round inputs, and those that smooth them.
+_WITH_INPUT = (Format.FP8, Format.W4A8_AWQ, Format.INT8_SQ, Format.NVFP4)
+_SMOOTHED = (Format.INT4_AWQ, Format.W4A8_AWQ, Format.INT8_SQ)
 
 
 def measure(
@@ -24,7 +52,18 @@ def measure(
     batches: Sequence[Batch],
     progress: Progress,
 ) -> list[float]:
-    """Insert the quantizers and measure their scales; the seconds of each pass over the samples."""
+    """Insert the quantizers into a model and measure their scales.
+
+    Args:
+        model: As transformers loaded it; it is changed in place.
+        awq_block_size: Weights that share a scale, in AWQ formats.
+        kv_cache: "fp8" measures keys and values, too.
+        batches: The samples.
+        progress: Shows samples, a task for each pass over them.
+
+    Returns:
+        Seconds of each pass over the samples.
+    """
     import modelopt.torch.quantization as mtq
 
     seconds: list[float] = []
@@ -32,7 +71,7 @@ def measure(
 
     def read_samples(model: Any) -> None:
         began = time.monotonic()
-        label = f"calibrate {form}, pass {len(seconds) + 1} of {PASSES[form]}"
+        label = f"calibrate {form}, pass {len(seconds) + 1} of {_PASSES[form]}"
         with progress.task(label, samples, "samples") as task:
             for batch in batches:
                 forward(model, batch)
@@ -41,5 +80,91 @@ def measure(
 
     torch.manual_seed(0)
     with torch.no_grad(), all_experts(model):
-        mtq.quantize(model, modelopt_config(form, awq_block_size, kv_cache), read_samples)
+        mtq.quantize(model, _modelopt_config(form, awq_block_size, kv_cache), read_samples)
     return seconds
+
+
+def _modelopt_config(form: Format, awq_block_size: int, kv_cache: str) -> dict[str, Any]:
+    """What `mtq.quantize` is given."""
+    import modelopt.torch.quantization as mtq
+
+    config: dict[str, Any] = copy.deepcopy(getattr(mtq, _CONFIGS[form]))
+    if form in (Format.INT4_AWQ, Format.W4A8_AWQ):
+        for entry in config["quant_cfg"]:
+            steps = entry.get("cfg") or []
+            for step in steps if isinstance(steps, list) else [steps]:
+                if "block_sizes" in step:
+                    step["block_sizes"][-1] = awq_block_size
+    if kv_cache == "fp8":
+        config["quant_cfg"] += copy.deepcopy(getattr(mtq, _KV_CONFIG)["quant_cfg"])
+    return config
+
+
+def check_scales(model: Any, architecture: Architecture, form: Format, kv_cache: str) -> dict[str, Json]:
+    """Check that every scale was measured, is finite and positive.
+
+    Returns:
+        Name of the scale -> its smallest and largest value, and how many there are.
+
+    Raises:
+        StageError: With every scale that is not usable.
+    """
+    faults: list[str] = []
+    facts: dict[str, Json] = {}
+    for name, values in _measured(model, architecture, form, kv_cache):
+        fault = _fault(values)
+        if fault is None and values is not None:
+            facts[name] = {"min": float(values.min()), "max": float(values.max()), "count": values.numel()}
+        else:
+            faults.append(f"{name} {fault}")
+    if faults:
+        count = "1 scale is" if len(faults) == 1 else f"{len(faults)} scales are"
+        raise StageError("\n  ".join([f"calibration went wrong: {count} not usable", *faults]))
+    return facts
+
+
+def _fault(values: Tensor | None) -> str | None:
+    if values is None:
+        return "was not measured"
+    if not torch.isfinite(values).all():
+        return f"is not finite in {int((~torch.isfinite(values)).sum())} of {values.numel()} values"
+    if not (values > 0).all():
+        return f"is not positive in {int((values <= 0).sum())} of {values.numel()} values"
+    return None
+
+
+def _measured(
+    model: Any, architecture: Architecture, form: Format, kv_cache: str
+) -> Iterator[tuple[str, Tensor | None]]:
+    for linear in architecture.linears():
+        if linear.router:
+            continue
+        layer = model.get_submodule(linear.name)
+        weight = getattr(layer, "weight_quantizer", None)
+        for step, quantizer in enumerate(_steps(weight)):
+            yield f"{linear.name}.weight_amax{f'_{step + 1}' if step else ''}", _amax(quantizer)
+        reader = getattr(layer, "input_quantizer", None)
+        if form in _WITH_INPUT:
+            yield f"{linear.name}.input_amax", _amax(reader)
+        if form in _SMOOTHED:
+            yield f"{linear.name}.pre_quant_scale", getattr(reader, "_pre_quant_scale", None)
+    if kv_cache == "fp8":
+        for index in range(architecture.layers):
+            block = f"model.layers.{index}.self_attn"
+            attention = model.get_submodule(block)
+            for cache in ("k", "v"):
+                yield f"{block}.{cache}_amax", _amax(getattr(attention, f"{cache}_bmm_quantizer", None))
+
+
+def _steps(quantizer: Any) -> list[Any]:
+    """W4A8 rounds weights twice, in a quantizer that is a list of two."""
+    from modelopt.torch.quantization.nn import SequentialQuantizer
+
+    return list(quantizer) if isinstance(quantizer, SequentialQuantizer) else [quantizer]
+
+
+def _amax(quantizer: Any) -> Tensor | None:
+    if quantizer is None or not quantizer.is_enabled:
+        return None
+    amax: Tensor | None = quantizer.amax
+    return amax

@@ -1,7 +1,8 @@
-"""The model in memory: float32 on a CPU, in its own type on a GPU; and whether ModelOpt knows it."""
+"""The model in memory: float32 on a CPU, in its own type on a GPU; what ModelOpt knows of it; a sample of its text."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from pipeline.machine.host import read_memory
 from pipeline.models import Architecture, TensorFiles
 from pipeline.runtimes.tensorrt.checkpoint import MODEL_TYPES
 from pipeline.stages.calibrate import attention, experts
+from pipeline.store import Json
+
+_MOST_TOKENS, _MOST_SECONDS = 64, 60.0
 
 
 def check_known(directory: Path, architecture: Architecture) -> None:
@@ -38,7 +42,16 @@ def check_known(directory: Path, architecture: Architecture) -> None:
 
 
 def load(directory: Path, architecture: Architecture, device: str) -> Any:
-    """The model, ready to be calibrated; StageError if a weight is missing or left over."""
+    """Load a model, ready to be calibrated.
+
+    Args:
+        directory: A checkpoint in the Hugging Face layout.
+        device: "cpu" (float32) or "cuda" (the checkpoint's own type, spread over GPUs by transformers).
+
+    Raises:
+        StageError: A weight is missing or left over.
+        UserError: Memory does not hold the weights in float32.
+    """
     from transformers import AutoModelForCausalLM
 
     dtype = torch.float32 if device == "cpu" else getattr(torch, architecture.dtype)
@@ -76,3 +89,34 @@ def _check_memory(directory: Path, device: str) -> None:
             f"calibrating {directory} on a CPU needs {needed / 2**30:.1f} GiB for its weights in float32, "
             f"and {available / 2**30:.1f} GiB are free; calibrate on a GPU, or on a larger machine"
         )
+
+
+def generate_sample(model: Any, dataset_dir: Path, tokenizer: Path) -> dict[str, Json]:
+    """Have the fake-quantized model answer a question that was held out: the figure that everybody can read.
+
+    Args:
+        dataset_dir: What `stages.dataset.freeze` left.
+        tokenizer: The checkpoint's tokenizer.json.
+
+    Returns:
+        "prompt", "answer" (greedy, at most 64 tokens), and "expected", the answer of the data set.
+    """
+    from tokenizers import Tokenizer
+
+    prompt = json.loads((dataset_dir / "dataset.json").read_text(encoding="utf-8"))["prompt"]
+    tokens = torch.tensor([prompt["tokens"]], device=model.device)
+    with torch.inference_mode():
+        generated = model.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            max_new_tokens=_MOST_TOKENS,
+            max_time=_MOST_SECONDS,
+            do_sample=False,
+            temperature=None,
+            top_p=None,
+            top_k=None,
+            pad_token_id=0,
+        )[0, tokens.shape[1] :]
+    words: Any = Tokenizer.from_file(str(tokenizer))
+    text = words.decode(generated.tolist(), skip_special_tokens=True)
+    return {"prompt": prompt["text"], "answer": text.strip(), "expected": prompt["expected"]}

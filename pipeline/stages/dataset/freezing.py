@@ -13,9 +13,8 @@ from pipeline.errors import UserError
 from pipeline.progress import Progress
 from pipeline.recipe.source import LocalSource, NamedDataset
 from pipeline.sources.dataset import HELDOUT, TRAIN, DatasetFiles, resolve_dataset, sha256_of
-from pipeline.stages.dataset.encoding import Encoder
-from pipeline.stages.dataset.rows import Row, read_rows
-from pipeline.stages.dataset.sampling import Draw, Sample, draw
+from pipeline.stages.dataset.rows import DatasetRow, read_rows
+from pipeline.stages.dataset.sampling import Sample, SampleDraw, SampleEncoder, draw
 from pipeline.store import Json
 
 
@@ -36,7 +35,7 @@ def freeze(
         UserError: the set does not exist, cannot be read, or has fewer usable samples than were asked for.
     """
     files = resolve_dataset(dataset)
-    encoder = Encoder(checkpoint_dir)
+    encoder = SampleEncoder(checkpoint_dir)
     train = _rows(files, TRAIN)
     calibration = draw(
         train,
@@ -87,11 +86,11 @@ def freeze(
     return {key: value for key, value in facts.items() if key != "prompt"}
 
 
-def _rows(files: DatasetFiles, split: str) -> list[Row]:
+def _rows(files: DatasetFiles, split: str) -> list[DatasetRow]:
     return read_rows(files.paths[split], files.column, files.any_kind)
 
 
-def _check_counts(files: DatasetFiles, draws: list[tuple[str, int, Draw, list[Row]]]) -> None:
+def _check_counts(files: DatasetFiles, draws: list[tuple[str, int, SampleDraw, list[DatasetRow]]]) -> None:
     problems = []
     for purpose, wanted, drawn, rows in draws:
         if len(drawn.samples) < wanted:
@@ -114,7 +113,7 @@ def _write(path: Path, samples: list[Sample]) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _facts(path: Path, drawn: Draw) -> dict[str, Json]:
+def _facts(path: Path, drawn: SampleDraw) -> dict[str, Json]:
     lengths = sorted(len(sample.tokens) for sample in drawn.samples)
     return {
         "sha256": sha256_of(path),
@@ -129,7 +128,9 @@ def _facts(path: Path, drawn: Draw) -> dict[str, Json]:
     }
 
 
-def _prompt(encoder: Encoder, rows: list[Row], heldout: Draw, max_tokens: int) -> dict[str, Json]:
+def _prompt(
+    encoder: SampleEncoder, rows: list[DatasetRow], heldout: SampleDraw, max_tokens: int
+) -> dict[str, Json]:
     """A held-out question, for the sample answer that calibration shows."""
     tokens, question, answer = encoder.encode_prompt(rows[heldout.samples[0].row])
     return {"tokens": list(tokens[:max_tokens]), "text": question, "expected": answer}

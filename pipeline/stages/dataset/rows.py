@@ -15,18 +15,18 @@ _MOST_FAULTS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DatasetRow:
     """One sample as written: text, or messages."""
 
     text: str | None = None
     messages: tuple[Mapping[str, Any], ...] = ()
 
 
-def read_rows(path: Path, column: str | None, any_kind: bool = False) -> list[Row]:
+def read_rows(path: Path, column: str | None, any_kind: bool = False) -> list[DatasetRow]:
     """All rows of a file: of `column` if it is given, else of messages; `any_kind` takes both, line by line."""
     if path.suffix == ".parquet":
-        return [Row(text=value) for value in read_parquet_column(path, column or "text")]
-    rows: list[Row] = []
+        return [DatasetRow(text=value) for value in read_parquet_column(path, column or "text")]
+    rows: list[DatasetRow] = []
     faults: list[Fault] = []
     with open_file(path) as lines:
         for number, line in enumerate(lines, start=1):
@@ -47,7 +47,7 @@ def read_rows(path: Path, column: str | None, any_kind: bool = False) -> list[Ro
     return rows
 
 
-def _parse(line: bytes, column: str | None, any_kind: bool) -> Row | Fault:
+def _parse(line: bytes, column: str | None, any_kind: bool) -> DatasetRow | Fault:
     try:
         entry = checked_json(line.decode())
     except UnicodeDecodeError as error:
@@ -61,10 +61,10 @@ def _parse(line: bytes, column: str | None, any_kind: bool) -> Row | Fault:
         key = "messages" if "messages" in entry else "text"
     if key == "messages":
         problem = next(_message_problems(entry.get("messages")), None)
-        return Fault(problem, key="messages") if problem else Row(messages=tuple(entry["messages"]))
+        return Fault(problem, key="messages") if problem else DatasetRow(messages=tuple(entry["messages"]))
     if not isinstance(entry.get(key), str):
         return Fault("must be text", key=key, fix='one {"text": …} or {"messages": […]} a line')
-    return Row(text=entry[key])
+    return DatasetRow(text=entry[key])
 
 
 def _message_problems(messages: Any) -> Iterator[str]:

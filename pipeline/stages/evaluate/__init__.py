@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.progress import Progress
-from pipeline.stages.evaluate.metrics import Metrics, read_metrics, write_metrics
-from pipeline.stages.evaluate.report import write_report
-from pipeline.stages.evaluate.verdict import Check, Verdict, judge
+from pipeline.stages.evaluate.gate import write_report
+from pipeline.stages.evaluate.metrics import EvaluationMetrics, read_metrics, write_metrics
+from pipeline.stages.evaluate.verdict import GateCheck, GateVerdict, judge
 from pipeline.store import Json
 
 
@@ -70,10 +70,10 @@ def evaluate(
 
 
 __all__ = [
-    "Check",
+    "EvaluationMetrics",
     "Export",
-    "Metrics",
-    "Verdict",
+    "GateCheck",
+    "GateVerdict",
     "evaluate",
     "judge",
     "read_metrics",

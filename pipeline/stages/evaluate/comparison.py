@@ -20,8 +20,8 @@ from pipeline.progress import Progress
 from pipeline.runtimes.tensorrt.checkpoint import RankCheckpoint
 from pipeline.stages.evaluate import Export
 from pipeline.stages.evaluate.decoder import Decoder
-from pipeline.stages.evaluate.metrics import Metrics, Position, write_metrics
-from pipeline.stages.evaluate.scoring_run import Figures, measure
+from pipeline.stages.evaluate.metrics import EvaluationMetrics, WorstPosition, write_metrics
+from pipeline.stages.evaluate.scoring_run import PositionScores, measure
 from pipeline.stages.threads import suited_to
 from pipeline.store import Json
 
@@ -47,7 +47,7 @@ def compare(
         checkpoint.check()
         _check_same_model(reference, checkpoint)
     samples = read_samples(heldout, reference.architecture.vocab)
-    metrics: list[Metrics] = []
+    metrics: list[EvaluationMetrics] = []
     with suited_to(reference.tensors.elements):
         original = _states(
             Decoder(reference, samples, device), f"evaluate {reference.quantization.format}", progress
@@ -76,7 +76,7 @@ def _open(directory: Path, architecture: Architecture) -> CheckpointReader:
     return CheckpointReader(directory)
 
 
-def _facts(metrics: Metrics) -> dict[str, Json]:
+def _facts(metrics: EvaluationMetrics) -> dict[str, Json]:
     """Figures for the manifest."""
     return {
         key: value for key, value in metrics.to_json().items() if key not in ("files", "histogram", "worst")
@@ -112,16 +112,16 @@ def _states(decoder: Decoder, label: str, progress: Progress) -> tuple[Tensor, T
 
 
 def _metrics(
-    figures: Figures,
+    figures: PositionScores,
     export: Export,
     checkpoint: CheckpointReader,
     samples: list[list[int]],
     heldout: Path,
     tokenizer: Path,
-) -> Metrics:
+) -> EvaluationMetrics:
     increase, agreement, kl = figures.estimates()
     quantization = checkpoint.quantization
-    return Metrics(
+    return EvaluationMetrics(
         files=export.directory.name,
         format=str(quantization.format),
         group_size=quantization.group_size,
@@ -150,7 +150,7 @@ def _calibration_samples(heldout: Path) -> int | None:
     return int(content["calibration"]["samples"])
 
 
-def _worst(figures: Figures, samples: list[list[int]], tokenizer: Path) -> tuple[Position, ...]:
+def _worst(figures: PositionScores, samples: list[list[int]], tokenizer: Path) -> tuple[WorstPosition, ...]:
     from tokenizers import Tokenizer
 
     words: Any = Tokenizer.from_file(str(tokenizer))
@@ -163,10 +163,10 @@ def _worst(figures: Figures, samples: list[list[int]], tokenizer: Path) -> tuple
     return tuple(_position(figures, int(index), samples, text) for index in worst if figures.kl[index] > 0)
 
 
-def _position(figures: Figures, index: int, samples: list[list[int]], text: Any) -> Position:
+def _position(figures: PositionScores, index: int, samples: list[list[int]], text: Any) -> WorstPosition:
     number, place = int(figures.sample[index]), int(figures.position[index])
     sample = samples[number]
-    return Position(
+    return WorstPosition(
         sample=number,
         position=place,
         kl=float(figures.kl[index]),

@@ -17,7 +17,7 @@ FILE = "metrics.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class BootstrapEstimate:
     """A figure, and the interval that holds 95 % of its bootstrap resamples (samples are resampled, not
     positions).
     """
@@ -28,7 +28,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class WorstPosition:
     """A position where the two models differ much."""
 
     sample: int  # 0-based line of heldout.jsonl
@@ -43,7 +43,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class KlHistogram:
     """How many positions have a KL divergence in each bin; bins are equal on a logarithmic scale."""
 
     edges: tuple[float, ...]  # one more than counts; nats
@@ -52,7 +52,7 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
+class EvaluationMetrics:
     """Of one export. All figures are over `positions`: each token of each held-out sample but the first."""
 
     files: str  # the folder that was read: "hf", "trtllm-tp2"
@@ -65,26 +65,26 @@ class Metrics:
     calibration_samples: int | None  # None where it is not known
     reference_perplexity: float
     quantized_perplexity: float
-    perplexity_increase: Estimate  # relative: 0.02 is 2 percent
-    top1_agreement: Estimate  # share of positions where both have the same best token
-    mean_kl: Estimate  # KL(reference || quantized), nats
+    perplexity_increase: BootstrapEstimate  # relative: 0.02 is 2 percent
+    top1_agreement: BootstrapEstimate  # share of positions where both have the same best token
+    mean_kl: BootstrapEstimate  # KL(reference || quantized), nats
     p99_kl: float
     max_kl: float
-    histogram: Histogram
-    worst: tuple[Position, ...]
+    histogram: KlHistogram
+    worst: tuple[WorstPosition, ...]
 
     def to_json(self) -> dict[str, Json]:
         return dataclasses.asdict(self)
 
 
-def write_metrics(metrics: Sequence[Metrics], directory: Path) -> None:
+def write_metrics(metrics: Sequence[EvaluationMetrics], directory: Path) -> None:
     """Write the figures of all exports into the folder."""
     content = {"schema": SCHEMA, "exports": [one.to_json() for one in metrics]}
     text = json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True)
     (directory / FILE).write_text(text + "\n", encoding="utf-8")
 
 
-def read_metrics(directory: Path) -> tuple[Metrics, ...]:
+def read_metrics(directory: Path) -> tuple[EvaluationMetrics, ...]:
     """The figures that an evaluation left in its folder, for each export.
 
     Raises:
@@ -96,12 +96,12 @@ def read_metrics(directory: Path) -> tuple[Metrics, ...]:
     return tuple(_metrics(export) for export in content["exports"])
 
 
-def _metrics(content: dict[str, Any]) -> Metrics:
+def _metrics(content: dict[str, Any]) -> EvaluationMetrics:
     for key in ("perplexity_increase", "top1_agreement", "mean_kl"):
-        content[key] = Estimate(**content[key])
+        content[key] = BootstrapEstimate(**content[key])
     histogram = content["histogram"]
-    content["histogram"] = Histogram(
+    content["histogram"] = KlHistogram(
         tuple(histogram["edges"]), tuple(histogram["counts"]), histogram["below"]
     )
-    content["worst"] = tuple(Position(**position) for position in content["worst"])
-    return Metrics(**content)
+    content["worst"] = tuple(WorstPosition(**position) for position in content["worst"])
+    return EvaluationMetrics(**content)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeline.errors import StageError
-from pipeline.stages.evaluate.metrics import Estimate, Histogram
+from pipeline.stages.evaluate.metrics import BootstrapEstimate, KlHistogram
 
 _LOGITS = 1 << 24  # logits of each model that are held at once
 _RESAMPLES, _SEED = 2000, 0
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class PositionScores:
     """One entry a position, samples one after the other."""
 
     sample: NDArray[np.int64]
@@ -37,7 +37,7 @@ class Figures:
     quantized_best: NDArray[np.int64]
     quantized_probability: Floats
 
-    def estimates(self) -> tuple[Estimate, Estimate, Estimate]:
+    def estimates(self) -> tuple[BootstrapEstimate, BootstrapEstimate, BootstrapEstimate]:
         """Relative increase of perplexity, top-1 agreement, mean KL; each with its bootstrap interval."""
         agree = (self.reference_best == self.quantized_best).astype(np.float64)
         change = self.quantized_loss - self.reference_loss
@@ -50,18 +50,18 @@ class Figures:
         whole, resampled = totals.sum(axis=0), drawn / drawn[:, :1]
         means = whole / whole[0]
 
-        def estimate(column: int, of: Callable[[Floats], Floats] = lambda mean: mean) -> Estimate:
+        def estimate(column: int, of: Callable[[Floats], Floats] = lambda mean: mean) -> BootstrapEstimate:
             low, high = np.percentile(of(resampled[:, column]), [2.5, 97.5])
-            return Estimate(float(of(means[column])), float(low), float(high))
+            return BootstrapEstimate(float(of(means[column])), float(low), float(high))
 
         return estimate(1, np.expm1), estimate(2), estimate(3)
 
-    def histogram(self) -> Histogram:
+    def histogram(self) -> KlHistogram:
         bins = (_LAST_DECADE - _FIRST_DECADE) * _BINS_A_DECADE
         edges = np.logspace(_FIRST_DECADE, _LAST_DECADE, bins + 1)
         counts, _ = np.histogram(np.minimum(self.kl, edges[-1]), edges)
         below = int((self.kl < edges[0]).sum())
-        return Histogram(tuple(edges.tolist()), tuple(counts.tolist()), below)
+        return KlHistogram(tuple(edges.tolist()), tuple(counts.tolist()), below)
 
 
 @torch.inference_mode()
@@ -70,7 +70,7 @@ def measure(
     reference: tuple[Tensor, Tensor],
     quantized: tuple[Tensor, Tensor],
     advance: Callable[[float], None],
-) -> Figures:
+) -> PositionScores:
     """Hidden states [tokens, hidden] and output projection [vocab, hidden] of both models -> figures."""
     predicting, targets, owner, place = _positions(samples)
     slices = []
@@ -88,7 +88,7 @@ def measure(
     if not np.isfinite(columns[1]).all():
         raise StageError("the exported checkpoint computes logits that are not finite")
     losses, others, kl, best, chance, other_best, other_chance = columns
-    return Figures(owner, place, losses, others, kl, best, chance, other_best, other_chance)
+    return PositionScores(owner, place, losses, others, kl, best, chance, other_best, other_chance)
 
 
 def _positions(samples: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], ...]:

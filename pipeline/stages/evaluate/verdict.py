@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.recipe import Gate
-from pipeline.stages.evaluate.metrics import Estimate, Metrics
+from pipeline.stages.evaluate.metrics import BootstrapEstimate, EvaluationMetrics
 from pipeline.store import Json
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class GateCheck:
     """One budget and its figure."""
 
     files: str  # the export: "hf", "trtllm-tp2"
@@ -25,12 +25,12 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GateVerdict:
     """What the gate says of all exports. `str` is the whole of it."""
 
     passed: bool
     summary: Mapping[str, str]  # export -> its figures, in one line
-    checks: tuple[Check, ...]
+    checks: tuple[GateCheck, ...]
     advice: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -61,15 +61,15 @@ class Verdict:
         }
 
 
-def judge(metrics: Sequence[Metrics], gate: Gate | None) -> Verdict:
+def judge(metrics: Sequence[EvaluationMetrics], gate: Gate | None) -> GateVerdict:
     """Hold the figures of every export against the budgets; without a gate nothing is refused."""
     checks = tuple(check for one in metrics for check in _checks(one, gate)) if gate is not None else ()
     passed = all(check.passed for check in checks)
     advice = () if passed else tuple(_advice(metrics[0], checks))
-    return Verdict(passed, {one.files: _summary(one) for one in metrics}, checks, advice)
+    return GateVerdict(passed, {one.files: _summary(one) for one in metrics}, checks, advice)
 
 
-def _summary(metrics: Metrics) -> str:
+def _summary(metrics: EvaluationMetrics) -> str:
     return (
         f"perplexity {metrics.reference_perplexity:.4g} -> {metrics.quantized_perplexity:.4g} "
         f"({metrics.perplexity_increase.value:+.2%}), top-1 agreement {metrics.top1_agreement.value:.2%}, "
@@ -77,10 +77,10 @@ def _summary(metrics: Metrics) -> str:
     )
 
 
-def _checks(metrics: Metrics, gate: Gate) -> Iterator[Check]:
+def _checks(metrics: EvaluationMetrics, gate: Gate) -> Iterator[GateCheck]:
     increase, agreement, kl = metrics.perplexity_increase, metrics.top1_agreement, metrics.mean_kl
     limit = gate.max_perplexity_increase
-    yield Check(
+    yield GateCheck(
         metrics.files,
         "max_perplexity_increase",
         "perplexity increase",
@@ -92,7 +92,7 @@ def _checks(metrics: Metrics, gate: Gate) -> Iterator[Check]:
         _within(increase, limit),
     )
     limit = gate.min_top1_agreement
-    yield Check(
+    yield GateCheck(
         metrics.files,
         "min_top1_agreement",
         "top-1 agreement",
@@ -103,7 +103,7 @@ def _checks(metrics: Metrics, gate: Gate) -> Iterator[Check]:
         _within(agreement, limit),
     )
     if gate.max_kl is not None:
-        yield Check(
+        yield GateCheck(
             metrics.files,
             "max_kl",
             "mean KL",
@@ -115,7 +115,7 @@ def _checks(metrics: Metrics, gate: Gate) -> Iterator[Check]:
         )
 
 
-def _within(estimate: Estimate, limit: float) -> bool:
+def _within(estimate: BootstrapEstimate, limit: float) -> bool:
     return estimate.low <= limit <= estimate.high
 
 
@@ -130,7 +130,7 @@ _GENTLER = {
 _ENOUGH_SAMPLES = 512
 
 
-def _advice(metrics: Metrics, checks: tuple[Check, ...]) -> Iterator[str]:
+def _advice(metrics: EvaluationMetrics, checks: tuple[GateCheck, ...]) -> Iterator[str]:
     if metrics.kv_cache is not None:
         yield "quantization.kv_cache: auto (keys and values stay 16-bit)"
     if metrics.format == "int4_awq" and metrics.group_size == 128:  # w4a8_awq has groups of 128 only

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cache.backend import PASSWORD
 from pipeline.cache.backends import open_backend
-from pipeline.cache.password import PASSWORD
 from pipeline.cache.redis import Address
 from tests.support.cache_asking import NOW, entry, question
 

@@ -11,9 +11,8 @@ import numpy as np
 import psycopg
 import pytest
 
-from pipeline.cache.backend import BackendDown
+from pipeline.cache.backend import PASSWORD, BackendDown
 from pipeline.cache.backends import open_backend
-from pipeline.cache.password import PASSWORD
 from tests.support.cache_asking import NOW, entry, question, unit
 from tests.support.servers import PostgresServer, Unavailable
 from tests.support.waiting import wait_for

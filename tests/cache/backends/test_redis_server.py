@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import redis
 
-from pipeline.cache.backend import BackendDown, Capacity
+from pipeline.cache.backend import PASSWORD, BackendDown, Capacity
 from pipeline.cache.backends import open_backend
 from pipeline.cache.encryption import Sealed
-from pipeline.cache.password import PASSWORD
 from tests.support.cache_asking import NOW, entry, question
 from tests.support.servers import RedisServer, Unavailable
 

@@ -1,10 +1,12 @@
-"""What fails inside the response cache costs its hits, and no request."""
+"""The response cache behind the gateway: what fails inside it costs its hits and no request; `ttl_s` of a request."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from pipeline.cache.response_cache import ResponseCache
@@ -14,6 +16,7 @@ from pipeline.cache.sqlite import SqliteBackend
 from pipeline.client.testing import Reply
 from tests.gateway.conftest import Running, Start
 from tests.support.cache_asking import Letters, broken
+from tests.support.waiting import wait_for
 
 
 def ask(running: Running, question: str, *, stream: bool = False) -> str:
@@ -59,3 +62,41 @@ def test_options_of_a_command_are_asked_about(start: Start, tmp_path: Path) -> N
     undo = ["How do I undo rm -rf in linux?", "How do I undo rm in linux?", "How to undo rm -rf in Linux?"]
     assert [ask(running, question) for question in undo] == ["no"] * 3
     assert cache.counters.as_dict() == {"hit_semantic": 1, "miss": 2, "stored": 2}
+
+
+COLOR = [{"role": "user", "content": "Name a colour."}]
+RECIPES = 86_400  # the cache's own
+
+
+def color(running: Running, **fields: Any) -> str:
+    answer = running.client().chat.completions.create(
+        model="tiny", messages=COLOR, temperature=0, extra_body=fields
+    )
+    return str(answer.choices[0].message.content)
+
+
+def test_an_answer_is_served_again_as_long_as_its_request_said(start: Start) -> None:
+    running = start([Reply(["red"]), Reply(["blue"])], cached=True)
+    assert color(running, ttl_s=0.05) == "red"
+    wait_for(lambda: color(running, ttl_s=RECIPES) == "blue", "the end of its time")
+    assert [color(running), color(running, ttl_s=1)] == ["blue"] * 2
+    assert len(running.upstream.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("ttl_s", "said"), [(RECIPES + 1, "at most 86400 s"), (0, "greater than 0"), ("long", "a valid number")]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_longer_than_the_recipe_allows(start: Start, ttl_s: Any, said: str, stream: bool) -> None:
+    running = start(cached=True)
+    client, more = running.client(), {"ttl_s": ttl_s}
+    with pytest.raises(openai.BadRequestError, match=f"ttl_s: .*{said}") as chat:
+        client.chat.completions.create(model="tiny", messages=COLOR, stream=stream, extra_body=more)
+    with pytest.raises(openai.BadRequestError, match=f"ttl_s: .*{said}") as plain:
+        client.completions.create(model="tiny", prompt="Hi", stream=stream, extra_body=more)
+    assert (chat.value.param, plain.value.param) == ("ttl_s", "ttl_s")
+    assert not running.upstream.requests
+
+
+def test_where_there_is_no_cache_any_time_is_kept_to(start: Start) -> None:
+    assert color(start(), ttl_s=10 * RECIPES) == "Hello world"
