@@ -41,7 +41,7 @@ AUTO = ExecutorChoice()
 
 
 @dataclass(frozen=True, slots=True)
-class BuildInputs:
+class EngineBuildRequest:
     """What one engine is built from, and where."""
 
     recipe: Recipe
@@ -65,7 +65,7 @@ class Runtime(Protocol):
     def build_settings(self, recipe: Recipe, role: str) -> Mapping[str, Json]:
         """What `build` of the target or the draft depends on besides the checkpoint."""
 
-    def build(self, inputs: BuildInputs) -> Mapping[str, Json]:
+    def build(self, inputs: EngineBuildRequest) -> Mapping[str, Json]:
         """Make one engine in the empty folder `inputs.into`; return the facts of it."""
 
     def preview_deployment(self, recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:

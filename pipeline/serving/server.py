@@ -32,7 +32,7 @@ from pipeline.errors import ServerError
 from pipeline.machine import process_guard
 from pipeline.private_files import make_private
 from pipeline.serving import triton_log
-from pipeline.serving.health import Generation, generate
+from pipeline.serving.health import ProbeGeneration, generate
 from pipeline.serving.launch import LOOPBACK, Launch, Launcher, Ports, Start
 from pipeline.serving.launch_embedded import EmbeddedLauncher
 from pipeline.serving.launch_gpu import NativeLauncher
@@ -183,7 +183,7 @@ class TritonServer:
         """Wait until the server ends by itself; its exit code, or 128 + signal."""
         return self._guard.wait() if self._guard is not None else 0
 
-    def check_health(self, *, timeout_s: float = 30.0) -> Generation:
+    def check_health(self, *, timeout_s: float = 30.0) -> ProbeGeneration:
         """A short generation through the model that clients use.
 
         Raises:
@@ -196,7 +196,7 @@ class TritonServer:
         except ServerError as error:
             raise self._failure(str(error)) from None
 
-    def warmup(self, rounds: int = 5, *, timeout_s: float = 60.0) -> Generation:
+    def warmup(self, rounds: int = 5, *, timeout_s: float = 60.0) -> ProbeGeneration:
         """Some short answers, so that the first client finds everything loaded; the last of them."""
         tokens = min(_WARMUP_TOKENS, self.deployment.limits.max_output_tokens)
         for _ in range(rounds):

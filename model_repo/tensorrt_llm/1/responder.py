@@ -15,7 +15,7 @@ import engine
 import numpy as np
 from request_parser import OutputOptions
 from shared.cancellation import WatchedSender
-from shared.refusal import Refused
+from shared.refusal import RequestRefused
 from shared.tensors import FINAL, Array, failure, response
 
 
@@ -50,7 +50,7 @@ class Responder:
             if self.is_done():
                 return
             if output.finish in (engine.FinishReason.ERROR, engine.FinishReason.REFUSED):
-                kind = Refused if output.finish is engine.FinishReason.REFUSED else EngineFailed
+                kind = RequestRefused if output.finish is engine.FinishReason.REFUSED else EngineFailed
                 self._fail(kind(output.error or "no reason was given"))
                 return
             self._open_rows -= output.finish is not None

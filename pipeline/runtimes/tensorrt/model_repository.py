@@ -25,7 +25,12 @@ from pipeline.errors import StageError
 from pipeline.models.token_ids import TokenIds, token_ids
 from pipeline.progress import Progress
 from pipeline.runtimes.tensorrt import xgrammar_tokenizer
-from pipeline.runtimes.tensorrt.triton_models import BACKEND, EngineModel, EngineSettings, engine_models
+from pipeline.runtimes.tensorrt.triton_models import (
+    BACKEND,
+    EngineModelSettings,
+    TensorRTSettings,
+    engine_models,
+)
 from pipeline.triton.config import parameters_of
 from pipeline.triton.deployment import REPOSITORY, Deployment, DeploymentLimits, LaunchSpec, Requirements
 from pipeline.triton.layout import DRAFT_MODEL, ENTRY, TARGET_MODEL, TOKENIZER
@@ -59,7 +64,7 @@ class EngineSources:
 
 def package_engines(
     name: str,
-    settings: EngineSettings,
+    settings: TensorRTSettings,
     limits: DeploymentLimits,
     requirements: Requirements,
     vocab_size: int,
@@ -114,7 +119,7 @@ def package_engines(
 
 
 def launch_spec(
-    settings: EngineSettings, limits: DeploymentLimits, ids: TokenIds, weights_bytes: int
+    settings: TensorRTSettings, limits: DeploymentLimits, ids: TokenIds, weights_bytes: int
 ) -> LaunchSpec:
     """How the server is started.
 
@@ -123,7 +128,7 @@ def launch_spec(
     the tensors of every request in flight (tokens in and out, their text, and a row of embedding biases). What ranks
     need of it among themselves is added by the launcher.
     """
-    engines: dict[str, EngineModel] = {TARGET_MODEL: settings.target}
+    engines: dict[str, EngineModelSettings] = {TARGET_MODEL: settings.target}
     if settings.draft is not None:
         engines[DRAFT_MODEL] = settings.draft
     world = len(settings.target.gpus)

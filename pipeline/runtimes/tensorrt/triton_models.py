@@ -33,7 +33,7 @@ ENGINE = f"{VERSION}/engine"  # relative to the model's folder: config.json and 
 
 
 @dataclass(frozen=True, slots=True)
-class EngineModel:
+class EngineModelSettings:
     """One engine, as its Triton model runs it."""
 
     gpus: tuple[int, ...]  # one a rank
@@ -43,12 +43,12 @@ class EngineModel:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSettings:
+class TensorRTSettings:
     """What a recipe and its engines say about serving."""
 
     version: str  # of TensorRT-LLM
-    target: EngineModel
-    draft: EngineModel | None
+    target: EngineModelSettings
+    draft: EngineModelSettings | None
     max_concurrency: int
     kv_cache_reuse: bool
     chunked_context: bool
@@ -79,7 +79,7 @@ class EngineSettings:
         )
 
 
-def engine_models(settings: EngineSettings, ids: TokenIds) -> tuple[ModelConfig, ...]:
+def engine_models(settings: TensorRTSettings, ids: TokenIds) -> tuple[ModelConfig, ...]:
     """The configs, in the order in which text passes the models; a draft comes last."""
     configs = (
         text_models.preprocessing(settings.text, ids),
@@ -98,7 +98,7 @@ def engine_path(model: str) -> str:
     return f"{CONTAINER_ROOT}/{REPOSITORY}/{model}/{ENGINE}"
 
 
-def _engine(name: str, engine: EngineModel, settings: EngineSettings) -> ModelConfig:
+def _engine(name: str, engine: EngineModelSettings, settings: TensorRTSettings) -> ModelConfig:
     have = tensors(TARGET_MODEL, settings.version, engine.data_types)
     return model_config(
         name,
@@ -113,7 +113,7 @@ def _engine(name: str, engine: EngineModel, settings: EngineSettings) -> ModelCo
     )
 
 
-def _parameters(name: str, engine: EngineModel, settings: EngineSettings) -> dict[str, str]:
+def _parameters(name: str, engine: EngineModelSettings, settings: TensorRTSettings) -> dict[str, str]:
     """In upstream's order. `decoding_mode` is always left out: none of its values fits a draft and its target, and
     without it the backend chooses by beam width."""
     facts = parameters(TARGET_MODEL, settings.version)

@@ -27,7 +27,7 @@ from pipeline.errors import StageError, StoreError, UserError
 from pipeline.machine.gpus import read_gpus, visible
 from pipeline.progress import Progress, Task
 from pipeline.runtimes.tensorrt.executors.base import PROGRAM, TIMING_CACHE, BuildJob, BuildLog
-from pipeline.runtimes.tensorrt.executors.process import Launch, held_log, run
+from pipeline.runtimes.tensorrt.executors.process import BuilderProcess, held_log, run
 from pipeline.store import files, human_bytes
 
 _TAIL = 20  # lines that a failure shows
@@ -51,7 +51,7 @@ class _Attempt:
 def build(
     job: BuildJob,
     progress: Progress,
-    launch: Callable[[Path], Launch],
+    launch: Callable[[Path], BuilderProcess],
     *,
     executor: str,
     deadline_s: float | None,

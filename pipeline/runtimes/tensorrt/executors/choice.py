@@ -8,9 +8,9 @@ from pipeline.errors import UserError
 from pipeline.progress import Progress
 from pipeline.runtimes.base import ExecutorChoice
 from pipeline.runtimes.tensorrt.executors.base import BuildJob, BuildLog, Executor
-from pipeline.runtimes.tensorrt.executors.docker import Docker
-from pipeline.runtimes.tensorrt.executors.native import Native
-from pipeline.runtimes.tensorrt.executors.remote import Adopted, Printed
+from pipeline.runtimes.tensorrt.executors.docker import DockerExecutor
+from pipeline.runtimes.tensorrt.executors.native import NativeExecutor
+from pipeline.runtimes.tensorrt.executors.remote import AdoptExecutor, PrintExecutor
 
 
 def executor_of(choice: ExecutorChoice) -> Executor:
@@ -19,14 +19,14 @@ def executor_of(choice: ExecutorChoice) -> Executor:
         case "auto":
             return _Auto(choice)
         case "native":
-            return Native(choice.deadline_s, choice.devices)
+            return NativeExecutor(choice.deadline_s, choice.devices)
         case "docker":
-            return Docker(choice.deadline_s, choice.devices)
+            return DockerExecutor(choice.deadline_s, choice.devices)
         case "print" | "print-all":
-            return Printed()
+            return PrintExecutor()
         case "adopt":
             assert choice.folder is not None, "there is nothing to adopt without a folder"
-            return Adopted(choice.folder)
+            return AdoptExecutor(choice.folder)
 
 
 @dataclass(frozen=True, slots=True)
