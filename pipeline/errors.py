@@ -70,13 +70,23 @@ def _short(value: object, limit: int = 60) -> str:
 
 
 class InvalidInput(UserError):
-    """Everything that is wrong with an input, at once."""
+    """Everything that is wrong with an input, at once.
 
-    def __init__(self, subject: str, faults: Sequence[Fault]) -> None:
+    Args:
+        subject: the input, such as the path of a recipe.
+        faults: what is wrong, in the order to be printed.
+        more: how many faults there are besides, which are counted and not described.
+    """
+
+    def __init__(self, subject: str, faults: Sequence[Fault], more: int = 0) -> None:
         self.subject = subject
         self.faults = tuple(faults)
-        count = "1 fault" if len(self.faults) == 1 else f"{len(self.faults)} faults"
-        super().__init__("\n".join([f"{subject}: {count}", *(f"  {fault}" for fault in self.faults)]))
+        self.more = more
+        total = len(self.faults) + more
+        lines = [f"{subject}: {'1 fault' if total == 1 else f'{total:,} faults'}"]
+        lines += [f"  {fault}" for fault in self.faults]
+        lines += [f"  and {more:,} more"] if more else []
+        super().__init__("\n".join(lines))
 
 
 class SourceError(UserError):

@@ -14,9 +14,7 @@ from pipeline.cli.options import complete_recipe, json_option, recipe_argument, 
 from pipeline.cli.output import print_columns, print_json
 from pipeline.errors import Fault, InvalidInput, PipelineError
 from pipeline.recipe import find_recipe, load_recipe, packaged
-from pipeline.recipe.catalog import entries
-from pipeline.recipe.copying import copy_recipe
-from pipeline.recipe.schema import SCHEMA_FILE, schema_is_current, schema_text
+from pipeline.recipe.catalog import SCHEMA_FILE, copy_recipe, entries, schema_is_current, schema_text
 from pipeline.recipe.yaml_reader import dump_yaml
 
 if TYPE_CHECKING:

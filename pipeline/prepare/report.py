@@ -35,8 +35,7 @@ from pipeline.prepare.facts import (
 from pipeline.prepare.model_probe import ModelProbe, probe_models
 from pipeline.prepare.prepare import plan_build
 from pipeline.progress import Progress
-from pipeline.recipe import CpuRuntime, Recipe, load_recipe
-from pipeline.recipe.provenance import Provenance
+from pipeline.recipe import CpuRuntime, Recipe, RecipeProvenance, load_recipe
 from pipeline.sources import is_offline
 from pipeline.store import Store, human_bytes
 
@@ -257,7 +256,7 @@ def _alternatives(recipe: Recipe, memory: MemoryPlan) -> tuple[Alternative, ...]
     return tuple(one for one in found if _passes(recipe.provenance, one.overrides))
 
 
-def _passes(provenance: Provenance, overrides: tuple[str, ...]) -> bool:
+def _passes(provenance: RecipeProvenance, overrides: tuple[str, ...]) -> bool:
     if provenance.file is None:
         return True
     try:

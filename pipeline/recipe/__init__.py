@@ -8,21 +8,18 @@ Nothing heavy is imported and nothing is fetched.
 
 from __future__ import annotations
 
-from pipeline.recipe.draft import Draft
 from pipeline.recipe.library import find_recipe, headline, packaged
-from pipeline.recipe.limits import Limits
 from pipeline.recipe.loading import load_recipe
-from pipeline.recipe.provenance import Provenance
 from pipeline.recipe.quantization import AutoQuantization, Calibration, Format, Gate, Quantization
-from pipeline.recipe.recipe import Recipe
+from pipeline.recipe.recipe import Draft, Recipe, RecipeProvenance
 from pipeline.recipe.response_cache import CacheSettings
 from pipeline.recipe.runtime import CpuRuntime, PyTorchRuntime, Runtime, TensorRTRuntime
-from pipeline.recipe.serving import KvCache, Scheduler, Slo, TransactionPolicy
+from pipeline.recipe.sections import KvCache, Limits, Scheduler, Slo, TransactionPolicy
 from pipeline.recipe.source import Checkpoint, Dataset, HubSource, LocalSource, NamedDataset, Source
 
 __all__ = [
     "AutoQuantization", "CacheSettings", "Calibration", "Checkpoint", "CpuRuntime", "Dataset", "Draft", "Format",
-    "Gate", "HubSource", "KvCache", "Limits", "LocalSource", "NamedDataset", "Provenance", "PyTorchRuntime",
-    "Quantization", "Recipe", "Runtime", "Scheduler", "Slo", "Source", "TensorRTRuntime",
-    "TransactionPolicy", "find_recipe", "headline", "load_recipe", "packaged",
+    "Gate", "HubSource", "KvCache", "Limits", "LocalSource", "NamedDataset", "PyTorchRuntime",
+    "Quantization", "Recipe", "RecipeProvenance", "Runtime", "Scheduler", "Slo", "Source",
+    "TensorRTRuntime", "TransactionPolicy", "find_recipe", "headline", "load_recipe", "packaged",
 ]  # fmt: skip

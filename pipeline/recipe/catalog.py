@@ -1,18 +1,32 @@
-"""What the packaged recipes are: the rows of `pipeline recipes ls`."""
+"""What `pipeline recipes` does with files: list the packaged ones, copy one to change it, print the JSON schema.
+
+A copy works where it is put: `local:` paths become absolute, comments name the copy. The schema, for editors and other
+tools, is checked in beside this file; it has every key, type, bound and description, but no rules that span fields.
+"""
 
 from __future__ import annotations
 
+import json
+import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import InvalidInput
+import yaml
+from pydantic.json_schema import GenerateJsonSchema
+
+from pipeline.errors import InvalidInput, UserError
 from pipeline.recipe.library import headline, packaged
 from pipeline.recipe.loading import load_recipe
 from pipeline.recipe.recipe import Recipe
+from pipeline.recipe.source import parse_source
+
+SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
+_KEYS = ("source", "dataset")  # whose values may be local: paths
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogEntry:
     """One packaged recipe; `recipe` is None where the file is not valid."""
 
     name: str
@@ -29,7 +43,7 @@ class Entry:
         return self.recipe.quantization.format if self.recipe else ""
 
 
-def entries() -> list[Entry]:
+def entries() -> list[CatalogEntry]:
     """All packaged recipes, by name."""
     found = []
     for name, file in packaged().items():
@@ -38,5 +52,64 @@ def entries() -> list[Entry]:
         except InvalidInput:
             recipe = None
         purpose = headline(file.read_text(encoding="utf-8", errors="replace"))
-        found.append(Entry(name, file, purpose, recipe))
+        found.append(CatalogEntry(name, file, purpose, recipe))
     return found
+
+
+def copy_recipe(file: Path, destination: str, *, force: bool = False) -> Path:
+    """Copy to a file, or into a folder; returns the file written. The comments stay."""
+    load_recipe(file)
+    target = Path(destination).expanduser()
+    if destination.endswith("/") or target.is_dir():
+        target = target / file.name
+    if target.exists() and target.samefile(file):
+        raise UserError(f"{target} is the recipe itself; name another file")
+    if target.exists() and not force:
+        raise UserError(f"{target} exists; give --force to overwrite it, or name another file")
+    try:
+        target.write_text(_relocated(file.read_text(encoding="utf-8-sig"), file, target), encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UserError(f"{target.parent} does not exist; make the folder first") from error
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror}") from error
+    return target
+
+
+def _relocated(text: str, file: Path, target: Path) -> str:
+    for node in sorted(_local_values(yaml.compose(text)), key=lambda node: -int(node.start_mark.index)):
+        absolute = json.dumps(str(parse_source(node.value, file.resolve().parent)), ensure_ascii=False)
+        text = text[: node.start_mark.index] + absolute + text[node.end_mark.index :]
+    lines = text.splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        if not line.startswith("#"):
+            break
+        lines[number] = line.replace(f"recipes/{file.name}", shlex.quote(str(target)))
+    return "".join(lines)
+
+
+def _local_values(node: yaml.Node | None) -> Iterator[yaml.ScalarNode]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if isinstance(value, yaml.ScalarNode) and key.value in _KEYS and value.value.startswith("local:"):
+                yield value
+            else:
+                yield from _local_values(value)
+
+
+class _Untitled(GenerateJsonSchema):
+    def field_title_should_be_set(self, schema: object) -> bool:  # noqa: ARG002
+        return False
+
+
+def schema_text() -> str:
+    """The schema of the models as they are now."""
+    schema = Recipe.model_json_schema(schema_generator=_Untitled)
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Recipe of pipeline"}
+    return (
+        json.dumps(head | {key: value for key, value in schema.items() if key not in head}, indent=2) + "\n"
+    )
+
+
+def schema_is_current() -> bool:
+    """Whether the checked-in file is what the models say."""
+    return SCHEMA_FILE.is_file() and SCHEMA_FILE.read_text(encoding="utf-8") == schema_text()

@@ -1,4 +1,9 @@
-"""From a file and overrides to a recipe, or to every fault at once."""
+"""From a file and overrides to a recipe, or to every fault at once; and from problems found later back to the file.
+
+Overrides of the command line (`--set a.b=c`) replace values before the recipe is validated: the same as editing the
+file. Their values are YAML: numbers, `true`, `null`, lists and whole sections (`runtime={kind: cpu}`) can be given. A
+later override wins over an earlier one.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +14,15 @@ from pydantic import ValidationError
 
 from pipeline import resources
 from pipeline.errors import Fault, InvalidInput
-from pipeline.recipe.faults import faults_of
+from pipeline.recipe.faults import fault_of, faults_of
 from pipeline.recipe.library import find_recipe
-from pipeline.recipe.overrides import apply_overrides
-from pipeline.recipe.provenance import Provenance
-from pipeline.recipe.recipe import Recipe
-from pipeline.recipe.yaml_reader import read_document
+from pipeline.recipe.recipe import Recipe, RecipeProvenance
+from pipeline.recipe.validators import Problem
+from pipeline.recipe.yaml_reader import Document, KeyPath, KeyPlace, dotted, read_document, read_value
 
 _MAX_BYTES = 1 << 20
+# Faults that are described; more are counted.
+_MOST_FAULTS = 50
 
 
 def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -29,14 +35,16 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
     if not document.is_mapping:
         raise InvalidInput(str(file), document.faults)
     apply_overrides(document, overrides)
-    faults = document.faults
+    faults, more = document.faults, 0
     try:
         recipe = Recipe.model_validate(document.data, context=_context(file))
     except ValidationError as error:
-        faults = faults + faults_of(error, document)
+        found, more = faults_of(error, document, _MOST_FAULTS)
+        faults = faults + found
     if faults:
-        raise InvalidInput(str(file), sorted(faults, key=lambda f: (f.where == "--set", f.line or 0)))
-    return recipe.read_from(Provenance(file.resolve(), tuple(overrides)))
+        faults = sorted(faults, key=lambda fault: (fault.where == "--set", fault.line or 0))
+        raise InvalidInput(str(file), faults[:_MOST_FAULTS], more + len(faults[_MOST_FAULTS:]))
+    return recipe.read_from(RecipeProvenance(file.resolve(), tuple(overrides)))
 
 
 def _context(file: Path) -> dict[str, object]:
@@ -55,3 +63,77 @@ def _read(file: Path) -> bytes:
     if len(raw) > _MAX_BYTES:
         raise InvalidInput(str(file), [Fault("is larger than 1 MiB, so it is not a recipe", where=str(file))])
     return raw
+
+
+def apply_overrides(document: Document, overrides: Sequence[str]) -> None:
+    """Change the document's data; an override that cannot be applied becomes a fault of the document."""
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        path: KeyPath = tuple(key.strip().split("."))
+        if not equals or not all(part and part.strip() == part for part in path if isinstance(part, str)):
+            document.faults.append(
+                Fault("is not an override", where="--set", key=override, fix="write --set section.key=value")
+            )
+            continue
+        before = len(document.faults)
+        value = read_value(text, document, path)
+        if len(document.faults) == before:
+            _put(document, path, value, text)
+
+
+def _put(document: Document, path: KeyPath, value: object, text: str) -> None:
+    section = document.data
+    for depth, part in enumerate(path[:-1], start=1):
+        if section.get(str(part)) is None:
+            section[str(part)] = {}
+            document.places[path[:depth]] = KeyPlace("--set")
+        inner = section[str(part)]
+        if not isinstance(inner, dict):
+            problem = f"{dotted(path[:depth])} is not a section"
+            document.faults.append(Fault(problem, where="--set", key=dotted(path), value=text))
+            return
+        section = inner
+    section[str(path[-1])] = value
+
+
+def located(recipe: Recipe, problems: Sequence[Problem]) -> list[Fault]:
+    """The problems as faults, in the order of the file. A recipe that was made in Python has no lines."""
+    document = _document(recipe)
+    if document is None:
+        values = recipe.model_dump(mode="json")
+        return [
+            Fault(
+                problem.text,
+                key=problem.keys[0],
+                value=_value(values, problem.keys[0]),
+                fix=problem.fix,
+                rule=problem.rule,
+            )
+            for problem in problems
+        ]
+    faults = [fault_of(problem, document) for problem in problems]
+    return sorted(faults, key=lambda fault: (fault.where == "--set", fault.line or 0))
+
+
+def shown(file: Path) -> str:
+    """A file as people write it: from the folder that they are in, if it lies there."""
+    here = Path.cwd()
+    return str(file.relative_to(here)) if file.is_relative_to(here) else str(file)
+
+
+def _document(recipe: Recipe) -> Document | None:
+    file = recipe.provenance.file
+    if file is None:
+        return None
+    try:
+        document = read_document(file.read_bytes(), shown(file))
+    except OSError:
+        return None
+    apply_overrides(document, recipe.provenance.overrides)
+    return document
+
+
+def _value(values: object, key: str) -> object:
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, dict) else None
+    return values

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pipeline.recipe.section import Section
+from pipeline.recipe.sections import Section
 from pipeline.recipe.source import Dataset
 
 Format = Literal["none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4", "auto"]

@@ -6,22 +6,20 @@ Two recipes are equal when they say the same; where they were read from (`proven
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Self
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 from pydantic_core import InitErrorDetails
 
-from pipeline.recipe.draft import Draft
-from pipeline.recipe.limits import Limits
-from pipeline.recipe.provenance import Provenance
-from pipeline.recipe.quantization import Quantization
+from pipeline.recipe.library import packaged
+from pipeline.recipe.quantization import DraftFormat, Quantization
 from pipeline.recipe.response_cache import CacheSettings
 from pipeline.recipe.runtime import CpuRuntime, Runtime
-from pipeline.recipe.section import Section, refusal
-from pipeline.recipe.serving import KvCache, Scheduler, Slo, TransactionPolicy
+from pipeline.recipe.sections import KvCache, Limits, Scheduler, Section, Slo, TransactionPolicy, refusal
 from pipeline.recipe.source import Checkpoint
-from pipeline.recipe.validator import Values
-from pipeline.recipe.validators import broken_rules
+from pipeline.recipe.validators import RecipeValues, broken_rules
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 
@@ -32,6 +30,46 @@ def _name(text: str) -> str:
             "is not a name", 'write at most 63 lower-case letters, digits, "-" and ".", like llama-3.1-8b-fp8'
         )
     return text
+
+
+class Draft(Checkpoint):
+    """A draft: an ordinary model with the target's tokenizer, or an Eagle-3 head of the target."""
+
+    method: Literal["draft_target", "eagle3"] = Field(
+        default="draft_target", description="An independent model, or an Eagle-3 head (pytorch only)."
+    )
+    max_draft_tokens: int = Field(ge=1, le=64, description="Tokens proposed in one round.")
+    tensor_parallel: int = Field(
+        default=1, ge=1, le=64, description="GPUs that share each layer of the draft (tensorrt only)."
+    )
+    quantization: DraftFormat = Field(
+        default="none", description="Format of the draft's weights; calibrated like the target."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeProvenance:
+    """The file (None for a recipe made in Python), and the overrides of the command line.
+
+    >>> str(RecipeProvenance(Path("r.yaml"), ("limits.max_concurrency=4",)))
+    'r.yaml with --set limits.max_concurrency=4'
+    """
+
+    file: Path | None = field(default=None, compare=False)
+    overrides: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What names the recipe again on a command line, in any folder: its packaged name or its path, and --set."""
+        if self.file is None:
+            return ()
+        name = self.file.stem if packaged().get(self.file.stem) == self.file else str(self.file)
+        return (name, *(word for override in self.overrides for word in ("--set", override)))
+
+    def __str__(self) -> str:
+        return " ".join(
+            [str(self.file), *(["with"] if self.overrides else []), *(f"--set {o}" for o in self.overrides)]
+        )
 
 
 class Recipe(Section):
@@ -60,10 +98,10 @@ class Recipe(Section):
     slo: Slo = Field(default_factory=Slo, description="Latencies to meet.")
     cache: CacheSettings = Field(default_factory=CacheSettings, description="The response cache.")
 
-    _provenance: Provenance = PrivateAttr(default_factory=Provenance)
+    _provenance: RecipeProvenance = PrivateAttr(default_factory=RecipeProvenance)
 
     @property
-    def provenance(self) -> Provenance:
+    def provenance(self) -> RecipeProvenance:
         """The file and the overrides that it was read from."""
         return self._provenance
 
@@ -72,7 +110,7 @@ class Recipe(Section):
         """What names it on a command line; `RECIPE`, as in a command's help, where it was read from no file."""
         return self._provenance.words or ("RECIPE",)
 
-    def read_from(self, provenance: Provenance) -> Self:
+    def read_from(self, provenance: RecipeProvenance) -> Self:
         """The same recipe, with where it came from."""
         copy = self.model_copy()
         copy._provenance = provenance
@@ -80,7 +118,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _obey_rules(self) -> Self:
-        values = Values(self.model_dump(mode="json"))
+        values = RecipeValues(self.model_dump(mode="json"))
         errors: list[InitErrorDetails] = []
         for problem in broken_rules(values):
             subject: tuple[int | str, ...] = tuple(problem.keys[0].split("."))

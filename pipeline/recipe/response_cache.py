@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from pipeline.recipe.section import Section, refusal, require_tag
+from pipeline.recipe.sections import Section, refusal, require_tag
 from pipeline.recipe.source import HubSource, Revision, Source
 
 PASSWORD = "PIPELINE_CACHE_PASSWORD"  # environment variable, read where the cache is used

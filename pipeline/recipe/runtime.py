@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from pipeline.recipe.section import Section, refusal, require_tag
+from pipeline.recipe.sections import Section, refusal, require_tag
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+(rc\d+|\.post\d+)?", re.ASCII)
 _GPU = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")

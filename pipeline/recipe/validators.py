@@ -7,25 +7,62 @@ can do is not judged here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from pipeline.recipe.validator import Problem, Rule, Unsound, Values
+from pydantic_core import PydanticCustomError
 
 AWQ = ("int4_awq", "w4a8_awq")
 
 
-def broken_rules(values: Values) -> list[Problem]:
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A broken rule: the keys it is about, the one to change first."""
+
+    keys: tuple[str, ...]
+    text: str
+    fix: str
+    rule: str = ""  # id of the rule of preflight that it is the same as, where there is one
+
+    def as_error(self) -> PydanticCustomError:
+        return PydanticCustomError(
+            "rule", "{problem}", {"problem": self.text, "fix": self.fix, "keys": self.keys, "rule": self.rule}
+        )
+
+
+class InvalidValue(LookupError):
+    """The value is itself at fault."""
+
+
+class RecipeValues:
+    """The values of a sound recipe, with all defaults, by dotted key; None under a section that is absent."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self._data = data
+
+    def __getitem__(self, key: str) -> Any:
+        value: Any = self._data
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
+
+
+Rule = Callable[[RecipeValues], Iterator[Problem]]
+
+
+def broken_rules(values: RecipeValues) -> list[Problem]:
     """Every problem of every rule that can be judged."""
     problems: list[Problem] = []
     for rule in RULES:
         try:
             problems += rule(values)
-        except Unsound:
+        except InvalidValue:
             continue
     return problems
 
 
-def _revision_of_hub(values: Values) -> Iterator[Problem]:
+def _revision_of_hub(values: RecipeValues) -> Iterator[Problem]:
     for role in ("model", "draft"):
         source, revision = f"{role}.source", f"{role}.revision"
         if values[revision] is not None and str(values[source]).startswith("local:"):
@@ -35,7 +72,7 @@ def _revision_of_hub(values: Values) -> Iterator[Problem]:
             )  # fmt: skip
 
 
-def _calibration_needed(values: Values) -> Iterator[Problem]:
+def _calibration_needed(values: RecipeValues) -> Iterator[Problem]:
     given = values["quantization.calibration"] is not None
     quantized = {key: values[key] for key in ("quantization.format", "draft.quantization")}
     needing = [key for key, value in quantized.items() if value not in (None, "none")]
@@ -52,7 +89,7 @@ def _calibration_needed(values: Values) -> Iterator[Problem]:
         )  # fmt: skip
 
 
-def _gate_needs_format(values: Values) -> Iterator[Problem]:
+def _gate_needs_format(values: RecipeValues) -> Iterator[Problem]:
     if values["quantization.gate"] is not None and values["quantization.format"] == "none":
         yield Problem(
             ("quantization.gate", "quantization.format"),
@@ -61,7 +98,7 @@ def _gate_needs_format(values: Values) -> Iterator[Problem]:
         )
 
 
-def _sample_count(values: Values) -> Iterator[Problem]:
+def _sample_count(values: RecipeValues) -> Iterator[Problem]:
     samples, allowed = "quantization.calibration.samples", "quantization.calibration.allow_sample_count"
     if values[samples] is not None and not 128 <= values[samples] <= 512 and not values[allowed]:
         yield Problem(
@@ -70,7 +107,7 @@ def _sample_count(values: Values) -> Iterator[Problem]:
         )  # fmt: skip
 
 
-def _awq_block_size(values: Values) -> Iterator[Problem]:
+def _awq_block_size(values: RecipeValues) -> Iterator[Problem]:
     key = "quantization.awq_block_size"
     formats = {values["quantization.format"], values["draft.quantization"]}
     formats |= set(values["quantization.auto.formats"] or ())
@@ -82,7 +119,7 @@ def _awq_block_size(values: Values) -> Iterator[Problem]:
         )
 
 
-def _auto_budget(values: Values) -> Iterator[Problem]:
+def _auto_budget(values: RecipeValues) -> Iterator[Problem]:
     is_auto, given = values["quantization.format"] == "auto", values["quantization.auto"] is not None
     if is_auto and not given:
         yield Problem(
@@ -97,7 +134,7 @@ def _auto_budget(values: Values) -> Iterator[Problem]:
         )
 
 
-def _nvfp4_needs_gpu(values: Values) -> Iterator[Problem]:
+def _nvfp4_needs_gpu(values: RecipeValues) -> Iterator[Problem]:
     if values["runtime.kind"] != "cpu":
         return
     for key in ("quantization.format", "draft.quantization", "quantization.auto.formats"):
@@ -108,7 +145,7 @@ def _nvfp4_needs_gpu(values: Values) -> Iterator[Problem]:
             )  # fmt: skip
 
 
-def _kv_cache_format(values: Values) -> Iterator[Problem]:
+def _kv_cache_format(values: RecipeValues) -> Iterator[Problem]:
     key = "quantization.kv_cache"
     unscaled = values["quantization.format"] == "none" and values["runtime.kind"] != "pytorch"
     if values[key] not in (None, "auto") and unscaled:
@@ -119,7 +156,7 @@ def _kv_cache_format(values: Values) -> Iterator[Problem]:
         )
 
 
-def _draft_fits_limits(values: Values) -> Iterator[Problem]:
+def _draft_fits_limits(values: RecipeValues) -> Iterator[Problem]:
     drafted, longest = values["draft.max_draft_tokens"], values["limits.max_output_tokens"]
     if drafted is not None and drafted >= longest:
         yield Problem(
@@ -129,7 +166,7 @@ def _draft_fits_limits(values: Values) -> Iterator[Problem]:
         )
 
 
-def _batch_fits_concurrency(values: Values) -> Iterator[Problem]:
+def _batch_fits_concurrency(values: RecipeValues) -> Iterator[Problem]:
     key, budget, concurrency = (
         "limits.max_batch_tokens",
         values["limits.max_batch_tokens"],
@@ -146,7 +183,7 @@ def _batch_fits_concurrency(values: Values) -> Iterator[Problem]:
         )  # fmt: skip
 
 
-def _batch_fits_prompt(values: Values) -> Iterator[Problem]:
+def _batch_fits_prompt(values: RecipeValues) -> Iterator[Problem]:
     """On tensorrt, a draft and its target are sent the answer so far with the prompt, and the target the drafts too."""
     key, budget, longest = (
         "limits.max_batch_tokens",
@@ -168,7 +205,7 @@ def _batch_fits_prompt(values: Values) -> Iterator[Problem]:
         )
 
 
-def _expert_parallel(values: Values) -> Iterator[Problem]:
+def _expert_parallel(values: RecipeValues) -> Iterator[Problem]:
     experts, tensors = values["runtime.expert_parallel"], values["runtime.tensor_parallel"]
     if experts is not None and tensors is not None and tensors % experts:
         yield Problem(
@@ -179,7 +216,7 @@ def _expert_parallel(values: Values) -> Iterator[Problem]:
         )
 
 
-def _exports_cover_runtime(values: Values) -> Iterator[Problem]:
+def _exports_cover_runtime(values: RecipeValues) -> Iterator[Problem]:
     key, sizes = "quantization.export_tensor_parallel", values["quantization.export_tensor_parallel"]
     needed = values["runtime.tensor_parallel"] if values["runtime.kind"] == "tensorrt" else None
     if sizes is not None and needed is not None and needed not in sizes:
@@ -189,7 +226,7 @@ def _exports_cover_runtime(values: Values) -> Iterator[Problem]:
         )  # fmt: skip
 
 
-def _speculation_method(values: Values) -> Iterator[Problem]:
+def _speculation_method(values: RecipeValues) -> Iterator[Problem]:
     kind = values["runtime.kind"]
     if values["draft.method"] == "eagle3" and kind != "pytorch":
         yield Problem(
@@ -203,7 +240,7 @@ def _speculation_method(values: Values) -> Iterator[Problem]:
         )  # fmt: skip
 
 
-def _draft_parallel(values: Values) -> Iterator[Problem]:
+def _draft_parallel(values: RecipeValues) -> Iterator[Problem]:
     key, kind = "draft.tensor_parallel", values["runtime.kind"]
     if values[key] not in (None, 1) and kind != "tensorrt":
         yield Problem(
@@ -212,7 +249,7 @@ def _draft_parallel(values: Values) -> Iterator[Problem]:
         )  # fmt: skip
 
 
-def _draft_needs_reuse(values: Values) -> Iterator[Problem]:
+def _draft_needs_reuse(values: RecipeValues) -> Iterator[Problem]:
     by_bls = values["runtime.kind"] == "cpu" and values["runtime.speculation"] == "bls"
     if not by_bls and values["runtime.kind"] != "tensorrt":
         return
@@ -227,7 +264,7 @@ def _draft_needs_reuse(values: Values) -> Iterator[Problem]:
         )
 
 
-def _bls_needs_draft(values: Values) -> Iterator[Problem]:
+def _bls_needs_draft(values: RecipeValues) -> Iterator[Problem]:
     if values["runtime.kind"] == "cpu" and values["runtime.speculation"] == "bls" and values["draft"] is None:
         yield Problem(
             ("runtime.speculation", "draft"), "is bls, but there is no draft",
@@ -235,7 +272,7 @@ def _bls_needs_draft(values: Values) -> Iterator[Problem]:
         )  # fmt: skip
 
 
-def _gpu_memory(values: Values) -> Iterator[Problem]:
+def _gpu_memory(values: RecipeValues) -> Iterator[Problem]:
     if values["runtime.kind"] != "cpu":
         return
     if values["kv_cache.memory_fraction"] is not None:
@@ -250,7 +287,7 @@ def _gpu_memory(values: Values) -> Iterator[Problem]:
         )  # fmt: skip
 
 
-def _cpu_scheduler(values: Values) -> Iterator[Problem]:
+def _cpu_scheduler(values: RecipeValues) -> Iterator[Problem]:
     if values["runtime.kind"] != "cpu":
         return
     if values["scheduler.policy"] != "guaranteed_no_evict":
@@ -267,7 +304,7 @@ def _cpu_scheduler(values: Values) -> Iterator[Problem]:
         )
 
 
-def _semantic_needs_cache(values: Values) -> Iterator[Problem]:
+def _semantic_needs_cache(values: RecipeValues) -> Iterator[Problem]:
     if values["cache.semantic"] is not None and not values["cache.enabled"]:
         yield Problem(
             ("cache.semantic", "cache.enabled"), "is given, but cache.enabled is false",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.recipe.schema import schema_text
+from pipeline.recipe.catalog import schema_text
 
 Schema = Mapping[str, Any]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +148,7 @@ def test_findings_of_preflight_refuse_and_are_shown_beside_the_memory() -> None:
 @pytest.mark.parametrize("sm", [75, 87, 110, 121, 130])
 def test_a_gpu_of_a_generation_that_nobody_measured(sm: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU is added by adding data: its speed is computed from its peak rates, or said to be unknown without them."""
-    known, rates = gpus._data(), gpus._all()
+    known = gpus._data()
     new = {
         "name": "x1-80g",
         "chip": "X1",
@@ -164,9 +163,8 @@ def test_a_gpu_of_a_generation_that_nobody_measured(sm: int, monkeypatch: pytest
     assert found["memory"] is not None
     assert "peak rates are not known" in found["unknown"]["performance"]
     assert "speed is not known: GPU x1-80g" in run(*recipe).stdout
-    monkeypatch.setattr(
-        gpus, "_all", lambda: rates | {"x1-80g": replace(rates["h100-sxm-80g"], gpu="x1-80g")}
-    )
+    rates = next(one["rates"] for one in known["gpus"] if one["name"] == "h100-sxm-80g")
+    monkeypatch.setattr(gpus, "_data", lambda: {**known, "gpus": [*known["gpus"], new | {"rates": rates}]})
     assert json.loads(run(*recipe, "--json").stdout)["performance"]["itl_ms"]["value"] > 0
 
 

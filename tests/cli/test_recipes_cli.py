@@ -21,7 +21,7 @@ from pipeline.cli.plan import command as plan
 from pipeline.errors import InvalidInput
 from pipeline.models import Architecture
 from pipeline.recipe import load_recipe, packaged
-from pipeline.recipe.schema import SCHEMA_FILE, schema_text
+from pipeline.recipe.catalog import SCHEMA_FILE, schema_text
 
 
 @dataclass
@@ -268,7 +268,7 @@ def test_schema(run: Run) -> None:
 
 def test_schema_that_is_old(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = tmp_path / "old.json"
-    monkeypatch.setattr("pipeline.recipe.schema.SCHEMA_FILE", old)
+    monkeypatch.setattr("pipeline.recipe.catalog.SCHEMA_FILE", old)
     monkeypatch.setattr("pipeline.cli.recipes.SCHEMA_FILE", old)
     for content in (None, "{}\n"):
         if content is not None:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from pipeline.errors import InvalidInput
+
 Faults = Callable[..., list[str]]
 
 CALIBRATION = "quantization: {format: fp8, calibration: {dataset: support}}\n"
@@ -189,3 +191,20 @@ def test_a_rule_is_judged_on_defaults_of_a_broken_recipe(faults: Faults, small: 
     assert [message.split(" ")[1] for message in faults(text)] == [
         "slo.x", "quantization.calibration:", "quantization.calibration.samples",
     ]  # fmt: skip
+
+
+def test_of_many_faults_the_first_are_described_and_the_others_counted(
+    load: Callable[..., object], small: str
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        load(small + "".join(f"k{number:04}: 1\n" for number in range(9_000)))
+    lines = str(caught.value).splitlines()
+    assert lines[0].endswith("r.yaml: 9,000 faults")
+    assert [lines[1].partition(" = ")[0][-5:], lines[-2].partition(" = ")[0][-5:]] == ["k0000", "k0049"]
+    assert lines[-1] == "  and 8,950 more"
+    assert (len(caught.value.faults), caught.value.more) == (50, 8_950)
+
+
+def test_what_holds_too_many_values_is_not_read_to_its_end(faults: Faults, small: str) -> None:
+    keys = "".join(f"k{number:05}: 1\n" for number in range(90_000))
+    assert faults(small + keys) == ["r.yaml:10001: holds more than 10000 values"]

@@ -12,9 +12,7 @@ import yaml
 
 from pipeline.errors import InvalidInput, UserError
 from pipeline.recipe import CpuRuntime, find_recipe, load_recipe, packaged
-from pipeline.recipe.catalog import entries
-from pipeline.recipe.copying import copy_recipe
-from pipeline.recipe.schema import SCHEMA_FILE, schema_is_current, schema_text
+from pipeline.recipe.catalog import SCHEMA_FILE, copy_recipe, entries, schema_is_current, schema_text
 
 
 @pytest.mark.parametrize("name", packaged())

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from pipeline.recipe import Recipe
-from pipeline.recipe.faults import SoundValues
+from pipeline.recipe.faults import ValidValues
 from pipeline.recipe.validators import RULES
 
 Load = Callable[..., Recipe]
@@ -186,7 +186,7 @@ def test_broken_beside_another_fault(faults: Faults, small: str, sections: dict[
 
 
 def test_every_rule_is_broken_by_a_case(small: str) -> None:
-    cases = [SoundValues(yaml.safe_load(small) | sections, []) for sections, _ in BROKEN.values()]
+    cases = [ValidValues(yaml.safe_load(small) | sections, []) for sections, _ in BROKEN.values()]
     assert [rule.__name__ for rule in RULES if not any(list(rule(values)) for values in cases)] == []
 
 

@@ -22,7 +22,7 @@ from pipeline.plan.model_facts import with_sizes
 from pipeline.plan.preflight.context import Context, RecipeModel, make_context
 from pipeline.plan.preflight.finding import Objection
 from pipeline.recipe import Recipe
-from pipeline.recipe.validator import Values
+from pipeline.recipe.validators import RecipeValues
 
 Where = Literal["anywhere", "local", "docker"]
 _GIB = 2**30
@@ -75,7 +75,7 @@ MachineCheck = Callable[[MachineNeeds, MachineFacts], Iterator[Objection]]
 
 def needs_of(context: Context) -> MachineNeeds:
     """Those of a recipe."""
-    values, rank = Values(context.recipe.model_dump(mode="json")), largest_rank_bytes(context)
+    values, rank = RecipeValues(context.recipe.model_dump(mode="json")), largest_rank_bytes(context)
     return MachineNeeds(
         name=context.recipe.name,
         kind=context.kind,

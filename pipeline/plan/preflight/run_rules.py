@@ -29,8 +29,8 @@ from pipeline.plan.preflight.context import Context, GeneratedConfig, make_conte
 from pipeline.plan.preflight.finding import Check, Finding, Objection
 from pipeline.plan.preflight.needs import MachineCheck, MachineNeeds, needs_of
 from pipeline.recipe import Recipe
-from pipeline.recipe.locating import located, shown
-from pipeline.recipe.validator import Problem, Values
+from pipeline.recipe.loading import located, shown
+from pipeline.recipe.validators import Problem, RecipeValues
 
 # Group -> checks of a recipe, its models, and what will be written for it.
 RECIPE_GROUPS: Mapping[str, Mapping[str, Check]] = {
@@ -112,7 +112,7 @@ def _of_recipe(context: Context) -> list[Finding]:
 
 
 def _checked(context: Context) -> Iterator[Finding]:
-    values, runtime = Values(context.recipe.model_dump(mode="json")), context.gpu_runtime
+    values, runtime = RecipeValues(context.recipe.model_dump(mode="json")), context.gpu_runtime
     version = runtime.version if runtime is not None and not context.release_problem else None
     for one in rules():
         if one.id in RECIPE_CHECKS and one.concerns(context.kind, version):

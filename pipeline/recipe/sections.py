@@ -1,12 +1,50 @@
-"""How a deployment is run: its KV cache, its scheduler, how it answers, and the latencies that it is to meet."""
+"""The base of every section of a recipe, and the sections that say how a deployment is run.
+
+A section holds values and their bounds: immutable, strict about types, and closed to unknown keys. Rules that span
+sections are in `validators.py` and hold for a whole recipe.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
-from pipeline.recipe.section import Section
+
+class Section(BaseModel):
+    """A mapping of the recipe file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def refusal(problem: str, fix: str = "") -> PydanticCustomError:
+    """What a field validator raises: the problem, and what would be right."""
+    return PydanticCustomError("refused", "{problem}", {"problem": problem, "fix": fix})
+
+
+def require_tag(schema: dict[str, Any]) -> None:
+    """Make the JSON schema of a union's default member ask for `kind`, as the loader does."""
+    schema["required"] = ["kind", *schema.get("required", [])]
+
+
+class Limits(Section):
+    """Engine limits, Triton parameters and client limits all come from here."""
+
+    max_input_tokens: int = Field(ge=1, le=10_000_000, description="Longest prompt.")
+    max_output_tokens: int = Field(ge=1, le=1_000_000, description="Longest answer.")
+    max_concurrency: int = Field(ge=1, le=8192, description="Requests that generate at the same time.")
+    max_batch_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="Tokens in one step of the engine; by default chosen by the runtime.",
+    )
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Prompt and answer together."""
+        return self.max_input_tokens + self.max_output_tokens
 
 
 class KvCache(Section):
