@@ -38,8 +38,15 @@ class ProbeGeneration:
 def generate(grpc_url: str, model: str, prompt: str, *, max_tokens: int, timeout_s: float) -> ProbeGeneration:
     """Stream one greedy answer from a model that takes text: `ensemble`, `tensorrt_llm_bls`, or the LLM API's own.
 
+    Args:
+        grpc_url: host:port of the server.
+        model: Name of the model.
+        prompt: Text to continue.
+        max_tokens: Tokens of the answer, at most.
+        timeout_s: Time for the whole answer.
+
     Raises:
-        ServerError: there was none within the time, or an error came instead.
+        ServerError: There was no answer within the time, or an error came instead.
     """
     from tritonclient import grpc
     from tritonclient.utils import InferenceServerException

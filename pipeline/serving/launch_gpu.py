@@ -47,7 +47,14 @@ class LaunchPlan:
 
 
 def plan_launch(deployment: Deployment, place: LaunchContext) -> LaunchPlan:
-    """How `deployment` is started at `place`.
+    """Work out how a deployment is started.
+
+    Args:
+        deployment: What the package's deployment.json says.
+        place: Ports, paths and user of the server.
+
+    Returns:
+        The command with its environment, and what it needs of the machine.
 
     Raises:
         InvalidInput: the deployment cannot be started at all; the text says all that is wrong with it.

@@ -29,9 +29,8 @@ from pipeline.serving.launch_gpu import NativeLauncher
 from pipeline.serving.preflight import check_container, check_local, refuse
 from pipeline.serving.server import StartCancelled, TritonServer, local_launcher
 from pipeline.store import FileHashes
-from pipeline.triton.deployment import Deployment
+from pipeline.triton.deployment import ENTRY, Deployment
 from pipeline.triton.integrity import check_package, check_without_weights
-from pipeline.triton.layout import ENTRY
 from pipeline.triton.running import RunningServer
 
 _POLL_S = 0.2

@@ -14,8 +14,7 @@ from pipeline.progress import Progress
 from pipeline.reading import open_file
 from pipeline.store import Artifact, FileHashes, Manifest, check, manifest
 from pipeline.store.artifact import SMALL_BYTES
-from pipeline.triton.deployment import FILE, REPOSITORY, Deployment
-from pipeline.triton.layout import TOKENIZER
+from pipeline.triton.deployment import FILE, REPOSITORY, TOKENIZER, Deployment
 from pipeline.triton.repository import content_digest
 
 _TOKENIZER = f"/{TOKENIZER}/"

@@ -22,8 +22,7 @@ from pipeline import __version__, resources
 from pipeline.errors import StageError
 from pipeline.progress import Progress
 from pipeline.triton.config import parameters_of, parse, render
-from pipeline.triton.deployment import CONTAINER_ROOT, REPOSITORY, Deployment
-from pipeline.triton.layout import TOKENIZER, VERSION
+from pipeline.triton.deployment import CONTAINER_ROOT, REPOSITORY, TOKENIZER, VERSION, Deployment
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -93,7 +92,7 @@ def link_files(source: Path, into: Path, names: Iterable[str]) -> None:
 
 
 def require(folder: Path, *names: str) -> None:
-    """Raises StageError if a folder lacks a file."""
+    """Check that a folder has these files. Raises StageError if one is missing."""
     for name in names:
         if not (folder / name).is_file():
             raise StageError(f"{folder}: no {name}")

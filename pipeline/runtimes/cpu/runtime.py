@@ -17,8 +17,7 @@ from pipeline.recipe import Recipe
 from pipeline.runtimes.base import EngineBuildRequest, Engines
 from pipeline.runtimes.cpu.triton_models import CpuSettings, cpu_models
 from pipeline.store import Json
-from pipeline.triton.deployment import Deployment
-from pipeline.triton.layout import ENTRY
+from pipeline.triton.deployment import ENTRY, Deployment
 
 _ENGINE = Path(__file__).parent / "engine"  # travels inside the repository
 

@@ -26,8 +26,7 @@ from pipeline.runtimes.pytorch.arguments import draft_tokens, llm_arguments
 from pipeline.runtimes.pytorch.triton_models import LlmapiSettings, llmapi_model
 from pipeline.store import Json
 from pipeline.triton.config import render
-from pipeline.triton.deployment import Deployment, DeploymentLimits, Requirements
-from pipeline.triton.layout import TARGET_MODEL
+from pipeline.triton.deployment import TARGET_MODEL, Deployment, DeploymentLimits, Requirements
 
 
 class PyTorchBackend:

@@ -32,8 +32,17 @@ from pipeline.runtimes.tensorrt.triton_models import (
     engine_models,
 )
 from pipeline.triton.config import parameters_of
-from pipeline.triton.deployment import REPOSITORY, Deployment, DeploymentLimits, LaunchSpec, Requirements
-from pipeline.triton.layout import DRAFT_MODEL, ENTRY, TARGET_MODEL, TOKENIZER
+from pipeline.triton.deployment import (
+    DRAFT_MODEL,
+    ENTRY,
+    REPOSITORY,
+    TARGET_MODEL,
+    TOKENIZER,
+    Deployment,
+    DeploymentLimits,
+    LaunchSpec,
+    Requirements,
+)
 from pipeline.triton.repository import (
     content_digest,
     finish,

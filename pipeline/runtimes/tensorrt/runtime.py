@@ -28,8 +28,7 @@ from pipeline.runtimes.tensorrt.model_repository import EngineSources, launch_sp
 from pipeline.runtimes.tensorrt.triton_models import EngineModelSettings, engine_models
 from pipeline.runtimes.tensorrt.triton_settings import engine_settings, settings_of
 from pipeline.store import Json
-from pipeline.triton.deployment import Deployment, DeploymentLimits, Requirements
-from pipeline.triton.layout import ENTRY
+from pipeline.triton.deployment import ENTRY, Deployment, DeploymentLimits, Requirements
 from pipeline.triton.repository import content_digest
 
 

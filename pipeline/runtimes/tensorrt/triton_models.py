@@ -21,8 +21,7 @@ from pipeline.models.token_ids import TokenIds
 from pipeline.runtimes.tensorrt import xgrammar_tokenizer
 from pipeline.triton import text_models
 from pipeline.triton.config import model_config
-from pipeline.triton.deployment import CONTAINER_ROOT, REPOSITORY
-from pipeline.triton.layout import DRAFT_MODEL, TARGET_MODEL, VERSION
+from pipeline.triton.deployment import CONTAINER_ROOT, DRAFT_MODEL, REPOSITORY, TARGET_MODEL, VERSION
 from pipeline.triton.text_models import DraftLimits, TextSettings
 
 if TYPE_CHECKING:
