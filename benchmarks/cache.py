@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.cache.backend import Capacity
-from pipeline.cache.entry import Entry, Piece
+from pipeline.cache.entry import CacheEntry, StoredChunk
 from pipeline.cache.key import Origin, Question, ask
-from pipeline.cache.response_cache import Recent
+from pipeline.cache.response_cache import HotTier
 from pipeline.cache.semantic.embedder import Embedder
 from pipeline.cache.sqlite import SqliteBackend
 from pipeline.cache.tuning.pairs import read_pairs
@@ -50,8 +50,8 @@ def exact(file: Path, count: int) -> None:
     backend = SqliteBackend(file, Capacity(entries=2 * count))
     rng, now = np.random.default_rng(0), time.time()
     vector = unit(rng.standard_normal((1, DIMENSIONS)))[0]
-    pieces = [Piece(f"token{n} ", (n,)) for n in range(32)]
-    entry = Entry.of(pieces, finish_reason="stop", created=now, expires=now + 3600, output_tokens=32)
+    pieces = [StoredChunk(f"token{n} ", (n,)) for n in range(32)]
+    entry = CacheEntry.of(pieces, finish_reason="stop", created=now, expires=now + 3600, output_tokens=32)
     questions = [question(n) for n in range(count)]
     report("ask: the key of a request", timed(question, range(2000)))
     report(
@@ -60,7 +60,7 @@ def exact(file: Path, count: int) -> None:
     )
     keys = [questions[at].key for at in rng.permutation(count)]
     report("exact hit, SQLite", timed(lambda key: backend.get(key, now), keys))
-    recent = Recent(entries=count, max_bytes=2**30)
+    recent = HotTier(entries=count, max_bytes=2**30)
     for key in keys:
         recent.put(key, entry)
     report("exact hit, memory", timed(lambda key: recent.get(key, now), keys))

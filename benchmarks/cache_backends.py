@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tests.sup
 
 from pipeline.cache.backend import Backend, Capacity
 from pipeline.cache.backends import open_backend
-from pipeline.cache.entry import Entry, Piece
+from pipeline.cache.entry import CacheEntry, StoredChunk
 from pipeline.cache.key import Origin, Question, ask
 from tests.support.servers import PostgresServer, RedisServer, Server, Unavailable
 
@@ -131,9 +131,9 @@ def question(number: int) -> Question:
     return ask(Origin("d" * 64), f"Where is parcel number {number}?", {"temperature": 0, "max_tokens": 64})
 
 
-def answer(now: float) -> Entry:
-    pieces = [Piece(f"token{n} ", (n,)) for n in range(32)]
-    return Entry.of(pieces, finish_reason="stop", created=now, expires=now + 3600, output_tokens=32)
+def answer(now: float) -> CacheEntry:
+    pieces = [StoredChunk(f"token{n} ", (n,)) for n in range(32)]
+    return CacheEntry.of(pieces, finish_reason="stop", created=now, expires=now + 3600, output_tokens=32)
 
 
 def unit(vectors: Any) -> Any:

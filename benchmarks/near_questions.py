@@ -27,7 +27,7 @@ from pipeline.cache.semantic.embedder import Embedder
 from pipeline.cache.semantic.layer import Verifier
 from pipeline.cache.semantic.scoring import verifier_for
 from pipeline.cache.semantic.verification import default_verifier
-from pipeline.cache.tuning.measuring import Share
+from pipeline.cache.tuning.measuring import CountedShare
 from pipeline.cache.tuning.pairs import Pair, read_pairs
 
 ASIDE = Path(__file__).resolve().parent.parent / "scripts/questions/aside"
@@ -99,7 +99,7 @@ def judge(
 
 
 def _print(name: str, what: str, served: list[bool]) -> None:
-    share = Share(sum(served), len(served))
+    share = CountedShare(sum(served), len(served))
     print(
         f"  {name:<18}{what:<20}{share.count:>5} of {share.of:<6}{share.value:>7.1%}"
         f"   95 % interval {share.low(0.95):.1%} to {share.high(0.95):.1%}"

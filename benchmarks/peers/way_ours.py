@@ -9,10 +9,10 @@ from pathlib import Path
 from measuring import Questions
 
 from pipeline.cache.backend import Capacity, Vector
-from pipeline.cache.entry import Piece
+from pipeline.cache.entry import StoredChunk
 from pipeline.cache.key import Origin, Question, ask
-from pipeline.cache.response_cache import Recent, ResponseCache
-from pipeline.cache.semantic.layer import AllOf, SemanticLayer, Verifier
+from pipeline.cache.response_cache import HotTier, ResponseCache
+from pipeline.cache.semantic.layer import SemanticLayer, Verifier, VerifierChain
 from pipeline.cache.sqlite import SqliteBackend
 
 
@@ -42,10 +42,10 @@ class SQLite:
         self._questions, self._folder = questions, folder
         backend = SqliteBackend(folder / "cache.db", Capacity(entries=2 * len(questions.stored)))
         layer = SemanticLayer(backend, _Given(questions), self.verifier(), 0.85)
-        self.cache = ResponseCache(backend, semantic=layer, recent=Recent(self.in_memory))
+        self.cache = ResponseCache(backend, semantic=layer, hot_tier=HotTier(self.in_memory))
 
     def store(self, text: str, answer: str) -> None:
-        pieces = [Piece(answer)]
+        pieces = [StoredChunk(answer)]
         assert self.cache.store(_question(text), pieces, finish_reason="stop", output_tokens=32)
 
     def lookup(self, text: str) -> str | None:
@@ -104,7 +104,7 @@ class Unchecked(SQLite):
     """What is near counts as the same: as the peers do, and to see what the checks cost."""
 
     def verifier(self) -> Verifier:
-        return AllOf(())
+        return VerifierChain(())
 
 
 def _question(text: str) -> Question:

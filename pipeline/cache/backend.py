@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache.entry import Entry
+from pipeline.cache.entry import CacheEntry
 from pipeline.cache.key import Question
 
 Vector = NDArray[np.float32]  # [dimensions], length 1
@@ -43,7 +43,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredEntry:
     """An entry with what it was found by, for listing, export and audit."""
 
     key: bytes
@@ -51,13 +51,13 @@ class Kept:
     engine: bytes
     tenant: bytes
     turn: str
-    entry: Entry
+    entry: CacheEntry
     used: float  # s since the epoch
     has_vector: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Which:
+class EntryFilter:
     """Some entries: those that are all of what is given. By default every entry."""
 
     scope: bytes | None = None
@@ -71,11 +71,11 @@ class Which:
         return {name: id for name, id in ids.items() if id is not None}
 
 
-EVERY = Which()
+ALL_ENTRIES = EntryFilter()
 
 
 @dataclass(frozen=True, slots=True)
-class Fill:
+class Usage:
     """How full a backend is."""
 
     entries: int
@@ -91,10 +91,10 @@ class Backend(Protocol):
     def remote(self) -> bool:
         """Whether a call may wait for a network."""
 
-    def get(self, key: bytes, now: float) -> Entry | None:
+    def get(self, key: bytes, now: float) -> CacheEntry | None:
         """The entry of this very key, unless it is older than it may be."""
 
-    def put(self, question: Question, entry: Entry, vector: Vector | None = None) -> None:
+    def put(self, question: Question, entry: CacheEntry, vector: Vector | None = None) -> None:
         """Keep an answer, in place of the one that the key had. On return it is safe from the death of this process."""
 
     def near(
@@ -109,10 +109,10 @@ class Backend(Protocol):
     def remove(self, keys: Iterable[bytes]) -> int:
         """How many were there to be removed."""
 
-    def purge(self, which: Which = EVERY) -> int:
+    def purge(self, which: EntryFilter = ALL_ENTRIES) -> int:
         """Remove entries. How many there were."""
 
-    def items(self) -> Iterator[Kept]:
+    def items(self) -> Iterator[StoredEntry]:
         """All entries, newest first."""
 
     def removals(self) -> int:
@@ -121,7 +121,7 @@ class Backend(Protocol):
     def unreadable(self) -> int:
         """How many entries this process met that are damaged, not ours, or sealed with another key; not served."""
 
-    def fill(self) -> Fill:
+    def usage(self) -> Usage:
         """How full it is."""
 
     def describe(self) -> Mapping[str, str]:

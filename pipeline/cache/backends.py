@@ -47,9 +47,9 @@ def open_backend(
 
         return InMemoryBackend(capacity)
     if scheme in REDIS:
-        from pipeline.cache.redis import Address, RedisBackend
+        from pipeline.cache.redis import RedisAddress, RedisBackend
 
-        return RedisBackend(Address.parse(str(place)), capacity, name=name, codec=codec)
+        return RedisBackend(RedisAddress.parse(str(place)), capacity, name=name, codec=codec)
     if scheme in POSTGRES:
         from pipeline.cache.pgvector import PgvectorBackend
 

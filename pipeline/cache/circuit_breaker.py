@@ -16,11 +16,11 @@ _FIRST_S = 0.5
 _LONGEST_S = 15.0
 
 
-class Unanswered(BackendDown):
+class ServerUnreachable(BackendDown):
     """The server could not be reached, or took too long."""
 
 
-class Rest:
+class CircuitBreaker:
     """Safe to use from any number of threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,7 +37,7 @@ class Rest:
             self._take_turn()
         try:
             yield
-        except Unanswered as error:
+        except ServerUnreachable as error:
             with self._lock:
                 self._failures += 1
                 self._why = str(error)

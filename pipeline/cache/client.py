@@ -1,4 +1,14 @@
-"""What the blocking and the asyncio client with a cache have in common."""
+"""A client with a response cache in front: the same `stream` and `generate`, answered from the cache where it can be.
+
+    with CachingClient(Client(url, template=template), cache, Origin(deployment.digest)) as client:
+        with client.stream("Where is my parcel?", max_tokens=64, temperature=0) as stream:
+            for chunk in stream:
+                print(chunk.text, end="", flush=True)
+        print(stream.stats.cached)
+
+`AsyncCachingClient` is the same for asyncio. Its lookup runs on the event loop where it takes microseconds, and in a
+thread where it may wait for a server or an embedding.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +20,16 @@ from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar, Unpack
 
 from pipeline.cache.key import Origin, Question, ask
-from pipeline.cache.replay import Replay, pieces_of
+from pipeline.cache.replay import Replay, stored_chunks
 from pipeline.cache.response_cache import ResponseCache
-from pipeline.cache.single_flight import AsyncFlight, AsyncFlights, AsyncPassage, Flight, Flights, Passage
+from pipeline.cache.single_flight import (
+    AsyncSharedStream,
+    AsyncSingleFlight,
+    AsyncSubscriber,
+    SharedStream,
+    SingleFlight,
+    Subscriber,
+)
 from pipeline.client import (
     Answer,
     AsyncClient,
@@ -27,27 +44,27 @@ from pipeline.client import (
     Stream,
 )
 
-_Source = TypeVar("_Source", Replay | Passage | Stream, Replay | AsyncPassage | AsyncStream)
+_Source = TypeVar("_Source", Replay | Subscriber | Stream, Replay | AsyncSubscriber | AsyncStream)
 
 
-class Request(Sampling, total=False):
-    """What a request may say besides its prompt: how to answer, and what the cache may do with it."""
+class RequestOptions(Sampling, total=False):
+    """What a request may say besides its prompt: sampling parameters, and what the cache may do with it."""
 
     request_id: str | None
     tools: Sequence[Mapping[str, Any]]
-    rendered: str | None  # what the chat template makes of messages and tools, where that is known
-    cache: bool  # False: neither looked up nor kept
-    ttl_s: (
-        float | None
-    )  # how long the answer may be served again; by default as the cache judges the question
-    unkeyed: (
-        Sampling | None
-    )  # sent, and not a part of the question, such as a seed that is drawn anew each time
+    # The prompt as the chat template renders messages and tools, where that is known already.
+    rendered: str | None
+    # False: neither looked up nor stored.
+    cache: bool
+    # How long the answer may be served again; by default what the cache's `lifetime` says of the question.
+    ttl_s: float | None
+    # Parameters that are sent, but are no part of the question, such as a seed that is drawn anew each time.
+    unkeyed: Sampling | None
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request, taken apart; see `Request`."""
+class CachedRequest:
+    """A request, taken apart into its prompt, its sampling parameters, and what is for the cache."""
 
     prompt: Prompt
     sampling: Mapping[str, Any]
@@ -59,15 +76,15 @@ class Asked:
     unkeyed: Mapping[str, Any]
 
     @classmethod
-    def of(cls, prompt: Prompt, request: Request) -> Self:
-        """Raises Refused for a time that is not above 0."""
+    def of(cls, prompt: Prompt, request: RequestOptions) -> Self:
+        """Take apart a request. Raises Refused if its `ttl_s` is not above 0."""
         sampling: dict[str, Any] = dict(request)
         return cls(
             prompt,
             request_id=sampling.pop("request_id", None),
             tools=sampling.pop("tools", ()),
             rendered=sampling.pop("rendered", None),
-            # what is kept of an answer has no room for the likeliest tokens
+            # A stored answer has no room for top log-probs.
             cache=sampling.pop("cache", True) and not sampling.get("top_log_probs"),
             ttl_s=sampling.pop("ttl_s", None),
             unkeyed=sampling.pop("unkeyed", None) or {},
@@ -87,16 +104,16 @@ class Asked:
         return self.prompt, {"tools": self.tools, **sampling}
 
     def question(self, origin: Origin, defaults: Mapping[str, Any]) -> Question:
-        """As the cache sees it; `defaults` are the client's sampling parameters."""
+        """Make the question that the cache is asked; `defaults` are the client's own sampling parameters."""
         return ask(origin, self.prompt, {**defaults, **self.sampling}, tools=self.tools)
 
 
 class CachedStreamBase(Generic[_Source]):
-    """One request, answered from wherever its source is."""
+    """What the streams of both clients have in common: one request, and the source that answers it."""
 
-    def __init__(self, asked: Asked) -> None:
-        self.request_id = asked.request_id or uuid.uuid4().hex
-        self._asked = asked
+    def __init__(self, request: CachedRequest) -> None:
+        self.request_id = request.request_id or uuid.uuid4().hex
+        self._request = request
         self._entered: _Source | None = None
 
     @property
@@ -115,7 +132,7 @@ class CachedStreamBase(Generic[_Source]):
         return self._source.stats
 
     def answer(self) -> Answer:
-        """The whole answer, once all chunks have been read."""
+        """Return the complete answer, once all chunks have been read."""
         return self._source.answer()
 
     def cancel(self) -> None:
@@ -123,10 +140,10 @@ class CachedStreamBase(Generic[_Source]):
         self._source.cancel()
 
     def _question(self, cache: ResponseCache, origin: Origin, defaults: Mapping[str, Any]) -> Question | None:
-        """As the cache sees the request; None if the cache is to have no part in it, or cannot."""
-        if self._asked.cache:
+        """Make the question for the cache; None if the request excludes the cache, or if that fails."""
+        if self._request.cache:
             with cache.contained("question"):
-                return self._asked.question(origin, defaults)
+                return self._request.question(origin, defaults)
         return None
 
     @property
@@ -136,16 +153,19 @@ class CachedStreamBase(Generic[_Source]):
         return self._entered
 
 
-def keep(
-    cache: ResponseCache, question: Question, flight: Flight | AsyncFlight, ttl_s: float | None = None
+def store_answer(
+    cache: ResponseCache,
+    question: Question,
+    shared: SharedStream | AsyncSharedStream,
+    ttl_s: float | None = None,
 ) -> None:
-    """Store the answer of a flight that has landed. Raises nothing: its passengers have their answer."""
+    """Store the answer of a stream that is complete. Raises nothing: its subscribers have their answer."""
     with cache.contained("store"):
-        stats = flight.stream.stats
+        stats = shared.stream.stats
         cache.store(
             question,
-            pieces_of(flight.chunks, flight.began, flight.times),
-            finish_reason=flight.stream.finish_reason or "unknown",
+            stored_chunks(shared.chunks, shared.began, shared.times),
+            finish_reason=shared.stream.finish_reason or "unknown",
             input_tokens=stats.input_tokens,
             output_tokens=stats.output_tokens,
             ttl_s=ttl_s,
@@ -153,15 +173,21 @@ def keep(
 
 
 class CachingClient:
-    """Answers from the cache, or asks `client` and keeps the answer. Equal requests that run together share one."""
+    """Answer from the cache, or ask `client` and store its answer. Equal requests at the same time share one stream."""
 
     def __init__(
         self, client: Client, cache: ResponseCache, origin: Origin, *, pace: float | None = None
     ) -> None:
-        """`pace`: how slowly a kept answer is replayed, 0 at once, 1 as it once came; by default as the cache says."""
+        """
+        Args:
+            client: sends requests that the cache cannot answer; closed with this one.
+            cache: closed with this one.
+            origin: identifies the deployment, and whose answers these are.
+            pace: how slowly an answer is replayed: 0 at once, 1 as it once came. By default `cache.pace`.
+        """
         self.client, self.cache, self.origin = client, cache, origin
         self.pace = cache.pace if pace is None else pace
-        self.flights = Flights()
+        self.single_flight = SingleFlight()
 
     def __enter__(self) -> Self:
         return self
@@ -170,27 +196,38 @@ class CachingClient:
         self.close()
 
     def close(self) -> None:
-        """Ends the client's connection, and gives up the cache."""
+        """Close the client's connection and the cache."""
         self.client.close()
         self.cache.close()
 
-    def stream(self, prompt: Prompt, **request: Unpack[Request]) -> CachedStream:
-        """An answer, chunk by chunk; `Request` tells what else may be asked for."""
-        return CachedStream(self, Asked.of(prompt, request))
+    def stream(self, prompt: Prompt, **request: Unpack[RequestOptions]) -> CachedStream:
+        """Stream an answer.
 
-    def generate(self, prompt: Prompt, **request: Unpack[Request]) -> Answer:
-        """A whole answer."""
+        Args:
+            prompt: text, or chat messages.
+            **request: see `RequestOptions`.
+
+        Returns:
+            A stream, to be entered with `with` and iterated over.
+
+        Raises:
+            Refused: `ttl_s` is not above 0.
+        """
+        return CachedStream(self, CachedRequest.of(prompt, request))
+
+    def generate(self, prompt: Prompt, **request: Unpack[RequestOptions]) -> Answer:
+        """Generate a complete answer; arguments as `stream` takes them."""
         with self.stream(prompt, **request) as stream:
             for _ in stream:
                 pass
             return stream.answer()
 
 
-class CachedStream(CachedStreamBase[Replay | Passage | Stream]):
+class CachedStream(CachedStreamBase[Replay | Subscriber | Stream]):
     """The chunks of one answer: from the cache, from an equal request that is running, or from the model."""
 
-    def __init__(self, client: CachingClient, asked: Asked) -> None:
-        super().__init__(asked)
+    def __init__(self, client: CachingClient, request: CachedRequest) -> None:
+        super().__init__(request)
         self._client = client
         self._exit = ExitStack()
 
@@ -208,20 +245,22 @@ class CachedStream(CachedStreamBase[Replay | Passage | Stream]):
     def __next__(self) -> Chunk:
         return next(self._chunks)
 
-    def _find(self) -> Replay | Passage | Stream:
-        client, cache, ttl_s = self._client, self._client.cache, self._asked.ttl_s
+    def _find(self) -> Replay | Subscriber | Stream:
+        client, cache, ttl_s = self._client, self._client.cache, self._request.ttl_s
         question = self._question(cache, client.origin, client.client.defaults)
         if question is not None:
             if (replay := self._replay(question)) is not None:
                 return replay
             if cache.may_answer(question):
-                flight, first = client.flights.join(
+                shared, first = client.single_flight.join(
                     question.key,
-                    lambda: Flight(self._ask(), lambda flight: keep(cache, question, flight, ttl_s)),
+                    lambda: SharedStream(
+                        self._send(), lambda shared: store_answer(cache, question, shared, ttl_s)
+                    ),
                 )
-                self._exit.callback(client.flights.leave, question.key, flight)
-                return Passage(flight, self.request_id, first=first)
-        return self._exit.enter_context(self._ask())
+                self._exit.callback(client.single_flight.leave, question.key, shared)
+                return Subscriber(shared, self.request_id, first=first)
+        return self._exit.enter_context(self._send())
 
     def _replay(self, question: Question) -> Replay | None:
         cache = self._client.cache
@@ -230,21 +269,27 @@ class CachedStream(CachedStreamBase[Replay | Passage | Stream]):
                 return Replay(hit, self.request_id, self._client.pace)
         return None
 
-    def _ask(self) -> Stream:
-        prompt, more = self._asked.sent
+    def _send(self) -> Stream:
+        prompt, more = self._request.sent
         return self._client.client.stream(prompt, request_id=self.request_id, **more)
 
 
 class AsyncCachingClient:
-    """Answers from the cache, or asks `client` and keeps the answer. Equal requests that run together share one."""
+    """`CachingClient` for asyncio."""
 
     def __init__(
         self, client: AsyncClient, cache: ResponseCache, origin: Origin, *, pace: float | None = None
     ) -> None:
-        """`pace`: how slowly a kept answer is replayed, 0 at once, 1 as it once came; by default as the cache says."""
+        """
+        Args:
+            client: sends requests that the cache cannot answer; closed with this one.
+            cache: closed with this one.
+            origin: identifies the deployment, and whose answers these are.
+            pace: how slowly an answer is replayed: 0 at once, 1 as it once came. By default `cache.pace`.
+        """
         self.client, self.cache, self.origin = client, cache, origin
         self.pace = cache.pace if pace is None else pace
-        self.flights = AsyncFlights()
+        self.single_flight = AsyncSingleFlight()
 
     async def __aenter__(self) -> Self:
         return self
@@ -253,27 +298,27 @@ class AsyncCachingClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Ends the client's connection, and gives up the cache."""
+        """Close the client's connection and the cache."""
         await self.client.aclose()
         self.cache.close()
 
-    def stream(self, prompt: Prompt, **request: Unpack[Request]) -> AsyncCachedStream:
-        """An answer, chunk by chunk; `Request` tells what else may be asked for."""
-        return AsyncCachedStream(self, Asked.of(prompt, request))
+    def stream(self, prompt: Prompt, **request: Unpack[RequestOptions]) -> AsyncCachedStream:
+        """Stream an answer; see `CachingClient.stream`. The stream is entered with `async with`."""
+        return AsyncCachedStream(self, CachedRequest.of(prompt, request))
 
-    async def generate(self, prompt: Prompt, **request: Unpack[Request]) -> Answer:
-        """A whole answer."""
+    async def generate(self, prompt: Prompt, **request: Unpack[RequestOptions]) -> Answer:
+        """Generate a complete answer; arguments as `stream` takes them."""
         async with self.stream(prompt, **request) as stream:
             async for _ in stream:
                 pass
             return stream.answer()
 
 
-class AsyncCachedStream(CachedStreamBase[Replay | AsyncPassage | AsyncStream]):
+class AsyncCachedStream(CachedStreamBase[Replay | AsyncSubscriber | AsyncStream]):
     """The chunks of one answer: from the cache, from an equal request that is running, or from the model."""
 
-    def __init__(self, client: AsyncCachingClient, asked: Asked) -> None:
-        super().__init__(asked)
+    def __init__(self, client: AsyncCachingClient, request: CachedRequest) -> None:
+        super().__init__(request)
         self._client = client
         self._exit = AsyncExitStack()
 
@@ -291,23 +336,23 @@ class AsyncCachedStream(CachedStreamBase[Replay | AsyncPassage | AsyncStream]):
     async def __anext__(self) -> Chunk:
         return await anext(self._chunks)
 
-    async def _find(self) -> Replay | AsyncPassage | AsyncStream:
+    async def _find(self) -> Replay | AsyncSubscriber | AsyncStream:
         client, cache = self._client, self._client.cache
         question = self._question(cache, client.origin, client.client.defaults)
         if question is not None:
             if (replay := await self._replay(question)) is not None:
                 return replay
             if cache.may_answer(question):
-                flight, first = client.flights.join(
+                shared, first = client.single_flight.join(
                     question.key,
-                    lambda: AsyncFlight(self._ask(), lambda flight: self._keep(question, flight)),
+                    lambda: AsyncSharedStream(self._send(), lambda shared: self._store(question, shared)),
                 )
-                self._exit.push_async_callback(client.flights.leave, question.key, flight)
-                return AsyncPassage(flight, self.request_id, first=first)
-        return await self._exit.enter_async_context(self._ask())
+                self._exit.push_async_callback(client.single_flight.leave, question.key, shared)
+                return AsyncSubscriber(shared, self.request_id, first=first)
+        return await self._exit.enter_async_context(self._send())
 
-    def _ask(self) -> AsyncStream:
-        prompt, more = self._asked.sent
+    def _send(self) -> AsyncStream:
+        prompt, more = self._request.sent
         return self._client.client.stream(prompt, request_id=self.request_id, **more)
 
     async def _replay(self, question: Question) -> Replay | None:
@@ -319,7 +364,7 @@ class AsyncCachedStream(CachedStreamBase[Replay | AsyncPassage | AsyncStream]):
                 return Replay(hit, self.request_id, self._client.pace)
         return None
 
-    async def _keep(self, question: Question, flight: AsyncFlight) -> None:
+    async def _store(self, question: Question, shared: AsyncSharedStream) -> None:
         cache = self._client.cache
         with cache.contained("store"):
-            await asyncio.to_thread(keep, cache, question, flight, self._asked.ttl_s)
+            await asyncio.to_thread(store_answer, cache, question, shared, self._request.ttl_s)

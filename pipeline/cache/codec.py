@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.cache.backend import Candidate, Vector
-from pipeline.cache.encryption import Codec, Plain, Unreadable
-from pipeline.cache.entry import Entry
+from pipeline.cache.encryption import Codec, PlainCodec, UnreadableEntry
+from pipeline.cache.entry import CacheEntry
 from pipeline.cache.key import Question
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedEntry:
     """An entry as bytes."""
 
     key: bytes
@@ -40,20 +40,20 @@ class Packed:
         return len(self.turn) + len(self.answer) + len(self.vector or b"")
 
 
-class Vault:
+class EntryCodec:
     """Safe to use from any number of threads."""
 
     def __init__(self, codec: Codec | None = None) -> None:
-        self._codec = codec or Plain()
+        self._codec = codec or PlainCodec()
         self.sealed = not isinstance(
-            self._codec, Plain
+            self._codec, PlainCodec
         )  # whether a server sees nothing of questions and answers
         self.unreadable = 0  # entries that were met and could not be read
 
-    def pack(self, question: Question, entry: Entry, vector: Vector | None) -> Packed:
+    def pack(self, question: Question, entry: CacheEntry, vector: Vector | None) -> PackedEntry:
         """Seal an entry; its vector as 16-bit floats."""
         key, seal = question.key, self._codec.seal
-        return Packed(
+        return PackedEntry(
             key,
             question.scope,
             question.engine,
@@ -65,15 +65,15 @@ class Vault:
             entry.expires,
         )
 
-    def entry(self, answer: bytes, key: bytes) -> Entry | None:
+    def entry(self, answer: bytes, key: bytes) -> CacheEntry | None:
         """The entry, or None if it cannot be read."""
         try:
-            return Entry.from_bytes(self._codec.open(answer, key))
-        except (Unreadable, ValueError) as error:
+            return CacheEntry.from_bytes(self._codec.open(answer, key))
+        except (UnreadableEntry, ValueError) as error:
             self._count(key, error)
             return None
 
-    def both(self, turn: bytes, answer: bytes, key: bytes) -> tuple[str, Entry] | None:
+    def both(self, turn: bytes, answer: bytes, key: bytes) -> tuple[str, CacheEntry] | None:
         """The question and the entry, or None if one of them cannot be read."""
         question = self.turn(turn, key)
         entry = None if question is None else self.entry(answer, key)
@@ -88,7 +88,7 @@ class Vault:
         """The question, or None if it cannot be read."""
         try:
             return self._codec.open(turn, key).decode()
-        except (Unreadable, ValueError) as error:
+        except (UnreadableEntry, ValueError) as error:
             self._count(key, error)
             return None
 
@@ -96,7 +96,7 @@ class Vault:
         """The embedding, or None if it cannot be read, has other dimensions, or holds what is not a number."""
         try:
             packed = self._codec.open(vector, key)
-        except Unreadable as error:
+        except UnreadableEntry as error:
             self._count(key, error)
             return None
         if len(packed) != 2 * dimensions:

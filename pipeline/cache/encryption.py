@@ -23,7 +23,7 @@ _NONCE = 12  # bytes
 _CHECKSUM = struct.Struct("<I")
 
 
-class Unreadable(Exception):
+class UnreadableEntry(Exception):
     """What was kept is damaged, was written by something else, or was sealed with another key."""
 
 
@@ -37,7 +37,7 @@ class Codec(Protocol):
         """The content. Unreadable if it was sealed with another key, or changed since."""
 
 
-class Plain:
+class PlainCodec:
     """As it is, with a CRC-32 of it and its key."""
 
     def seal(self, content: bytes, key: bytes) -> bytes:
@@ -46,15 +46,15 @@ class Plain:
     def open(self, kept: bytes, key: bytes) -> bytes:
         content, checksum = kept[: -_CHECKSUM.size], kept[-_CHECKSUM.size :]
         if checksum != _CHECKSUM.pack(zlib.crc32(content, zlib.crc32(key))):
-            raise Unreadable("an entry is damaged, or was sealed")
+            raise UnreadableEntry("an entry is damaged, or was sealed")
         return content
 
 
-class Sealed:
+class AesGcmCodec:
     """Encrypted and authenticated. Needs the distribution `cryptography`."""
 
     def __init__(self, secret: str) -> None:
-        """`secret`: 32 bytes in base64, as `Sealed.new_secret` makes them. ValueError if it is not that."""
+        """`secret`: 32 bytes in base64, as `AesGcmCodec.new_secret` makes them. ValueError if it is not that."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         try:
@@ -82,11 +82,11 @@ class Sealed:
         try:
             return self._cipher.decrypt(kept[:_NONCE], kept[_NONCE:], key)
         except (InvalidTag, ValueError):
-            raise Unreadable("an entry was sealed with another key, or not at all") from None
+            raise UnreadableEntry("an entry was sealed with another key, or not at all") from None
 
 
 @dataclass(frozen=True, slots=True)
-class Secret:
+class KeySource:
     """Where the key of a cache lies."""
 
     variable: str = KEY  # of the environment
@@ -104,10 +104,10 @@ class Secret:
         return found
 
 
-def codec_of(environ: Mapping[str, str] = os.environ, secret: Secret | None = None) -> Codec:
+def load_codec(environ: Mapping[str, str] = os.environ, secret: KeySource | None = None) -> Codec:
     """Sealed with the key that is found; plain without. ValueError if it is none."""
-    key = (secret or Secret()).read(environ)
-    return Sealed(key) if key else Plain()
+    key = (secret or KeySource()).read(environ)
+    return AesGcmCodec(key) if key else PlainCodec()
 
 
 def _content(file: Path) -> str:

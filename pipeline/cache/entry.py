@@ -25,7 +25,7 @@ _DELAY_UNIT_S = 1e-4  # resolution of the time before a chunk; 16 bits hold 6.5 
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StoredChunk:
     """One chunk of an answer."""
 
     text: str
@@ -35,7 +35,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CacheEntry:
     """An answer that came to its end."""
 
     raw: bytes
@@ -46,7 +46,7 @@ class Entry:
     @classmethod
     def of(
         cls,
-        pieces: Sequence[Piece],
+        pieces: Sequence[StoredChunk],
         *,
         finish_reason: FinishReason,
         created: float,
@@ -114,7 +114,7 @@ class Entry:
         """Of the answer, where the server told."""
         return None if self._head[6] < 0 else self._head[6]
 
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[StoredChunk, ...]:
         """The chunks as they came."""
         _, _, flags, count, text_bytes, *_ = self._head
         at = _HEAD.size + text_bytes
@@ -128,7 +128,7 @@ class Entry:
             log_probs, at = self._rows("<f4", count, at)
         ends = _HEAD.size + np.cumsum(lengths)
         return tuple(
-            Piece(
+            StoredChunk(
                 self.raw[end - length : end].decode(),
                 tokens[i],
                 log_probs[i],

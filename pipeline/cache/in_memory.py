@@ -9,8 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.cache.backend import ANY, EVERY, Candidate, Capacity, Fill, Kept, Vector, Which
-from pipeline.cache.entry import Entry
+from pipeline.cache.backend import (
+    ALL_ENTRIES,
+    ANY,
+    Candidate,
+    Capacity,
+    EntryFilter,
+    StoredEntry,
+    Usage,
+    Vector,
+)
+from pipeline.cache.entry import CacheEntry
 from pipeline.cache.key import Question
 from pipeline.cache.vector_index import VectorIndex
 
@@ -19,7 +28,7 @@ from pipeline.cache.vector_index import VectorIndex
 class _Row:
     id: int
     question: Question
-    entry: Entry
+    entry: CacheEntry
     used: float
     vector_bytes: int
 
@@ -27,7 +36,7 @@ class _Row:
     def bytes(self) -> int:
         return len(self.entry.raw) + len(self.question.turn.encode()) + self.vector_bytes
 
-    def is_of(self, which: Which) -> bool:
+    def is_of(self, which: EntryFilter) -> bool:
         """Whether it is all of what is given."""
         return all(getattr(self.question, name) == id for name, id in which.ids().items()) and (
             which.before is None or self.entry.created < which.before
@@ -37,7 +46,7 @@ class _Row:
 class InMemoryBackend:
     """See `pipeline.cache.backend.Backend`.
 
-    >>> InMemoryBackend(Capacity(entries=100)).fill().entries
+    >>> InMemoryBackend(Capacity(entries=100)).usage().entries
     0
     """
 
@@ -52,7 +61,7 @@ class InMemoryBackend:
         self._bytes = self._removals = 0
         self._lock = threading.RLock()
 
-    def get(self, key: bytes, now: float) -> Entry | None:
+    def get(self, key: bytes, now: float) -> CacheEntry | None:
         with self._lock:
             row = self._rows.get(key)
             if row is None or row.entry.expires <= now:
@@ -61,7 +70,7 @@ class InMemoryBackend:
             self._rows[key] = self._rows.pop(key)
             return row.entry
 
-    def put(self, question: Question, entry: Entry, vector: Vector | None = None) -> None:
+    def put(self, question: Question, entry: CacheEntry, vector: Vector | None = None) -> None:
         with self._lock:
             row = _Row(
                 next(self._ids), question, entry, entry.created, 0 if vector is None else 2 * len(vector)
@@ -90,16 +99,16 @@ class InMemoryBackend:
         with self._lock:
             return self._drop(keys)
 
-    def purge(self, which: Which = EVERY) -> int:
+    def purge(self, which: EntryFilter = ALL_ENTRIES) -> int:
         with self._lock:
             return self._drop([key for key, row in self._rows.items() if row.is_of(which)])
 
-    def items(self) -> Iterator[Kept]:
+    def items(self) -> Iterator[StoredEntry]:
         with self._lock:
             rows = sorted(self._rows.values(), key=lambda row: -row.id)
         for row in rows:
             asked = row.question
-            yield Kept(
+            yield StoredEntry(
                 asked.key, asked.scope, asked.engine, asked.tenant, asked.turn, row.entry, row.used,
                 row.vector_bytes > 0,
             )  # fmt: skip
@@ -110,10 +119,10 @@ class InMemoryBackend:
     def unreadable(self) -> int:
         return 0
 
-    def fill(self) -> Fill:
+    def usage(self) -> Usage:
         with self._lock:
             oldest = min((row.entry.created for row in self._rows.values()), default=None)
-            return Fill(len(self._rows), self._bytes, len(self._keys), oldest)
+            return Usage(len(self._rows), self._bytes, len(self._keys), oldest)
 
     def describe(self) -> Mapping[str, str]:
         return {"kind": "memory"}

@@ -6,33 +6,33 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from pipeline.cache.backend import Capacity, Vector, Which
-from pipeline.cache.codec import Packed, Vault
+from pipeline.cache.backend import Capacity, EntryFilter, Vector
+from pipeline.cache.codec import EntryCodec, PackedEntry
 from pipeline.cache.encryption import Codec
-from pipeline.cache.entry import Entry
+from pipeline.cache.entry import CacheEntry
 from pipeline.cache.key import Question
 
 
 class PackedBackend(ABC):
     """A part of `pipeline.cache.backend.Backend`."""
 
-    def __init__(self, capacity: Capacity | None, codec: Codec | None, *, uses_together: int = 64) -> None:
-        """`uses_together`: how many uses are written at a time."""
+    def __init__(self, capacity: Capacity | None, codec: Codec | None, *, flush_every: int = 64) -> None:
+        """`flush_every`: how many uses are written at a time."""
         self._capacity = capacity or Capacity()
-        self._vault = Vault(codec)
-        self._uses = Uses(uses_together)
+        self._codec = EntryCodec(codec)
+        self._access_times = AccessTimes(flush_every)
 
-    def get(self, key: bytes, now: float) -> Entry | None:
+    def get(self, key: bytes, now: float) -> CacheEntry | None:
         answer = self._answer(key)
-        entry = None if answer is None else self._vault.entry(answer, key)
+        entry = None if answer is None else self._codec.entry(answer, key)
         if entry is None or entry.expires <= now:
             return None
-        if self._uses.note(key, now):
+        if self._access_times.note(key, now):
             self._flush()
         return entry
 
-    def put(self, question: Question, entry: Entry, vector: Vector | None = None) -> None:
-        packed = self._vault.pack(question, entry, vector)
+    def put(self, question: Question, entry: CacheEntry, vector: Vector | None = None) -> None:
+        packed = self._codec.pack(question, entry, vector)
         if packed.size > self._capacity.bytes:
             self.remove([packed.key])
         else:
@@ -43,14 +43,14 @@ class PackedBackend(ABC):
         """See `Backend`."""
 
     def unreadable(self) -> int:
-        return self._vault.unreadable
+        return self._codec.unreadable
 
     @abstractmethod
     def _answer(self, key: bytes) -> bytes | None:
         """The kept answer of this very key."""
 
     @abstractmethod
-    def _store(self, packed: Packed, vector: Vector | None) -> None:
+    def _store(self, packed: PackedEntry, vector: Vector | None) -> None:
         """Keep an entry that is not larger than the capacity; `vector` as it was before it was packed."""
 
     @abstractmethod
@@ -58,7 +58,7 @@ class PackedBackend(ABC):
         """Write the uses that were noted."""
 
 
-class Uses:
+class AccessTimes:
     """Safe to use from any number of threads."""
 
     def __init__(self, together: int) -> None:
@@ -80,7 +80,7 @@ class Uses:
             return noted
 
 
-def condition_of(which: Which, mark: str) -> tuple[str, list[bytes | float]]:
+def sql_where(which: EntryFilter, mark: str) -> tuple[str, list[bytes | float]]:
     """The text and its values; `mark` stands for a value.
 
     >>> condition_of(Which(tenant=b"t", before=1.5), "?")

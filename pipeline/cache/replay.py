@@ -1,4 +1,4 @@
-"""A kept answer, told again as if it came from the model, and what its figures are then."""
+"""Replaying a stored answer as the chunks in which it came, with figures of its own; and what is stored of chunks."""
 
 from __future__ import annotations
 
@@ -7,28 +7,33 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import pairwise
 
-from pipeline.cache.entry import Piece
+from pipeline.cache.entry import StoredChunk
 from pipeline.cache.response_cache import Hit
 from pipeline.client import Answer, Cached, Cancelled, Chunk, FinishReason, Stats
 
 
 class Replay:
-    """The chunks of a hit, and how far their telling is."""
+    """The chunks of a hit, and which of them have been delivered."""
 
     def __init__(self, hit: Hit, request_id: str, pace: float) -> None:
-        """Decodes the whole answer, and raises what an entry raises that cannot be decoded; nothing does later."""
+        """
+        Args:
+            hit: what the cache found. It is decoded here: a damaged entry raises now, and never between two chunks.
+            request_id: of the request that is answered.
+            pace: factor on the delays between chunks; 0 replays at once.
+        """
         self._pieces = hit.entry.pieces()
         self.text = ""
         self.finish_reason: FinishReason | None = None
         self._hit, self._request_id, self._pace = hit, request_id, pace
-        self._chunks = chunks_of(self._pieces, hit.entry.finish_reason, hit.cached)
+        self._chunks = replayed_chunks(self._pieces, hit.entry.finish_reason, hit.cached)
         self._began = time.perf_counter()
         self._due = self._began
         self._times: list[float] = []
         self._cancelled = False
 
     def next(self) -> tuple[float, Chunk] | None:
-        """How long to wait (s), and the chunk to tell then; None at the end."""
+        """Return the seconds to wait and the chunk to deliver then; None at the end."""
         if self._cancelled:
             raise Cancelled("the answer was cancelled")
         following = next(self._chunks, None)
@@ -38,31 +43,31 @@ class Replay:
         self._due += delay * self._pace
         return max(0.0, self._due - time.perf_counter()) if self._pace else 0.0, chunk
 
-    def told(self, chunk: Chunk) -> Chunk:
-        """Note that a chunk goes out now."""
+    def deliver(self, chunk: Chunk) -> Chunk:
+        """Count a chunk that goes out now."""
         self._times.append(time.perf_counter())
         self.text += chunk.text
         self.finish_reason = chunk.finish_reason
         return chunk
 
     def __iter__(self) -> Iterator[Chunk]:
-        """The chunks, each when it is due, for threads."""
+        """Yield the chunks, each when it is due; for threads."""
         while (following := self.next()) is not None:
             wait, chunk = following
             if wait > 0:
                 time.sleep(wait)
-            yield self.told(chunk)
+            yield self.deliver(chunk)
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
-        """The chunks, each when it is due, for asyncio."""
+        """Yield the chunks, each when it is due; for asyncio."""
         while (following := self.next()) is not None:
             wait, chunk = following
             if wait > 0:
                 await asyncio.sleep(wait)
-            yield self.told(chunk)
+            yield self.deliver(chunk)
 
     def cancel(self) -> None:
-        """Tell no more."""
+        """Deliver no more chunks: the next one raises Cancelled."""
         self._cancelled = True
 
     @property
@@ -80,7 +85,7 @@ class Replay:
         )
 
     def answer(self) -> Answer:
-        """The whole answer."""
+        """Return the complete answer."""
         entry = self._hit.entry
         tokens = [piece.token_ids for piece in self._pieces if piece.token_ids is not None]
         log_probs = [piece.log_probs for piece in self._pieces if piece.log_probs is not None]
@@ -94,19 +99,25 @@ class Replay:
         )
 
 
-def pieces_of(chunks: Sequence[Chunk], began: float, times: Sequence[float]) -> tuple[Piece, ...]:
-    """Chunks with the time (s) that each came after the one before it, or after the request began."""
+def stored_chunks(chunks: Sequence[Chunk], began: float, times: Sequence[float]) -> tuple[StoredChunk, ...]:
+    """Make what is stored of an answer's chunks.
+
+    Args:
+        chunks: as the client received them.
+        began: when the request began, in seconds of any clock.
+        times: when each chunk arrived, on the same clock.
+    """
     delays = [later - earlier for earlier, later in pairwise([began, *times])]
     return tuple(
-        Piece(chunk.text, chunk.token_ids, chunk.log_probs, delay)
+        StoredChunk(chunk.text, chunk.token_ids, chunk.log_probs, delay)
         for chunk, delay in zip(chunks, delays, strict=True)
     )
 
 
-def chunks_of(
-    pieces: Sequence[Piece], finish_reason: FinishReason, cached: Cached
+def replayed_chunks(
+    pieces: Sequence[StoredChunk], finish_reason: FinishReason, cached: Cached
 ) -> Iterator[tuple[float, Chunk]]:
-    """The same chunks again, each with the time (s) that it had come after the one before it."""
+    """Yield the chunks again, each with the seconds that it came after the one before it."""
     for index, piece in enumerate(pieces):
         reason = finish_reason if index == len(pieces) - 1 else None
         yield piece.delay_s, Chunk(piece.text, index, reason, piece.token_ids, piece.log_probs, cached)

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Literal, Protocol
 
 from pipeline.cache.backend import Backend, BackendDown, Candidate, Vector
-from pipeline.cache.entry import Entry, Piece
+from pipeline.cache.entry import CacheEntry, StoredChunk
 from pipeline.cache.key import Question
 from pipeline.cache.lifetime import Lifetime
 from pipeline.client import Cached, FinishReason
@@ -32,7 +32,7 @@ _LOOK_AGAIN_S = 0.1  # how long an entry that another process removed may still 
 class Hit:
     """An answer that may be given again."""
 
-    entry: Entry
+    entry: CacheEntry
     cached: Cached
 
 
@@ -49,26 +49,26 @@ class Semantic(Protocol):
         """Whether the candidate passes all checks, so that its answer serves this question too."""
 
 
-class Keeper(Protocol):
+class Redactor(Protocol):
     """Judges whether an answer may be kept at all."""
 
     def objection(self, turn: str, answer: str) -> str | None:
         """Why not, such as "e-mail"; None if it may."""
 
 
-class Recent:
+class HotTier:
     """A bounded table from key to entry; what was used longest ago goes first."""
 
     def __init__(self, entries: int = 4096, max_bytes: int = 64 * 2**20) -> None:
         self._most, self._max_bytes = entries, max_bytes
         self._bytes = 0
-        self._table: dict[bytes, Entry] = {}  # in the order of use
+        self._table: dict[bytes, CacheEntry] = {}  # in the order of use
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._table)
 
-    def get(self, key: bytes, now: float) -> Entry | None:
+    def get(self, key: bytes, now: float) -> CacheEntry | None:
         """The entry, unless it has expired."""
         with self._lock:
             entry = self._table.pop(key, None)
@@ -80,7 +80,7 @@ class Recent:
             self._table[key] = entry
             return entry
 
-    def put(self, key: bytes, entry: Entry) -> None:
+    def put(self, key: bytes, entry: CacheEntry) -> None:
         """Keep an entry; one that is larger than all of this may hold is not kept."""
         with self._lock:
             self._drop(key)
@@ -106,7 +106,7 @@ class Recent:
             self._bytes -= len(entry.raw)
 
 
-class Counters:
+class CacheCounters:
     """Named counts that only rise; safe to use from any number of threads."""
 
     def __init__(self) -> None:
@@ -146,9 +146,9 @@ class ResponseCache:
     keep_sampled: bool = False  # answers of which each request draws another, too
     pace: float = 0.0  # how slowly clients replay an answer; 0 is at once, 1 as it once came
     semantic: Semantic | None = None
-    keeper: Keeper | None = None
-    recent: Recent = field(default_factory=Recent)
-    counters: Counters = field(default_factory=Counters)
+    redactor: Redactor | None = None
+    hot_tier: HotTier = field(default_factory=HotTier)
+    counters: CacheCounters = field(default_factory=CacheCounters)
     clock: Callable[[], float] = time.time  # s since the epoch
     _checked_at: float = -1.0
     _removals: int = -1
@@ -177,7 +177,7 @@ class ResponseCache:
             self._is_down(error)
         except Exception as error:
             hit = None
-            self.recent.clear()
+            self.hot_tier.clear()
             self.failed("lookup", error)
         self.counters.add(f"hit_{hit.cached.kind}" if hit else "miss")
         return hit
@@ -185,7 +185,7 @@ class ResponseCache:
     def store(
         self,
         question: Question,
-        pieces: Sequence[Piece],
+        pieces: Sequence[StoredChunk],
         *,
         finish_reason: FinishReason,
         input_tokens: int | None = None,
@@ -237,7 +237,7 @@ class ResponseCache:
     def _store(
         self,
         question: Question,
-        pieces: Sequence[Piece],
+        pieces: Sequence[StoredChunk],
         *,
         finish_reason: FinishReason,
         input_tokens: int | None,
@@ -249,7 +249,7 @@ class ResponseCache:
             self.counters.add(f"not_kept_{refusal}")
             return False
         now = self.clock()
-        entry = Entry.of(
+        entry = CacheEntry.of(
             pieces,
             finish_reason=finish_reason,
             created=now,
@@ -263,17 +263,17 @@ class ResponseCache:
         except BackendDown as error:
             self._is_down(error)
             return False
-        self.recent.put(question.key, entry)
+        self.hot_tier.put(question.key, entry)
         self.counters.add("stored")
         return True
 
     def _exact(self, key: bytes, now: float) -> Hit | None:
         self._follow(now)
-        entry = self.recent.get(key, now)
+        entry = self.hot_tier.get(key, now)
         if entry is None:
             entry = self.backend.get(key, now)
             if entry is not None:
-                self.recent.put(key, entry)
+                self.hot_tier.put(key, entry)
         return None if entry is None else Hit(entry, _EXACT)
 
     def _near(self, question: Question, now: float) -> Hit | None:
@@ -312,23 +312,23 @@ class ResponseCache:
         removals = self.backend.removals()
         if removals != self._removals:
             self._removals = removals
-            self.recent.clear()
+            self.hot_tier.clear()
 
-    def _refusal(self, question: Question, pieces: Sequence[Piece], finish_reason: FinishReason) -> str:
+    def _refusal(self, question: Question, pieces: Sequence[StoredChunk], finish_reason: FinishReason) -> str:
         if not self.may_answer(question):
             return "sampled"
         if finish_reason == "length":
             return "cut"
         if not pieces:
             return "empty"
-        objection = self.keeper and self.keeper.objection(
+        objection = self.redactor and self.redactor.objection(
             question.turn, "".join(piece.text for piece in pieces)
         )
         return f"redacted_{objection}" if objection else ""
 
     def _is_down(self, error: BackendDown) -> None:
         self.counters.add("backend_down")
-        self.recent.clear()  # what it would say of them now is not known
+        self.hot_tier.clear()  # what it would say of them now is not known
         if not self._down:
             _log.warning("the response cache is not used for now: %s", error)
         self._down = str(error)

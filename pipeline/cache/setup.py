@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pipeline.cache.backend import Backend, BackendDown, Capacity
 from pipeline.cache.backends import open_backend
-from pipeline.cache.encryption import Secret, codec_of
+from pipeline.cache.encryption import KeySource, load_codec
 from pipeline.cache.lifetime import DYNAMIC_WHEN, Lifetime
 from pipeline.cache.redaction import PHONE_REGIONS, Redaction
 from pipeline.cache.response_cache import ResponseCache, Semantic
@@ -35,7 +35,7 @@ class CacheSetupError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Encoder:
+class SentenceEncoder:
     """A sentence encoder that can be loaded: a folder with tokenizer.json and model_int8.onnx or model.onnx."""
 
     folder: Path
@@ -47,7 +47,7 @@ def open_cache(
     place: str | Path | None = None,
     *,
     name: str = "pipeline",
-    encoder: Encoder | None = None,
+    encoder: SentenceEncoder | None = None,
     verifier: Verifier | None = None,
 ) -> ResponseCache:
     """Open a cache, whether the settings enable it or not.
@@ -82,7 +82,7 @@ def open_cache(
         keep_sampled=settings.cache_sampled,
         pace=settings.replay_pace,
         semantic=semantic,
-        keeper=redaction,
+        redactor=redaction,
     )
 
 
@@ -106,13 +106,13 @@ def make_backend(settings: CacheSettings, place: str | Path | None = None, *, na
         else:
             raise ValueError("no file is named: give backend.path, or a place")
     encryption = settings.encryption
-    secret = Secret()
+    secret = KeySource()
     if encryption is not None and encryption.key_file is not None:
-        secret = Secret(file=Path(encryption.key_file), required=True)
+        secret = KeySource(file=Path(encryption.key_file), required=True)
     elif encryption is not None:
-        secret = Secret(variable=encryption.key_env or "", required=True)
+        secret = KeySource(variable=encryption.key_env or "", required=True)
     capacity = Capacity(settings.max_entries, settings.max_mib * 2**20)
-    return open_backend(place, capacity, name=name, codec=codec_of(secret=secret))
+    return open_backend(place, capacity, name=name, codec=load_codec(secret=secret))
 
 
 def make_redaction(settings: CacheSettings) -> Redaction:
@@ -128,7 +128,7 @@ def make_redaction(settings: CacheSettings) -> Redaction:
 
 
 def _semantic(
-    settings: CacheSettings, backend: Backend, encoder: Encoder | None, verifier: Verifier | None
+    settings: CacheSettings, backend: Backend, encoder: SentenceEncoder | None, verifier: Verifier | None
 ) -> Semantic:
     from pipeline.cache.semantic.embedder import Embedder
     from pipeline.cache.semantic.scoring import verifier_for
@@ -141,7 +141,7 @@ def _semantic(
             raise ValueError(
                 f"{semantic.embedder} is not a local folder: give the encoder that was made of it"
             )
-        encoder = Encoder(semantic.embedder.path)
+        encoder = SentenceEncoder(semantic.embedder.path)
     embedder = Embedder(encoder.folder, name=encoder.name)
     if verifier is None:
         verifier = verifier_for(

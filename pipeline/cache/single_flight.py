@@ -1,7 +1,11 @@
-"""One generation for all equal requests that run at the same time.
+"""Single flight: one generation for all equal requests that run at the same time.
 
-Whoever comes first takes off; who asks the same meanwhile boards, and sees every chunk from the beginning. The
-generation goes on as long as one passenger is left, and ends early when the last one leaves.
+The first request starts a stream. Who asks the same meanwhile subscribes to it, and gets every chunk from the first one
+on. The generation goes on as long as one subscriber is left, and ends early when the last one leaves.
+
+There is one set of classes for threads and one for asyncio. They differ in who reads: among threads, the subscriber who
+needs the next chunk reads it for all; in asyncio a task of its own does, because cancelling whoever reads a gRPC call
+cancels the call.
 """
 
 from __future__ import annotations
@@ -15,45 +19,48 @@ from itertools import pairwise
 
 from pipeline.client import Answer, AsyncStream, Cached, Cancelled, Chunk, FinishReason, Stats, Stream
 
+_SHARED = Cached("shared")
 
-class Flight:
-    """An answer that is being generated, for threads.
 
-    There is no thread of its own: whichever passenger needs the next chunk reads it from the model for all of them.
-    """
+class SharedStream:
+    """One generation and its subscribers, for threads."""
 
-    def __init__(self, stream: Stream, landed: Callable[[Flight], None]) -> None:
-        """`landed` is called once, when the answer is complete, before anybody sees its end."""
+    def __init__(self, stream: Stream, on_complete: Callable[[SharedStream], None]) -> None:
+        """
+        Args:
+            stream: not entered yet; the first read enters it.
+            on_complete: called once when the answer is complete, before any subscriber sees its end.
+        """
         self.stream = stream
         self.chunks: list[Chunk] = []
         self.times: list[float] = []  # of arrival, on the clock of `perf_counter`
         self.began = time.perf_counter()
         self.error: BaseException | None = None
         self.over = False
-        self._landed = landed
-        self._passengers = 0
+        self._on_complete = on_complete
+        self._subscribers = 0
         self._entered = False
-        self._reading = threading.Lock()  # held by the passenger who reads for all
+        self._reading = threading.Lock()  # held by the subscriber who reads for all
         self._changed = threading.Condition()
 
     @property
-    def passengers(self) -> int:
+    def subscribers(self) -> int:
         """How many wait for it."""
-        return self._passengers
+        return self._subscribers
 
-    def board(self) -> bool:
-        """Join; False if it is too late."""
+    def subscribe(self) -> bool:
+        """Count one more subscriber; False if the generation has failed, or all others have left."""
         with self._changed:
             if self.over and self.error is not None:
                 return False
-            self._passengers += 1
+            self._subscribers += 1
             return True
 
     def leave(self) -> bool:
-        """Whether nobody is left: the generation then ends, on the server too."""
+        """Count one subscriber less. After the last one (True) the generation ends, on the server too."""
         with self._changed:
-            self._passengers -= 1
-            if self._passengers:
+            self._subscribers -= 1
+            if self._subscribers:
                 return False
             if not self.over:
                 self.over, self.error = True, Cancelled("everybody left")
@@ -62,7 +69,7 @@ class Flight:
         return True
 
     def read(self, at: int) -> Chunk | None:
-        """Chunk number `at`, waiting for it; None after the last one. Raises what the generation raised."""
+        """Return chunk number `at`, waiting for it; None after the last one. Raises what the generation raised."""
         while True:
             if at < len(self.chunks):
                 return self.chunks[at]
@@ -91,7 +98,7 @@ class Flight:
             self.chunks.append(next(self.stream))
             self.times.append(time.perf_counter())
         except StopIteration:
-            self._landed(self)
+            self._on_complete(self)
             self.over = True
             self._exit()
         except BaseException as error:
@@ -104,62 +111,67 @@ class Flight:
             self.stream.__exit__(None, None, None)
 
 
-class Flights:
-    """Those that are under way, by the key of their question."""
+class SingleFlight:
+    """The shared streams that are running, by the key of their question; for threads."""
 
     def __init__(self) -> None:
-        self._flights: dict[bytes, Flight] = {}
+        self._running: dict[bytes, SharedStream] = {}
         self._lock = threading.Lock()
 
-    def join(self, key: bytes, make: Callable[[], Flight]) -> tuple[Flight, bool]:
-        """The flight of a key, boarded; and whether it has just been made."""
+    def join(self, key: bytes, start: Callable[[], SharedStream]) -> tuple[SharedStream, bool]:
+        """Subscribe to the stream of a key, and start it if there is none. Returns it, and whether it was started."""
         with self._lock:
-            flight = self._flights.get(key)
-            if flight is not None and flight.board():
-                return flight, False
-            flight = self._flights[key] = make()
-            flight.board()
-            return flight, True
+            shared = self._running.get(key)
+            if shared is not None and shared.subscribe():
+                return shared, False
+            shared = self._running[key] = start()
+            shared.subscribe()
+            return shared, True
 
-    def leave(self, key: bytes, flight: Flight) -> None:
-        """Leave; a flight without passengers, or that is over, takes nobody on any more."""
+    def leave(self, key: bytes, shared: SharedStream) -> None:
+        """Unsubscribe. A stream that is over, or has no subscribers left, takes no new ones."""
         with self._lock:
-            if flight.over and self._flights.get(key) is flight:
-                del self._flights[key]
-        if flight.leave():
+            if shared.over and self._running.get(key) is shared:
+                del self._running[key]
+        if shared.leave():
             with self._lock:
-                if self._flights.get(key) is flight:
-                    del self._flights[key]
+                if self._running.get(key) is shared:
+                    del self._running[key]
 
 
-class AsyncFlight:
-    """An answer that is being generated, for the tasks of one event loop."""
+class AsyncSharedStream:
+    """One generation and its subscribers, for the tasks of one event loop."""
 
-    def __init__(self, stream: AsyncStream, landed: Callable[[AsyncFlight], Awaitable[None]]) -> None:
-        """`landed` is called once, when the answer is complete; the last passenger to leave waits for it."""
+    def __init__(
+        self, stream: AsyncStream, on_complete: Callable[[AsyncSharedStream], Awaitable[None]]
+    ) -> None:
+        """
+        Args:
+            stream: not entered yet.
+            on_complete: awaited once when the answer is complete; the last subscriber to leave waits for it.
+        """
         self.stream = stream
         self.chunks: list[Chunk] = []
         self.times: list[float] = []  # of arrival, on the clock of `perf_counter`
         self.began = time.perf_counter()
         self.error: BaseException | None = None
         self.over = False
-        self.passengers = 0
-        self._landed = landed
+        self.subscribers = 0
+        self._on_complete = on_complete
         self._changed = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._fly())
+        self._task = asyncio.get_running_loop().create_task(self._run())
 
-    async def leave(self) -> bool:
-        """Whether nobody is left: the generation then ends, on the server too."""
-        self.passengers -= 1
-        if self.passengers:
-            return False
+    async def leave(self) -> None:
+        """Count one subscriber less. After the last one the generation ends, on the server too."""
+        self.subscribers -= 1
+        if self.subscribers:
+            return
         if not self.over:
             self._task.cancel()
         await asyncio.wait([self._task])
-        return True
 
     async def read(self, at: int) -> Chunk | None:
-        """Chunk number `at`, waiting for it; None after the last one. Raises what the generation raised."""
+        """Return chunk number `at`, waiting for it; None after the last one. Raises what the generation raised."""
         while at >= len(self.chunks):
             if self.over:
                 if self.error is not None:
@@ -168,7 +180,7 @@ class AsyncFlight:
             await self._changed.wait()
         return self.chunks[at]
 
-    async def _fly(self) -> None:
+    async def _run(self) -> None:
         try:
             async with self.stream as stream:
                 async for chunk in stream:
@@ -177,7 +189,7 @@ class AsyncFlight:
                     self._wake()
             self.over = True
             self._wake()
-            await self._landed(self)
+            await self._on_complete(self)
         except BaseException as error:
             self.error = error
             if isinstance(error, asyncio.CancelledError):
@@ -187,43 +199,43 @@ class AsyncFlight:
             self._wake()
 
     def _wake(self) -> None:
-        """Whoever waits looks again; who waits next, waits for the next change."""
+        """Wake all who wait; whoever waits from now on waits for the next change."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
 
-class AsyncFlights:
-    """Those that are under way, by the key of their question."""
+class AsyncSingleFlight:
+    """The shared streams that are running, by the key of their question; for one event loop."""
 
     def __init__(self) -> None:
-        self._flights: dict[bytes, AsyncFlight] = {}
+        self._running: dict[bytes, AsyncSharedStream] = {}
 
-    def join(self, key: bytes, make: Callable[[], AsyncFlight]) -> tuple[AsyncFlight, bool]:
-        """The flight of a key, boarded; and whether it has just been made."""
-        flight = self._flights.get(key)
-        first = flight is None or flight.over or not flight.passengers
-        if flight is None or first:
-            flight = self._flights[key] = make()
-        flight.passengers += 1
-        return flight, first
+    def join(self, key: bytes, start: Callable[[], AsyncSharedStream]) -> tuple[AsyncSharedStream, bool]:
+        """Subscribe to the stream of a key, and start it if there is none. Returns it, and whether it was started."""
+        shared = self._running.get(key)
+        first = shared is None or shared.over or not shared.subscribers
+        if shared is None or first:
+            shared = self._running[key] = start()
+        shared.subscribers += 1
+        return shared, first
 
-    async def leave(self, key: bytes, flight: AsyncFlight) -> None:
-        """Leave; a flight without passengers takes nobody on any more."""
-        if flight.passengers == 1 and self._flights.get(key) is flight:
-            del self._flights[key]
-        await flight.leave()
-
-
-_SHARED = Cached("shared")
+    async def leave(self, key: bytes, shared: AsyncSharedStream) -> None:
+        """Unsubscribe. A stream without subscribers takes no new ones."""
+        if shared.subscribers == 1 and self._running.get(key) is shared:
+            del self._running[key]
+        await shared.leave()
 
 
-class _Passage:
-    """Of whoever took off (`first`), the figures are the stream's own; others are marked as shared."""
+class _SubscriberBase:
+    """What one subscriber has received, with figures of its own.
 
-    def __init__(self, flight: Flight | AsyncFlight, request_id: str, *, first: bool) -> None:
+    Those of the first one are the stream's own figures; chunks and figures of the others are marked as shared.
+    """
+
+    def __init__(self, shared: SharedStream | AsyncSharedStream, request_id: str, *, first: bool) -> None:
         self.text = ""
         self.finish_reason: FinishReason | None = None
-        self._shared, self._request_id, self._first = flight, request_id, first
+        self._shared, self._request_id, self._first = shared, request_id, first
         self._began = time.perf_counter()
         self._times: list[float] = []
         self._cancelled = False
@@ -245,12 +257,18 @@ class _Passage:
         )
 
     def answer(self) -> Answer:
-        """The whole answer, once all chunks have been read."""
+        """The complete answer. Raises RuntimeError before all chunks have been read."""
         if self.finish_reason is None:
             raise RuntimeError("the answer is not complete: read the stream to its end first")
         return replace(self._shared.stream.answer(), stats=self.stats, request_id=self._request_id)
 
-    def _told(self, chunk: Chunk) -> Chunk:
+    def cancel(self) -> None:
+        """Stop reading. The generation ends on the server too if there is no other subscriber."""
+        self._cancelled = True
+        if self._shared.subscribers == 1:
+            self._shared.stream.cancel()
+
+    def _receive(self, chunk: Chunk) -> Chunk:
         if self._cancelled:
             raise Cancelled("the answer was cancelled")
         self._times.append(time.perf_counter())
@@ -258,36 +276,30 @@ class _Passage:
         self.finish_reason = chunk.finish_reason
         return chunk if self._first else replace(chunk, cached=_SHARED)
 
-    def cancel(self) -> None:
-        """Leave the others to it; alone, the generation ends on the server too."""
-        self._cancelled = True
-        if self._shared.passengers == 1:
-            self._shared.stream.cancel()
 
+class Subscriber(_SubscriberBase):
+    """A subscriber that is read by a thread."""
 
-class Passage(_Passage):
-    """For threads."""
-
-    def __init__(self, flight: Flight, request_id: str, *, first: bool) -> None:
-        super().__init__(flight, request_id, first=first)
-        self._flight = flight
+    def __init__(self, shared: SharedStream, request_id: str, *, first: bool) -> None:
+        super().__init__(shared, request_id, first=first)
+        self._stream = shared
 
     def __iter__(self) -> Iterator[Chunk]:
         at = 0
-        while (chunk := self._flight.read(at)) is not None:
+        while (chunk := self._stream.read(at)) is not None:
             at += 1
-            yield self._told(chunk)
+            yield self._receive(chunk)
 
 
-class AsyncPassage(_Passage):
-    """For asyncio."""
+class AsyncSubscriber(_SubscriberBase):
+    """A subscriber that is read by a task."""
 
-    def __init__(self, flight: AsyncFlight, request_id: str, *, first: bool) -> None:
-        super().__init__(flight, request_id, first=first)
-        self._flight = flight
+    def __init__(self, shared: AsyncSharedStream, request_id: str, *, first: bool) -> None:
+        super().__init__(shared, request_id, first=first)
+        self._stream = shared
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         at = 0
-        while (chunk := await self._flight.read(at)) is not None:
+        while (chunk := await self._stream.read(at)) is not None:
             at += 1
-            yield self._told(chunk)
+            yield self._receive(chunk)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cache.backend import ANY, Candidate, Vector
-from pipeline.cache.codec import Vault
+from pipeline.cache.codec import EntryCodec
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -196,14 +196,16 @@ class ScopeIndexes:
     is found here and no longer in the database.
     """
 
-    def __init__(self, vault: Vault, read_after: ReadAfter, version: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self, vault: EntryCodec, read_after: ReadAfter, version: Callable[[], int] | None = None
+    ) -> None:
         """
         Args:
             vault: unpacks embeddings and questions.
             read_after: reads rows of the database.
             version: a number that changes whenever the database does; without it, each search reads on.
         """
-        self._vault = vault
+        self._codec = vault
         self._read_after = read_after
         self._version = version
         self._scopes: dict[bytes, _Scope] = {}  # in the order of use
@@ -234,7 +236,7 @@ class ScopeIndexes:
                 if entry is not None
             ]
             if not gone or len(near) >= count:
-                return self._vault.candidates(near[:count])
+                return self._codec.candidates(near[:count])
             index.remove(gone)
             wanted *= 2
 
@@ -256,7 +258,7 @@ class ScopeIndexes:
         while rows := self._read_after(scope, held.last_id, _ROWS):
             held.last_id = rows[-1][0]
             unpacked = [
-                (id, self._vault.vector(packed, key, dimensions))
+                (id, self._codec.vector(packed, key, dimensions))
                 for id, key, packed in rows
                 if packed is not None
             ]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cache.backend import Backend, BackendDown, Kept, Which
+from pipeline.cache.backend import Backend, BackendDown, EntryFilter, StoredEntry
 from pipeline.cache.key import tenant_id
 from pipeline.cache.redaction import Redaction
 from pipeline.cache.setup import make_backend, make_redaction
@@ -56,14 +56,14 @@ class Target:
 
     def _of_address(self) -> Backend:
         from pipeline.cache.backends import file_of, is_file, open_backend
-        from pipeline.cache.encryption import codec_of
+        from pipeline.cache.encryption import load_codec
         from pipeline.machine.packages import require
         from pipeline.stages.response_cache import needs_of_backend
 
         require("this response cache", needs_of_backend(self.text))
         if is_file(self.text) and not file_of(self.text).is_file():
             raise UserError(f"there is no response cache ({file_of(self.text)})")
-        return open_backend(self.text, name=self.name, codec=codec_of())
+        return open_backend(self.text, name=self.name, codec=load_codec())
 
     def redaction(self) -> Redaction:
         """What it may not keep: what the recipe says, all known kinds at an address. Raises UserError."""
@@ -139,7 +139,7 @@ def stats(target: Target, as_json: bool) -> None:
     from pipeline.store import human_bytes
 
     with target.opened() as backend:
-        fill, place = backend.fill(), backend.describe()
+        fill, place = backend.usage(), backend.describe()
     if as_json:
         oldest = None if fill.oldest is None else _time(fill.oldest)
         print_json(
@@ -236,7 +236,7 @@ def purge(
     chosen = " ".join(f"{name} {value}" for name, value in given.items() if value is not None)
     if key and chosen:
         raise click.UsageError("--key names one answer: it goes with no other option")
-    which = Which(
+    which = EntryFilter(
         scope=_id(scope, "--scope"),
         engine=_id(engine, "--engine"),
         tenant=None if tenant is None else tenant_id(tenant),
@@ -266,7 +266,7 @@ def export(target: Target, output: str) -> None:
             file.write(json.dumps(_row(kept), ensure_ascii=False) + "\n")
 
 
-def _row(kept: Kept) -> dict[str, Any]:
+def _row(kept: StoredEntry) -> dict[str, Any]:
     entry = kept.entry
     return {
         "key": kept.key.hex(),

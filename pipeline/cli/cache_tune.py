@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pipeline.cache.semantic.scoring import Learned
     from pipeline.cache.semantic.verification import Checked
     from pipeline.cache.tuning.measuring import Embed
-    from pipeline.cache.tuning.pairs import Logged
+    from pipeline.cache.tuning.pairs import LoggedQuestion
     from pipeline.progress import Progress
 
 Row = TypeVar("Row")
@@ -122,7 +122,7 @@ def tune(
 
 
 def _survey(
-    log: Sequence[Logged],
+    log: Sequence[LoggedQuestion],
     embedder: Embed,
     verifier: Verifier,
     report: Progress,
@@ -130,11 +130,11 @@ def _survey(
     *,
     as_json: bool,
 ) -> None:
-    from pipeline.cache.tuning.repeats import repeats
+    from pipeline.cache.tuning.repeats import find_repeats
     from pipeline.cli.render.repeats import repeats_json, repeats_page
 
     with _told(embedder, report, len(set(log))) as embed:
-        found = repeats(log, embed, verifier)
+        found = find_repeats(log, embed, verifier)
     click.echo(repeats_json(found) if as_json else repeats_page(found))
     if output is not None:
         rows = [

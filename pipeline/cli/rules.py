@@ -9,7 +9,7 @@ import click
 
 from pipeline.cli.options import json_option
 from pipeline.cli.output import print_cut, print_json
-from pipeline.contracts.rules import GROUPS, Rule, nearest, rules, source
+from pipeline.contracts.rules import GROUPS, Rule, rules, similar_ids, source
 from pipeline.errors import UserError
 
 _RUNTIMES = ("tensorrt", "pytorch", "cpu")
@@ -54,7 +54,7 @@ def _found(name: str) -> Rule:
     for one in rules():
         if one.id == name:
             return one
-    near = ", ".join(nearest(name))
+    near = ", ".join(similar_ids(name))
     raise UserError(
         f"there is no rule {name}" + (f"; did you mean {near}?" if near else "; pipeline rules lists them")
     )

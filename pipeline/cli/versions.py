@@ -10,7 +10,7 @@ import click
 
 from pipeline.cli.options import json_option
 from pipeline.cli.output import print_json, print_rich
-from pipeline.contracts.releases import TRACKS, Release, Track, containers, lines, release, releases
+from pipeline.contracts.releases import TRACKS, Release, Track, candidate_lines, containers, release, releases
 from pipeline.errors import UserError
 from pipeline.recipe.quantization import Format, KvCacheFormat
 
@@ -76,7 +76,7 @@ def _chosen(version: str | None, runtime: Track | None) -> list[Release]:
 def _print_matrix(chosen: list[Release], as_json: bool) -> None:
     if as_json:
         rows = [asdict(one) for one in chosen]
-        print_json({"releases": rows, "candidates": list(lines())})
+        print_json({"releases": rows, "candidates": list(candidate_lines())})
         return
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -111,7 +111,9 @@ def _print_matrix(chosen: list[Release], as_json: bool) -> None:
             )
     if len(chosen) > 1:
         click.echo(
-            "Candidates of what follows are taken too, by their whole name: " + ", ".join(lines()) + "rcN"
+            "Candidates of what follows are taken too, by their whole name: "
+            + ", ".join(candidate_lines())
+            + "rcN"
         )
 
 

@@ -6,7 +6,7 @@ The facts are data (`data/gpus.yaml`, each with its source; its header says how 
 90
 >>> gpu_rates("h100-pcie-80g").link_gb_s(4)   # the bridge joins two; four talk over PCIe 5
 64.0
->>> [str(issue) for issue in support(gpu("a100-sxm-80g"), "fp8", "auto", "tensorrt")]
+>>> [str(issue) for issue in format_issues(gpu("a100-sxm-80g"), "fp8", "auto", "tensorrt")]
 ['a100-sxm-80g (compute capability 8.0): FP8 needs compute capability 8.9 or newer']
 """
 
@@ -173,7 +173,7 @@ def generation(name: str) -> Generation:
     )
 
 
-def support(
+def format_issues(
     on: Gpu, weights: str, kv_cache: str, track: Track, version: str | None = None
 ) -> tuple[FormatIssue, ...]:
     """List what speaks against formats of weights and KV cache on a GPU; empty if nothing does.

@@ -3,7 +3,7 @@
 The facts are data (`data/launching.yaml`, each with its source); this answers from them. Commands are put together
 elsewhere (`pipeline.serving.launch_gpu`).
 
->>> launching("1.2.1").llmapi_wrapper
+>>> launch_facts("1.2.1").llmapi_wrapper
 'trtllm-llmapi-launch'
 """
 
@@ -55,7 +55,7 @@ class LaunchFacts:
     def shm_mib(self, ranks: int, models_mib: int = 0) -> int:
         """Shared memory in MiB that a container with so many ranks is given, whose Python models use `models_mib`.
 
-        >>> launching("1.2.1").shm_mib(1), launching("1.2.1").shm_mib(4)
+        >>> launch_facts("1.2.1").shm_mib(1), launch_facts("1.2.1").shm_mib(4)
         (2048, 3584)
         """
         own = max(self.shared_memory_mib, models_mib)
@@ -87,7 +87,7 @@ def restricted() -> tuple[str, ...]:
 
 
 @cache
-def launching(version: str) -> LaunchFacts:
+def launch_facts(version: str) -> LaunchFacts:
     """The facts for a version of TensorRT-LLM.
 
     Raises:

@@ -62,7 +62,7 @@ def releases() -> tuple[Release, ...]:
     return tuple(_release(entry, entry["version"]) for entry in _data()["releases"])
 
 
-def lines() -> tuple[str, ...]:
+def candidate_lines() -> tuple[str, ...]:
     """Versions of which only candidates exist, oldest first."""
     return tuple(entry["line"] for entry in _data()["candidates"])
 
@@ -79,12 +79,12 @@ def release(version: str) -> Release:
     for entry in _data()["candidates"]:
         if entry["line"] == release_of(version) != version:
             return _release(entry, version)
-    known = [entry["version"] for entry in _data()["releases"]] + [f"{line}rcN" for line in lines()]
+    known = [entry["version"] for entry in _data()["releases"]] + [f"{line}rcN" for line in candidate_lines()]
     near = difflib.get_close_matches(version, known, n=4, cutoff=0.5) or known
     raise UserError(f"TensorRT-LLM {version} is not known; known: {', '.join(near)}")
 
 
-def require(version: str, track: Track) -> Release:
+def require_runtime(version: str, track: Track) -> Release:
     """The release, if it has the runtime.
 
     Raises:

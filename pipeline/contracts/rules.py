@@ -5,7 +5,7 @@ under the same ids. A rule that is held where something is written has no check 
 
 >>> rule("rt.spec_same_vocab").severity("pytorch")
 'warning'
->>> nearest("tp.awq_blocks")
+>>> similar_ids("tp.awq_blocks")
 ('tp.awq_block', 'sm.awq_blackwell')
 """
 
@@ -86,7 +86,7 @@ def source(name: str) -> str:
     return text
 
 
-def nearest(name: str) -> tuple[str, ...]:
+def similar_ids(name: str) -> tuple[str, ...]:
     """Ids like one that is none."""
     known = _rules()
     same_end = [one for one in known if one.rpartition(".")[2] == name.rpartition(".")[2]]

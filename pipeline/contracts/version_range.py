@@ -19,7 +19,7 @@ def entries_in(
     """Entries that hold in a version; `versions` are all that the contract knows, oldest first.
 
     >>> names = [{"name": "old", "until": "2.0"}, {"name": "new", "since": "2.0"}]
-    >>> [entry["name"] for entry in holding(names, "2.0", ("1.0", "2.0"))]
+    >>> [entry["name"] for entry in entries_in(names, "2.0", ("1.0", "2.0"))]
     ['new']
     """
     at = versions.index(release_of(version))

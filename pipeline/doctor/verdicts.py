@@ -15,12 +15,12 @@ from pipeline.errors import InvalidInput
 from pipeline.machine.inventory import Inventory
 from pipeline.machine.packages import Extra
 from pipeline.plan.machine_facts import MachineFacts, SoftwareFacts
-from pipeline.plan.model_facts import known_models
+from pipeline.plan.model_facts import offline_facts
 from pipeline.plan.parallelism import parallelism
 from pipeline.plan.plan import REVISIONS, TARGET
 from pipeline.plan.preflight import Finding, findings
 from pipeline.plan.preflight.context import make_context
-from pipeline.plan.preflight.needs import needs_of, to_build, to_serve
+from pipeline.plan.preflight.needs import needs_of, needs_to_build, needs_to_serve
 from pipeline.plan.preflight.run_rules import machine_findings
 from pipeline.prepare.packages_needed import needs_of_stage
 from pipeline.recipe import HubSource, Recipe, TensorRTRuntime
@@ -85,14 +85,14 @@ def judge(name: str, recipe: Recipe, of_recipe: tuple[Finding, ...], found: Doct
 
 def _findings(way: WayName, recipe: Recipe, found: DoctorFacts) -> Iterator[Finding]:
     """What is to be said of this machine."""
-    facts, wanted = found.facts(recipe, way), needs_of(make_context(recipe, known_models(recipe)))
+    facts, wanted = found.facts(recipe, way), needs_of(make_context(recipe, offline_facts(recipe)))
     if way == "build":
         if any(status >= _REFUSED for status in facts.hub.values()):
             asked = findings(recipe, machine=MachineFacts(hub=facts.hub))
             yield from (one for one in asked if rule(one.rule).group == "sourcing")
-        yield from machine_findings(to_build(wanted), facts)
+        yield from machine_findings(needs_to_build(wanted), facts)
     else:
-        yield from machine_findings(to_serve(wanted, way), facts)
+        yield from machine_findings(needs_to_serve(wanted, way), facts)
 
 
 def unreadable(name: str, error: InvalidInput) -> Verdict:

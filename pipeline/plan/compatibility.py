@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.contracts.gpus import gpu, support
-from pipeline.contracts.releases import Track, container, require
+from pipeline.contracts.gpus import format_issues, gpu
+from pipeline.contracts.releases import Track, container, require_runtime
 from pipeline.contracts.rules import Severity, rule
 from pipeline.errors import UserError
 
@@ -43,13 +43,13 @@ def check_compatibility(
     """All reasons at once. `on` is the name of a GPU (None: any), `form` and `kv_cache` are the recipe's words."""
     image, reasons = None, []
     try:
-        require(version, runtime)
+        require_runtime(version, runtime)
         image = container(version).image
     except UserError as error:
         reasons.append(CompatibilityIssue("error", str(error), rule("release").sources))
     if on is not None:
         try:
-            findings = support(gpu(on), form, kv_cache, runtime, version if image else None)
+            findings = format_issues(gpu(on), form, kv_cache, runtime, version if image else None)
             reasons += [CompatibilityIssue(found.severity, found.reason, found.sources) for found in findings]
         except UserError as error:
             reasons.append(CompatibilityIssue("error", str(error), rule("gpu.known").sources))

@@ -96,7 +96,7 @@ class MachineFacts:
 def contract_name(seen: GpuFacts) -> str | None:
     """The GPU's name in the contracts: same compute capability, its chip in the driver's name, nearest memory."""
     pcie = "pcie" in _words(seen.name)
-    fitting = [known for known in gpus() if known.sm == seen.sm and is_chip(seen, known)]
+    fitting = [known for known in gpus() if known.sm == seen.sm and has_chip_name(seen, known)]
     nearest = min(
         fitting,
         key=lambda known: (abs(known.driver_mib - seen.memory_mib), pcie != ("pcie" in _words(known.name))),
@@ -105,7 +105,7 @@ def contract_name(seen: GpuFacts) -> str | None:
     return nearest.name if nearest else None
 
 
-def is_chip(seen: GpuFacts, known: Gpu) -> bool:
+def has_chip_name(seen: GpuFacts, known: Gpu) -> bool:
     """Whether the driver's name has all words of the chip's."""
     return set(_words(known.chip)) <= set(_words(seen.name))
 

@@ -55,7 +55,7 @@ class TokenizerFacts:
 
 
 @cache
-def corpus() -> tuple[str, ...]:
+def tokenizer_corpus() -> tuple[str, ...]:
     """The texts."""
     file = resources.files("pipeline.contracts") / "data" / "tokenizer_corpus.yaml"
     return tuple(parse_yaml(file.read_text("utf-8"))["texts"])
@@ -82,7 +82,7 @@ def _ids(file: Path) -> tuple[tuple[int, ...], ...] | None:
     except (ImportError, UnreadableFile):
         # Without the library, which is an extra, files and special tokens are compared.
         return None
-    return tuple(tuple(loaded.encode(text, add_special_tokens=False).ids) for text in corpus())
+    return tuple(tuple(loaded.encode(text, add_special_tokens=False).ids) for text in tokenizer_corpus())
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,33 +100,33 @@ class ModelFacts:
     has_template: bool | None = None  # a chat template
 
 
-def checkpoints_of(recipe: Recipe) -> dict[str, Checkpoint]:
+def recipe_checkpoints(recipe: Recipe) -> dict[str, Checkpoint]:
     """Role -> what the recipe says of the checkpoint."""
     found: dict[str, Checkpoint] = {TARGET: recipe.model}
     return found if recipe.draft is None else found | {DRAFT: recipe.draft}
 
 
-def known_models(recipe: Recipe) -> dict[str, ModelFacts]:
+def offline_facts(recipe: Recipe) -> dict[str, ModelFacts]:
     """Role -> what can be known offline: sizes from the contracts, or from the files of a local checkpoint."""
     return {
         role: ModelFacts(known_model(checkpoint.source.repo))
         if isinstance(checkpoint.source, HubSource)
-        else facts_in(checkpoint.source.path)
-        for role, checkpoint in checkpoints_of(recipe).items()
+        else read_model_facts(checkpoint.source.path)
+        for role, checkpoint in recipe_checkpoints(recipe).items()
     }
 
 
-def known_sizes(recipe: Recipe) -> dict[str, ModelSizes]:
+def offline_sizes(recipe: Recipe) -> dict[str, ModelSizes]:
     """Role -> sizes, of the models whose sizes can be had offline: from the contracts, or a local config.json."""
-    return {role: facts.sizes for role, facts in known_models(recipe).items() if facts.sizes is not None}
+    return {role: facts.sizes for role, facts in offline_facts(recipe).items() if facts.sizes is not None}
 
 
-def with_sizes(sizes: Mapping[str, ModelSizes]) -> dict[str, ModelFacts]:
+def facts_from_sizes(sizes: Mapping[str, ModelSizes]) -> dict[str, ModelFacts]:
     """Facts of which only the sizes are known."""
     return {role: ModelFacts(one) for role, one in sizes.items()}
 
 
-def facts_in(folder: Path) -> ModelFacts:
+def read_model_facts(folder: Path) -> ModelFacts:
     """What the files of a checkpoint say, weights aside; nothing if config.json cannot be read, which fetching
     explains.
     """

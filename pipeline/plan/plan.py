@@ -60,7 +60,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class PlanFacts:
     """What a plan depends on besides the recipe; gathered by `pipeline.prepare.facts`."""
 
     sources: Mapping[
@@ -74,7 +74,7 @@ class Surroundings:
     package: Mapping[str, Json]  # what the repository depends on: settings, digests of the model sources
 
 
-def make_plan(recipe: Recipe, around: Surroundings) -> Plan:
+def make_plan(recipe: Recipe, around: PlanFacts) -> Plan:
     """The steps that turn `recipe` into a Triton model repository."""
     return Plan(recipe, tuple(_Planner(recipe, around).steps()))
 
@@ -101,19 +101,19 @@ UNIFIED = "hf"  # folder of the Hugging Face export within a calibration
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class EvaluatedExport:
     """One of the checkpoints that a calibration exports, which the gate judges."""
 
     folder: str  # within the calibration: "hf", "trtllm-tp2"
     kv_scale: float | None = None  # of an FP8 cache, if the runtime computes with its own; None: the files'
 
 
-def judged_exports(recipe: Recipe) -> tuple[Judged, ...]:
+def evaluated_exports(recipe: Recipe) -> tuple[EvaluatedExport, ...]:
     """All exports of the calibrated target, the one that the recipe's runtime loads first."""
-    ranks = [Judged(size.folder) for size in rank_exports(recipe, TARGET)]
+    ranks = [EvaluatedExport(size.folder) for size in rank_exports(recipe, TARGET)]
     kind = recipe.runtime.kind
     own = kind == "pytorch" and recipe.quantization.kv_cache == "fp8"
-    unified = Judged(UNIFIED, llmapi.fp8_cache_scale() if own else None)
+    unified = EvaluatedExport(UNIFIED, llmapi.fp8_cache_scale() if own else None)
     if kind != "tensorrt":
         return (unified, *ranks)
     loaded = parallelism(recipe, TARGET).folder
@@ -121,7 +121,7 @@ def judged_exports(recipe: Recipe) -> tuple[Judged, ...]:
 
 
 class _Planner:
-    def __init__(self, recipe: Recipe, around: Surroundings) -> None:
+    def __init__(self, recipe: Recipe, around: PlanFacts) -> None:
         self._recipe, self._around = recipe, around
         self._made: dict[str, Step] = {}
 
@@ -206,7 +206,7 @@ class _Planner:
 
     def _evaluate(self) -> Step:
         inputs = {"checkpoint": f"fetch.{TARGET}", "calibrated": f"calibrate.{TARGET}", "dataset": "dataset"}
-        judged: list[Json] = [asdict(one) for one in judged_exports(self._recipe)]
+        judged: list[Json] = [asdict(one) for one in evaluated_exports(self._recipe)]
         return self._step("evaluate", {"judged": judged}, inputs)
 
     def _is_split(self, role: str) -> bool:

@@ -17,7 +17,7 @@ from pipeline.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class PlanReport:
     """One recipe on one kind of GPU, or on this machine (`cpu`)."""
 
     recipe: Recipe

@@ -22,8 +22,14 @@ from pipeline.machine.inventory import take
 from pipeline.machine.network import read_hub
 from pipeline.machine.packages import pinned_version, version_of
 from pipeline.plan.machine_facts import DiskFacts, MachineFacts
-from pipeline.plan.model_facts import ModelFacts, TokenizerFacts, checkpoints_of, facts_in, known_models
-from pipeline.plan.plan import DRAFT, Plan, Surroundings
+from pipeline.plan.model_facts import (
+    ModelFacts,
+    TokenizerFacts,
+    offline_facts,
+    read_model_facts,
+    recipe_checkpoints,
+)
+from pipeline.plan.plan import DRAFT, Plan, PlanFacts
 from pipeline.plan.preflight import Finding, GeneratedConfig, findings
 from pipeline.plan.preflight.context import DatasetFacts
 from pipeline.progress import Progress
@@ -69,7 +75,7 @@ class RecipeFacts:
 
 def read_recipe_facts(recipe: Recipe) -> RecipeFacts:
     """Gather what can be known without network and store."""
-    return RecipeFacts(recipe, known_models(recipe), read_settings(recipe))
+    return RecipeFacts(recipe, offline_facts(recipe), read_settings(recipe))
 
 
 def read_settings(recipe: Recipe) -> GeneratedConfig:
@@ -77,7 +83,7 @@ def read_settings(recipe: Recipe) -> GeneratedConfig:
     runtime, refusals = runtime_of(recipe), list[Fault]()
     build = {
         role: _worked_out(partial(runtime.build_settings, recipe, role), refusals)
-        for role in checkpoints_of(recipe)
+        for role in recipe_checkpoints(recipe)
     }
     package = _worked_out(partial(runtime.package_settings, recipe), refusals)
     # Target, draft and package are often refused for the same reason.
@@ -124,7 +130,7 @@ def _dataset_file(path: Path) -> DatasetFacts:
 
 def with_folder_problems(facts: RecipeFacts) -> RecipeFacts:
     """Add why a build would not take the local folders of a recipe."""
-    checkpoints = checkpoints_of(facts.recipe)
+    checkpoints = recipe_checkpoints(facts.recipe)
     models = {role: replace(one, problem=_problem(checkpoints[role])) for role, one in facts.models.items()}
     return replace(facts, models=models)
 
@@ -153,10 +159,10 @@ class PlanInputs:
     dataset: Mapping[str, Json]  # identity of the calibration set
     tools: Mapping[str, Mapping[str, str]]  # stage -> distribution -> version
 
-    def surroundings(self, emitted: GeneratedConfig) -> Surroundings:
+    def surroundings(self, emitted: GeneratedConfig) -> PlanFacts:
         """The form that `make_plan` takes."""
         sources = {role: source.identity for role, source in self.sources.items()}
-        return Surroundings(sources, self.dataset, self.tools, emitted.build, emitted.package)
+        return PlanFacts(sources, self.dataset, self.tools, emitted.build, emitted.package)
 
 
 def read_plan_inputs(
@@ -170,7 +176,7 @@ def read_plan_inputs(
     """
     sources = {
         role: resolve_checkpoint(checkpoint, store=store, offline=offline, progress=progress)
-        for role, checkpoint in checkpoints_of(recipe).items()
+        for role, checkpoint in recipe_checkpoints(recipe).items()
     }
     calibration = recipe.quantization.calibration
     dataset = {} if calibration is None else dataset_identity(calibration.dataset)
@@ -212,13 +218,13 @@ def read_models(
     Returns:
         Role -> facts.
     """
-    known = known_models(plan.recipe)
+    known = offline_facts(plan.recipe)
     for role in known:
         folder = _folder(plan, store, role)
         if folder is None:
             known[role] = replace(known[role], access=_access((access_of or {}).get(role)))
             continue
-        found = facts_in(folder)
+        found = read_model_facts(folder)
         facts = replace(found, sizes=known[role].sizes or found.sizes)
         # Only a draft's and its target's are compared, and to load one takes a while.
         known[role] = replace(facts, tokenizer=_tokenizer(folder)) if DRAFT in known else facts
@@ -230,7 +236,7 @@ def _folder(plan: Plan, store: Store, role: str) -> Path | None:
     artifact = store.find(plan[f"fetch.{role}"].key)
     if artifact is not None:
         return artifact.path
-    source = checkpoints_of(plan.recipe)[role].source
+    source = recipe_checkpoints(plan.recipe)[role].source
     return source.path if isinstance(source, LocalSource) else None
 
 
@@ -258,7 +264,7 @@ def read_access(recipe: Recipe, store: Store) -> MachineFacts | None:
     """
     missing = [
         (one.source.repo, one.revision)
-        for one in checkpoints_of(recipe).values()
+        for one in recipe_checkpoints(recipe).values()
         if isinstance(one.source, HubSource) and find_fetched(one.source, one.revision, store) is None
     ]
     if not missing:

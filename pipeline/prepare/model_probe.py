@@ -17,7 +17,7 @@ from pipeline.extras import missing
 from pipeline.models.folder import CheckpointFolder
 from pipeline.models.header import WeightTotals, read_totals
 from pipeline.models.sizes import ModelSizes, class_of, config_faults
-from pipeline.plan.model_facts import checkpoints_of
+from pipeline.plan.model_facts import recipe_checkpoints
 from pipeline.progress import Progress, Silent
 from pipeline.reading import UnreadableFile, parse_json
 from pipeline.recipe import Checkpoint, HubSource, Recipe
@@ -58,7 +58,7 @@ def probe_models(
     """
     found: dict[str, ModelProbe] = {}
     faults: list[Fault] = []
-    for role, checkpoint in checkpoints_of(recipe).items():
+    for role, checkpoint in recipe_checkpoints(recipe).items():
         try:
             probe = _probe(checkpoint, store, offline, progress or Silent())
         except InvalidInput as error:

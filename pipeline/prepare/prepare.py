@@ -26,7 +26,7 @@ from pipeline.plan.preflight import (
     refuse,
 )
 from pipeline.plan.preflight.context import make_context
-from pipeline.plan.preflight.needs import needs_of, to_build
+from pipeline.plan.preflight.needs import needs_of, needs_to_build
 from pipeline.prepare.facts import (
     RecipeFacts,
     read_machine,
@@ -118,7 +118,7 @@ class Prepared:
         """
         recipe, models = self.recipe, read_models(self.plan, store, self.sources)
         stages = {step.stage for step, _, needed in demanded(self.plan, store, until) if needed}
-        needs = to_build(
+        needs = needs_to_build(
             replace(
                 needs_of(make_context(recipe, models)),
                 build=shlex.join(("pipeline", "build", *recipe.words, *store.words)),

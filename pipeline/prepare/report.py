@@ -18,13 +18,13 @@ from pipeline.plan.memory import (
     plan_memory,
 )
 from pipeline.plan.memory.footprint import weight_bytes
-from pipeline.plan.memory.tensors import parameters
-from pipeline.plan.model_facts import checkpoints_of, with_sizes
+from pipeline.plan.memory.tensors import parameter_counts
+from pipeline.plan.model_facts import facts_from_sizes, recipe_checkpoints
 from pipeline.plan.performance import Forecast, WorkloadOptions, forecast_recipe
 from pipeline.plan.performance.compare import Comparison, compare
 from pipeline.plan.plan import DRAFT, Plan
 from pipeline.plan.preflight import Finding, GeneratedConfig, allow, findings
-from pipeline.plan.report import Outlook
+from pipeline.plan.report import PlanReport
 from pipeline.prepare.facts import (
     RecipeFacts,
     read_access,
@@ -51,7 +51,7 @@ def make_report(
     progress: Progress | None = None,
     allowed: frozenset[str] = frozenset(),
     asked: WorkloadOptions | None = None,
-) -> Outlook:
+) -> PlanReport:
     """Gather the facts of a recipe and work out everything that can be known of its build.
 
     What depends on a Hub that does not answer is left out, and `unknown` of the report says so.
@@ -74,7 +74,7 @@ def make_report(
     found = allow(facts.findings(access), allowed)
     plan, found = _plan(facts, store, offline, allowed, found, unknown)
     memory = _memory(recipe, probes, facts.emitted, ram, unknown)
-    return Outlook(
+    return PlanReport(
         recipe=recipe,
         findings=found,
         plan=plan,
@@ -105,12 +105,12 @@ def compare_recipe(
         raise UserError("--compare is for recipes with runtime.kind tensorrt or pytorch; this one is for cpu")
     probes = probe_models(recipe, store, offline=offline)
     sizes = {role: model.sizes for role, model in probes.items() if model.sizes is not None}
-    for role in checkpoints_of(recipe):
+    for role in recipe_checkpoints(recipe):
         if role not in probes:
             raise UserError(f"the sizes of the {role} are not among those that we know; leave out --offline")
         if role not in sizes:
             raise UserError(f"the {role} is a {probes[role].architecture}, whose sizes cannot be read")
-    models = with_sizes(sizes)
+    models = facts_from_sizes(sizes)
 
     def judge(changed: Recipe) -> tuple[str, ...]:
         found = findings(changed, models, emitted=read_settings(changed))
@@ -218,7 +218,7 @@ def _counted_share(recipe: Recipe, role: str, model: ModelProbe) -> float:
     if sizes is None or totals is None or not totals.bytes or chosen != "none":
         return 1.0
     if sizes.stored == "none":
-        return max(1.0, sum(parameters(sizes).values()) / totals.weights)
+        return max(1.0, sum(parameter_counts(sizes).values()) / totals.weights)
     return weight_bytes(ModelSpec(role, sizes, format=sizes.stored)) / totals.bytes
 
 
@@ -269,7 +269,7 @@ def _passes(provenance: RecipeProvenance, overrides: tuple[str, ...]) -> bool:
 def _unexplained(model: ModelProbe) -> int:
     if model.totals is None or model.sizes is None or model.sizes.stored != "none":
         return 0
-    return max(0, model.totals.weights - sum(parameters(model.sizes).values()))
+    return max(0, model.totals.weights - sum(parameter_counts(model.sizes).values()))
 
 
 def _bytes(model: ModelProbe) -> int | None:
@@ -281,7 +281,7 @@ def _described(model: ModelProbe) -> str:
         return f"a {model.architecture}, whose sizes cannot be read"
     if model.totals is None:
         assert model.sizes is not None, "just looked at"
-        count = sum(parameters(model.sizes).values())
+        count = sum(parameter_counts(model.sizes).values())
         return f"{count:,} weights, counted from sizes that are {model.origin}"
     types = ", ".join(model.totals.dtypes)
     size = human_bytes(model.totals.bytes)

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from pipeline.plan.memory import Alternative, MemoryLine, MemoryPlan, RankMemory
 from pipeline.plan.plan import Plan
 from pipeline.plan.preflight import Finding
-from pipeline.plan.report import Outlook
+from pipeline.plan.report import PlanReport
 from pipeline.prepare.prepare import demanded
 from pipeline.store import Store
 
@@ -123,7 +123,7 @@ class OutlookDocument:
         return made
 
 
-def document_of(outlook: Outlook, store: Store, until: str) -> OutlookDocument:
+def document_of(outlook: PlanReport, store: Store, until: str) -> OutlookDocument:
     """The same as values."""
     memory, performance = outlook.memory, outlook.performance
     return OutlookDocument(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from pipeline.contracts.launching import launching
+from pipeline.contracts.launching import launch_facts
 from pipeline.errors import Fault, InvalidInput, ServerError, UserError
 from pipeline.store import FileHashes
 from pipeline.triton.deployment import Deployment
@@ -121,7 +121,7 @@ class ServeOptions:
                 raise UserError(f"{deployment.name} is for this machine's CPU: --target local")
             return "local"
         # Who has the server of the containers is inside one.
-        server = launching(deployment.requirements.tensorrt_llm).server
+        server = launch_facts(deployment.requirements.tensorrt_llm).server
         return self.target or ("local" if Path(server).exists() else "docker")
 
     def image_of(self, deployment: Deployment) -> str:

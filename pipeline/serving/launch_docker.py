@@ -12,7 +12,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.contracts.launching import launching
+from pipeline.contracts.launching import launch_facts
 from pipeline.errors import UserError
 from pipeline.serving.launch import ANYWHERE, Ports, Start, check_models
 from pipeline.serving.launch_gpu import LaunchContext, LaunchPlan, plan_launch
@@ -84,7 +84,7 @@ class DockerLaunch:
             *(launcher.docker, "run", "--rm", "--init", "--name", self.name),
             *("--gpus", _gpus(launcher.devices, requirements.gpus)),
             f"--shm-size={self.plan.shm_mib}m",
-            *launching(requirements.tensorrt_llm).container_options,
+            *launch_facts(requirements.tensorrt_llm).container_options,
             f"--stop-timeout={start.drain_s + _STOPPING_S}",
             *(part for outer, inner in published for part in ("-p", f"{start.address}:{outer}:{inner}")),
             "--mount",

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pipeline.contracts.launching import LaunchFacts, launching
+from pipeline.contracts.launching import LaunchFacts, launch_facts
 from pipeline.errors import Fault, InvalidInput
 from pipeline.machine.host import mpi_slots
 from pipeline.serving.launch import ANYWHERE, LOOPBACK, Ports, Start, check_models, mirror
@@ -64,7 +64,7 @@ def plan_launch(deployment: Deployment, place: LaunchContext) -> LaunchPlan:
     if faults:
         raise InvalidInput(f"{deployment.name}: how it is started", faults)
     assert deployment.requirements is not None, "checked above"
-    facts = launching(deployment.requirements.tensorrt_llm)
+    facts = launch_facts(deployment.requirements.tensorrt_llm)
     spec = deployment.launch
     blocks = [_block(facts, deployment, place, rank) for rank in range(_ranks(spec))]
     environment = _filled_in(facts.environment, place)
@@ -98,7 +98,7 @@ def launch_faults(deployment: Deployment) -> list[Fault]:
     if deployment.requirements is None:
         return [Fault("there are none: it is not for a GPU", where=FILE, key="requirements")]
     spec = deployment.launch
-    facts = launching(deployment.requirements.tensorrt_llm)
+    facts = launch_facts(deployment.requirements.tensorrt_llm)
     faults = []
 
     def fault(key: str, value: object, problem: str) -> None:

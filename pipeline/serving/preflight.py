@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.contracts.gpus import gpu
-from pipeline.contracts.launching import launching
+from pipeline.contracts.launching import launch_facts
 from pipeline.contracts.rules import rule
 from pipeline.errors import Fault, InvalidInput
 from pipeline.machine.docker import Image
@@ -74,7 +74,7 @@ def needs_of(deployment: Deployment, plan: LaunchPlan | None, where: Where) -> M
             tensorrt=required.tensorrt,
             tensor=deployment.launch.world_size,
             shm_mib=plan.shm_mib,
-            least_shm_mib=launching(required.tensorrt_llm).least_shared_memory_mib,
+            least_shm_mib=launch_facts(required.tensorrt_llm).least_shared_memory_mib,
             rank_bytes=int(deployment.launch.weights_gib * 2**30 / max(1, required.gpus)),
             programs=plan.programs,
         ),

@@ -15,7 +15,7 @@ from pipeline.cache.encryption import KEY
 from pipeline.cache.pgvector.database import SCHEMES as POSTGRES
 from pipeline.cache.redis.server import SCHEMES as REDIS
 from pipeline.cache.response_cache import ResponseCache
-from pipeline.cache.setup import CacheSetupError, Encoder, open_cache
+from pipeline.cache.setup import CacheSetupError, SentenceEncoder, open_cache
 from pipeline.errors import UserError
 from pipeline.extras import missing
 from pipeline.machine.packages import Need, require
@@ -105,7 +105,7 @@ class _EncoderCheckpoint:
     allow_pickle: bool = False
 
 
-def obtain_encoder(recipe: Recipe, store: Store, progress: Progress | None = None) -> Encoder:
+def obtain_encoder(recipe: Recipe, store: Store, progress: Progress | None = None) -> SentenceEncoder:
     """Fetch and make the encoder that `cache.semantic` names, unless the store has it.
 
     Raises:
@@ -116,7 +116,7 @@ def obtain_encoder(recipe: Recipe, store: Store, progress: Progress | None = Non
     assert settings is not None, "called only where there is semantic lookup"
     source = settings.embedder
     if isinstance(source, LocalSource) and _holds_graph(source.path):
-        return Encoder(source.path, source.path.name)
+        return SentenceEncoder(source.path, source.path.name)
     report = progress or Silent()
     checkpoint = _EncoderCheckpoint(source, settings.embedder_revision)
     resolved = resolve_checkpoint(checkpoint, store=store, progress=report)
@@ -135,7 +135,7 @@ def obtain_encoder(recipe: Recipe, store: Store, progress: Progress | None = Non
         progress=report,
     )
     name = source.repo.rpartition("/")[2] if isinstance(source, HubSource) else source.path.name
-    return Encoder(made.path, name)
+    return SentenceEncoder(made.path, name)
 
 
 def _holds_graph(folder: Path) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.plan.parallelism import parallelism
-from pipeline.plan.plan import DRAFT, UNIFIED, Step, judged_exports, rank_exports
+from pipeline.plan.plan import DRAFT, UNIFIED, Step, evaluated_exports, rank_exports
 from pipeline.plan.preflight import Finding, manifest_findings
 from pipeline.prepare import Prepared
 from pipeline.progress import Progress
@@ -103,7 +103,10 @@ def _evaluate(work: StageInput) -> Facts:
 
     return evaluate(
         work.inputs["checkpoint"],
-        [Export(work.inputs["calibrated"] / one.folder, one.kv_scale) for one in judged_exports(work.recipe)],
+        [
+            Export(work.inputs["calibrated"] / one.folder, one.kv_scale)
+            for one in evaluated_exports(work.recipe)
+        ],
         work.inputs["dataset"] / "heldout.jsonl",
         into=work.into,
         progress=work.progress,

@@ -54,3 +54,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
     """Put generated tables where a page asks for them."""
     return markdown.replace("<!-- rooms -->", house.table()) if "<!-- rooms -->" in markdown else markdown
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+    """Show the examples of a command's help line by line; mkdocs-click makes a paragraph of them."""
+    if page.file.src_uri != "reference/cli.md":
+        return html
+    return re.sub(r"<p>((?:pipeline|curl|tenants:) ?[^<]*)</p>", r"<pre><code>\1</code></pre>", html)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.contracts.gpus import gpus
-from pipeline.contracts.releases import lines as candidate_lines
+from pipeline.contracts.releases import candidate_lines as candidate_lines
 from pipeline.contracts.releases import releases
 from pipeline.recipe.library import headline, packaged
 

@@ -69,7 +69,7 @@ def test_the_first_caller_may_leave(cache: ResponseCache) -> None:
     with FakeServer(Reply(["a", "b", "c"], delay_s=0.05)) as server:
         assert asyncio.run(leave(server.url)) == ("abc", Cached("shared"))
         assert len(server.requests) == 1
-    assert cache.backend.fill().entries == 1
+    assert cache.backend.usage().entries == 1
 
 
 def test_when_everybody_left_the_server_stops(cache: ResponseCache) -> None:
@@ -82,7 +82,7 @@ def test_when_everybody_left_the_server_stops(cache: ResponseCache) -> None:
     with FakeServer(Reply(["a", "b"], delay_s=5)) as server:
         asyncio.run(leave(server.url))
         assert server.requests[0].cancelled.wait(5)
-    assert cache.backend.fill().entries == 0
+    assert cache.backend.usage().entries == 0
 
 
 def test_a_failure_reaches_all(cache: ResponseCache) -> None:
@@ -95,4 +95,4 @@ def test_a_failure_reaches_all(cache: ResponseCache) -> None:
     with FakeServer(Reply(["a"], ending=Ending.ERROR, first_delay_s=0.05)) as server:
         assert {type(error) for error in asyncio.run(fail(server.url))} == {ServerFailed}
         assert len(server.requests) == 1
-    assert cache.backend.fill().entries == 0
+    assert cache.backend.usage().entries == 0

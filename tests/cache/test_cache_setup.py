@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cache.encryption import KEY, Sealed, Secret
-from pipeline.cache.entry import Piece
+from pipeline.cache.encryption import KEY, AesGcmCodec, KeySource
+from pipeline.cache.entry import StoredChunk
 from pipeline.cache.key import Origin, Question, ask
 from pipeline.cache.lifetime import Lifetime
 from pipeline.cache.response_cache import ResponseCache
-from pipeline.cache.setup import CacheSetupError, Encoder, make_redaction, open_cache
+from pipeline.cache.setup import CacheSetupError, SentenceEncoder, make_redaction, open_cache
 from pipeline.errors import UserError
 from pipeline.gateway.served_model import semantic_embedder
 from pipeline.recipe import CacheSettings, Recipe, load_recipe
@@ -31,7 +31,7 @@ def question(turn: str) -> Question:
 
 
 def keep(cache: ResponseCache, turn: str, answer: str) -> bool:
-    return cache.store(question(turn), [Piece(answer)], finish_reason="stop")
+    return cache.store(question(turn), [StoredChunk(answer)], finish_reason="stop")
 
 
 class Anything:
@@ -57,7 +57,7 @@ def test_an_embedder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(
         CacheSetupError, match=r"semantic: .*needs tokenizer\.json and one of model_int8\.onnx"
     ):
-        open_cache(CacheSettings(semantic={}), tmp_path / "cache.db", encoder=Encoder(tmp_path))
+        open_cache(CacheSettings(semantic={}), tmp_path / "cache.db", encoder=SentenceEncoder(tmp_path))
 
 
 def test_a_cache_without_a_place() -> None:
@@ -106,7 +106,7 @@ def test_the_settings_of_a_recipe(tmp_path: Path) -> None:
     assert (cache.keep_sampled, cache.pace) == (True, 0.5)
     for number in range(9):
         keep(cache, str(number), "x")
-    assert cache.backend.fill().entries <= 7
+    assert cache.backend.usage().entries <= 7
     cache.close()
     redaction = make_redaction(given.cache)
     assert redaction.objection("", "C-12345678") == "customer"
@@ -124,7 +124,7 @@ def test_encryption_by_a_key_in_a_file(tmp_path: Path, monkeypatch: pytest.Monke
         UserError, match=r"tiny-cpu: the response cache cannot be used:\n  backend: .*cache.key"
     ):
         open_response_cache(given, Store(tmp_path))
-    file.write_text(Sealed.new_secret() + "\n")
+    file.write_text(AesGcmCodec.new_secret() + "\n")
     for expected in (None, "a secret word"):
         cache = open_response_cache(given, Store(tmp_path))
         assert cache is not None
@@ -206,8 +206,8 @@ def test_a_file_that_holds_no_key_is_told_without_what_it_holds(tmp_path: Path, 
 def test_a_key_that_every_account_may_read_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "key").write_text(Sealed.new_secret())
+    (tmp_path / "key").write_text(AesGcmCodec.new_secret())
     for mode, warned in ((0o600, False), (0o604, True)):
         (tmp_path / "key").chmod(mode)
-        assert Secret(file=tmp_path / "key").read()
+        assert KeySource(file=tmp_path / "key").read()
         assert ("every account of this machine may read the key" in caplog.text) is warned

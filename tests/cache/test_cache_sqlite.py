@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.cache.backend import BackendDown, Capacity, Which
-from pipeline.cache.encryption import Sealed
-from pipeline.cache.entry import Entry, Piece
+from pipeline.cache.backend import BackendDown, Capacity, EntryFilter
+from pipeline.cache.encryption import AesGcmCodec
+from pipeline.cache.entry import CacheEntry, StoredChunk
 from pipeline.cache.key import Origin, Question, ask
 from pipeline.cache.sqlite import SqliteBackend
 
@@ -28,8 +28,8 @@ def question(text: str, tenant: str = "") -> Question:
     return ask(Origin("package", tenant=tenant), text, {"temperature": 0})
 
 
-def entry(text: str, ttl_s: float = 600, created: float = NOW) -> Entry:
-    return Entry.of([Piece(text)], finish_reason="stop", created=created, expires=created + ttl_s)
+def entry(text: str, ttl_s: float = 600, created: float = NOW) -> CacheEntry:
+    return CacheEntry.of([StoredChunk(text)], finish_reason="stop", created=created, expires=created + ttl_s)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_new_answer_replaces_the_old_one(backend: SqliteBackend) -> None:
     found = backend.get(question("a").key, NOW)
     assert found is not None
     assert found.text == "new"
-    assert backend.fill().entries == 1
+    assert backend.usage().entries == 1
     assert backend.removals() > before
 
 
@@ -70,7 +70,7 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
         backend.put(question(str(n)), entry("x", created=NOW + n))
     backend.get(question("0").key, NOW + 100)
     backend.put(question("one more"), entry("x", created=NOW + 101))
-    assert backend.fill().entries <= 64
+    assert backend.usage().entries <= 64
     assert backend.get(question("0").key, NOW + 102) is not None
     assert backend.get(question("1").key, NOW + 102) is None
     backend.close()
@@ -80,18 +80,18 @@ def test_bytes_are_limited_too(tmp_path: Path) -> None:
     backend = SqliteBackend(tmp_path / "cache.db", Capacity(bytes=100_000), power_safe=False)
     for n in range(50):
         backend.put(question(str(n)), entry("x" * 5000, created=NOW + n))
-    assert 50_000 < backend.fill().bytes <= 100_000
+    assert 50_000 < backend.usage().bytes <= 100_000
     backend.close()
 
 
 def test_purge_by_scope_and_age(backend: SqliteBackend) -> None:
     for n in range(4):
         backend.put(question(str(n), tenant=str(n % 2)), entry("x", created=NOW + n))
-    assert backend.purge(Which(scope=question("", tenant="0").scope, before=NOW + 1)) == 1
-    assert backend.purge(Which(scope=question("", tenant="1").scope)) == 2
+    assert backend.purge(EntryFilter(scope=question("", tenant="0").scope, before=NOW + 1)) == 1
+    assert backend.purge(EntryFilter(scope=question("", tenant="1").scope)) == 2
     assert [kept.turn for kept in backend.items()] == ["2"]
     assert backend.purge() == 1
-    assert backend.fill().bytes == 0
+    assert backend.usage().bytes == 0
 
 
 def test_near_stays_in_the_scope(backend: SqliteBackend) -> None:
@@ -144,14 +144,13 @@ def test_near_from_many_threads_while_others_write(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from pipeline.cache.entry import Entry, Piece
+from pipeline.cache.entry import CacheEntry, StoredChunk
 from pipeline.cache.key import Origin, ask
-from pipeline.cache.encryption import Sealed
 from pipeline.cache.sqlite import SqliteBackend
 backend = SqliteBackend(Path(sys.argv[1]))
 for n in range(int(sys.argv[3])):
     text = f"{sys.argv[2]}-{n}"
-    answer = Entry.of([Piece(text)], finish_reason="stop", created=1e6, expires=2e9)
+    answer = CacheEntry.of([StoredChunk(text)], finish_reason="stop", created=1e6, expires=2e9)
     backend.put(ask(Origin("package"), text, {"temperature": 0}), answer)
     print(text, flush=True)
 """
@@ -185,7 +184,7 @@ def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     assert all(backend.get(question(text).key, NOW) for text in written)
     assert backend._writer.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
     entries = backend._writer.execute("SELECT count(*) FROM entries").fetchone()[0]
-    assert backend.fill().entries == entries
+    assert backend.usage().entries == entries
     backend.close()
 
 
@@ -221,8 +220,8 @@ def test_reading_while_another_process_writes_does_not_wait(tmp_path: Path) -> N
 
 def test_sealed_nothing_can_be_read_from_the_file(tmp_path: Path) -> None:
     path = tmp_path / "cache.db"
-    secret = Sealed.new_secret()
-    backend = SqliteBackend(path, codec=Sealed(secret))
+    secret = AesGcmCodec.new_secret()
+    backend = SqliteBackend(path, codec=AesGcmCodec(secret))
     backend.put(question("a question"), entry("an answer"), np.ones(4, np.float32))
     assert [kept.turn for kept in backend.items()] == ["a question"]
     assert backend.near(question("").scope, np.ones(4, np.float32), 1)[0].turn == "a question"
@@ -230,7 +229,7 @@ def test_sealed_nothing_can_be_read_from_the_file(tmp_path: Path) -> None:
     assert not any(
         word in file.read_bytes() for file in tmp_path.iterdir() for word in (b"a question", b"an answer")
     )
-    again = SqliteBackend(path, codec=Sealed(secret))
+    again = SqliteBackend(path, codec=AesGcmCodec(secret))
     found = again.get(question("a question").key, NOW)
     assert found is not None
     assert found.text == "an answer"
@@ -239,10 +238,10 @@ def test_sealed_nothing_can_be_read_from_the_file(tmp_path: Path) -> None:
 
 def test_another_key_opens_nothing_and_fails_nothing(tmp_path: Path) -> None:
     path = tmp_path / "cache.db"
-    backend = SqliteBackend(path, codec=Sealed(Sealed.new_secret()))
+    backend = SqliteBackend(path, codec=AesGcmCodec(AesGcmCodec.new_secret()))
     backend.put(question("a"), entry("A"))
     backend.close()
-    other = SqliteBackend(path, codec=Sealed(Sealed.new_secret()))
+    other = SqliteBackend(path, codec=AesGcmCodec(AesGcmCodec.new_secret()))
     assert other.get(question("a").key, NOW) is None
     assert list(other.items()) == []
     assert other.unreadable() > 0
@@ -254,4 +253,4 @@ def test_another_key_opens_nothing_and_fails_nothing(tmp_path: Path) -> None:
 )
 def test_a_key_that_is_none(secret: str, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
-        Sealed(secret)
+        AesGcmCodec(secret)

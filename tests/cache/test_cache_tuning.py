@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pipeline.cache.backend import Vector
 from pipeline.cache.semantic.verification import CHECKS, default_verifier
 from pipeline.cache.tuning.choosing import choose
-from pipeline.cache.tuning.measuring import Measured, Share, measure, needed
-from pipeline.cache.tuning.pairs import BadLines, Logged, Pair, read_log, read_pairs
-from pipeline.cache.tuning.repeats import repeats
+from pipeline.cache.tuning.measuring import CountedShare, Measured, measure, pairs_needed
+from pipeline.cache.tuning.pairs import BadLines, LoggedQuestion, Pair, read_log, read_pairs
+from pipeline.cache.tuning.repeats import find_repeats
 
 WORDS = (
     "parcel",
@@ -54,21 +54,25 @@ def made(same: list[tuple[float, bool]], traps: list[tuple[float, bool]]) -> Mea
 
 @given(st.integers(0, 400), st.integers(1, 400), st.floats(0.5, 0.999))
 def test_the_interval_holds_the_share(count: int, more: int, confidence: float) -> None:
-    share = Share(count, count + more)
+    share = CountedShare(count, count + more)
     assert 0 <= share.low(confidence) <= share.value <= share.high(confidence) <= 1
-    assert Share(10 * count, 10 * (count + more)).high(confidence) <= share.high(confidence) + 1e-12
+    assert CountedShare(10 * count, 10 * (count + more)).high(confidence) <= share.high(confidence) + 1e-12
 
 
 def test_intervals_as_published() -> None:
-    share = Share(81, 263)  # R. G. Newcombe, Statistics in Medicine 17, 1998, table I, method 3
+    share = CountedShare(81, 263)  # R. G. Newcombe, Statistics in Medicine 17, 1998, table I, method 3
     assert (round(share.low(), 4), round(share.high(), 4)) == (0.2553, 0.3662)
-    assert (round(Share(15, 148).low(), 4), round(Share(15, 148).high(), 4)) == (0.0624, 0.1605)
-    assert Share(0, 0).high() == 1
+    assert (round(CountedShare(15, 148).low(), 4), round(CountedShare(15, 148).high(), 4)) == (0.0624, 0.1605)
+    assert CountedShare(0, 0).high() == 1
 
 
 @pytest.mark.parametrize("budget", [0.001, 0.01, 0.05, 0.3])
 def test_so_many_traps_are_needed_and_no_fewer(budget: float) -> None:
-    assert Share(0, needed(budget)).high() <= budget < Share(0, needed(budget) - 1).high()
+    assert (
+        CountedShare(0, pairs_needed(budget)).high()
+        <= budget
+        < CountedShare(0, pairs_needed(budget) - 1).high()
+    )
 
 
 def test_every_bad_line_is_named() -> None:
@@ -103,8 +107,8 @@ def test_pairs_of_both_labels_are_needed() -> None:
 
 def test_a_log_of_plain_lines() -> None:
     assert read_log(["Where is it?\n", "\n", '{"question": "Why?", "scope": "a"}']) == [
-        Logged("Where is it?"),
-        Logged("Why?", "a"),
+        LoggedQuestion("Where is it?"),
+        LoggedQuestion("Why?", "a"),
     ]
     with pytest.raises(BadLines) as caught:
         read_log(["{", "fine", '{"a": "x", "b": "y"}', '{"question": ""}'])
@@ -119,8 +123,8 @@ def test_the_lowest_threshold_within_the_budget() -> None:
     choice = choose(measured, budget=0.01)
     assert choice.meets_budget
     assert choice.outcome.threshold == 0.61
-    assert choice.outcome.false == Share(0, 500)
-    assert choice.outcome.recall == Share(68, 80)
+    assert choice.outcome.false == CountedShare(0, 500)
+    assert choice.outcome.recall == CountedShare(68, 80)
 
 
 def test_too_few_traps_prove_nothing() -> None:
@@ -138,7 +142,7 @@ def test_where_too_few_traps_prove_nothing_the_observed_rate_decides() -> None:
     near = made([(0.85, False)] * 10, [(0.9, False), (0.7, False)] + [(0.5, False)] * 98)
     choice = choose(near, budget=0.01)
     assert (choice.basis, choice.outcome.threshold) == ("rate", 0.85)
-    assert choice.outcome.false == Share(1, 100)
+    assert choice.outcome.false == CountedShare(1, 100)
 
 
 def test_what_is_beyond_the_budget_is_served_least() -> None:
@@ -151,7 +155,7 @@ def test_a_check_that_only_costs_is_left_out_and_one_that_stops_traps_is_not() -
     costs = made([(0.9, at % 2 == 0) for at in range(100)], [(0.52, True)] * 600)
     choice = choose(costs, budget=0.01, may_skip=True)
     assert choice.skipped == (costs.checks[0],)
-    assert choice.outcome.recall == Share(100, 100)
+    assert choice.outcome.recall == CountedShare(100, 100)
     assert choose(costs, budget=0.01).skipped == ()
     saves = made([(0.9, at % 2 == 0) for at in range(100)], [(0.95, True)] * 600)
     assert choose(saves, budget=0.01, may_skip=True).skipped == ()
@@ -186,20 +190,20 @@ def test_pairs_are_measured_by_the_checks_themselves() -> None:
     assert measured.values[0] == pytest.approx(1)
     assert measured.objects[0].sum() == 0
     assert measured.objects[1, measured.checks.index("numbers")]
-    assert measured.outcome(0.5).recall == Share(1, 2)
+    assert measured.outcome(0.5).recall == CountedShare(1, 2)
     assert measured.served(0.5, ["numbers"], same=False) == [pairs[1]]
 
 
 def test_a_log_tells_of_near_questions_but_never_of_labels() -> None:
     log = [
-        Logged("Where is my parcel?"),
-        Logged("Where is my parcel?"),
-        Logged("where is my parcel"),
-        Logged("Cancel order 3"),
-        Logged("Cancel order 4"),
-        Logged("Where is my parcel, please?", scope="another"),
+        LoggedQuestion("Where is my parcel?"),
+        LoggedQuestion("Where is my parcel?"),
+        LoggedQuestion("where is my parcel"),
+        LoggedQuestion("Cancel order 3"),
+        LoggedQuestion("Cancel order 4"),
+        LoggedQuestion("Where is my parcel, please?", scope="another"),
     ]
-    found = repeats(log, embed, default_verifier())
+    found = find_repeats(log, embed, default_verifier())
     assert (found.questions, found.different) == (6, 5)
     assert {(near.a, near.b) for near in found.nears} == {
         ("Where is my parcel?", "where is my parcel"),
@@ -211,7 +215,7 @@ def test_a_log_tells_of_near_questions_but_never_of_labels() -> None:
 
 def test_a_log_is_what_export_writes() -> None:
     row = {"key": "00", "scope": "ab", "question": "Where?", "answer": "There.", "embedded": True}
-    assert read_log([json.dumps(row)]) == [Logged("Where?", "ab")]
+    assert read_log([json.dumps(row)]) == [LoggedQuestion("Where?", "ab")]
 
 
 def test_the_recipe_knows_the_checks_by_name() -> None:

@@ -52,7 +52,7 @@ def test_opting_out(cache: ResponseCache) -> None:
     with FakeServer(Reply(["a"])) as server, Client(server.url) as plain:
         client = CachingClient(plain, cache, ORIGIN)
         client.generate("Hi", max_tokens=8, temperature=0, cache=False)
-        assert cache.backend.fill().entries == 0
+        assert cache.backend.usage().entries == 0
         client.generate("Hi", max_tokens=8, temperature=0)
         assert client.generate("Hi", max_tokens=8, temperature=0, cache=False).stats.cached is None
         assert len(server.requests) == 3

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.cache.backend import BackendDown, Vector
 from pipeline.cache.client import CachingClient
-from pipeline.cache.entry import Entry, Piece
+from pipeline.cache.entry import CacheEntry, StoredChunk
 from pipeline.cache.key import Origin, Question, ask
 from pipeline.cache.lifetime import Lifetime
 from pipeline.cache.redaction import Redaction
@@ -63,7 +63,7 @@ def asked(turn: str = "What is it?", **sampling: Any) -> Question:
 
 
 def keep(cache: ResponseCache, question: Question, *texts: str, ttl_s: float | None = None) -> bool:
-    pieces = [Piece(text) for text in texts]
+    pieces = [StoredChunk(text) for text in texts]
     return cache.store(question, pieces, finish_reason="stop", ttl_s=ttl_s)
 
 
@@ -105,7 +105,7 @@ def test_a_request_goes_on_without_its_backend(backend: SqliteBackend) -> None:
         ("embedder", "__call__", {"embedding": 6}),
         ("verifier", "prepare", {"embedding": 6}),
         ("verifier", "objection", {"comparison": 3}),
-        ("keeper", "objection", {"store": 4}),
+        ("redactor", "objection", {"store": 4}),
         ("lifetime", "of", {"store": 4}),
     ],
 )
@@ -129,8 +129,10 @@ def test_whatever_fails_in_it_is_a_miss_that_is_told_once(
 
 def test_an_answer_that_cannot_be_decoded_is_asked_for_again(backend: SqliteBackend) -> None:
     cache = ResponseCache(backend)
-    whole = Entry.of([Piece("b")], finish_reason="stop", created=cache.clock(), expires=cache.clock() + 100)
-    short = Entry(whole.raw[:-2], whole.created, whole.expires, "stop")
+    whole = CacheEntry.of(
+        [StoredChunk("b")], finish_reason="stop", created=cache.clock(), expires=cache.clock() + 100
+    )
+    short = CacheEntry(whole.raw[:-2], whole.created, whole.expires, "stop")
     with FakeServer(Reply(["a"])) as server, Client(server.url) as plain:
         client = CachingClient(plain, cache, Origin("package"))
         backend.put(ask(client.origin, "Hi", {"max_tokens": 8, "temperature": 0}), short)
@@ -153,7 +155,7 @@ def test_an_embedding_that_is_none_spoils_nothing(
     for text in ("is it zero", "is it one", "is it " * 10_000):
         assert keep(cache, asked(text), text[:10])
         assert text_of(cache.lookup(asked(text))) == text[:10]
-    assert backend.fill().with_vectors == 1
+    assert backend.usage().with_vectors == 1
     assert text_of(cache.lookup(asked("Is it one?"))) == "is it one"
     assert cache.counters["failed_embedding"] == 1
     assert "ValueError: the embedding holds what is not a number" in caplog.text
@@ -196,9 +198,9 @@ def test_only_what_is_repeatable_unless_asked(
     [("Who?", "Write to ada@example.org", "e-mail"), ("I am on 555-010-9999", "Thanks", "phone")],
 )
 def test_what_may_not_be_kept_is_not(backend: SqliteBackend, turn: str, answer: str, count: str) -> None:
-    cache = ResponseCache(backend, keeper=Redaction())
+    cache = ResponseCache(backend, redactor=Redaction())
     assert not keep(cache, asked(turn), answer)
-    assert backend.fill().entries == 0
+    assert backend.usage().entries == 0
     assert cache.counters[f"not_kept_redacted_{count}"] == 1
 
 
@@ -275,8 +277,8 @@ def test_embeddings_of_two_models_never_meet(backend: SqliteBackend, clock: Cloc
 @pytest.mark.parametrize("pace", [0.0, 1.0, 0.5])
 def test_a_replay_takes_its_time(pace: float) -> None:
     delays = (0.2, 0.4, 0.0)
-    entry = Entry.of(
-        [Piece(text, delay_s=delay) for text, delay in zip("abc", delays, strict=True)],
+    entry = CacheEntry.of(
+        [StoredChunk(text, delay_s=delay) for text, delay in zip("abc", delays, strict=True)],
         finish_reason="stop",
         created=0,
         expires=1,
@@ -284,7 +286,7 @@ def test_a_replay_takes_its_time(pace: float) -> None:
     replay, waits = Replay(Hit(entry, Cached("exact")), "id", pace), list[float]()
     while (following := replay.next()) is not None:
         waits.append(following[0])
-        replay.told(following[1])
+        replay.deliver(following[1])
     due: Sequence[float] = [pace * sum(delays[: n + 1]) for n in range(3)]
     for wait, until in zip(waits, due, strict=False):
         assert wait <= until + 1e-6

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pipeline.cache import vector_index
-from pipeline.cache.codec import Vault
-from pipeline.cache.encryption import Plain
+from pipeline.cache.codec import EntryCodec
+from pipeline.cache.encryption import PlainCodec
 from pipeline.cache.vector_index import EXACT, Row, ScopeIndexes, VectorIndex
 
 Vectors = NDArray[np.float32]
@@ -92,7 +92,7 @@ def test_nothing_is_near_in_an_empty_index() -> None:
 
 KEY = b"k" * 16
 ONE = np.eye(4, dtype=np.float32)[0]
-VECTOR, TURN = Plain().seal(ONE.astype("<f2").tobytes(), KEY), Plain().seal(b"a question", KEY)
+VECTOR, TURN = PlainCodec().seal(ONE.astype("<f2").tobytes(), KEY), PlainCodec().seal(b"a question", KEY)
 
 
 class Database:
@@ -119,7 +119,7 @@ def test_the_scope_used_longest_ago_makes_room(
     monkeypatch.setattr(vector_index, "_MAX_SCOPES", most_scopes)
     monkeypatch.setattr(vector_index, "_MAX_VECTORS", most_vectors)
     database = Database(a=2, b=2, c=2)
-    indexes = ScopeIndexes(Vault(), database.read_after)
+    indexes = ScopeIndexes(EntryCodec(), database.read_after)
     assert [database.ask(indexes, scope) for scope in "ababcbca"] == [2] * 8
     assert database.read == ["a", "b", "c", "a"]
 
@@ -127,7 +127,7 @@ def test_the_scope_used_longest_ago_makes_room(
 def test_a_scope_that_grows_counts_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vector_index, "_MAX_VECTORS", 5)
     database = Database(a=1, b=1)
-    indexes = ScopeIndexes(Vault(), database.read_after)
+    indexes = ScopeIndexes(EntryCodec(), database.read_after)
     for count in (1, 3, 4, 5):
         database.entries[b"a"] = count
         assert (database.ask(indexes, "a"), database.ask(indexes, "b")) == (count, 1)
@@ -137,6 +137,6 @@ def test_a_scope_that_grows_counts_as_it_is(monkeypatch: pytest.MonkeyPatch) -> 
 def test_one_scope_is_held_however_large_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vector_index, "_MAX_VECTORS", 5)
     database = Database(a=8)
-    indexes = ScopeIndexes(Vault(), database.read_after)
+    indexes = ScopeIndexes(EntryCodec(), database.read_after)
     assert [database.ask(indexes, scope) for scope in ("a", "none", "a")] == [8, 0, 8]
     assert database.read == ["a", "none"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from pipeline.cache.entry import Entry, Piece
+from pipeline.cache.entry import CacheEntry, StoredChunk
 from pipeline.cache.key import Origin, ask
 from pipeline.cache.sqlite import SqliteBackend
 from pipeline.cli.cache import command
@@ -27,8 +27,8 @@ def file(tmp_path: Path) -> Path:
         ]
     ):
         created = time.time() - 3600 * (2 - index)
-        entry = Entry.of(
-            [Piece(answer, (1, 2))], finish_reason="stop", created=created, expires=created + 86400
+        entry = CacheEntry.of(
+            [StoredChunk(answer, (1, 2))], finish_reason="stop", created=created, expires=created + 86400
         )
         backend.put(ask(Origin("d"), question, {"temperature": 0}), entry)
     backend.close()

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pipeline.cache.backends import open_backend
-from pipeline.cache.encryption import KEY, Sealed
-from pipeline.cache.entry import Entry, Piece
+from pipeline.cache.encryption import KEY, AesGcmCodec
+from pipeline.cache.entry import CacheEntry, StoredChunk
 from pipeline.cache.key import Origin, ask
 from pipeline.cli.cache import command
 from pipeline.errors import UserError
@@ -36,7 +36,9 @@ def address(server: RedisServer | PostgresServer) -> Iterator[str]:
     now = time.time()
     for n in range(4):
         origin = Origin(f"engine {n % 2}", tenant="ada" if n < 3 else "bo")
-        answer = Entry.of([Piece(f"answer {n}")], finish_reason="stop", created=now + n, expires=now + 600)
+        answer = CacheEntry.of(
+            [StoredChunk(f"answer {n}")], finish_reason="stop", created=now + n, expires=now + 600
+        )
         backend.put(ask(origin, f"question {n}", {"temperature": 0}), answer)
     yield server.url
     backend.purge()
@@ -78,7 +80,7 @@ def test_audit_and_export(address: str, monkeypatch: pytest.MonkeyPatch) -> None
     }  # fmt: skip
     rows = [json.loads(line) for line in by_recipe("export", address).output.splitlines()]
     assert {row["question"] for row in rows} == {f"question {n}" for n in range(4)}
-    monkeypatch.setenv(KEY, Sealed.new_secret())
+    monkeypatch.setenv(KEY, AesGcmCodec.new_secret())
     sealed = by_recipe("audit", address, "--json")
     assert json.loads(sealed.stdout)["unreadable"] == 4
     assert sealed.exit_code == 1

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipeline.cli.render.comparison import Axis, front_lines
 from pipeline.cli.render.pareto import draw, front_page, front_png
 from pipeline.errors import UserError
-from pipeline.plan.model_facts import known_sizes
+from pipeline.plan.model_facts import offline_sizes
 from pipeline.plan.performance import Workload
 from pipeline.plan.performance.compare import Comparison, compare
 from pipeline.plan.performance.workload import ComparisonSettings
@@ -28,13 +28,13 @@ QUESTION = ComparisonSettings(
 @cache
 def found() -> Comparison:
     recipe = load_recipe("llama-3.1-8b-fp8", ())
-    return compare(recipe, known_sizes(recipe), QUESTION)
+    return compare(recipe, offline_sizes(recipe), QUESTION)
 
 
 def test_nothing_is_drawn_where_nothing_serves() -> None:
     pytest.importorskip("matplotlib")
     recipe = load_recipe("llama-3.1-8b-fp8", ()).model_copy(update={"slo": Slo(itl_p95_ms=0.001)})
-    seen = compare(recipe, known_sizes(recipe), QUESTION)
+    seen = compare(recipe, offline_sizes(recipe), QUESTION)
     assert list(front_lines(seen, 100)) == []
     assert "Nothing serves" in front_page(seen)
     with pytest.raises(UserError, match="nothing to draw"):

@@ -7,13 +7,13 @@ from typing import Literal
 import pytest
 
 from pipeline.contracts import gpus as gpus_module
-from pipeline.contracts.gpus import Gpu, generation, gpu, gpu_rates, gpus, support
+from pipeline.contracts.gpus import Gpu, format_issues, generation, gpu, gpu_rates, gpus
 from pipeline.contracts.models import known_model
 from pipeline.errors import UserError
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import ModelSpec
 from pipeline.plan.performance import EngineModel
-from pipeline.plan.performance.efficiency import efficiency, fitted
+from pipeline.plan.performance.efficiency import efficiency, fitted_constants
 
 ERROR, WARNING = ["error"], ["warning"]
 SIZES = known_model("meta-llama/Llama-3.2-1B-Instruct")
@@ -48,7 +48,7 @@ MODEL = ModelSpec("target", SIZES)
 def test_support(
     name: str, weights: str, kv_cache: str, track: Literal["tensorrt", "pytorch"], severities: list[str]
 ) -> None:
-    found = support(gpu(name), weights, kv_cache, track)
+    found = format_issues(gpu(name), weights, kv_cache, track)
     assert [finding.severity for finding in found] == severities
     assert all(name in finding.reason and finding.sources for finding in found)
 
@@ -69,14 +69,14 @@ def test_an_unknown_gpu_names_those_of_the_chip() -> None:
     ],
 )  # fmt: skip
 def test_a_release_older_than_the_gpu(name: str, version: str, refused: bool) -> None:
-    found = support(gpu(name), "none", "auto", "tensorrt", version)
+    found = format_issues(gpu(name), "none", "auto", "tensorrt", version)
     assert [finding.severity for finding in found] == (ERROR if refused else [])
     assert all(finding.subject == "gpu" for finding in found)
 
 
 def test_every_packaged_gpu_runs_bfloat16_and_reports_a_little_less_memory_than_is_sold() -> None:
     for one in gpus():
-        assert not support(one, "none", "auto", "tensorrt")
+        assert not format_issues(one, "none", "auto", "tensorrt")
         assert 0.93 < one.usable_gib / one.memory_gib < 1.02
 
 
@@ -97,7 +97,9 @@ def test_rates_are_sourced_and_plausible(one: Gpu) -> None:
 @pytest.mark.parametrize("one", gpus(), ids=lambda one: one.name)
 def test_formats_that_a_gpu_can_run_have_a_rate(one: Gpu) -> None:
     for form, arithmetic in (("fp8", "fp8"), ("nvfp4", "fp4")):
-        refused = [found for found in support(one, form, "auto", "pytorch") if found.severity == "error"]
+        refused = [
+            found for found in format_issues(one, form, "auto", "pytorch") if found.severity == "error"
+        ]
         assert (arithmetic in gpu_rates(one.name).tflops) == (not refused)
 
 
@@ -124,7 +126,7 @@ def test_a_gpu_is_added_by_adding_one_entry(monkeypatch: pytest.MonkeyPatch) -> 
     more = {**facts, "gpus": [*facts["gpus"], {**new, "rates": rates}]}
     monkeypatch.setattr(gpus_module, "_data", lambda: more)
     assert gpu("x1-1g").capability == "8.9"
-    assert support(gpu("x1-1g"), "none", "auto", "pytorch") == ()
+    assert format_issues(gpu("x1-1g"), "none", "auto", "pytorch") == ()
     assert efficiency("x1-1g", "pytorch") == efficiency("l4-24g", "pytorch")
     assert EngineModel.of(MODEL, "x1-1g", "pytorch").decode(1, 100) > 0
 
@@ -145,14 +147,14 @@ def test_what_an_entry_lacks_is_named(
     if new["rates"] is None:
         del new["rates"]
     monkeypatch.setattr(gpus_module, "_data", lambda: {**facts, "gpus": [new]})
-    assert support(gpu("x1-1g"), "none", "fp8", "tensorrt")
+    assert format_issues(gpu("x1-1g"), "none", "fp8", "tensorrt")
     with pytest.raises(UserError, match=message):
         EngineModel.of(MODEL, "x1-1g", "tensorrt")
 
 
 def test_generations_have_constants() -> None:
     for one in gpus():
-        assert generation(one.name).constants in fitted()["constants"]["families"]
+        assert generation(one.name).constants in fitted_constants()["constants"]["families"]
 
 
 def test_names_are_unique_and_say_the_memory() -> None:

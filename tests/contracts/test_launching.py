@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.contracts.launching import known_causes, launching
+from pipeline.contracts.launching import known_causes, launch_facts
 from pipeline.contracts.releases import releases
 from pipeline.errors import UserError
 
@@ -37,7 +37,7 @@ def test_every_source_is_used() -> None:
 
 @pytest.mark.parametrize("version", [one.version for one in releases()])
 def test_every_release_can_be_started(version: str) -> None:
-    facts = launching(version)
+    facts = launch_facts(version)
     assert facts.server == "/opt/tritonserver/bin/tritonserver"
     assert (facts.llmapi_wrapper is not None) == (int(version.split(".")[0]) >= 1)
     assert not facts.llmapi_instances
@@ -47,12 +47,12 @@ def test_every_release_can_be_started(version: str) -> None:
 
 
 def test_candidates_have_what_their_release_will_have() -> None:
-    assert launching("1.3.0rc4").llmapi_instances
+    assert launch_facts("1.3.0rc4").llmapi_instances
 
 
 def test_unknown_versions_are_refused() -> None:
     with pytest.raises(UserError, match=r"TensorRT-LLM 1\.2\.9 is not known; known: .*1\.2\.1"):
-        launching("1.2.9")
+        launch_facts("1.2.9")
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,16 @@ import pytest
 
 from pipeline.contracts import inflight_batcher, llm_args, llmapi
 from pipeline.contracts import releases as releases_module
-from pipeline.contracts.launching import launching
-from pipeline.contracts.releases import TRACKS, container, containers, lines, release, releases, require
+from pipeline.contracts.launching import launch_facts
+from pipeline.contracts.releases import (
+    TRACKS,
+    candidate_lines,
+    container,
+    containers,
+    release,
+    releases,
+    require_runtime,
+)
 from pipeline.errors import UserError
 
 SUPPORTED = ["0.19.0", "0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.0", "1.2.1"]
@@ -20,10 +28,10 @@ def test_the_supported_releases_oldest_first() -> None:
 def test_other_contracts_know_the_same_versions() -> None:
     of = {track: [one.version for one in releases() if track in one.tracks] for track in TRACKS}
     assert list(inflight_batcher.versions()) == of["tensorrt"]
-    assert list(llm_args.versions()) == [*of["pytorch"], *lines()]
-    assert set(llmapi.versions()) >= {*of["pytorch"], *lines()}
-    for version in [*SUPPORTED, *(f"{line}rc1" for line in lines())]:
-        assert launching(version).server
+    assert list(llm_args.versions()) == [*of["pytorch"], *candidate_lines()]
+    assert set(llmapi.versions()) >= {*of["pytorch"], *candidate_lines()}
+    for version in [*SUPPORTED, *(f"{line}rc1" for line in candidate_lines())]:
+        assert launch_facts(version).server
 
 
 def test_the_llm_api_refuses_the_releases_that_lack_its_runtime() -> None:
@@ -71,7 +79,7 @@ def test_every_release_with_engines_pins_tensorrt() -> None:
 )
 def test_what_is_not_offered_and_why(version: str, track: str, said: str) -> None:
     with pytest.raises(UserError, match=f"(?s){said}"):
-        require(version, "tensorrt" if track == "tensorrt" else "pytorch")
+        require_runtime(version, "tensorrt" if track == "tensorrt" else "pytorch")
 
 
 def test_any_candidate_of_the_line_after_the_last_release() -> None:
@@ -95,7 +103,7 @@ def test_a_release_is_added_by_adding_data(monkeypatch: pytest.MonkeyPatch) -> N
     }
     monkeypatch.setattr(releases_module, "_data", lambda: more)
     assert [one.version for one in releases()] == [*SUPPORTED, "1.4.0"]
-    assert require("1.4.0", "pytorch").tracks == ("pytorch",)
+    assert require_runtime("1.4.0", "pytorch").tracks == ("pytorch",)
     assert container("1.4.0").image == "example/triton:26.12"
     with pytest.raises(UserError, match="it is gone"):
-        require("1.4.0", "tensorrt")
+        require_runtime("1.4.0", "tensorrt")

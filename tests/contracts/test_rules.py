@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.contracts.rules import GROUPS, nearest, rule, rules, source
+from pipeline.contracts.rules import GROUPS, rule, rules, similar_ids, source
 
 # What upstream's sources were read for (but for kvq.int8: no recipe can ask for it); rules of our own come on top.
 OF_UPSTREAM = [
@@ -137,7 +137,7 @@ def test_what_may_not_be_allowed_says_why_and_leaves_no_word_to_warnings() -> No
     [("awq_block", "tp.awq_block"), ("sm.fp9", "sm.fp8"), ("host.disc", "host.disk"), ("?", None)],
 )
 def test_the_nearest_rules(wrong: str, first: str | None) -> None:
-    found = nearest(wrong)
+    found = similar_ids(wrong)
     assert (found[0] if found else None) == first
 
 

@@ -38,7 +38,7 @@ def ask(running: Running, question: str, *, stream: bool = False) -> str:
         ("backend", "put", "failed_store"),
         ("embedder", "__call__", "failed_embedding"),
         ("verifier", "objection", "failed_comparison"),
-        ("keeper", "objection", "failed_store"),
+        ("redactor", "objection", "failed_store"),
         ("lifetime", "of", "failed_store"),
     ],
 )

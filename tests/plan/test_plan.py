@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from pipeline.plan.parallelism import parallelism
-from pipeline.plan.plan import Plan, Surroundings, judged_exports, make_plan, rank_exports
+from pipeline.plan.plan import Plan, PlanFacts, evaluated_exports, make_plan, rank_exports
 from pipeline.recipe import Recipe, load_recipe
 
-AROUND = Surroundings(
+AROUND = PlanFacts(
     sources={"target": {"sha256": "t"}, "draft": {"sha256": "d"}},
     dataset={"sha256": "s"},
     tools={"calibrate": {"nvidia-modelopt": "1"}, "build": {"openvino": "1"}},
@@ -90,7 +90,7 @@ def test_all_exports_are_judged_and_first_what_the_runtime_loads(
     overrides: tuple[str, ...], judged: list[str]
 ) -> None:
     recipe = tiny(*overrides)
-    assert [one.folder for one in judged_exports(recipe)] == judged
+    assert [one.folder for one in evaluated_exports(recipe)] == judged
     settings: Any = make_plan(recipe, AROUND)["evaluate"].key.settings
     assert [one["folder"] for one in settings["judged"]] == judged
 
@@ -98,10 +98,10 @@ def test_all_exports_are_judged_and_first_what_the_runtime_loads(
 def test_a_cache_is_judged_with_the_scale_that_the_runtime_computes_with() -> None:
     """TensorRT-LLM's PyTorch backend reads no scales of an FP8 cache; engines and others do."""
     fp8 = "quantization.kv_cache=fp8"
-    assert judged_exports(tiny(GPU % "pytorch", fp8))[0].kv_scale == 1.0
-    assert judged_exports(tiny(GPU % "pytorch"))[0].kv_scale is None
+    assert evaluated_exports(tiny(GPU % "pytorch", fp8))[0].kv_scale == 1.0
+    assert evaluated_exports(tiny(GPU % "pytorch"))[0].kv_scale is None
     for others in ((GPU % "tensorrt", fp8), (fp8,)):
-        assert {one.kv_scale for one in judged_exports(tiny(*others))} == {None}
+        assert {one.kv_scale for one in evaluated_exports(tiny(*others))} == {None}
 
 
 def test_unquantized_has_no_calibration_and_no_gate() -> None:
@@ -153,7 +153,7 @@ def test_the_recipe_changes_what_it_should(override: str, steps: set[str]) -> No
         (replace(AROUND, package={"max_concurrency": 8}), {"package"}),
     ],
 )  # fmt: skip
-def test_the_surroundings_change_what_they_should(around: Surroundings, steps: set[str]) -> None:
+def test_the_surroundings_change_what_they_should(around: PlanFacts, steps: set[str]) -> None:
     assert changed(make_plan(tiny(), AROUND), make_plan(tiny(), around)) == steps
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import resources
-from pipeline.plan.model_facts import TokenizerFacts, corpus
+from pipeline.plan.model_facts import TokenizerFacts, tokenizer_corpus
 
 SUPPORT = resources.folder("recipes") / "checkpoints" / "support-target"
 
@@ -36,23 +36,28 @@ def edit(folder: Path, change: object) -> None:
 
 
 def test_the_corpus_has_many_scripts_code_numbers_emoji_and_whitespace() -> None:
-    assert len(set(corpus())) == len(corpus()) >= 40
-    letters = {unicodedata.name(sign, "?").split()[0] for text in corpus() for sign in text if sign.isalpha()}
+    assert len(set(tokenizer_corpus())) == len(tokenizer_corpus()) >= 40
+    letters = {
+        unicodedata.name(sign, "?").split()[0]
+        for text in tokenizer_corpus()
+        for sign in text
+        if sign.isalpha()
+    }
     scripts = {
         "LATIN", "CYRILLIC", "GREEK", "HEBREW", "ARABIC", "DEVANAGARI", "THAI", "CJK", "HIRAGANA", "KATAKANA", "HANGUL",
         "GEORGIAN", "ARMENIAN", "ETHIOPIC",
     }  # fmt: skip
     assert scripts <= letters
-    whole = "".join(corpus())
+    whole = "".join(tokenizer_corpus())
     assert all(sign in whole for sign in "\t\n\r\u00a0\u3000\u200d\ufeff0123456789{}[]()<>|\\👍🏽")
-    assert any(text.isspace() for text in corpus())
+    assert any(text.isspace() for text in tokenizer_corpus())
 
 
 def test_a_tokenizer_equals_itself(copy: Path) -> None:
     assert read(SUPPORT) == read(copy)
     ids = read(copy).ids
     assert ids is not None
-    assert len(ids) == len(corpus())
+    assert len(ids) == len(tokenizer_corpus())
 
 
 def test_another_order_of_merges_gives_other_ids(copy: Path) -> None:

@@ -14,7 +14,7 @@ from safetensors.numpy import save
 
 from pipeline.errors import CheckpointError, InvalidInput, SourceError
 from pipeline.models.header import FIRST_BYTES, read_totals
-from pipeline.plan.memory.tensors import parameters
+from pipeline.plan.memory.tensors import parameter_counts
 from pipeline.prepare.model_probe import probe_models
 from pipeline.prepare.report import make_report
 from pipeline.recipe import Recipe, load_recipe
@@ -218,4 +218,4 @@ def test_headers_that_are_none(header: bytes) -> None:
 
 def test_the_explained_weights_are_those_of_the_sizes(hub: LoopbackHub, recipe: Recipe, store: Store) -> None:
     hub.add(REPO, files())
-    assert sum(parameters(probe_models(recipe, store)["target"].sizes).values()) == EXPLAINED
+    assert sum(parameter_counts(probe_models(recipe, store)["target"].sizes).values()) == EXPLAINED

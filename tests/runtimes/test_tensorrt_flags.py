@@ -28,7 +28,7 @@ from pipeline.contracts.trtllm_build import (
 )
 from pipeline.contracts.trtllm_build_effects import CheckpointConfig, effects
 from pipeline.errors import InvalidInput, StageError, UserError
-from pipeline.plan.model_facts import known_models
+from pipeline.plan.model_facts import offline_facts
 from pipeline.plan.parallelism import parallelism
 from pipeline.plan.preflight.context import make_context
 from pipeline.plan.preflight.finding import Objection
@@ -219,7 +219,7 @@ def test_what_a_recipe_says_is_built_or_refused_with_an_advice_that_works(
         made = load_recipe(
             "qwen2.5-72b-fp8", [f"runtime.version={version}", f"runtime.build_flags={named_flags}"]
         )
-        about = make_context(made, known_models(made), emitted=read_settings(made))
+        about = make_context(made, offline_facts(made), emitted=read_settings(made))
         objections = [*RECIPE_CHECKS["build.flags"](about), *RECIPE_CHECKS["runtime.refuses"](about)]
         if not objections:
             break

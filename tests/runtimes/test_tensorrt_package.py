@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.contracts.releases import container
 from pipeline.errors import StageError, UserError
-from pipeline.plan.plan import Plan, Surroundings, make_plan
+from pipeline.plan.plan import Plan, PlanFacts, make_plan
 from pipeline.plan.preflight import GeneratedConfig
 from pipeline.prepare import Prepared
 from pipeline.progress import Silent
@@ -45,7 +45,7 @@ class Shop:
 
     def __init__(self, root: Path, chosen: Recipe) -> None:
         self.store, self.recipe = Store(root), chosen
-        around = Surroundings(
+        around = PlanFacts(
             sources={"target": {"sha256": "t"}, "draft": {"sha256": "d"}},
             dataset={},
             tools={},

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.contracts.launching import launching
+from pipeline.contracts.launching import launch_facts
 from pipeline.contracts.releases import container, releases
 from pipeline.recipe.library import packaged
 from pipeline.triton.deployment import CONTAINER_ROOT
@@ -157,7 +157,7 @@ def test_the_services_are_the_stages() -> None:
         assert service["build"]["target"] == name
         assert default(service["build"]["args"]["TRITON_IMAGE"]) == NEWEST.image
         assert set(service["build"]["args"]) == set(FILE.arguments)
-        facts = launching(NEWEST.trtllm)
+        facts = launch_facts(NEWEST.trtllm)
         assert default(service["shm_size"]) == f"{facts.shared_memory_mib // 1024}g"
         limits = [
             part for key, value in service["ulimits"].items() for part in ("--ulimit", f"{key}={value}")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.cache.backend import Backend, Vector
-from pipeline.cache.entry import Entry, Piece
+from pipeline.cache.entry import CacheEntry, StoredChunk
 from pipeline.cache.key import Origin, Question, ask
 from pipeline.cache.lifetime import Lifetime
 from pipeline.cache.redaction import Redaction
@@ -22,8 +22,8 @@ def question(text: str, tenant: str = "") -> Question:
     return ask(Origin("package", tenant=tenant), text, {"temperature": 0})
 
 
-def entry(text: str, ttl_s: float = 600, created: float = NOW) -> Entry:
-    return Entry.of([Piece(text)], finish_reason="stop", created=created, expires=created + ttl_s)
+def entry(text: str, ttl_s: float = 600, created: float = NOW) -> CacheEntry:
+    return CacheEntry.of([StoredChunk(text)], finish_reason="stop", created=created, expires=created + ttl_s)
 
 
 def unit(vector: object) -> Vector:
@@ -72,13 +72,13 @@ class Broken:
 def broken(backend: Backend, part: str, method: str) -> ResponseCache:
     """A cache with embeddings, one part of which raises; a second goes by whenever it asks for the time."""
     parts: dict[str, Any] = {
-        "backend": backend, "embedder": Letters(b"one"), "verifier": Fine(), "keeper": Redaction(),
+        "backend": backend, "embedder": Letters(b"one"), "verifier": Fine(), "redactor": Redaction(),
         "lifetime": Lifetime(),
     }  # fmt: skip
     parts[part] = Broken(parts[part], method)
     layer = SemanticLayer(parts["backend"], parts["embedder"], parts["verifier"], 0.7)
     cache = ResponseCache(
-        parts["backend"], lifetime=parts["lifetime"], semantic=layer, keeper=parts["keeper"]
+        parts["backend"], lifetime=parts["lifetime"], semantic=layer, redactor=parts["redactor"]
     )
     cache.clock = itertools.count(1_000_000.0).__next__
     return cache

@@ -8,11 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.cache.backend import ANY, EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
-from pipeline.cache.codec import Packed
+from pipeline.cache.backend import (
+    ALL_ENTRIES,
+    ANY,
+    BackendDown,
+    Candidate,
+    Capacity,
+    EntryFilter,
+    StoredEntry,
+    Usage,
+    Vector,
+)
+from pipeline.cache.codec import PackedEntry
 from pipeline.cache.encryption import Codec
-from pipeline.cache.packed_backend import PackedBackend, condition_of
-from pipeline.cache.pgvector.database import Database
+from pipeline.cache.packed_backend import PackedBackend, sql_where
+from pipeline.cache.pgvector.database import PostgresConnections
 from pipeline.cache.pgvector.schema import MAKING, NAME, STATEMENTS, VERSION, index
 from pipeline.cache.vector_index import Row, ScopeIndexes
 
@@ -48,15 +58,15 @@ class PgvectorBackend(PackedBackend):
             ValueError: this is no address, or the distribution `psycopg` is missing.
         """
         super().__init__(capacity, codec)
-        self._database = Database(url, self._prepare)
+        self._database = PostgresConnections(url, self._prepare)
         self._name = name
-        self._indexes = ScopeIndexes(self._vault, self._read_after)
+        self._indexes = ScopeIndexes(self._codec, self._read_after)
         self._indexed: set[int] = set()  # dimensions of which there is an index
 
     def near(
         self, scope: bytes, vector: Vector, count: int, min_similarity: float = ANY
     ) -> Sequence[Candidate]:
-        if self._vault.sealed:
+        if self._codec.sealed:
             return self._indexes.near(scope, vector, count, min_similarity, self._turns)
         found = self._rows(
             f"SELECT key, turn, cosine FROM {NAME}.nearest(%s, %s, %s::halfvec, %s) WHERE cosine >= %s",
@@ -66,16 +76,16 @@ class PgvectorBackend(PackedBackend):
             count,
             min_similarity,
         )
-        return self._vault.candidates(found)
+        return self._codec.candidates(found)
 
     def remove(self, keys: Iterable[bytes]) -> int:
         return self._delete("key = ANY(%s)", list(keys))
 
-    def purge(self, which: Which = EVERY) -> int:
-        condition, values = condition_of(which, "%s")
+    def purge(self, which: EntryFilter = ALL_ENTRIES) -> int:
+        condition, values = sql_where(which, "%s")
         return self._delete(condition, *values)
 
-    def items(self) -> Iterator[Kept]:
+    def items(self) -> Iterator[StoredEntry]:
         below = 2**63 - 1
         while page := self._rows(
             "SELECT e.id, e.key, e.scope, e.engine, e.tenant, e.turn, e.answer, u.used,"
@@ -85,22 +95,22 @@ class PgvectorBackend(PackedBackend):
             below,
         ):
             for _, key, scope, engine, tenant, turn, answer, used, embedded in page:
-                opened = self._vault.both(turn, answer, key)
+                opened = self._codec.both(turn, answer, key)
                 if opened is not None:
-                    yield Kept(key, scope, engine, tenant, *opened, used, embedded)
+                    yield StoredEntry(key, scope, engine, tenant, *opened, used, embedded)
             below = page[-1][0]
 
     def removals(self) -> int:
         row = self._one(f"SELECT removals FROM {NAME}.totals WHERE cache = %s", self._name)
         return 0 if row is None else int(row[0])
 
-    def fill(self) -> Fill:
+    def usage(self) -> Usage:
         row = self._one(
             f"SELECT entries, bytes, vectors, (SELECT min(created) FROM {NAME}.entries e WHERE e.cache = t.cache)"
             f" FROM {NAME}.totals t WHERE cache = %s",
             self._name,
         )
-        return Fill(0, 0, 0, None) if row is None else Fill(*row)
+        return Usage(0, 0, 0, None) if row is None else Usage(*row)
 
     def describe(self) -> Mapping[str, str]:
         row = self._one(
@@ -113,7 +123,7 @@ class PgvectorBackend(PackedBackend):
             "name": self._name,
             "schema": str(VERSION),
             "version": f"PostgreSQL {server}, pgvector {extension}",
-            "embeddings": "indexed in memory" if self._vault.sealed else "HNSW",
+            "embeddings": "indexed in memory" if self._codec.sealed else "HNSW",
         }
 
     def close(self) -> None:
@@ -125,7 +135,7 @@ class PgvectorBackend(PackedBackend):
         row = self._one(f"SELECT answer FROM {NAME}.entries WHERE cache = %s AND key = %s", self._name, key)
         return None if row is None else row[0]
 
-    def _store(self, packed: Packed, vector: Vector | None) -> None:
+    def _store(self, packed: PackedEntry, vector: Vector | None) -> None:
         self._flush()
         self._one(
             f"SELECT {NAME}.put(%s, %s, %s, %s, %s, %s, %s, %s::halfvec, %s, %s, %s, %s, %s, %s)",
@@ -148,8 +158,8 @@ class PgvectorBackend(PackedBackend):
         self._indexed.clear()
         _prepare(connection)
 
-    def _embedding(self, packed: Packed, vector: Vector | None) -> tuple[str | None, bytes | None]:
-        if vector is None or self._vault.sealed:
+    def _embedding(self, packed: PackedEntry, vector: Vector | None) -> tuple[str | None, bytes | None]:
+        if vector is None or self._codec.sealed:
             return None, packed.vector
         if len(vector) not in self._indexed:
             self._database.do(lambda connection: _make(connection, index(len(vector))))
@@ -172,7 +182,7 @@ class PgvectorBackend(PackedBackend):
         )
 
     def _flush(self) -> None:
-        if touched := self._uses.take():
+        if touched := self._access_times.take():
             self._change(
                 f"UPDATE {NAME}.uses u SET used = t.used FROM {NAME}.entries e,"
                 " unnest(%s::bytea[], %s::float8[]) AS t (key, used)"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from pipeline.cache.backend import PASSWORD, BackendDown, without_password
-from pipeline.cache.circuit_breaker import Rest, Unanswered
+from pipeline.cache.circuit_breaker import CircuitBreaker, ServerUnreachable
 from pipeline.extras import install_line
 
 SCHEMES = ("postgresql", "postgres")
@@ -22,10 +22,12 @@ _OPTIONS = "-c synchronous_commit=off"  # what was put outlives the client; a cr
 T = TypeVar("T")
 
 
-class Database:
+class PostgresConnections:
     """Safe to use from any number of threads. Nothing is connected before the first call."""
 
-    def __init__(self, url: str, prepare: Callable[[Any], None], rest: Rest | None = None) -> None:
+    def __init__(
+        self, url: str, prepare: Callable[[Any], None], breaker: CircuitBreaker | None = None
+    ) -> None:
         """
         Args:
             prepare: called with the first connection, before anything else, and again when what it made is gone.
@@ -48,7 +50,7 @@ class Database:
         self.address = f"{parts.hostname or 'local'}:{parts.port or 5432}{parts.path}"
         self._url = url
         self._prepare = prepare
-        self._rest = rest or Rest()
+        self._breaker = breaker or CircuitBreaker()
         self._idle: list[Any] = []  # connections, the last used last
         self._lock = threading.Lock()
         self._prepared = False
@@ -59,7 +61,7 @@ class Database:
         Raises:
             Unanswered: the server cannot be reached or is too slow; BackendDown: it refused, or rests.
         """
-        with self._rest.attempt():
+        with self._breaker.attempt():
             try:
                 pooled = self._take()
                 if pooled is not None:
@@ -71,7 +73,7 @@ class Database:
                         self._discard()
                 return self._with(self._new(), work)
             except (self._psycopg.OperationalError, TimeoutError) as error:
-                raise Unanswered(f"{self.address}: {_line(error)}") from error
+                raise ServerUnreachable(f"{self.address}: {_line(error)}") from error
             except self._psycopg.Error as error:
                 if isinstance(
                     error, self._psycopg.ProgrammingError

@@ -7,6 +7,6 @@ works with all of them from 6.2 on.
 from __future__ import annotations
 
 from pipeline.cache.redis.backend import RedisBackend
-from pipeline.cache.redis.server import Address
+from pipeline.cache.redis.server import RedisAddress
 
-__all__ = ["Address", "RedisBackend"]
+__all__ = ["RedisAddress", "RedisBackend"]

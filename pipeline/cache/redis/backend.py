@@ -11,13 +11,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from pipeline.cache.backend import ANY, EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
-from pipeline.cache.codec import Packed
+from pipeline.cache.backend import (
+    ALL_ENTRIES,
+    ANY,
+    BackendDown,
+    Candidate,
+    Capacity,
+    EntryFilter,
+    StoredEntry,
+    Usage,
+    Vector,
+)
+from pipeline.cache.codec import PackedEntry
 from pipeline.cache.encryption import Codec
 from pipeline.cache.packed_backend import PackedBackend
 from pipeline.cache.redis import scripts
 from pipeline.cache.redis.engine import QueryEngine
-from pipeline.cache.redis.server import Address, Script, Server
+from pipeline.cache.redis.server import RedisAddress, RedisConnections, Script
 from pipeline.cache.vector_index import Row, ScopeIndexes
 
 _PAGE = 256  # entries that one command reads or removes
@@ -33,12 +43,12 @@ class RedisBackend(PackedBackend):
 
     def __init__(
         self,
-        address: Address,
+        address: RedisAddress,
         capacity: Capacity | None = None,
         *,
         name: str = "pipeline",
         codec: Codec | None = None,
-        server: Server | None = None,
+        server: RedisConnections | None = None,
     ) -> None:
         """
         Args:
@@ -48,11 +58,11 @@ class RedisBackend(PackedBackend):
             ValueError: the distribution `redis` is missing.
         """
         super().__init__(capacity, codec)
-        self._server = server or Server(address)
+        self._server = server or RedisConnections(address)
         self._name = name
         self._prefix = f"pipeline:{{{name}}}:"  # braces: all keys lie in one slot of a cluster
         self._engine = QueryEngine(self._server, self._prefix)
-        self._indexes = ScopeIndexes(self._vault, self._read_after)
+        self._indexes = ScopeIndexes(self._codec, self._read_after)
         self._put = self._server.script(scripts.PUT)
         self._remove = self._server.script(scripts.REMOVE)
         self._purge = self._server.script(scripts.PURGE)
@@ -64,7 +74,7 @@ class RedisBackend(PackedBackend):
         if self._indexed_there:
             near = self._engine.near(scope, vector, count, min_similarity)
             turns = self._server.together([("HGET", self._at(key), "turn") for key, _ in near])
-            return self._vault.candidates(
+            return self._codec.candidates(
                 (key, turn, cosine)
                 for (key, cosine), turn in zip(near, turns, strict=True)
                 if turn is not None
@@ -78,7 +88,7 @@ class RedisBackend(PackedBackend):
         pages = [wanted[at : at + _PAGE] for at in range(0, len(wanted), _PAGE)]
         return sum(int(self._run(self._remove, *page)) for page in pages)
 
-    def purge(self, which: Which = EVERY) -> int:
+    def purge(self, which: EntryFilter = ALL_ENTRIES) -> int:
         before = "" if which.before is None else repr(which.before)
         ids = [id.hex() if id is not None else "" for id in (which.scope, which.engine, which.tenant)]
         gone, last = 0, b"-1"
@@ -87,7 +97,7 @@ class RedisBackend(PackedBackend):
             gone += int(count)
         return gone
 
-    def items(self) -> Iterator[Kept]:
+    def items(self) -> Iterator[StoredEntry]:
         below = b"+inf"
         while page := self._server.call(
             "ZREVRANGEBYSCORE", self._prefix + "order", below, "-inf", "WITHSCORES", "LIMIT", 0, _PAGE
@@ -98,7 +108,7 @@ class RedisBackend(PackedBackend):
     def removals(self) -> int:
         return int(self._server.call("HGET", self._prefix + "totals", "removals") or 0)
 
-    def fill(self) -> Fill:
+    def usage(self) -> Usage:
         totals, entries, first = self._server.together(
             [
                 ("HMGET", self._prefix + "totals", "bytes", "embedded"),
@@ -108,7 +118,7 @@ class RedisBackend(PackedBackend):
         )
         account = self._server.call("HGET", self._prefix + "known", first[0]) if first else None
         oldest = None if account is None else float(account.split()[-1])
-        return Fill(entries, int(totals[0] or 0), int(totals[1] or 0), oldest)
+        return Usage(entries, int(totals[0] or 0), int(totals[1] or 0), oldest)
 
     def describe(self) -> Mapping[str, str]:
         told = self._server.call("INFO", "server")
@@ -130,7 +140,7 @@ class RedisBackend(PackedBackend):
         answer: bytes | None = self._server.call("HGET", self._at(key), "answer")
         return answer
 
-    def _store(self, packed: Packed, vector: Vector | None) -> None:
+    def _store(self, packed: PackedEntry, vector: Vector | None) -> None:
         lives_ms = max(1, round(1000 * (packed.expires - packed.created)))
         self._flush()
         self._run(
@@ -155,9 +165,9 @@ class RedisBackend(PackedBackend):
 
     @property
     def _indexed_there(self) -> bool:
-        return not self._vault.sealed and self._engine.is_there()
+        return not self._codec.sealed and self._engine.is_there()
 
-    def _embedding(self, packed: Packed, vector: Vector | None) -> tuple[str | bytes, ...]:
+    def _embedding(self, packed: PackedEntry, vector: Vector | None) -> tuple[str | bytes, ...]:
         if vector is None or packed.vector is None:
             return ()
         if self._indexed_there:
@@ -175,7 +185,7 @@ class RedisBackend(PackedBackend):
         rows = zip(page[::2], page[1::2], kept, strict=True)
         return [(int(id), key, vector) for key, id, vector in rows]
 
-    def _kept(self, keys: Sequence[bytes]) -> Iterator[Kept]:
+    def _kept(self, keys: Sequence[bytes]) -> Iterator[StoredEntry]:
         fields = [("HMGET", self._at(key), "turn", "answer") for key in keys]
         *rows, used, known = self._server.together(
             [
@@ -187,14 +197,14 @@ class RedisBackend(PackedBackend):
         for key, (turn, answer), use, account in zip(keys, rows, used, known, strict=True):
             if not (turn and answer and use and account):
                 continue  # expired, or gone since the page was read
-            opened = self._vault.both(turn, answer, key)
+            opened = self._codec.both(turn, answer, key)
             if opened is not None:
                 _, embedded, *ids, _ = account.decode().split()
                 scope, engine, tenant = map(bytes.fromhex, ids)
-                yield Kept(key, scope, engine, tenant, *opened, float(use), embedded == "1")
+                yield StoredEntry(key, scope, engine, tenant, *opened, float(use), embedded == "1")
 
     def _flush(self) -> None:
-        if touched := self._uses.take():
+        if touched := self._access_times.take():
             pairs = [part for key, now in touched.items() for part in (repr(now), key)]
             self._server.call("ZADD", self._prefix + "used", "XX", "GT", *pairs)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.cache.backend import BackendDown, Vector
-from pipeline.cache.redis.server import Refused, Server
+from pipeline.cache.redis.server import CommandRefused, RedisConnections
 
 _FORMATS = {"FLOAT16": "<f2", "FLOAT32": "<f4"}  # the first one that the server knows
 _LINKS, _BUILD_EFFORT, _SEARCH_EFFORT = 16, 128, 64
@@ -21,7 +21,7 @@ _LINKS, _BUILD_EFFORT, _SEARCH_EFFORT = 16, 128, 64
 class QueryEngine:
     """Safe to use from any number of threads."""
 
-    def __init__(self, server: Server, prefix: str) -> None:
+    def __init__(self, server: RedisConnections, prefix: str) -> None:
         self._server = server
         self._prefix = prefix
         self._there: bool | None = None
@@ -33,7 +33,7 @@ class QueryEngine:
             try:
                 self._server.call("FT._LIST")
                 self._there = True
-            except Refused:
+            except CommandRefused:
                 self._there = False
         return self._there
 
@@ -51,7 +51,7 @@ class QueryEngine:
         """
         try:
             found = self._search(scope, vector, count)
-        except Refused:  # such as after a restart without data: the index is made again
+        except CommandRefused:  # such as after a restart without data: the index is made again
             self._made.pop(len(vector), None)
             found = self._search(scope, vector, count)
         start = len(f"{self._prefix}entry:")
@@ -80,7 +80,7 @@ class QueryEngine:
         for kind in _FORMATS:
             try:
                 self._create(dimensions, kind)
-            except Refused as error:
+            except CommandRefused as error:
                 if "already exists" not in str(error).lower():
                     refusals.append(str(error))
                     continue

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from pipeline.cache.backend import PASSWORD, BackendDown, without_password
-from pipeline.cache.circuit_breaker import Rest, Unanswered
+from pipeline.cache.circuit_breaker import CircuitBreaker, ServerUnreachable
 from pipeline.extras import install_line
 
 _PORT = 6379
@@ -18,7 +18,7 @@ SCHEMES = tuple(_TLS)
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class RedisAddress:
     """A server and one of its databases."""
 
     host: str
@@ -29,7 +29,7 @@ class Address:
     user: str | None = None
 
     @classmethod
-    def parse(cls, url: str) -> Address:
+    def parse(cls, url: str) -> RedisAddress:
         """Read redis://[user@]host[:port][/database], rediss:// for TLS, with ?ca=FILE; valkey:// is the same.
 
         Raises:
@@ -93,10 +93,10 @@ T = TypeVar("T")
 Script = Callable[[str, Sequence[Any]], Any]  # (key, arguments) -> reply
 
 
-class Server:
+class RedisConnections:
     """Safe to use from any number of threads. Nothing is connected before the first call."""
 
-    def __init__(self, address: Address, rest: Rest | None = None) -> None:
+    def __init__(self, address: RedisAddress, breaker: CircuitBreaker | None = None) -> None:
         """ValueError if the distribution `redis` is missing."""
         try:
             import redis
@@ -107,7 +107,7 @@ class Server:
                 f"{error}: the cache in Redis or Valkey needs: {install_line('cache')}"
             ) from None
         self.address = address
-        self._rest = rest or Rest()
+        self._breaker = breaker or CircuitBreaker()
         self._redis = redis
         self._client: Any = redis.Redis(
             **address.options(),
@@ -146,14 +146,14 @@ class Server:
 
     def _do(self, ask: Callable[[], T]) -> T:
         errors = self._redis.exceptions
-        with self._rest.attempt():
+        with self._breaker.attempt():
             try:
                 return ask()
             except (errors.ConnectionError, errors.TimeoutError, OSError) as error:
-                raise Unanswered(f"{self.address}: {error}") from error
+                raise ServerUnreachable(f"{self.address}: {error}") from error
             except errors.RedisError as error:
-                raise Refused(f"{self.address}: {error}") from error
+                raise CommandRefused(f"{self.address}: {error}") from error
 
 
-class Refused(BackendDown):
+class CommandRefused(BackendDown):
     """The server answered, with an error."""

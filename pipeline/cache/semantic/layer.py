@@ -27,7 +27,7 @@ class Verifier(Protocol):
         """Why not, such as "numbers differ"; None if it does."""
 
 
-class Embeds(Protocol):
+class TextEmbedder(Protocol):
     """What is needed of an embedder; `pipeline.cache.semantic.embedder.Embedder` is one."""
 
     digest: bytes  # of the model: two models never have the same
@@ -45,7 +45,7 @@ class SemanticLayer:
     """
 
     backend: Backend
-    embedder: Embeds
+    embedder: TextEmbedder
     verifier: Verifier
     min_similarity: float  # cosine
 
@@ -75,7 +75,7 @@ def _signs(digest: bytes, dimensions: int) -> Vector:
 
 
 @dataclass(frozen=True, slots=True)
-class AllOf:
+class VerifierChain:
     """Several verifiers; the first objection counts."""
 
     verifiers: Sequence[Verifier]

@@ -8,10 +8,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pipeline.cache.backend import ANY, EVERY, BackendDown, Candidate, Capacity, Fill, Kept, Vector, Which
-from pipeline.cache.codec import Packed
+from pipeline.cache.backend import (
+    ALL_ENTRIES,
+    ANY,
+    BackendDown,
+    Candidate,
+    Capacity,
+    EntryFilter,
+    StoredEntry,
+    Usage,
+    Vector,
+)
+from pipeline.cache.codec import PackedEntry
 from pipeline.cache.encryption import Codec
-from pipeline.cache.packed_backend import PackedBackend, condition_of
+from pipeline.cache.packed_backend import PackedBackend, sql_where
 from pipeline.cache.sqlite.schema import VERSION, connect
 from pipeline.cache.vector_index import Row, ScopeIndexes
 
@@ -38,7 +48,7 @@ class SqliteBackend(PackedBackend):
         power_safe: bool = True,
     ) -> None:
         """`power_safe`: an answer that was put outlives a power cut, not only the death of this process."""
-        super().__init__(capacity, codec, uses_together=_TOUCHES)
+        super().__init__(capacity, codec, flush_every=_TOUCHES)
         self.path = path
         self._power_safe = power_safe
         self._writing = threading.Lock()
@@ -47,7 +57,7 @@ class SqliteBackend(PackedBackend):
         self._readers = threading.local()
         # used for the indexes only: its data_version tells whether anything changed since they last read
         self._followed = self._connect()
-        self._indexes = ScopeIndexes(self._vault, self._read_after, self._changes)
+        self._indexes = ScopeIndexes(self._codec, self._read_after, self._changes)
         self._closed = False
 
     def near(
@@ -60,12 +70,12 @@ class SqliteBackend(PackedBackend):
         with self._transaction() as writer:
             return sum(writer.execute("DELETE FROM entries WHERE key = ?", (key,)).rowcount for key in keys)
 
-    def purge(self, which: Which = EVERY) -> int:
-        condition, values = condition_of(which, "?")
+    def purge(self, which: EntryFilter = ALL_ENTRIES) -> int:
+        condition, values = sql_where(which, "?")
         with self._transaction() as writer:
             return writer.execute(f"DELETE FROM entries WHERE {condition}", values).rowcount
 
-    def items(self) -> Iterator[Kept]:
+    def items(self) -> Iterator[StoredEntry]:
         below = None
         while True:
             with self._reading():
@@ -81,21 +91,21 @@ class SqliteBackend(PackedBackend):
             if not rows:
                 return
             for _, key, scope, engine, tenant, turn, answer, used, has_vector in rows:
-                opened = self._vault.both(turn, answer, key)
+                opened = self._codec.both(turn, answer, key)
                 if opened is not None:
-                    yield Kept(key, scope, engine, tenant, *opened, used, bool(has_vector))
+                    yield StoredEntry(key, scope, engine, tenant, *opened, used, bool(has_vector))
             below = rows[-1][0]
 
     def removals(self) -> int:
         with self._reading():
             return int(self._reader().execute("SELECT removals FROM totals").fetchone()[0])
 
-    def fill(self) -> Fill:
+    def usage(self) -> Usage:
         with self._reading():
             reader = self._reader()
             entries, size, vectors = reader.execute("SELECT entries, bytes, vectors FROM totals").fetchone()
             oldest = reader.execute("SELECT min(created) FROM entries").fetchone()[0]
-        return Fill(entries, size, vectors, oldest)
+        return Usage(entries, size, vectors, oldest)
 
     def describe(self) -> Mapping[str, str]:
         return {
@@ -119,7 +129,7 @@ class SqliteBackend(PackedBackend):
             row = self._reader().execute(_GET, (key,)).fetchone()
         return None if row is None else row[0]
 
-    def _store(self, packed: Packed, vector: Vector | None) -> None:
+    def _store(self, packed: PackedEntry, vector: Vector | None) -> None:
         del vector  # as it is packed
         row = (
             packed.key, packed.scope, packed.engine, packed.tenant, packed.turn, packed.answer, packed.vector,
@@ -174,7 +184,7 @@ class SqliteBackend(PackedBackend):
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Changes that come together, with the uses that were noted since the last ones."""
         with self._writing:
-            touched = self._uses.take()
+            touched = self._access_times.take()
             try:
                 self._writer.execute("BEGIN IMMEDIATE")
                 try:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache.tuning.measuring import Measured, Outcome, Share, needed
+from pipeline.cache.tuning.measuring import CountedShare, Measured, PairOutcome, pairs_needed
 
 _FOLDS = 5
 Basis = Literal["interval", "rate", "fewest"]
@@ -17,14 +17,14 @@ _MIN_TRAPS = 30  # that a check must have objected to before anything is said of
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TunedSetting:
     """What to put into the recipe, and what speaks for it."""
 
     budget: float  # most traps that may be served, as a share
     confidence: float
-    outcome: Outcome  # on all pairs
+    outcome: PairOutcome  # on all pairs
     skipped: tuple[str, ...]  # checks to do without
-    held_out: Outcome | None  # each fifth at the setting that the others chose; None with too few pairs
+    held_out: PairOutcome | None  # each fifth at the setting that the others chose; None with too few pairs
     traps_needed: int  # none of them served, for the upper end to be within the budget
 
     @property
@@ -41,7 +41,9 @@ class Choice:
         return "rate" if false.of and false.value <= self.budget else "fewest"
 
 
-def choose(measured: Measured, *, budget: float, confidence: float = 0.95, may_skip: bool = False) -> Choice:
+def choose(
+    measured: Measured, *, budget: float, confidence: float = 0.95, may_skip: bool = False
+) -> TunedSetting:
     """The setting of most recall whose false hits are within the budget by the upper end of their interval.
 
     Where no threshold shows that, the observed rate decides; where that is beyond the budget too, the fewest do.
@@ -58,22 +60,22 @@ def choose(measured: Measured, *, budget: float, confidence: float = 0.95, may_s
     return _choice(measured, budget, confidence, may_skip=False)
 
 
-def _choice(measured: Measured, budget: float, confidence: float, *, may_skip: bool) -> Choice:
+def _choice(measured: Measured, budget: float, confidence: float, *, may_skip: bool) -> TunedSetting:
     everything = np.ones(len(measured.pairs), np.bool_)
     outcome, skipped = _best(measured, everything, budget, confidence, may_skip=may_skip)
-    return Choice(
+    return TunedSetting(
         budget=budget,
         confidence=confidence,
         outcome=outcome,
         skipped=skipped,
         held_out=_held_out(measured, budget, confidence, may_skip=may_skip),
-        traps_needed=needed(budget, confidence),
+        traps_needed=pairs_needed(budget, confidence),
     )
 
 
 def _best(
     measured: Measured, rows: NDArray[np.bool_], budget: float, confidence: float, *, may_skip: bool
-) -> tuple[Outcome, tuple[str, ...]]:
+) -> tuple[PairOutcome, tuple[str, ...]]:
     skipped: tuple[str, ...] = ()
     best = _threshold(measured, rows, budget, confidence, skipped)
     while may_skip:
@@ -95,7 +97,7 @@ def _best(
 
 def _threshold(
     measured: Measured, rows: NDArray[np.bool_], budget: float, confidence: float, skipped: Collection[str]
-) -> Outcome:
+) -> PairOutcome:
     """Of settings that serve the same, the one with the highest threshold."""
     outcomes = [measured.outcome(threshold, skipped, rows) for threshold in measured.steps]
     fewest = min(outcome.false.count for outcome in outcomes)
@@ -113,7 +115,7 @@ def _known(measured: Measured, rows: NDArray[np.bool_], name: str) -> bool:
     return int((objects & ~measured.same & rows).sum()) >= _MIN_TRAPS
 
 
-def _held_out(measured: Measured, budget: float, confidence: float, *, may_skip: bool) -> Outcome | None:
+def _held_out(measured: Measured, budget: float, confidence: float, *, may_skip: bool) -> PairOutcome | None:
     groups = _groups(measured)
     if len(set(groups.tolist())) < _FOLDS:
         return None
@@ -126,7 +128,7 @@ def _held_out(measured: Measured, budget: float, confidence: float, *, may_skip:
         for sums, share in ((recall, found.recall), (false, found.false)):
             sums[0] += share.count
             sums[1] += share.of
-    return Outcome(float(np.mean(thresholds)), Share(*recall), Share(*false))
+    return PairOutcome(float(np.mean(thresholds)), CountedShare(*recall), CountedShare(*false))
 
 
 def _groups(measured: Measured) -> NDArray[np.int64]:
@@ -149,7 +151,7 @@ def _groups(measured: Measured) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class CheckWeight:
     """Pairs above the threshold to which one check objects, and no other that is on."""
 
     check: str
@@ -157,7 +159,7 @@ class Weight:
     lost: int  # pairs that would rightly be served without it
 
 
-def weigh(measured: Measured, threshold: float, skipped: Collection[str] = ()) -> tuple[Weight, ...]:
+def weigh(measured: Measured, threshold: float, skipped: Collection[str] = ()) -> tuple[CheckWeight, ...]:
     """Every check that is on, in their order."""
     used = [at for at, name in enumerate(measured.checks) if name not in skipped]
     objects = measured.objects[:, used]
@@ -165,11 +167,13 @@ def weigh(measured: Measured, threshold: float, skipped: Collection[str] = ()) -
     stopped = (alone & ~measured.same[:, None]).sum(axis=0).tolist()
     lost = (alone & measured.same[:, None]).sum(axis=0).tolist()
     return tuple(
-        Weight(measured.checks[at], *counts) for at, *counts in zip(used, stopped, lost, strict=True)
+        CheckWeight(measured.checks[at], *counts) for at, *counts in zip(used, stopped, lost, strict=True)
     )
 
 
-def by_category(measured: Measured, threshold: float, skipped: Collection[str] = ()) -> dict[str, Outcome]:
+def by_category(
+    measured: Measured, threshold: float, skipped: Collection[str] = ()
+) -> dict[str, PairOutcome]:
     """Each category that the pairs name, sorted; pairs without one are left out."""
     categories = np.array([pair.category for pair in measured.pairs])
     return {

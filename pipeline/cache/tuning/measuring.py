@@ -16,7 +16,7 @@ from pipeline.cache.tuning.pairs import Pair
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class CountedShare:
     """So many of so many.
 
     >>> share = Share(0, 150)
@@ -51,7 +51,7 @@ class Share:
         return (0.0 if self.count == 0 else low), (1.0 if self.count == self.of else high)
 
 
-def needed(budget: float, confidence: float = 0.95) -> int:
+def pairs_needed(budget: float, confidence: float = 0.95) -> int:
     """How many traps, none of them served, put the upper end at the budget.
 
     >>> needed(0.01)
@@ -68,7 +68,7 @@ Embed = Callable[[str], Vector | None]
 Dial = Literal["min_similarity", "min_score"]  # the setting whose threshold is chosen
 
 
-class Parted(Protocol):
+class InspectableVerifier(Protocol):
     """A verifier whose checks can be asked one by one."""
 
     @property
@@ -94,12 +94,12 @@ STEPS: Mapping[Dial, tuple[float, ...]] = {  # that are tried
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PairOutcome:
     """What a cache would do with the pairs at one setting."""
 
     threshold: float
-    recall: Share  # of the pairs that one answer serves
-    false: Share  # of the traps
+    recall: CountedShare  # of the pairs that one answer serves
+    false: CountedShare  # of the traps
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +120,14 @@ class Measured:
 
     def outcome(
         self, threshold: float, skipped: Collection[str] = (), rows: NDArray[np.bool_] | None = None
-    ) -> Outcome:
+    ) -> PairOutcome:
         """At one threshold, with all checks but the skipped ones; of some rows only, if they are given."""
         served, same = self._passing(threshold, skipped), self.same
         among = np.ones(len(same), np.bool_) if rows is None else rows
-        return Outcome(
+        return PairOutcome(
             threshold,
-            recall=Share(int((served & same & among).sum()), int((same & among).sum())),
-            false=Share(int((served & ~same & among).sum()), int((~same & among).sum())),
+            recall=CountedShare(int((served & same & among).sum()), int((same & among).sum())),
+            false=CountedShare(int((served & ~same & among).sum()), int((~same & among).sum())),
         )
 
     @property
@@ -146,7 +146,9 @@ class Measured:
         return passing
 
 
-def measure(pairs: Sequence[Pair], embed: Embed, verifier: Parted, *, min_similarity: float) -> Measured:
+def measure(
+    pairs: Sequence[Pair], embed: Embed, verifier: InspectableVerifier, *, min_similarity: float
+) -> Measured:
     """Embed and check every pair, one after another.
 
     Args:

@@ -27,7 +27,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class LoggedQuestion:
     """A question that was asked; only questions of one scope are compared."""
 
     question: str
@@ -57,7 +57,7 @@ def read_pairs(lines: Iterable[str]) -> list[Pair]:
     return pairs
 
 
-def read_log(lines: Iterable[str]) -> list[Logged]:
+def read_log(lines: Iterable[str]) -> list[LoggedQuestion]:
     """Questions, as JSON objects or as they are, a line each; empty lines are passed over.
 
     Raises:
@@ -107,13 +107,13 @@ def _pair(line: str) -> Pair:
     return Pair(row["a"], row["b"], _LABELS[row["same"]], row.get("category", ""))
 
 
-def _logged(line: str) -> Logged:
+def _logged(line: str) -> LoggedQuestion:
     if not line.lstrip().startswith("{"):
-        return Logged(line.strip())
+        return LoggedQuestion(line.strip())
     row = _object(line, '{"question": "…"}')
     if not _is_text(row.get("question")) or not isinstance(row.get("scope", ""), str):
         raise ValueError('question, scope: need texts, like {"question": "…"}')
-    return Logged(row["question"], row.get("scope", ""))
+    return LoggedQuestion(row["question"], row.get("scope", ""))
 
 
 def _is_text(value: object) -> bool:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pipeline.cache.semantic.layer import Verifier
 from pipeline.cache.tuning.measuring import Embed
-from pipeline.cache.tuning.pairs import Logged
+from pipeline.cache.tuning.pairs import LoggedQuestion
 
 MOST = 50_000  # questions that are compared
 MIN_SIMILARITY = 0.5  # below it, nothing is looked at
@@ -18,7 +18,7 @@ _BLOCK = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Near:
+class NearPair:
     """A question, and the nearest other one of its scope."""
 
     a: str
@@ -33,7 +33,7 @@ class Repeats:
 
     questions: int  # that were asked
     different: int  # texts among them, counted in each scope
-    nears: tuple[Near, ...]  # a pair once, the nearest first
+    nears: tuple[NearPair, ...]  # a pair once, the nearest first
 
     def near(self, threshold: float) -> int:
         """How many pairs are at least as near."""
@@ -43,19 +43,19 @@ class Repeats:
         """How many of them pass every check."""
         return sum(near.similarity >= threshold and near.objection is None for near in self.nears)
 
-    def merged(self) -> list[Near]:
+    def merged(self) -> list[NearPair]:
         """Those that pass every check, the nearest first."""
         return [near for near in self.nears if near.objection is None]
 
 
-def repeats(log: Sequence[Logged], embed: Embed, verifier: Verifier) -> Repeats:
+def find_repeats(log: Sequence[LoggedQuestion], embed: Embed, verifier: Verifier) -> Repeats:
     """Compare the last `MOST` questions, each with the others of its scope."""
     texts = list(dict.fromkeys(log[-MOST:]))
     scopes: dict[str, list[str]] = {}
     for logged in texts:
         scopes.setdefault(logged.scope, []).append(logged.question)
     nears = [
-        Near(a, b, similarity, verifier.objection(a, b, similarity))
+        NearPair(a, b, similarity, verifier.objection(a, b, similarity))
         for questions in scopes.values()
         for a, b, similarity in _nearest(questions, embed)
     ]

@@ -8,8 +8,8 @@ from dataclasses import asdict
 
 from pipeline.plan.memory.accuracy import MeasurementErrors, capacity_accuracy, load_log_accuracy
 from pipeline.plan.performance.accuracy import FigureError, error_summary, figure_errors, quantile
-from pipeline.plan.performance.efficiency import fitted
-from pipeline.plan.performance.published import Use, source
+from pipeline.plan.performance.efficiency import fitted_constants
+from pipeline.plan.performance.published import Use, figure_source
 from pipeline.store import Json
 
 _Group = tuple[str, str, str, str]  # source, kind, model with its format, GPUs
@@ -51,8 +51,8 @@ def _table(part: MeasurementErrors, what: str) -> Iterator[str]:
 
 def _speed_lines() -> Iterator[str]:
     """For people."""
-    held = figure_errors("held-out")
-    yield f"speed, of published figures that no constant was fitted to (constants of {fitted()['fitted']['on']})"
+    held, on = figure_errors("held-out"), fitted_constants()["fitted"]["on"]
+    yield f"speed, of published figures that no constant was fitted to (constants of {on})"
     yield f"  {'kind':<12} {'model':<22} {'GPUs':<26} {'figures':>7} {'median':>7} {'lowest':>7} {'highest':>8}"
     for (name, kind, model, gpus), ones in _sets(held).items():
         errors = sorted(one.error for one in ones)
@@ -72,7 +72,7 @@ def _speed_lines() -> Iterator[str]:
             )
     yield "  full-steps: full loads where prompts fill the steps before requests fill the memory"
     yield ""
-    yield from sorted({f"{one.figure.source}: {source(one.figure)}" for one in held})
+    yield from sorted({f"{one.figure.source}: {figure_source(one.figure)}" for one in held})
 
 
 def _speed_json() -> Mapping[str, Json]:
@@ -87,7 +87,7 @@ def _speed_json() -> Mapping[str, Json]:
                 "measured": one.figure.measured,
                 "computed": float(f"{one.computed:.4g}"),
                 "error": round(one.error, 4),
-                "source": source(one.figure),
+                "source": figure_source(one.figure),
             }
             for one in figure_errors("held-out")
         ],

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from pipeline.cache.semantic.verification import CHECKS
-from pipeline.cache.tuning.choosing import Choice, by_category, weigh
-from pipeline.cache.tuning.measuring import Measured, Outcome, Share
+from pipeline.cache.tuning.choosing import TunedSetting, by_category, weigh
+from pipeline.cache.tuning.measuring import CountedShare, Measured, PairOutcome
 
 _BAR = 24  # characters
 _ROWS = 12
@@ -15,7 +15,7 @@ _EXAMPLES = 5
 _NAME = 60  # characters of a category, at most
 
 
-def choice_page(measured: Measured, choice: Choice) -> str:
+def choice_page(measured: Measured, choice: TunedSetting) -> str:
     """The curve, the rows around the choice, checks, categories, what was chosen, and the lines of the recipe."""
     outcome = choice.outcome
     head = f"{len(measured.pairs):,} pairs: {outcome.recall.of:,} that one answer serves, {outcome.false.of:,} traps"
@@ -32,7 +32,7 @@ def choice_page(measured: Measured, choice: Choice) -> str:
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
-def recipe_lines(measured: Measured, choice: Choice) -> list[str]:
+def recipe_lines(measured: Measured, choice: TunedSetting) -> list[str]:
     """What to write into a recipe."""
     lines = ["cache:", "  semantic:", f"    {measured.dial}: {_number(choice.outcome.threshold, measured)}"]
     if measured.dial == "min_score":
@@ -41,7 +41,7 @@ def recipe_lines(measured: Measured, choice: Choice) -> list[str]:
     return [*lines, f"    checks: [{', '.join(on)}]"] if choice.skipped else lines
 
 
-def choice_json(measured: Measured, choice: Choice) -> str:
+def choice_json(measured: Measured, choice: TunedSetting) -> str:
     """The same, with every threshold."""
     at, skipped, sure = choice.outcome.threshold, choice.skipped, choice.confidence
     document = {
@@ -72,7 +72,7 @@ def choice_json(measured: Measured, choice: Choice) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False)
 
 
-def _curve(measured: Measured, choice: Choice) -> list[str]:
+def _curve(measured: Measured, choice: TunedSetting) -> list[str]:
     alone = "cosine" if measured.dial == "min_similarity" else "score"
     lines = [f"  {'':<6}{'true pairs served':<{_BAR + 2}}{'traps served':<{_BAR + 2}}traps by {alone} alone"]
     for threshold in sorted({*measured.steps[::5], choice.outcome.threshold}):
@@ -85,7 +85,7 @@ def _curve(measured: Measured, choice: Choice) -> list[str]:
     return lines
 
 
-def _table(measured: Measured, choice: Choice) -> list[str]:
+def _table(measured: Measured, choice: TunedSetting) -> list[str]:
     sure = choice.confidence
     lines = [f"  {measured.dial:<16}{f'recall ({sure:.0%} interval)':<26}false hits"]
     at = measured.steps.index(choice.outcome.threshold)
@@ -99,14 +99,14 @@ def _table(measured: Measured, choice: Choice) -> list[str]:
     return lines
 
 
-def _checks(measured: Measured, choice: Choice) -> list[str]:
+def _checks(measured: Measured, choice: TunedSetting) -> list[str]:
     lines = [f"  {'check':<16}{'traps it alone stops':<26}true pairs it alone costs"]
     weights = weigh(measured, choice.outcome.threshold, choice.skipped)
     lines += [f"  {weight.check:<16}{weight.stopped:<26,}{weight.lost:,}" for weight in weights]
     return [*lines, *(f"  {name:<16}left out" for name in choice.skipped)]
 
 
-def _categories(measured: Measured, choice: Choice) -> list[str]:
+def _categories(measured: Measured, choice: TunedSetting) -> list[str]:
     found = by_category(measured, choice.outcome.threshold, choice.skipped)
     if not found:
         return []
@@ -119,7 +119,7 @@ def _categories(measured: Measured, choice: Choice) -> list[str]:
     return lines
 
 
-def _verdict(measured: Measured, choice: Choice) -> list[str]:
+def _verdict(measured: Measured, choice: TunedSetting) -> list[str]:
     outcome, sure, false = choice.outcome, choice.confidence, choice.outcome.false
     budget = f"{100 * choice.budget:g}%"
     lines = [
@@ -144,7 +144,7 @@ def _verdict(measured: Measured, choice: Choice) -> list[str]:
     return lines
 
 
-def _row(outcome: Outcome, measured: Measured, confidence: float) -> dict[str, Any]:
+def _row(outcome: PairOutcome, measured: Measured, confidence: float) -> dict[str, Any]:
     return {
         measured.dial: round(outcome.threshold, 3),
         "recall": _share(outcome.recall, confidence),
@@ -152,7 +152,7 @@ def _row(outcome: Outcome, measured: Measured, confidence: float) -> dict[str, A
     }
 
 
-def _share(share: Share, confidence: float) -> dict[str, float]:
+def _share(share: CountedShare, confidence: float) -> dict[str, float]:
     return {
         "count": share.count,
         "of": share.of,
@@ -162,11 +162,11 @@ def _share(share: Share, confidence: float) -> dict[str, float]:
     }
 
 
-def _mark(threshold: float, choice: Choice) -> str:
+def _mark(threshold: float, choice: TunedSetting) -> str:
     return ">" if threshold == choice.outcome.threshold else " "
 
 
-def _bar(share: Share, drawn: str) -> str:
+def _bar(share: CountedShare, drawn: str) -> str:
     return (drawn * round(share.value * _BAR)).ljust(_BAR, ".")
 
 
@@ -178,9 +178,9 @@ def _short(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _count(share: Share) -> str:
+def _count(share: CountedShare) -> str:
     return f"{share.count:,} of {share.of:,}" if share.of else ""
 
 
-def _interval(share: Share, confidence: float, digits: int) -> str:
+def _interval(share: CountedShare, confidence: float, digits: int) -> str:
     return f"{share.value:.{digits}%} ({share.low(confidence):.{digits}%} to {share.high(confidence):.{digits}%})"

@@ -11,12 +11,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from pipeline.plan.performance.accuracy import (
-    Estimate,
-    interval_estimate,
-    rate_estimate,
-    short,
-)
+from pipeline.plan.performance.accuracy import Estimate, four_digits, interval_estimate, rate_estimate
 from pipeline.plan.performance.compare import Comparison, DeploymentOption, FrontPoint
 from pipeline.plan.performance.service import LoadPoint
 
@@ -149,8 +144,8 @@ def _option(option: DeploymentOption) -> OptionRow:
         else None,
         cost=CostRow(
             interval_estimate(cost.per_million_output, checked=checked).shortened(),
-            short(cost.input_part),
-            short(cost.output_part),
+            four_digits(cost.input_part),
+            four_digits(cost.output_part),
         )
         if cost is not None and serves
         else None,
@@ -160,11 +155,11 @@ def _option(option: DeploymentOption) -> OptionRow:
 def _load(load: LoadPoint, *, checked: bool) -> LoadRow:
     return LoadRow(
         requests=load.batch,
-        ttft_p95_ms=short(load.ttft_ms),
+        ttft_p95_ms=four_digits(load.ttft_ms),
         itl_ms=interval_estimate(load.itl_ms, checked=checked).shortened(),
-        itl_p95_ms=short(load.itl_p95_ms),
+        itl_p95_ms=four_digits(load.itl_p95_ms),
         tokens_per_s=rate_estimate(load.tokens_per_s, checked=checked).shortened(),
-        user_tokens_per_s=short(load.user_tokens_per_s),
+        user_tokens_per_s=four_digits(load.user_tokens_per_s),
     )
 
 

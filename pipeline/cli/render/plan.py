@@ -9,22 +9,22 @@ from pipeline.cli.render.bars import Look
 from pipeline.cli.render.memory import alternative_lines, memory_lines
 from pipeline.cli.render.speed import forecast_lines
 from pipeline.cli.render.tables import marked, step_lines
-from pipeline.plan.report import Outlook
+from pipeline.plan.report import PlanReport
 from pipeline.prepare.report_json import document_of
 from pipeline.store import Store
 
 
-def page(outlook: Outlook, store: Store, until: str, look: Look) -> str:
+def page(outlook: PlanReport, store: Store, until: str, look: Look) -> str:
     """Verdict first, then what it rests on."""
     return "\n".join(line.rstrip() for line in _lines(outlook, store, until, look))
 
 
-def document(outlook: Outlook, store: Store, until: str) -> str:
+def document(outlook: PlanReport, store: Store, until: str) -> str:
     """The same as JSON."""
     return json.dumps(document_of(outlook, store, until).as_json(), indent=2)
 
 
-def _lines(outlook: Outlook, store: Store, until: str, look: Look) -> Iterator[str]:
+def _lines(outlook: PlanReport, store: Store, until: str, look: Look) -> Iterator[str]:
     yield f"{outlook.recipe.name}, runtime {outlook.recipe.runtime.kind}, store {store.root}"
     yield outlook.verdict
     for role, what in outlook.seen.items():

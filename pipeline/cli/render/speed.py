@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from pipeline.plan.performance.accuracy import Estimate, interval_estimate
-from pipeline.plan.performance.efficiency import fitted
+from pipeline.plan.performance.efficiency import fitted_constants
 from pipeline.plan.performance.forecast import Forecast
 from pipeline.plan.performance.service import LoadPoint
 
@@ -82,7 +82,7 @@ def basis(width: int, *, throughput: bool, first_token: bool) -> Iterator[str]:
         throughput: whether published figures cover the throughput that is shown.
         first_token: whether they cover the first token that is shown.
     """
-    held = fitted()["errors"]["held-out"]
+    held = fitted_constants()["errors"]["held-out"]
     met = [
         f"{held[kind]['count']} {what} to {held[kind]['median']:.0%}"
         for kind, what, applies in (

@@ -60,7 +60,7 @@ def load_log_accuracy() -> MeasurementErrors:
     return MeasurementErrors(tuple(figure for log in load_logs() for figure in _log(log)))
 
 
-def planned(point: CapacityPoint) -> MemoryPlan:
+def plan_measured(point: CapacityPoint) -> MemoryPlan:
     """What the model says of a measured set-up."""
     sizes = known_model(point.model)
     assert sizes is not None, "measured models are among the data"
@@ -73,7 +73,7 @@ def planned(point: CapacityPoint) -> MemoryPlan:
 
 def _capacity(point: CapacityPoint) -> MeasurementError:
     what = f"{point.gpu}  {point.model.partition('/')[2]}  {point.fraction}  {point.isl} + {point.osl}"
-    return MeasurementError(what, point.sequences, planned(point).sequences, "; ".join(point.source))
+    return MeasurementError(what, point.sequences, plan_measured(point).sequences, "; ".join(point.source))
 
 
 def _log(log: LoadLog) -> tuple[MeasurementError, ...]:

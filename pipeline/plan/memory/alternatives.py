@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from pipeline.contracts.gpus import gpu, gpus, support
+from pipeline.contracts.gpus import format_issues, gpu, gpus
 from pipeline.contracts.rules import rule
 from pipeline.plan.memory.capacity import MemoryPlan, plan_memory
 from pipeline.plan.memory.spec import DeploymentSpec, ModelSpec
@@ -128,7 +128,7 @@ def _larger_gpus(
 
 
 def _is_supported(runtime: TensorRTRuntime | PyTorchRuntime, form: str, kv_cache: str) -> bool:
-    found = support(gpu(runtime.gpu), form, kv_cache, runtime.kind, runtime.version)
+    found = format_issues(gpu(runtime.gpu), form, kv_cache, runtime.kind, runtime.version)
     return not any(one.severity == "error" for one in found)
 
 

@@ -27,7 +27,7 @@ from pipeline.plan.memory.spec import DeploymentSpec, MemoryLine, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class _LoadedRank:
     """A rank before its KV caches."""
 
     index: int
@@ -40,17 +40,17 @@ class Loaded:
         return sum(line.bytes for line in self.lines)
 
 
-def load_rank(spec: DeploymentSpec, index: int) -> Loaded:
+def _load_rank(spec: DeploymentSpec, index: int) -> _LoadedRank:
     """Everything on a rank but its KV caches."""
     held = [model for model in spec.models if index < model.split.world]
     lines = [_runtime(spec), *(line for model in held for line in _model(model, index, spec.is_gpu))]
     left = spec.capacity - sum(line.bytes for line in lines)
     pool = spec.pool_bytes if spec.pool_bytes is not None else _share(spec, left)
     costs = {model.role: kv_token_bytes(model, index // model.split.tensor) for model in held}
-    return Loaded(index, tuple(lines), costs, min(pool, left))
+    return _LoadedRank(index, tuple(lines), costs, min(pool, left))
 
 
-def cache_lines(spec: DeploymentSpec, rank: Loaded, tokens: int) -> tuple[MemoryLine, ...]:
+def _cache_lines(spec: DeploymentSpec, rank: _LoadedRank, tokens: int) -> tuple[MemoryLine, ...]:
     """The KV caches of a rank that hold so many tokens, and what is taken after them."""
     models = {model.role: model for model in spec.models}
     lines = [
@@ -213,18 +213,18 @@ def _warnings(model: ModelSpec) -> Iterator[str]:
 
 def plan_memory(spec: DeploymentSpec) -> MemoryPlan:
     """The answer to a demand."""
-    loaded = [load_rank(spec, index) for index in range(spec.ranks)]
+    loaded = [_load_rank(spec, index) for index in range(spec.ranks)]
     block = math.lcm(*(model.block_tokens for model in spec.models))
     holding = [
         rank for rank in loaded if any(rank.token_bytes.values())
     ]  # stages beyond the layers hold none
     tokens = max(0, min(_tokens(rank) for rank in holding)) // block * block
     ranks = tuple(
-        RankMemory(rank.index, spec.capacity, (*rank.lines, *cache_lines(spec, rank, tokens)))
+        RankMemory(rank.index, spec.capacity, (*rank.lines, *_cache_lines(spec, rank, tokens)))
         for rank in loaded
     )
     return MemoryPlan(spec, ranks, tokens, block)
 
 
-def _tokens(rank: Loaded) -> int:
+def _tokens(rank: _LoadedRank) -> int:
     return rank.pool // sum(rank.token_bytes.values())

@@ -8,7 +8,14 @@ from dataclasses import replace
 
 from pipeline.contracts import engine_memory
 from pipeline.plan.memory.spec import MemoryLine, ModelSpec
-from pipeline.plan.memory.tensors import KINDS, WeightTensor, embedding, layer, output, part
+from pipeline.plan.memory.tensors import (
+    KINDS,
+    WeightTensor,
+    embedding_tensors,
+    layer_tensors,
+    output_tensors,
+    rank_part,
+)
 
 
 def weight_lines(model: ModelSpec, stage: int) -> tuple[MemoryLine, ...]:
@@ -70,11 +77,11 @@ def stage_layers(model: ModelSpec, stage: int) -> range:
 def _held(model: ModelSpec, stage: int) -> Iterator[WeightTensor]:
     sizes = model.sizes
     if stage == 0:
-        yield from embedding(sizes)
+        yield from embedding_tensors(sizes)
     for index in stage_layers(model, stage):
-        yield from layer(sizes, index)
+        yield from layer_tensors(sizes, index)
     if stage == model.split.pipeline - 1:
-        yield from output(sizes)
+        yield from output_tensors(sizes)
         if sizes.tied and (model.copies_tied or stage > 0):
             yield WeightTensor("lm_head", sizes.vocab, sizes.hidden, "vocabulary")
 
@@ -82,7 +89,9 @@ def _held(model: ModelSpec, stage: int) -> Iterator[WeightTensor]:
 def _bytes(tensor: WeightTensor, model: ModelSpec) -> int:
     form = tensor.format(model.format)
     is_awq = model.format in ("int4_awq", "w4a8_awq")
-    held = part(tensor, model.sizes, model.split, engine_memory.awq_vocabulary_multiple() if is_awq else 1)
+    held = rank_part(
+        tensor, model.sizes, model.split, engine_memory.awq_vocabulary_multiple() if is_awq else 1
+    )
     each = engine_memory.linear_bytes(
         held.rows, held.columns, form, awq_block=model.awq_block, dtype=model.sizes.dtype, bits=model.bits
     )

@@ -65,7 +65,7 @@ class TensorPart:
         return self.rows * self.columns * self.copies
 
 
-def part(
+def rank_part(
     tensor: WeightTensor, sizes: ModelSizes, split: Parallelism, vocabulary_multiple: int = 1
 ) -> TensorPart:
     """The largest that any rank holds of a tensor."""
@@ -90,20 +90,20 @@ def part(
             return TensorPart(tensor.rows, tensor.columns, tensor.copies)
 
 
-def embedding(sizes: ModelSizes) -> Iterator[WeightTensor]:
+def embedding_tensors(sizes: ModelSizes) -> Iterator[WeightTensor]:
     """What the first stage of a pipeline holds besides its layers."""
     if not is_eagle_head(sizes):
         yield WeightTensor("embedding", sizes.vocab, sizes.hidden, "vocabulary")
 
 
-def output(sizes: ModelSizes) -> Iterator[WeightTensor]:
+def output_tensors(sizes: ModelSizes) -> Iterator[WeightTensor]:
     """What the last stage holds besides its layers; without the projection where it is the embedding."""
     yield WeightTensor("norms", sizes.hidden, 1)
     if not sizes.tied:
         yield WeightTensor("lm_head", sizes.draft_vocab or sizes.vocab, sizes.hidden, "vocabulary")
 
 
-def layer(sizes: ModelSizes, index: int) -> Iterator[WeightTensor]:
+def layer_tensors(sizes: ModelSizes, index: int) -> Iterator[WeightTensor]:
     """One layer."""
     yield from _latent_attention(sizes) if sizes.latent is not None else _attention(sizes)
     if sizes.experts and index >= sizes.dense_layers:
@@ -120,23 +120,23 @@ def layer(sizes: ModelSizes, index: int) -> Iterator[WeightTensor]:
         )  # joins those of three layers of the target
 
 
-def whole(sizes: ModelSizes) -> Iterator[WeightTensor]:
+def all_tensors(sizes: ModelSizes) -> Iterator[WeightTensor]:
     """Every tensor of a model."""
-    yield from embedding(sizes)
+    yield from embedding_tensors(sizes)
     for index in range(sizes.layers):
-        yield from layer(sizes, index)
-    yield from output(sizes)
+        yield from layer_tensors(sizes, index)
+    yield from output_tensors(sizes)
 
 
-def parameters(sizes: ModelSizes) -> dict[Kind, int]:
+def parameter_counts(sizes: ModelSizes) -> dict[Kind, int]:
     """Kind -> weights of the whole model, each counted once.
 
     >>> from pipeline.contracts.models import known_model
-    >>> sum(parameters(known_model("meta-llama/Llama-3.1-8B")).values())
+    >>> sum(parameter_counts(known_model("meta-llama/Llama-3.1-8B")).values())
     8030261248
     """
     found: dict[Kind, int] = dict.fromkeys(KINDS, 0)
-    for tensor in whole(sizes):
+    for tensor in all_tensors(sizes):
         found[tensor.kind] += tensor.parameters
     return found
 

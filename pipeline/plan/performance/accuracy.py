@@ -14,15 +14,15 @@ from typing import Any, Literal
 from pipeline.contracts.gpus import generation
 from pipeline.contracts.releases import Track
 from pipeline.plan.memory.spec import ModelSpec
-from pipeline.plan.performance.efficiency import fitted
+from pipeline.plan.performance.efficiency import fitted_constants
 from pipeline.plan.performance.published import (
     Kind,
     PublishedFigure,
     Use,
-    computed,
+    compute_figure,
     figures,
     fills_steps,
-    most_together,
+    max_requests,
 )
 from pipeline.store import Json
 
@@ -43,7 +43,7 @@ class Estimate:
 
     def shortened(self) -> Estimate:
         """With four digits."""
-        return self._with(short)
+        return self._with(four_digits)
 
     def as_json(self) -> dict[str, Json]:
         """Plain values, short."""
@@ -76,11 +76,11 @@ def first_token_estimate(value: float, *, checked: bool) -> Estimate:
 
 def _ends(quantity: Quantity) -> tuple[float, float]:
     """Measured over computed. An interval always contains what was computed."""
-    errors: Mapping[str, Mapping[str, float]] = fitted()["errors"]["held-out"]
+    errors: Mapping[str, Mapping[str, float]] = fitted_constants()["errors"]["held-out"]
     return min(errors[quantity]["low"], 1.0), max(errors[quantity]["high"], 1.0)
 
 
-def short(value: float) -> float:
+def four_digits(value: float) -> float:
     """Four digits: more would pretend."""
     return float(f"{value:.4g}")
 
@@ -109,10 +109,10 @@ class FigureError:
 
 def figure_errors(use: Use, given: Mapping[str, Any] | None = None) -> tuple[FigureError, ...]:
     """All figures of one use."""
-    return tuple(FigureError(figure, computed(figure, given)) for figure in figures(use))
+    return tuple(FigureError(figure, compute_figure(figure, given)) for figure in figures(use))
 
 
-def reach(quantity: Quantity) -> dict[str, Any]:
+def checked_range(quantity: Quantity) -> dict[str, Any]:
     """What the figures of a quantity that were held aside are of, as `data/efficiency.yaml` keeps it.
 
     Sets of `tracks`, `families` (of GPUs) and `formats`; `experts`, with the class, the format and the GPUs of models
@@ -125,13 +125,13 @@ def reach(quantity: Quantity) -> dict[str, Any]:
         "formats": sorted({one.form for one in ones}),
         "experts": sorted({_experts(one.need) for one in ones if one.need.sizes.experts}),
         "gpus": max(one.split.world for one in ones),
-        "batch": min(one.batch or most_together(one) for one in ones),
+        "batch": min(one.batch or max_requests(one) for one in ones),
     }
 
 
-def fewest_requests() -> int:
+def min_checked_requests() -> int:
     """At a time, that a figure of throughput held aside is of."""
-    return int(fitted()["reach"]["throughput"]["batch"])
+    return int(fitted_constants()["reach"]["throughput"]["batch"])
 
 
 def _experts(model: ModelSpec) -> str:
@@ -150,7 +150,7 @@ def unchecked(
         batch: requests at a time.
         drafts: whether a draft's gain is in the forecast.
     """
-    known, sizes, split = fitted()["reach"][quantity], model.sizes, model.split
+    known, sizes, split = fitted_constants()["reach"][quantity], model.sizes, model.split
     kind = generation(device)
     doubts = {
         f"runtime.kind {track}": track not in known["tracks"],
@@ -181,10 +181,10 @@ def error_summary(use: Use, given: Mapping[str, Any] | None = None) -> dict[str,
     }
     found["throughput"] = [one for one in everything if one.figure.kind != "first-token"]
     found["full-steps"] = [one for one in everything if fills_steps(one.figure)]
-    return {name: summary(ones) for name, ones in found.items()}
+    return {name: summarize(ones) for name, ones in found.items()}
 
 
-def summary(ones: Sequence[FigureError]) -> dict[str, float]:
+def summarize(ones: Sequence[FigureError]) -> dict[str, float]:
     """Of some figures."""
     errors = sorted(abs(one.error) for one in ones)
     ratios = sorted(-one.log_ratio for one in ones)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pipeline.contracts import engine_memory
-from pipeline.contracts.gpus import gpu, gpu_rates, support
+from pipeline.contracts.gpus import format_issues, gpu, gpu_rates
 from pipeline.contracts.rules import rule
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import DeploymentSpec, StepLimits, deployment_spec, plan_memory
-from pipeline.plan.performance.accuracy import fewest_requests
+from pipeline.plan.performance.accuracy import min_checked_requests
 from pipeline.plan.performance.forecast import UNDER_LOAD, Forecast, forecast_recipe
 from pipeline.plan.performance.service import Cost, LoadPoint, token_cost
 from pipeline.plan.performance.workload import ComparisonSettings
@@ -72,7 +72,7 @@ class FrontPoint:
     @property
     def checked(self) -> bool:
         """Whether published figures speak for it."""
-        return not self.option.unchecked and self.load.batch >= fewest_requests()
+        return not self.option.unchecked and self.load.batch >= min_checked_requests()
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ def _kv_cache(runtime: TensorRTRuntime | PyTorchRuntime, device: str, form: str)
     """FP8 beside formats that go with it, where the GPU has it; None: the format cannot be had there."""
     kept: list[str] = rule("kvq.weight_combo").facts["kept_with"]
     for kv_cache in ("fp8", "auto") if form in kept else ("auto",):
-        found = support(gpu(device), form, kv_cache, runtime.kind, runtime.version)
+        found = format_issues(gpu(device), form, kv_cache, runtime.kind, runtime.version)
         if not any(one.severity == "error" for one in found):
             return kv_cache
     return None

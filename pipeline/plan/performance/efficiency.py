@@ -46,7 +46,7 @@ def efficiency(name: str, track: Track, given: Mapping[str, Any] | None = None) 
     Raises:
         UserError: the GPU is not known, or of no listed generation.
     """
-    facts = fitted()["constants"] if given is None else given
+    facts = fitted_constants()["constants"] if given is None else given
     kind = generation(name)
     of_family, of_track = facts["families"][kind.constants], facts["tracks"][track]
     link = facts["links"][kind.links]
@@ -67,7 +67,7 @@ def efficiency(name: str, track: Track, given: Mapping[str, Any] | None = None) 
 
 
 @cache
-def fitted() -> Mapping[str, Any]:
+def fitted_constants() -> Mapping[str, Any]:
     """Return the whole of `data/efficiency.yaml`."""
     file = resources.files("pipeline.plan.performance") / "data" / "efficiency.yaml"
     data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))

@@ -11,9 +11,9 @@ sequence. If each proposal is accepted with probability a, whatever came before 
 Not in it: what the entry model of `tensorrt` spends between the two engines. Where a draft would only cost, that model
 proposes fewer tokens by itself; here it proposes as many as the recipe says.
 
->>> round(accepted(0.8, 4), 2)
+>>> round(tokens_per_round(0.8, 4), 2)
 3.36
->>> accepted(0.0, 4)
+>>> tokens_per_round(0.0, 4)
 1.0
 """
 
@@ -152,7 +152,7 @@ class EngineModel:
         return room if self.chunked else max(room, float(prompt_tokens))
 
 
-def accepted(acceptance: float, proposed: int) -> float:
+def tokens_per_round(acceptance: float, proposed: int) -> float:
     """Tokens that a round yields, the target's own one included. `acceptance` is 0 to 1, 1 included."""
     return float(sum(acceptance**index for index in range(proposed + 1)))
 
@@ -169,7 +169,7 @@ class SpeculativeEngine:
     @property
     def progress(self) -> float:
         """Tokens that a round yields, on average."""
-        return accepted(self.acceptance, self.proposed)
+        return tokens_per_round(self.acceptance, self.proposed)
 
     def round(self, sequences: float, context: float) -> float:
         """Seconds of a round."""

@@ -63,7 +63,7 @@ def figures(use: Use | None = None) -> tuple[PublishedFigure, ...]:
     return tuple(figure for figure in _figures() if use is None or figure.use == use)
 
 
-def computed(figure: PublishedFigure, given: Mapping[str, Any] | None = None) -> float:
+def compute_figure(figure: PublishedFigure, given: Mapping[str, Any] | None = None) -> float:
     """What the model says, in the unit of the figure; `given` replaces the fitted constants."""
     engine, work = _engine(figure, given), Workload(figure.prompt_tokens, figure.output_tokens)
     if figure.kind == "first-token":
@@ -71,7 +71,7 @@ def computed(figure: PublishedFigure, given: Mapping[str, Any] | None = None) ->
     if figure.kind == "fixed-batch":
         return figure.batch * figure.output_tokens / engine.static_batch(figure.batch, work)
     requests = _requests(figure)
-    return requests * figure.output_tokens / engine.run(requests, most_together(figure), work)
+    return requests * figure.output_tokens / engine.run(requests, max_requests(figure), work)
 
 
 def fills_steps(figure: PublishedFigure) -> bool:
@@ -79,7 +79,7 @@ def fills_steps(figure: PublishedFigure) -> bool:
     if figure.kind != "full-load":
         return False
     work = Workload(figure.prompt_tokens, figure.output_tokens)
-    return _engine(figure, None).most_decoding(work) < min(most_together(figure), _requests(figure))
+    return _engine(figure, None).most_decoding(work) < min(max_requests(figure), _requests(figure))
 
 
 def _engine(figure: PublishedFigure, given: Mapping[str, Any] | None) -> EngineModel:
@@ -88,7 +88,7 @@ def _engine(figure: PublishedFigure, given: Mapping[str, Any] | None) -> EngineM
 
 
 @cache
-def most_together(figure: PublishedFigure) -> int:
+def max_requests(figure: PublishedFigure) -> int:
     """Requests that the KV cache holds under full load."""
     device = gpu(figure.gpu)
     length = figure.prompt_tokens + figure.output_tokens
@@ -105,7 +105,7 @@ def _requests(figure: PublishedFigure) -> int:
     return int(_data()["requests"][f"{figure.prompt_tokens}/{figure.output_tokens}"])
 
 
-def source(figure: PublishedFigure) -> str:
+def figure_source(figure: PublishedFigure) -> str:
     """Where a figure was published."""
     return str(_data()["sources"][figure.source])
 

@@ -19,7 +19,7 @@ from pipeline.contracts import engine_memory
 from pipeline.contracts.gpus import Arithmetic, GpuRates
 from pipeline.plan.memory.footprint import kv_token_bytes, stage_layers
 from pipeline.plan.memory.spec import ModelSpec
-from pipeline.plan.memory.tensors import WeightTensor, layer, output, part
+from pipeline.plan.memory.tensors import WeightTensor, layer_tensors, output_tensors, rank_part
 from pipeline.plan.performance.efficiency import Efficiency
 
 # What a format's products are computed in. INT4 and MXFP4 weights alone are widened to 16 bits first; `auto` mixes
@@ -70,7 +70,7 @@ def model_load(model: ModelSpec, rates: GpuRates) -> ModelLoad:
     """Counted once; steps are multiples of it."""
     sizes, split = model.sizes, model.split
     held = stage_layers(model, 0)
-    matrices = [tensor for index in held for tensor in layer(sizes, index) if tensor.columns > 1]
+    matrices = [tensor for index in held for tensor in layer_tensors(sizes, index) if tensor.columns > 1]
     dense = [tensor for tensor in matrices if not tensor.is_expert]
     experts = [tensor for tensor in matrices if tensor.is_expert]
     share = sizes.experts_per_token / sizes.experts if sizes.experts else 0.0
@@ -103,12 +103,12 @@ def _arithmetic(form: str, rates: GpuRates) -> Arithmetic:
 
 def _output(model: ModelSpec) -> tuple[WeightTensor, ...]:
     """The output projection, which a tied model has too: it is its embedding."""
-    found = tuple(tensor for tensor in output(model.sizes) if tensor.kind == "lm_head")
+    found = tuple(tensor for tensor in output_tensors(model.sizes) if tensor.kind == "lm_head")
     return found or (WeightTensor("lm_head", model.sizes.vocab, model.sizes.hidden, "vocabulary"),)
 
 
 def _bytes(tensor: WeightTensor, model: ModelSpec) -> float:
-    held = part(tensor, model.sizes, model.split)
+    held = rank_part(tensor, model.sizes, model.split)
     form = tensor.format(model.format)
     each = engine_memory.linear_bytes(
         held.rows, held.columns, form, awq_block=model.awq_block, dtype=model.sizes.dtype, bits=model.bits
@@ -117,11 +117,11 @@ def _bytes(tensor: WeightTensor, model: ModelSpec) -> float:
 
 
 def _ops(tensor: WeightTensor, model: ModelSpec) -> float:
-    return 2.0 * part(tensor, model.sizes, model.split).parameters
+    return 2.0 * rank_part(tensor, model.sizes, model.split).parameters
 
 
 def _activations(tensor: WeightTensor, model: ModelSpec, share: float) -> float:
-    held = part(tensor, model.sizes, model.split)
+    held = rank_part(tensor, model.sizes, model.split)
     used = held.copies * share if tensor.is_expert else held.copies
     return _ACTIVATION_BYTES * (held.rows + held.columns) * used
 

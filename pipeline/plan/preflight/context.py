@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.contracts import gpus, trtllm_build
-from pipeline.contracts.releases import container, require
+from pipeline.contracts.releases import container, require_runtime
 from pipeline.errors import Fault, UserError
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.machine_facts import MachineFacts
@@ -171,7 +171,7 @@ class Context:
         runtime = self.gpu_runtime
         assert runtime is not None, "asked of TensorRT-LLM only"
         try:
-            require(runtime.version, runtime.kind)
+            require_runtime(runtime.version, runtime.kind)
             container(runtime.version)
         except UserError as error:
             return str(error)

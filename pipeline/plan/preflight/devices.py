@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations
 
 from pipeline.contracts.rules import rule
-from pipeline.plan.machine_facts import GpuFacts, MachineFacts, contract_name, is_chip
+from pipeline.plan.machine_facts import GpuFacts, MachineFacts, contract_name, has_chip_name
 from pipeline.plan.preflight.finding import Objection
 from pipeline.plan.preflight.needs import MachineCheck, MachineNeeds, ServingNeeds, version_numbers
 
@@ -57,7 +57,7 @@ def _architecture(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection
 def _chip(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     used, wanted = _used(needs, here)
     for seen in used:
-        if wanted is not None and seen.sm == wanted.gpu.sm and not is_chip(seen, wanted.gpu):
+        if wanted is not None and seen.sm == wanted.gpu.sm and not has_chip_name(seen, wanted.gpu):
             yield Objection(
                 (GPU,),
                 f"{_listed([seen])} is not a {wanted.gpu.name}: it runs there, at another speed than it was tuned for",

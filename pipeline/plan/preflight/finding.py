@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pipeline.contracts.rules import Severity, nearest, rules
+from pipeline.contracts.rules import Severity, rules, similar_ids
 from pipeline.errors import Fault, InvalidInput
 from pipeline.plan.preflight.context import Context
 from pipeline.store import Json
@@ -69,7 +69,7 @@ def check_allowed(names: Iterable[str]) -> frozenset[str]:
     faults: list[Fault] = []
     for name in sorted(wanted):
         if name not in known:
-            near = ", ".join(nearest(name))
+            near = ", ".join(similar_ids(name))
             fix = f"did you mean {near}?" if near else "pipeline rules lists them"
             faults.append(Fault("there is no such rule", key="--allow", value=name, fix=fix))
         elif known[name].never_allowed:

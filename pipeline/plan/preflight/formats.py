@@ -146,7 +146,7 @@ def _unsupported(context: Context) -> Iterator[tuple[gpus.FormatIssue, RecipeMod
     seen: set[str] = set()
     for model in context.models:
         for form in context.layer_formats(model):
-            for found in gpus.support(context.gpu, form, model.kv_cache, runtime.kind, version):
+            for found in gpus.format_issues(context.gpu, form, model.kv_cache, runtime.kind, version):
                 if found.reason not in seen:
                     seen.add(found.reason)
                     yield found, model, form

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pipeline.contracts import gpus, releases
-from pipeline.contracts.launching import launching
+from pipeline.contracts.launching import launch_facts
 from pipeline.contracts.rules import rule, rules
 from pipeline.errors import UserError
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.machine_facts import MachineFacts
-from pipeline.plan.model_facts import with_sizes
+from pipeline.plan.model_facts import facts_from_sizes
 from pipeline.plan.preflight.context import Context, RecipeModel, make_context
 from pipeline.plan.preflight.finding import Objection
 from pipeline.recipe import Recipe
@@ -91,7 +91,7 @@ def needs_of(context: Context) -> MachineNeeds:
     )
 
 
-def to_build(needs: MachineNeeds, *, compiles: bool = True, calibrates: bool = True) -> MachineNeeds:
+def needs_to_build(needs: MachineNeeds, *, compiles: bool = True, calibrates: bool = True) -> MachineNeeds:
     """What a machine must have that builds a recipe and does not serve it.
 
     Ranks of an engine may be compiled one after the other, on one GPU of the kind that serves them.
@@ -113,7 +113,7 @@ def to_build(needs: MachineNeeds, *, compiles: bool = True, calibrates: bool = T
     )
 
 
-def to_serve(needs: MachineNeeds, where: Where) -> MachineNeeds:
+def needs_to_serve(needs: MachineNeeds, where: Where) -> MachineNeeds:
     """What a machine must have that serves what is built already."""
     return replace(needs, where=where, build_bytes=None, build_memory_bytes=0, calibrated_weights=0)
 
@@ -122,7 +122,7 @@ def _serving(context: Context, rank_bytes: int | None) -> ServingNeeds | None:
     runtime, gpu = context.gpu_runtime, context.gpu
     if runtime is None or gpu is None or context.release_problem:
         return None  # other rules say so
-    container, facts = releases.container(runtime.version), launching(runtime.version)
+    container, facts = releases.container(runtime.version), launch_facts(runtime.version)
     tensorrt = container.tensorrt or releases.release(runtime.version).tensorrt
     return ServingNeeds(
         version=runtime.version,
@@ -151,11 +151,11 @@ def version_numbers(version: str) -> tuple[int, ...]:
 _PUBLISHED = "none"  # checkpoints are published in 16 bits
 
 
-def parameters(sizes: ModelSizes) -> int:
+def parameter_count(sizes: ModelSizes) -> int:
     """Weights of the linear layers and embeddings; norms and biases are left out.
 
     >>> from pipeline.contracts.models import known_model
-    >>> round(parameters(known_model("meta-llama/Llama-3.1-8B-Instruct")) / 1e9, 2)
+    >>> round(parameter_count(known_model("meta-llama/Llama-3.1-8B-Instruct")) / 1e9, 2)
     8.03
     """
     queries, pairs = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
@@ -182,7 +182,7 @@ def weight_bytes(recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> int:
         UserError: the sizes of a model are not known.
     """
     total = 0
-    for model in make_context(recipe, with_sizes(sizes)).models:
+    for model in make_context(recipe, facts_from_sizes(sizes)).models:
         stored = stored_bytes(model)
         if stored is None:
             raise UserError(
@@ -216,7 +216,7 @@ def build_memory_bytes(context: Context) -> int:
 def calibrated_weights(context: Context) -> int:
     """Of the largest model that is calibrated, which is loaded whole; 0 where none is, or nothing is known of it."""
     calibrated = (sizes for model, sizes in context.sized if model.format != "none")
-    return max(map(parameters, calibrated), default=0)
+    return max(map(parameter_count, calibrated), default=0)
 
 
 def largest_rank_bytes(context: Context) -> int | None:
@@ -231,4 +231,4 @@ def _bytes(model: RecipeModel, form: str) -> int | None:
     if model.sizes is None:
         return None
     each: float = rule("host.disk").facts["bytes_per_weight"][form]
-    return int(parameters(model.sizes) * each)
+    return int(parameter_count(model.sizes) * each)

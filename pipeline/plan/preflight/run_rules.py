@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pipeline.contracts.rules import Rule, rule, rules
 from pipeline.errors import InvalidInput
 from pipeline.plan.machine_facts import MachineFacts
-from pipeline.plan.model_facts import ModelFacts, known_models
+from pipeline.plan.model_facts import ModelFacts, offline_facts
 from pipeline.plan.preflight import (
     budgets,
     devices,
@@ -74,7 +74,7 @@ def findings(
         machine: where it is to be built or served; None judges no machine.
         emitted: what the runtime will write; None leaves those rules out.
     """
-    context = make_context(recipe, known_models(recipe) if models is None else models, machine, emitted)
+    context = make_context(recipe, offline_facts(recipe) if models is None else models, machine, emitted)
     found = [
         *_of_recipe(context),
         *(_of_machine(needs_of(context), machine) if machine is not None else ()),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pipeline.plan.model_facts import TokenizerFacts, corpus
+from pipeline.plan.model_facts import TokenizerFacts, tokenizer_corpus
 from pipeline.plan.preflight.context import Context
 from pipeline.plan.preflight.finding import Check, Objection
 
@@ -55,7 +55,11 @@ def _token_ids(context: Context) -> Iterator[Objection]:
     keys, ours, theirs = both
     if ours.ids is None or theirs.ids is None:
         return
-    texts = [text for text, own, other in zip(corpus(), ours.ids, theirs.ids, strict=True) if own != other]
+    texts = [
+        text
+        for text, own, other in zip(tokenizer_corpus(), ours.ids, theirs.ids, strict=True)
+        if own != other
+    ]
     if texts:
         yield Objection(
             keys,

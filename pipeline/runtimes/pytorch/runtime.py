@@ -37,7 +37,7 @@ class PyTorchBackend:
     def build_settings(self, recipe: Recipe, role: str) -> Mapping[str, Json]:
         """Raises UserError if the version has no such runtime, or cannot do what the recipe asks for."""
         settings = _runtime(recipe)
-        releases.require(settings.version, "pytorch")
+        releases.require_runtime(settings.version, "pytorch")
         form, kv_cache = _formats(recipe, role)
         checkpoint: dict[str, Json] = {"format": form, "kv_cache": kv_cache}
         if role != TARGET:

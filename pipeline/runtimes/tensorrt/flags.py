@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.contracts.gpus import gpu
-from pipeline.contracts.releases import require
+from pipeline.contracts.releases import require_runtime
 from pipeline.contracts.trtllm_build import data, words_of
 from pipeline.contracts.trtllm_build_effects import BuildEffects, CheckpointConfig, effects
 from pipeline.errors import Fault, InvalidInput, StageError
-from pipeline.plan.model_facts import known_sizes
+from pipeline.plan.model_facts import offline_sizes
 from pipeline.plan.parallelism import parallelism
 from pipeline.recipe import Recipe, TensorRTRuntime
 
@@ -101,7 +101,7 @@ def trtllm_build_flags(recipe: Recipe, role: str, found: Formats | None = None) 
         InvalidInput: The builder would refuse the flags, or build something else than they say.
     """
     runtime = runtime_settings(recipe)
-    require(runtime.version, "tensorrt")
+    require_runtime(runtime.version, "tensorrt")
     stored = found or formats(recipe, role)
     limits, sm = engine_limits(recipe, role), gpu(runtime.gpu).sm
     derived = {name: str(value) for name, value in _values(recipe, stored, limits, sm)}
@@ -157,7 +157,7 @@ def _refuse_changes(
 ) -> None:
     """Raises InvalidInput: the builder would refuse or change something. Entries of runtime.build_flags that are to
     blame are named one by one, so that the recipe without them is taken; else it is the formats."""
-    runtime, sizes, known = runtime_settings(recipe), parallelism(recipe, role), known_sizes(recipe)
+    runtime, sizes, known = runtime_settings(recipe), parallelism(recipe, role), offline_sizes(recipe)
     model = CheckpointConfig(
         architecture=known[role].architecture if role in known else None,
         dtype="bfloat16",

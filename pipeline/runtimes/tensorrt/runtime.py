@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline import resources
 from pipeline.contracts import engine_memory
 from pipeline.contracts.gpus import gpu
-from pipeline.contracts.releases import container, require
+from pipeline.contracts.releases import container, require_runtime
 from pipeline.models.sizes import ModelSizes
 from pipeline.models.token_ids import TokenIds
 from pipeline.plan.parallelism import parallelism
@@ -113,7 +113,7 @@ def requirements(recipe: Recipe) -> Requirements:
         UserError: the version or the GPU is not known, or there is no container for the version.
     """
     runtime = runtime_settings(recipe)
-    release, image = require(runtime.version, "tensorrt"), container(runtime.version)
+    release, image = require_runtime(runtime.version, "tensorrt"), container(runtime.version)
     roles = ("target",) if recipe.draft is None else ("target", "draft")
     return Requirements(
         tensorrt_llm=runtime.version,

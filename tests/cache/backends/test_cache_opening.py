@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.cache.backend import PASSWORD
 from pipeline.cache.backends import open_backend
-from pipeline.cache.redis import Address
+from pipeline.cache.redis import RedisAddress
 from tests.support.cache_asking import NOW, entry, question
 
 
@@ -29,8 +29,8 @@ def test_a_file_is_one_file_however_it_is_written(tmp_path: Path, form: str) -> 
 def test_in_memory_each_opening_is_a_cache_of_its_own() -> None:
     one, other = open_backend("memory://"), open_backend("memory://")
     one.put(question("a"), entry("A"))
-    assert one.fill().entries == 1
-    assert other.fill().entries == 0
+    assert one.usage().entries == 1
+    assert other.usage().entries == 0
 
 
 @pytest.mark.parametrize(
@@ -80,12 +80,12 @@ def test_an_address_that_is_none_is_told(url: str, wrong: str) -> None:
 )
 def test_an_address_of_redis_that_is_none(url: str, wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong) as told:
-        Address.parse(url)
+        RedisAddress.parse(url)
     assert "lovelace" not in str(told.value)
 
 
 def test_options_of_a_redis_client() -> None:
-    address = Address.parse("valkeys://ada@cache.internal:7000/3?ca=/etc/ca.pem")
+    address = RedisAddress.parse("valkeys://ada@cache.internal:7000/3?ca=/etc/ca.pem")
     assert str(address) == "cache.internal:7000/3"
     options = address.options({PASSWORD: "open sesame"})
     assert options == {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.cache.backend import BackendDown
-from pipeline.cache.circuit_breaker import Rest, Unanswered
+from pipeline.cache.circuit_breaker import CircuitBreaker, ServerUnreachable
 
 
 class Clock:
@@ -15,12 +15,12 @@ class Clock:
         return self.now
 
 
-def ask(rest: Rest, answers: bool) -> str:
+def ask(rest: CircuitBreaker, answers: bool) -> str:
     try:
         with rest.attempt():
             if not answers:
-                raise Unanswered("no answer")
-    except Unanswered:
+                raise ServerUnreachable("no answer")
+    except ServerUnreachable:
         return "asked in vain"
     except BackendDown as error:
         return "not asked" if str(error).startswith("no answer; asked again in") else str(error)
@@ -29,7 +29,7 @@ def ask(rest: Rest, answers: bool) -> str:
 
 def test_it_rests_twice_as_long_after_each_failure_up_to_a_quarter_of_a_minute() -> None:
     clock = Clock()
-    rest = Rest(clock)
+    rest = CircuitBreaker(clock)
     for pause in (0.5, 1, 2, 4, 8, 15, 15):
         assert ask(rest, answers=False) == "asked in vain"
         clock.now += pause - 0.01
@@ -39,7 +39,7 @@ def test_it_rests_twice_as_long_after_each_failure_up_to_a_quarter_of_a_minute()
 
 def test_one_request_tries_when_the_rest_is_over_and_the_others_wait_for_it() -> None:
     clock = Clock()
-    rest = Rest(clock)
+    rest = CircuitBreaker(clock)
     assert ask(rest, answers=False) == "asked in vain"
     clock.now += 0.5
     with rest.attempt():
@@ -49,7 +49,7 @@ def test_one_request_tries_when_the_rest_is_over_and_the_others_wait_for_it() ->
 
 def test_after_one_answer_all_may_ask() -> None:
     clock = Clock()
-    rest = Rest(clock)
+    rest = CircuitBreaker(clock)
     assert ask(rest, answers=False) == "asked in vain"
     clock.now += 0.5
     assert ask(rest, answers=True) == "answered"
@@ -61,7 +61,7 @@ def test_after_one_answer_all_may_ask() -> None:
 
 def test_a_refusal_is_no_reason_to_rest() -> None:
     clock = Clock()
-    rest = Rest(clock)
+    rest = CircuitBreaker(clock)
     with pytest.raises(BackendDown, match="full"), rest.attempt():
         raise BackendDown("full")
     assert ask(rest, answers=True) == "answered"

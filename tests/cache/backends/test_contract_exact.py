@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.cache.backend import Capacity, Which
-from pipeline.cache.entry import Entry, Piece
+from pipeline.cache.backend import Capacity, EntryFilter
+from pipeline.cache.entry import CacheEntry, StoredChunk
 from pipeline.cache.key import Origin, ask, engine_id, tenant_id
 from tests.support.cache_asking import NOW, entry, question
 from tests.support.cache_places import Place
@@ -17,8 +17,8 @@ TEXTS = ["", "a", "\0 and \x1a", "한국어 🤖 ß", "{scope} \r\n $3 'quoted'"
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
 def test_bytes_in_are_bytes_out(place: Place, text: str) -> None:
     backend = place.open()
-    kept = Entry.of(
-        [Piece(text, (1, 2**31 - 1), (-0.5, 0.0), 0.01), Piece(text)],
+    kept = CacheEntry.of(
+        [StoredChunk(text, (1, 2**31 - 1), (-0.5, 0.0), 0.01), StoredChunk(text)],
         finish_reason="stop", created=NOW, expires=NOW + 9, input_tokens=7, output_tokens=2,
     )  # fmt: skip
     backend.put(question(text), kept)
@@ -50,7 +50,7 @@ def test_a_new_answer_replaces_the_old_one(place: Place) -> None:
     found = backend.get(question("a").key, NOW)
     assert found is not None
     assert found.text == "new"
-    assert backend.fill().entries == 1
+    assert backend.usage().entries == 1
     assert backend.removals() != before
 
 
@@ -60,7 +60,7 @@ def test_what_was_used_longest_ago_goes_first(place: Place) -> None:
         backend.put(question(str(n)), entry("x", created=NOW + n))
     backend.get(question("0").key, NOW + 100)
     backend.put(question("one more"), entry("x", created=NOW + 101))
-    assert 60 <= backend.fill().entries <= 64
+    assert 60 <= backend.usage().entries <= 64
     assert backend.get(question("0").key, NOW + 102) is not None
     assert backend.get(question("1").key, NOW + 102) is None
 
@@ -69,7 +69,7 @@ def test_bytes_are_limited_too(place: Place) -> None:
     backend = place.open(Capacity(bytes=100_000))
     for n in range(50):
         backend.put(question(str(n)), entry("x" * 5000, created=NOW + n))
-    assert 50_000 < backend.fill().bytes <= 100_000
+    assert 50_000 < backend.usage().bytes <= 100_000
     assert backend.get(question("49").key, NOW + 50) is not None
 
 
@@ -94,11 +94,11 @@ def test_purge_by_scope_and_age(place: Place) -> None:
     backend = place.open()
     for n in range(4):
         backend.put(question(str(n), tenant=str(n % 2)), entry("x", created=NOW + n))
-    assert backend.purge(Which(scope=question("", tenant="0").scope, before=NOW + 1)) == 1
-    assert backend.purge(Which(scope=question("", tenant="1").scope)) == 2
+    assert backend.purge(EntryFilter(scope=question("", tenant="0").scope, before=NOW + 1)) == 1
+    assert backend.purge(EntryFilter(scope=question("", tenant="1").scope)) == 2
     assert [kept.turn for kept in backend.items()] == ["2"]
     assert backend.purge() == 1
-    fill = backend.fill()
+    fill = backend.usage()
     assert (fill.entries, fill.bytes, fill.with_vectors, fill.oldest) == (0, 0, 0, None)
 
 
@@ -109,13 +109,13 @@ def test_purge_by_engine_and_tenant(place: Place) -> None:
             for text in ("1", "2"):
                 asked = ask(Origin(engine, tenant=tenant), text, {"temperature": 0})
                 backend.put(asked, entry(f"{engine} {tenant}"), np.eye(8, dtype=np.float32)[0])
-    assert backend.purge(Which(engine=engine_id("old"), tenant=tenant_id("b"))) == 2
-    assert backend.purge(Which(engine=engine_id("old"))) == 2
-    assert backend.purge(Which(tenant=tenant_id("a"))) == 2
+    assert backend.purge(EntryFilter(engine=engine_id("old"), tenant=tenant_id("b"))) == 2
+    assert backend.purge(EntryFilter(engine=engine_id("old"))) == 2
+    assert backend.purge(EntryFilter(tenant=tenant_id("a"))) == 2
     left = list(backend.items())
     assert [kept.entry.text for kept in left] == ["new b"] * 2
     assert {(kept.engine, kept.tenant) for kept in left} == {(engine_id("new"), tenant_id("b"))}
-    assert backend.purge(Which(tenant=tenant_id("nobody"))) == 0
+    assert backend.purge(EntryFilter(tenant=tenant_id("nobody"))) == 0
 
 
 def test_items_are_listed_whole_and_the_newest_first(place: Place) -> None:
@@ -129,8 +129,8 @@ def test_items_are_listed_whole_and_the_newest_first(place: Place) -> None:
     assert all(kept.key == question(kept.turn, tenant="t").key for kept in items)
     assert all(kept.used == kept.entry.created for kept in items if kept.turn != "7")
     assert backend.remove([kept.key for kept in items[:150]] + [b"0" * 16]) == 150
-    assert backend.fill().entries == 150
-    assert backend.fill().oldest == NOW
+    assert backend.usage().entries == 150
+    assert backend.usage().oldest == NOW
 
 
 def test_caches_of_two_names_do_not_meet(place: Place) -> None:
@@ -140,4 +140,4 @@ def test_caches_of_two_names_do_not_meet(place: Place) -> None:
     one.put(question("a"), entry("A"))
     assert other.get(question("a").key, NOW) is None
     assert other.purge() == 0
-    assert one.fill().entries == 1
+    assert one.usage().entries == 1

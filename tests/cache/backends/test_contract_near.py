@@ -23,7 +23,7 @@ def test_the_nearest_come_first_with_their_cosines(place: Place) -> None:
     assert [candidate.key for candidate in found] == [question("1").key, question("2").key]
     assert found[0].similarity == pytest.approx(0.995, abs=2e-3)
     assert found[1].similarity == pytest.approx(0.0995, abs=2e-3)
-    assert backend.fill().with_vectors == 3
+    assert backend.usage().with_vectors == 3
 
 
 @pytest.mark.parametrize(
@@ -102,4 +102,4 @@ def test_many_threads_at_once(place: Place) -> None:
     for thread in threads:
         thread.join(60)
     assert wrong == []
-    assert backend.fill().entries == 80
+    assert backend.usage().entries == 80

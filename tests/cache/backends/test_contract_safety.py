@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from pipeline.cache.backend import BackendDown
-from pipeline.cache.encryption import Sealed
-from pipeline.cache.entry import Piece
+from pipeline.cache.encryption import AesGcmCodec
+from pipeline.cache.entry import StoredChunk
 from pipeline.cache.response_cache import ResponseCache
 from tests.support.cache_asking import NOW, entry, question
 from tests.support.cache_places import Place
@@ -23,12 +23,12 @@ WRITER = """
 import sys
 import numpy as np
 from pipeline.cache.backends import open_backend
-from pipeline.cache.entry import Entry, Piece
+from pipeline.cache.entry import CacheEntry, StoredChunk
 from pipeline.cache.key import Origin, ask
 backend = open_backend(sys.argv[1], name=sys.argv[2])
 for n in range(int(sys.argv[4])):
     text = f"{sys.argv[3]}-{n}"
-    answer = Entry.of([Piece(text)], finish_reason="stop", created=1e6, expires=1e6 + 600)
+    answer = CacheEntry.of([StoredChunk(text)], finish_reason="stop", created=1e6, expires=1e6 + 600)
     backend.put(ask(Origin("package"), text, {"temperature": 0}), answer, np.eye(8, dtype=np.float32)[n % 8])
     print(text, flush=True)
 """
@@ -60,7 +60,7 @@ def test_several_processes_write_at_once_and_all_see_everything(place: Place) ->
     assert [process.returncode for process in writers] == [0] * 3
     backend = place.open()
     assert all(backend.get(question(f"{name}-{n}").key, NOW) for name in "abc" for n in range(60))
-    assert backend.fill().entries == 180
+    assert backend.usage().entries == 180
 
 
 def test_kill_9_loses_nothing_that_was_acknowledged_and_leaves_nothing_half(place: Place) -> None:
@@ -72,19 +72,19 @@ def test_kill_9_loses_nothing_that_was_acknowledged_and_leaves_nothing_half(plac
         written += process.stdout.read().split("\n")[:-1]
     backend = place.open()
     assert all(backend.get(question(text).key, NOW) for text in written)
-    wait_for(lambda: len(list(backend.items())) == backend.fill().entries, "what was on its way")
+    wait_for(lambda: len(list(backend.items())) == backend.usage().entries, "what was on its way")
     items = list(backend.items())
-    assert len(items) == backend.fill().with_vectors
+    assert len(items) == backend.usage().with_vectors
     assert len(items) - len(written) in (0, 1)
     assert backend.unreadable() == 0
     assert backend.purge() == len(items)
-    assert backend.fill().bytes == 0
+    assert backend.usage().bytes == 0
 
 
 def test_sealed_nothing_can_be_read_where_it_is_kept(place: Place) -> None:
     needs_sealing(place)
-    secret = Sealed.new_secret()
-    backend = place.open(codec=Sealed(secret))
+    secret = AesGcmCodec.new_secret()
+    backend = place.open(codec=AesGcmCodec(secret))
     vector = np.arange(1, 9, dtype=np.float32) / np.float32(np.sqrt(204))
     backend.put(question("where is my parcel"), entry("on its way"), vector)
     kept = place.raw()
@@ -94,7 +94,7 @@ def test_sealed_nothing_can_be_read_where_it_is_kept(place: Place) -> None:
     )
     for secret_part in (b"parcel", b"its way", vector.tobytes(), vector.astype("<f2").tobytes()):
         assert secret_part not in kept
-    again = place.open(codec=Sealed(secret))
+    again = place.open(codec=AesGcmCodec(secret))
     found = again.get(question("where is my parcel").key, NOW)
     assert found is not None
     assert found.text == "on its way"
@@ -104,10 +104,10 @@ def test_sealed_nothing_can_be_read_where_it_is_kept(place: Place) -> None:
 @pytest.mark.parametrize("sealed_by", ["another key", "nothing"])
 def test_what_is_sealed_otherwise_is_missed_and_counted(place: Place, sealed_by: str) -> None:
     needs_sealing(place)
-    place.open(codec=Sealed(Sealed.new_secret())).put(
+    place.open(codec=AesGcmCodec(AesGcmCodec.new_secret())).put(
         question("a"), entry("A"), np.eye(8, dtype=np.float32)[0]
     )
-    other = place.open(codec=Sealed(Sealed.new_secret()) if sealed_by == "another key" else None)
+    other = place.open(codec=AesGcmCodec(AesGcmCodec.new_secret()) if sealed_by == "another key" else None)
     assert other.get(question("a").key, NOW) is None
     assert other.unreadable() == 1
     assert other.near(question("").scope, np.eye(8, dtype=np.float32)[0], 1) == []
@@ -133,21 +133,22 @@ def test_what_is_damaged_is_missed_and_counted(place: Place) -> None:
 def test_a_server_that_stops_makes_misses_and_is_used_again_when_it_is_back(served: Place) -> None:
     assert served.server is not None
     cache = ResponseCache(served.open())
-    assert cache.store(question("a"), [Piece("A")], finish_reason="stop")
+    assert cache.store(question("a"), [StoredChunk("A")], finish_reason="stop")
     assert cache.lookup(question("a")) is not None
-    cache.recent.clear()
+    cache.hot_tier.clear()
     served.server.stop()
     try:
         began = time.monotonic()
         assert [cache.lookup(question("a")) for _ in range(200)] == [None] * 200
-        assert not cache.store(question("b"), [Piece("B")], finish_reason="stop")
+        assert not cache.store(question("b"), [StoredChunk("B")], finish_reason="stop")
         assert time.monotonic() - began < 60, "not a timeout for each"
         with pytest.raises(BackendDown):
             served.open().get(question("a").key, NOW)
     finally:
         served.server.start()
     wait_for(
-        lambda: cache.store(question("c"), [Piece("C")], finish_reason="stop"), "storing after the restart"
+        lambda: cache.store(question("c"), [StoredChunk("C")], finish_reason="stop"),
+        "storing after the restart",
     )
     assert cache.lookup(question("c")) is not None
     assert cache.counters["backend_down"] >= 200
@@ -156,8 +157,8 @@ def test_a_server_that_stops_makes_misses_and_is_used_again_when_it_is_back(serv
 def test_a_server_that_hangs_costs_one_timeout_and_not_one_a_request(served: Place) -> None:
     assert served.server is not None
     cache = ResponseCache(served.open())
-    cache.store(question("a"), [Piece("A")], finish_reason="stop")
-    cache.recent.clear()
+    cache.store(question("a"), [StoredChunk("A")], finish_reason="stop")
+    cache.hot_tier.clear()
     served.server.pause()
     try:
         began = time.monotonic()

@@ -12,7 +12,7 @@ import redis
 
 from pipeline.cache.backend import PASSWORD, BackendDown, Capacity
 from pipeline.cache.backends import open_backend
-from pipeline.cache.encryption import Sealed
+from pipeline.cache.encryption import AesGcmCodec
 from tests.support.cache_asking import NOW, entry, question
 from tests.support.servers import RedisServer, Unavailable
 
@@ -83,7 +83,7 @@ def test_a_server_that_is_full_refuses_puts_and_still_answers() -> None:
 
         with pytest.raises(BackendDown, match="maxmemory"):
             fill()
-        kept = backend.fill().entries
+        kept = backend.usage().entries
         assert kept == len(list(backend.items())) > 10  # nothing half
         assert backend.get(question("0").key, NOW) is not None
         assert backend.purge() == kept
@@ -105,9 +105,9 @@ def test_what_the_server_dropped_by_itself_is_missed_and_its_room_is_given_back(
         assert list(backend.items()) == []
         for n in range(4, 8):
             backend.put(question(str(n)), entry("x", created=NOW + n), EYE[n])
-        assert backend.fill().entries == len(list(backend.items())) == 4
+        assert backend.usage().entries == len(list(backend.items())) == 4
         assert backend.purge() == 4
-        assert backend.fill().bytes == 0
+        assert backend.usage().bytes == 0
         backend.close()
 
 
@@ -122,14 +122,14 @@ def test_an_entry_leaves_the_server_when_it_expires_though_nobody_asks() -> None
         client.close()
         backend.put(question("b"), entry("B", created=NOW + 601))
         assert [kept.turn for kept in backend.items()] == ["b"]
-        assert backend.fill().entries == 1
+        assert backend.usage().entries == 1
         backend.close()
 
 
 def test_embeddings_that_are_sealed_are_not_given_to_the_query_engine() -> None:
     with server(search=True) as running:
         open_one = open_backend(running.url, name="open")
-        sealed = open_backend(running.url, name="sealed", codec=Sealed(Sealed.new_secret()))
+        sealed = open_backend(running.url, name="sealed", codec=AesGcmCodec(AesGcmCodec.new_secret()))
         for backend in (open_one, sealed):
             backend.put(question("a"), entry("A"), EYE[0])
             assert [near.turn for near in backend.near(question("").scope, EYE[0], 1)] == ["a"]

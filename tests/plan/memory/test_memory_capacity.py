@@ -22,9 +22,9 @@ from pipeline.plan.memory import (
     deployment_spec,
     plan_memory,
 )
-from pipeline.plan.memory.accuracy import capacity_accuracy, load_log_accuracy, planned
+from pipeline.plan.memory.accuracy import capacity_accuracy, load_log_accuracy, plan_measured
 from pipeline.plan.memory.footprint import kv_sequence_bytes, kv_token_bytes
-from pipeline.plan.model_facts import known_sizes
+from pipeline.plan.model_facts import offline_sizes
 from pipeline.plan.parallelism import Parallelism
 from pipeline.recipe import load_recipe
 from pipeline.recipe.library import packaged
@@ -164,7 +164,7 @@ def test_a_model_that_is_larger_than_the_gpu_leaves_nothing() -> None:
 @pytest.mark.parametrize("name", ON_GPUS)
 def test_packaged_recipes_fit(name: str) -> None:
     recipe = load_recipe(name)
-    asked = deployment_spec(recipe, known_sizes(recipe))
+    asked = deployment_spec(recipe, offline_sizes(recipe))
     assert asked is not None
     assert plan_memory(asked).verdict == "fits"
     assert alternatives(recipe, asked) == ()
@@ -173,7 +173,7 @@ def test_packaged_recipes_fit(name: str) -> None:
 @pytest.mark.parametrize("name", ON_GPUS)
 def test_what_is_named_instead_holds_more(name: str) -> None:
     recipe = load_recipe(name, ("runtime.gpu=l4-24g", "limits.max_concurrency=512"))
-    asked = deployment_spec(recipe, known_sizes(recipe))
+    asked = deployment_spec(recipe, offline_sizes(recipe))
     assert asked is not None
     now = plan_memory(asked)
     found = alternatives(recipe, asked)
@@ -187,13 +187,13 @@ def test_a_model_that_is_not_known_makes_no_demand() -> None:
     recipe = load_recipe("llama-3.1-8b-fp8")
     assert deployment_spec(recipe, {"target": LLAMA_8B}) is None  # and the draft?
     assert (
-        deployment_spec(load_recipe("tiny-cpu"), known_sizes(load_recipe("tiny-cpu"))) is None
+        deployment_spec(load_recipe("tiny-cpu"), offline_sizes(load_recipe("tiny-cpu"))) is None
     )  # on which machine?
 
 
 def test_a_type_that_is_not_known_is_refused() -> None:
     recipe = load_recipe("phi-4-fp8")
-    sizes = {role: replace(one, dtype="float128") for role, one in known_sizes(recipe).items()}
+    sizes = {role: replace(one, dtype="float128") for role, one in offline_sizes(recipe).items()}
     with pytest.raises(UserError, match="target: float128; known: float16"):
         deployment_spec(recipe, sizes)
 
@@ -209,19 +209,19 @@ def test_a_recipe_says_the_same_as_the_measurement_that_it_repeats() -> None:
             f"kv_cache={{memory_fraction: {point.fraction}}}",
         ),
     )  # fmt: skip
-    asked = deployment_spec(recipe, known_sizes(recipe), {"target": StepLimits(2 * point.isl)})
+    asked = deployment_spec(recipe, offline_sizes(recipe), {"target": StepLimits(2 * point.isl)})
     assert asked is not None
-    assert plan_memory(asked).sequences == planned(point).sequences
+    assert plan_memory(asked).sequences == plan_measured(point).sequences
 
 
 def test_the_embedded_engine_takes_what_its_limits_need() -> None:
     recipe = load_recipe("tiny-cpu")
-    asked = deployment_spec(recipe, known_sizes(recipe), ram_bytes=4 * GIB)
+    asked = deployment_spec(recipe, offline_sizes(recipe), ram_bytes=4 * GIB)
     assert asked is not None
     plan = plan_memory(asked)
     assert plan.tokens == recipe.limits.max_sequence_tokens * recipe.limits.max_concurrency
     told = load_recipe("tiny-cpu", ("runtime.kv_cache_mib=8",))
-    few = deployment_spec(told, known_sizes(told), ram_bytes=4 * GIB)
+    few = deployment_spec(told, offline_sizes(told), ram_bytes=4 * GIB)
     assert few is not None
     assert plan_memory(few).ranks[0].group("kv_cache") <= 8 * 2**20
 

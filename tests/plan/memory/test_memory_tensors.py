@@ -19,7 +19,7 @@ from pipeline.models.sizes import LatentAttention, ModelSizes
 from pipeline.models.tensors import TensorFiles
 from pipeline.plan.memory.footprint import mxfp4_padding, stage_layers, weight_bytes, weight_lines
 from pipeline.plan.memory.spec import ModelSpec
-from pipeline.plan.memory.tensors import parameters
+from pipeline.plan.memory.tensors import parameter_counts
 from pipeline.plan.parallelism import Parallelism
 
 # As the hub says it of each repository ("safetensors": {"total": …}).
@@ -71,7 +71,7 @@ def known(repo: str) -> ModelSizes:
 
 @pytest.mark.parametrize("repo", PUBLISHED)
 def test_the_kinds_add_up_to_what_is_published(repo: str) -> None:
-    assert sum(parameters(known(repo)).values()) == PUBLISHED[repo]
+    assert sum(parameter_counts(known(repo)).values()) == PUBLISHED[repo]
 
 
 @pytest.mark.parametrize("name", ["support-target", "support-draft"])
@@ -82,7 +82,7 @@ def test_the_kinds_are_those_of_the_headers(name: str) -> None:
     found: Counter[str] = Counter()
     for header in TensorFiles(folder).headers.values():
         found[_kind(header.name)] += prod(header.shape)
-    assert {kind: count for kind, count in parameters(sizes).items() if count} == dict(found)
+    assert {kind: count for kind, count in parameter_counts(sizes).items() if count} == dict(found)
 
 
 def _kind(name: str) -> str:
@@ -143,7 +143,7 @@ def test_other_classes_that_are_counted_add_up_to_what_is_published(repo: str) -
     count, config = OTHERS[repo]
     sizes = ModelSizes.from_config(config | {"max_position_embeddings": 4096})
     assert sizes is not None
-    assert sum(parameters(sizes).values()) == count
+    assert sum(parameter_counts(sizes).values()) == count
     if (
         sizes.stored == "fp8_block"
     ):  # of 1029.17 thousand million bytes of tensors; scales are 32 bits there, 16 elsewhere
@@ -169,7 +169,7 @@ def test_latent_attention_and_experts_as_deepseek_v3_has_them() -> None:
     }  # fmt: skip
     sizes = ModelSizes.from_config(config)
     assert sizes is not None
-    assert sum(parameters(sizes).values()) == 671_026_419_200
+    assert sum(parameter_counts(sizes).values()) == 671_026_419_200
 
 
 @given(sizes=models, form=formats, split=ways)

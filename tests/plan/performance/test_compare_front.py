@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import InvalidInput
-from pipeline.plan.model_facts import known_sizes
+from pipeline.plan.model_facts import offline_sizes
 from pipeline.plan.performance import Workload
 from pipeline.plan.performance.compare import Comparison, compare, pareto_front
 from pipeline.plan.performance.workload import ComparisonSettings, read_workload_options
@@ -29,7 +29,7 @@ def recipe() -> Recipe:
 
 def ask(question: ComparisonSettings = QUESTION, of: Recipe | None = None) -> Comparison:
     chosen = of or recipe()
-    return compare(chosen, known_sizes(chosen), question)
+    return compare(chosen, offline_sizes(chosen), question)
 
 
 @cache

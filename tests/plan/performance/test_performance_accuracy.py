@@ -18,15 +18,22 @@ from pipeline.plan.performance import Workload, forecast
 from pipeline.plan.performance.accuracy import (
     COVERAGE,
     FigureError,
+    checked_range,
     error_summary,
     figure_errors,
-    reach,
-    summary,
+    summarize,
     unchecked,
 )
-from pipeline.plan.performance.efficiency import fitted
+from pipeline.plan.performance.efficiency import fitted_constants
 from pipeline.plan.performance.engine import EngineModel
-from pipeline.plan.performance.published import PublishedFigure, Use, computed, figures, fills_steps, source
+from pipeline.plan.performance.published import (
+    PublishedFigure,
+    Use,
+    compute_figure,
+    figure_source,
+    figures,
+    fills_steps,
+)
 from pipeline.recipe import Slo
 
 USES: tuple[Use, ...] = ("calibrate", "held-out")
@@ -36,8 +43,8 @@ def test_the_stored_errors_are_those_that_the_constants_have() -> None:
     """They change with the memory model, too, which says how many requests run at a time: then fit anew."""
     for use in USES:
         for kind, figures_of_it in error_summary(use).items():
-            assert fitted()["errors"][use][kind] == pytest.approx(figures_of_it, abs=0.02)
-    assert date.fromisoformat(fitted()["fitted"]["on"])
+            assert fitted_constants()["errors"][use][kind] == pytest.approx(figures_of_it, abs=0.02)
+    assert date.fromisoformat(fitted_constants()["fitted"]["on"])
 
 
 def test_held_out_figures_are_met() -> None:
@@ -52,7 +59,7 @@ def test_no_more_sequences_decode_than_a_step_keeps_up_with(monkeypatch: pytest.
     concerned = [figure for figure in figures("held-out") if fills_steps(figure)]
     now = error_summary("held-out")["full-steps"]
     monkeypatch.setattr(EngineModel, "most_decoding", lambda *_: 10**9)
-    before = summary([FigureError(figure, computed(figure)) for figure in concerned])
+    before = summarize([FigureError(figure, compute_figure(figure)) for figure in concerned])
     assert now["count"] == before["count"] == 20
     assert now["median"] < 0.15
     assert before["median"] > 0.19
@@ -77,7 +84,7 @@ def test_nothing_is_both_fitted_to_and_held_out() -> None:
     fitted_to, held = ({what(one) for one in figures(use)} for use in USES)
     assert not fitted_to & held
     assert len(fitted_to) + len(held) == len(figures())
-    assert all(source(figure) for figure in figures())
+    assert all(figure_source(figure) for figure in figures())
     # Models, GPUs and splits that no constant has seen.
     assert {one.model for one in figures("held-out")} > {one.model for one in figures("calibrate")} - {
         "mixtral-8x7b"
@@ -161,7 +168,7 @@ def test_first_tokens_were_published_of_engines_on_older_gpus_only() -> None:
 
 def test_what_the_figures_are_of_is_stored_beside_the_constants() -> None:
     for quantity in ("throughput", "first-token"):
-        assert fitted()["reach"][quantity] == reach(quantity)
+        assert fitted_constants()["reach"][quantity] == checked_range(quantity)
 
 
 def test_the_sentence_about_accuracy_is_about_what_was_compared() -> None:

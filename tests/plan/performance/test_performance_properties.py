@@ -15,7 +15,7 @@ from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import ModelSpec
 from pipeline.plan.parallelism import Parallelism
 from pipeline.plan.performance import EngineModel, Workload
-from pipeline.plan.performance.engine import SpeculativeEngine, accepted, best_length
+from pipeline.plan.performance.engine import SpeculativeEngine, best_length, tokens_per_round
 from pipeline.plan.performance.service import Service, token_cost
 
 DENSE, EXPERTS, SMALL = (
@@ -117,8 +117,8 @@ def test_more_acceptance_is_worth_longer_proposals() -> None:
 @given(st.floats(0, 0.99), st.integers(0, 64))
 def test_tokens_of_a_round_are_the_closed_form(acceptance: float, proposed: int) -> None:
     closed = (1 - acceptance ** (proposed + 1)) / (1 - acceptance)
-    assert accepted(acceptance, proposed) == pytest.approx(closed)
-    assert accepted(1.0, proposed) == proposed + 1
+    assert tokens_per_round(acceptance, proposed) == pytest.approx(closed)
+    assert tokens_per_round(1.0, proposed) == proposed + 1
 
 
 @given(st.floats(0.01, 100), st.floats(0.01, 100))
@@ -154,7 +154,7 @@ def test_a_forecast_has_no_more_requests_than_its_steps_keep_up_with(
     one, work = engine(), Workload(prompt, output)
     drafted = Service(one, SpeculativeEngine(one, engine(SMALL), proposed, acceptance))
     for service, each, progress in (
-        (Service(one), 1, 1.0), (drafted, proposed + 1, accepted(acceptance, proposed)),
+        (Service(one), 1, 1.0), (drafted, proposed + 1, tokens_per_round(acceptance, proposed)),
     ):  # fmt: skip
         most = service.most_decoding(work)
         assert most >= 1

@@ -14,7 +14,7 @@ from pipeline.contracts import checkpoint
 from pipeline.contracts.rules import rule
 from pipeline.errors import InvalidInput
 from pipeline.models.architecture import FAMILIES
-from pipeline.plan.model_facts import known_sizes, with_sizes
+from pipeline.plan.model_facts import facts_from_sizes, offline_sizes
 from pipeline.plan.preflight import allow, findings, refuse
 from pipeline.prepare.facts import read_settings
 from pipeline.recipe import Recipe, load_recipe, packaged
@@ -71,9 +71,11 @@ def test_the_classes_are_those_that_are_read_and_converted() -> None:
 )
 def test_groups(recipe: str, overrides: Sequence[str], columns: int, fix: str | None) -> None:
     loaded = load_recipe(recipe, (*overrides, f"{TP}=1"))
-    sizes = {"target": replace(known_sizes(loaded)["target"], intermediate=columns)}
+    sizes = {"target": replace(offline_sizes(loaded)["target"], intermediate=columns)}
     found = [
-        c for c in findings(loaded, with_sizes(sizes)) if c.rule in ("quantization.groups", "tp.awq_block")
+        c
+        for c in findings(loaded, facts_from_sizes(sizes))
+        if c.rule in ("quantization.groups", "tp.awq_block")
     ]
     assert [c.fix for c in found] == ([fix] if fix else [])
 
@@ -123,7 +125,7 @@ def test_a_mixture_of_formats_is_judged_by_each() -> None:
 @pytest.mark.parametrize("name", packaged())
 def test_packaged_recipes_are_compatible_and_their_sizes_known(name: str) -> None:
     recipe = load_recipe(name)
-    assert set(known_sizes(recipe)) == {"target"} | ({"draft"} if recipe.draft else set())
+    assert set(offline_sizes(recipe)) == {"target"} | ({"draft"} if recipe.draft else set())
     assert [one for one in refuse(recipe, findings(recipe)) if one.severity != "note"] == []
 
 
@@ -178,12 +180,12 @@ def test_a_recipe_made_in_python_has_no_lines() -> None:
 
 def test_sizes_of_an_unknown_model_are_not_judged(tmp_path: Path) -> None:
     recipe = load_recipe(FP8, ("model.source=hf:some/model", "model.revision=null", f"{TP}=3"))
-    assert "target" not in known_sizes(recipe)
+    assert "target" not in offline_sizes(recipe)
     assert {c.rule for c in findings(recipe)} == set()
     here = load_recipe(FP8, (f"model.source=local:{tmp_path}", "model.revision=null"))
-    assert "target" not in known_sizes(here)  # fetching says what is missing
+    assert "target" not in offline_sizes(here)  # fetching says what is missing
     (tmp_path / "config.json").write_text("[]")
-    assert "target" not in known_sizes(here)
+    assert "target" not in offline_sizes(here)
 
 
 def test_one_that_is_explained_is_not_said_again_by_the_runtime() -> None:

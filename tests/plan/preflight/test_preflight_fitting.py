@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipeline.contracts.models import known_model, known_models
 from pipeline.models.sizes import ModelSizes
-from pipeline.plan.model_facts import with_sizes
+from pipeline.plan.model_facts import facts_from_sizes
 from pipeline.plan.parallelism import Parallelism
 from pipeline.plan.preflight import findings
 from pipeline.plan.preflight.splitting import fitting_tensor_sizes, inner_per_rank, kv_heads_split
@@ -25,7 +25,7 @@ def test_proposed_sizes_are_exactly_those_that_are_accepted(repo: str, form: str
     assert sizes is not None
     overrides = (f"quantization.format={form}", *FORMATS[form], f"runtime.tensor_parallel={tensor}")
     taken = replace(sizes, architecture="Qwen2ForCausalLM")  # of a class that is refused nothing else is said
-    found = findings(load_recipe("qwen2.5-72b-fp8", overrides), with_sizes({"target": taken}))
+    found = findings(load_recipe("qwen2.5-72b-fp8", overrides), facts_from_sizes({"target": taken}))
     rules = {finding.rule for finding in found if finding.severity == "error"}
     refused = any(rule.startswith("tp.") or rule == "quantization.groups" for rule in rules)
     fits = fitting_tensor_sizes(sizes, 128 if form == "int4_awq" else None, 1)

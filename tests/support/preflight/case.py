@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.contracts.rules import Severity
 from pipeline.plan.machine_facts import MachineFacts
-from pipeline.plan.model_facts import ModelFacts, known_models
+from pipeline.plan.model_facts import ModelFacts, offline_facts
 from pipeline.plan.preflight import Finding, GeneratedConfig, findings
 from pipeline.plan.preflight.context import DatasetFacts
 from pipeline.prepare.facts import read_settings
@@ -47,7 +47,7 @@ class Case:
     def findings(self) -> tuple[Finding, ...]:
         """Those of the rule."""
         recipe = load_recipe(self.recipe, self.overrides)
-        known, written = known_models(recipe), read_settings(recipe)
+        known, written = offline_facts(recipe), read_settings(recipe)
         models = self.models(known) if self.models else known
         found = findings(recipe, models, self.machine, self.emitted(written) if self.emitted else written)
         return tuple(one for one in found if one.rule == self.rule)

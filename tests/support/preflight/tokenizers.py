@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pipeline.plan.model_facts import ModelFacts, TokenizerFacts, corpus
+from pipeline.plan.model_facts import ModelFacts, TokenizerFacts, tokenizer_corpus
 from tests.support.preflight.case import Models
 
 Ids = tuple[tuple[int, ...], ...] | None
-IDS: Ids = tuple((number,) for number in range(len(corpus())))
-ONE_DIFFERS: Ids = (*((number,) for number in range(len(corpus()) - 1)), (0,))
+IDS: Ids = tuple((number,) for number in range(len(tokenizer_corpus())))
+ONE_DIFFERS: Ids = (*((number,) for number in range(len(tokenizer_corpus()) - 1)), (0,))
 FILES, SPECIAL = {"tokenizer.json": "same"}, {"<eos>": 2}
 
 

@@ -14,7 +14,7 @@ import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.contracts.launching import launching
+from pipeline.contracts.launching import launch_facts
 from pipeline.errors import UserError
 from pipeline.machine.docker import find_image, pull_image
 from pipeline.progress import Progress
@@ -63,7 +63,7 @@ class DockerExecutor:
         self, job: BuildJob, folder: Path, *, name: str, image: str, security: str
     ) -> tuple[str, ...]:
         """`docker run`; `security`: what the daemon says of its options."""
-        facts = launching(job.version)
+        facts = launch_facts(job.version)
         # A rootless Docker gives files to the user who calls by itself.
         user = () if _ROOTLESS in security else ("--user", f"{os.getuid()}:{os.getgid()}")
         # The store's files keep their labels.

@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 
 from pipeline.contracts.build_log import LogReader
-from pipeline.contracts.launching import launching
+from pipeline.contracts.launching import launch_facts
 from pipeline.errors import UserError
 from pipeline.progress import Progress
 from pipeline.reading import open_file
@@ -179,7 +179,7 @@ class RemoteEngine:
 
     @property
     def shm_mib(self) -> int:
-        return launching(self.job.version).shm_mib(self.job.workers)
+        return launch_facts(self.job.version).shm_mib(self.job.workers)
 
     @property
     def flags(self) -> list[str]:
@@ -222,7 +222,7 @@ def render(recipe: str, words: str, engines: Sequence[RemoteEngine]) -> str:
         version=version,
         image=jobs[0].image,
         workers=max(job.workers for job in jobs),
-        container_options=shlex.join(launching(version).container_options),
+        container_options=shlex.join(launch_facts(version).container_options),
         checkpoint=CHECKPOINT,
         engine=ENGINE_MOUNT,
         work=WORK,
