@@ -231,7 +231,7 @@ class TritonServer:
         return triton_log.tail(self.log_file, lines)
 
     def until(self, stopping: threading.Event) -> Self:
-        """Let an event call off a start that is under way: it then raises `StartCancelled`. Returns the server itself."""
+        """Let an event call off a start, which then raises `StartCancelled`. Returns the server itself."""
         self._stopping = stopping
         return self
 
