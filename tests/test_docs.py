@@ -29,6 +29,7 @@ FOLDERS = (
 )
 # A path from the root in backticks, perhaps with a pattern or a place in the file: `pipeline/plan/*.py`, `a/b.py:12`.
 _PATH = re.compile(rf"`((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./*-]+)`")
+_MODULE = re.compile(r"\bpipeline(?:\.[a-z_]+)+")
 _COMMAND = re.compile(r"(?:^    |`)pipeline((?: [a-z][a-z-]*)+)(?P<rest>[^`\n]*)", re.MULTILINE)
 
 
@@ -37,7 +38,8 @@ def test_paths_and_commands_are_there() -> None:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         paths = [name for name in _PATH.findall(text) if not any(ROOT.glob(name.rstrip("/")))]
-        wrong += [f"{page.relative_to(ROOT)}: {name}" for name in (*paths, *_unknown(text))]
+        modules = [name for name in _MODULE.findall(text) if not any(ROOT.glob(name.replace(".", "/") + "*"))]
+        wrong += [f"{page.relative_to(ROOT)}: {name}" for name in (*paths, *modules, *_unknown(text))]
     assert wrong == []
 
 

@@ -40,7 +40,7 @@ class HandedOver(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What became of one step."""
+    """What a build did for one step."""
 
     step: Step
     artifact: Artifact
@@ -87,7 +87,7 @@ class Builder:
         return self._realize(until)
 
     def finished(self) -> Artifact:
-        """The package, if the store has it.
+        """Find the finished package; nothing is made.
 
         Raises:
             UserError: It is not built.

@@ -1,4 +1,4 @@
-"""From a step of the plan to a call of its stage: which slice of the recipe each stage gets.
+"""From a step of the plan to a call of its stage: which part of the recipe each stage gets.
 
 The stages themselves know neither the store nor the plan; each is a function from folders to a folder.
 """

@@ -13,12 +13,15 @@ from safetensors.numpy import save_file
 
 from pipeline.errors import CheckpointError, StageError
 from pipeline.models import TensorFiles
+from pipeline.plan.plan import Plan, Step
+from pipeline.plan.preflight import GeneratedConfig
+from pipeline.prepare import Prepared
 from pipeline.progress import Silent
 from pipeline.recipe import Gate, load_recipe
 from pipeline.runtimes import AUTO
 from pipeline.stages.evaluate import EvaluationMetrics, Export, evaluate, judge, read_metrics
 from pipeline.stages.evaluate.gate import hold_to_gate
-from pipeline.stages.stage_registry import MAKERS, Work
+from pipeline.stages.stage_registry import STAGES, StageInput
 from pipeline.store import ArtifactKey, Json, Store
 from tests.support.calibrated import TRAINED, Calibrations
 
@@ -116,20 +119,20 @@ def test_the_stage_judges_and_names_the_files_that_the_runtime_loads(
     }
 
     def make(into: Path) -> Mapping[str, Json]:
-        work = Work(
-            recipe,
-            "",
-            {},
-            folders,
-            into,
+        work = StageInput(
+            prepared=Prepared(Plan(recipe, (step,)), {}, (), GeneratedConfig({}), frozenset()),
+            step=step,
+            inputs=folders,
+            into=into,
             caches=store.caches,
             reports=store.reports,
             executor=AUTO,
             progress=Silent(),
         )
-        return MAKERS["evaluate"](work)
+        return STAGES["evaluate"](work)
 
-    evaluation = store.obtain(ArtifactKey("evaluate"), make, recipe=recipe.name, progress=Silent())
+    step = Step("evaluate", "evaluate", ArtifactKey("evaluate"), {})
+    evaluation = store.obtain(step.key, make, recipe=recipe.name, progress=Silent())
     assert [one.files for one in read_metrics(evaluation.path)] == [loaded, *besides]
     assert list(evaluation.manifest.facts["exports"]) == [loaded, *besides]  # type: ignore[arg-type]
     hold_to_gate(recipe, evaluation, store, progress)

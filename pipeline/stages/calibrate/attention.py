@@ -19,7 +19,7 @@ NAME = "sample_by_sample"
 
 
 def register() -> None:
-    """Make the attention known to transformers; models are loaded with `attn_implementation=NAME`."""
+    """Register the attention with transformers; models are loaded with `attn_implementation=NAME`."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -39,7 +39,14 @@ def attend(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """-> [1, tokens, heads, head_dim]; samples lie one after the other."""
+    """Attend within each sample; samples lie one after the other in the row.
+
+    Args:
+        sample_lengths: Tokens of each sample; None: a call of generation, which goes to transformers' `sdpa`.
+
+    Returns:
+        [1, tokens, heads, head_dim], and None in place of attention weights.
+    """
     if sample_lengths is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

@@ -29,16 +29,25 @@ class Batch:
 
     @property
     def samples(self) -> int:
+        """How many samples there are."""
         return len(self.lengths)
 
     @property
     def positions(self) -> list[int]:
-        """Of each token in its sample."""
+        """Position of each token in its sample, from 0."""
         return [position for length in self.lengths for position in range(length)]
 
 
 def read_samples(path: Path, vocab: int) -> list[list[int]]:
-    """The frozen samples, checked against the vocabulary of the model that will read them."""
+    """Read frozen samples.
+
+    Args:
+        path: calibration.jsonl, one {"tokens": […]} a line.
+        vocab: Size of the model's vocabulary.
+
+    Raises:
+        StageError: There are none, or a token is not in the vocabulary.
+    """
     samples: list[list[int]] = [json.loads(line)["tokens"] for line in path.read_text("utf-8").splitlines()]
     largest = max((max(sample) for sample in samples), default=0)
     if not samples or largest >= vocab:
@@ -49,7 +58,11 @@ def read_samples(path: Path, vocab: int) -> list[list[int]]:
 
 
 def make_batches(samples: Sequence[Sequence[int]], budget_tokens: int) -> list[Batch]:
-    """Batches of nearly equal size, none beyond the budget unless one sample is; shortest samples first."""
+    """Pack samples into batches of nearly equal size, shortest samples first.
+
+    Args:
+        budget_tokens: Most tokens of a batch (8192 at most), unless a single sample is longer.
+    """
     ordered = sorted(samples, key=lambda sample: (len(sample), tuple(sample)))
     total = sum(len(sample) for sample in ordered)
     count = max(1, math.ceil(total / max(1, min(budget_tokens, _MOST_TOKENS))))
@@ -66,8 +79,10 @@ def make_batches(samples: Sequence[Sequence[int]], budget_tokens: int) -> list[B
 
 
 def check_packing(model: Any, samples: Sequence[Sequence[int]]) -> None:
-    """Run a few short samples together, and alone as transformers would; StageError unless both give the
-    same.
+    """Run a few short samples together, and alone as transformers would.
+
+    Raises:
+        StageError: The results differ: samples in one row influence each other.
     """
     import torch
 
@@ -84,7 +99,11 @@ def check_packing(model: Any, samples: Sequence[Sequence[int]]) -> None:
 
 
 def forward(model: Any, batch: Batch) -> Any:
-    """The decoder without its output projection: nobody reads the logits. -> [1, tokens, hidden]"""
+    """Run the decoder without its output projection, whose logits are not needed.
+
+    Returns:
+        [1, tokens, hidden]
+    """
     import torch
 
     device = model.device

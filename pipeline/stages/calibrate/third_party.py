@@ -32,11 +32,16 @@ _LAST_LINES = 15
 
 @dataclass(slots=True)
 class Notes:
-    """Warnings that nobody foresaw."""
+    """Warnings of libraries that are not among those that we know to be harmless."""
 
     warnings: list[str] = field(default_factory=list)
 
     def add(self, doing: str, message: str) -> None:
+        """Keep a warning, unless it is known.
+
+        Args:
+            doing: What was being done: "loading the model".
+        """
         text = " ".join(message.split())
         if not any(re.match(pattern, text) for pattern, _ in _KNOWN):
             self.warnings.append(f"{doing}: {text}")
@@ -44,8 +49,14 @@ class Notes:
 
 @contextlib.contextmanager
 def quietly(doing: str, notes: Notes) -> Iterator[None]:
-    """Run library code; its failure becomes a StageError that says what was being done and what was printed
-    last.
+    """Run library code with its output kept back and its warnings noted.
+
+    Args:
+        doing: What is being done, for messages: "loading the model".
+        notes: Takes the warnings.
+
+    Raises:
+        StageError: The code failed; says what was being done, why it failed, and what was printed last.
     """
     printed = io.StringIO()
     try:

@@ -29,7 +29,12 @@ _ADDED_TO_CONFIG = ("group_size", "has_zero_point", "pre_quant_scale", "kv_cache
 
 
 def export(model: Any, form: Format, source: Path, into: Path) -> None:
-    """Write the checkpoint. It is the last export: ModelOpt packs the weights in place."""
+    """Write the checkpoint of a calibrated model. It is the last export: ModelOpt packs the weights in place.
+
+    Args:
+        source: The checkpoint that was calibrated, whose configuration and tokenizer are taken over.
+        into: Folder to be made.
+    """
     from modelopt.torch.export import export_hf_checkpoint
 
     dtype = getattr(torch, Architecture.read(source).dtype)
@@ -43,7 +48,7 @@ def export(model: Any, form: Format, source: Path, into: Path) -> None:
 
 
 def link(source: Path, into: Path) -> None:
-    """Format `none`: the files of the source themselves, hard-linked (copied between file systems)."""
+    """Hard-link the files of the source into a folder, for format `none`; copy them between file systems."""
     into.mkdir(parents=True)
     for file in sorted(source.iterdir()):
         if file.is_file() and file.name not in ("manifest.json", "manifest.txt"):
@@ -54,7 +59,12 @@ def link(source: Path, into: Path) -> None:
 
 
 def judge(directory: Path, form: Format, group_size: int | None, kv_cache: str) -> None:
-    """Read every file again; StageError if the checkpoint is not what was asked for."""
+    """Read every file of an export again.
+
+    Raises:
+        StageError: Format, group size or KV cache are not those that were asked for, or the tokenizer is missing.
+        CheckpointError: A file is damaged.
+    """
     checkpoint = CheckpointReader(directory)
     checkpoint.check()
     found = checkpoint.quantization
@@ -67,7 +77,7 @@ def judge(directory: Path, form: Format, group_size: int | None, kv_cache: str) 
 
 
 def copy_companions(source: Path, into: Path) -> None:
-    """Tokenizer, chat template and generation settings, as the source has them."""
+    """Copy tokenizer, chat template and generation settings as the source has them."""
     for pattern in COMPANIONS:
         for file in sorted(source.glob(pattern)):
             if file.name not in _NOT_COMPANIONS and not file.name.startswith("manifest."):
@@ -109,9 +119,7 @@ def _repair_config(source: Path, into: Path) -> None:
 
 
 def with_both_ropes(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with `rope_parameters` (transformers 5) and `rope_theta`, `rope_scaling` (all
-    before).
-    """
+    """Give a config.json both `rope_parameters` (transformers 5) and `rope_theta`, `rope_scaling` (all before)."""
     settings = rope_settings(config)
     if "rope_theta" not in settings:
         return config
@@ -126,4 +134,5 @@ def with_both_ropes(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Any) -> None:
+    """Write JSON with two spaces and a line break at the end."""
     path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

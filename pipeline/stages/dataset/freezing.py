@@ -1,7 +1,7 @@
 """Freeze the samples to files: what is calibrated on can be read, hashed and used again.
 
-calibration.jsonl and heldout.jsonl hold one {"tokens": […]} a line, never padded; dataset.json says where
-they come from. The same inputs give the same bytes.
+calibration.jsonl and heldout.jsonl hold one {"tokens": […]} a line, never padded; dataset.json says where they come
+from. The same inputs give the same bytes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,19 @@ def freeze(
     into: Path,
     progress: Progress,
 ) -> dict[str, Json]:
-    """Draw, template, tokenize and cut the samples; write them into the folder `into` and return the facts.
+    """Draw, template, tokenize and cut samples, and write them into a folder.
+
+    Args:
+        checkpoint_dir: Its tokenizer and chat template are used.
+        samples: For calibration.
+        max_tokens: Longer rows are cut.
+        heldout_samples: For the gate; from the set's held-out split, else from the rows that calibration left.
+
+    Returns:
+        Facts for the manifest: name, license, digests, counts and lengths.
 
     Raises:
-        UserError: the set does not exist, cannot be read, or has fewer usable samples than were asked for.
+        UserError: The set does not exist, cannot be read, or has fewer usable samples than were asked for.
     """
     files = resolve_dataset(dataset)
     encoder = SampleEncoder(checkpoint_dir)

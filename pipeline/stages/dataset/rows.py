@@ -16,14 +16,24 @@ _MOST_FAULTS = 20
 
 @dataclass(frozen=True, slots=True)
 class DatasetRow:
-    """One sample as written: text, or messages."""
+    """One row of a data set: text, or messages."""
 
     text: str | None = None
     messages: tuple[Mapping[str, Any], ...] = ()
 
 
 def read_rows(path: Path, column: str | None, any_kind: bool = False) -> list[DatasetRow]:
-    """All rows of a file: of `column` if it is given, else of messages; `any_kind` takes both, line by line."""
+    """Read and check all rows of a file.
+
+    Args:
+        path: JSON lines, or Parquet (which needs pyarrow).
+        column: Name of the column of text; None: rows are messages.
+        any_kind: Each line may hold messages or "text".
+
+    Raises:
+        InvalidInput: With the first faults, each at its line.
+        UserError: It is not Parquet, or has no such column.
+    """
     if path.suffix == ".parquet":
         return [DatasetRow(text=value) for value in read_parquet_column(path, column or "text")]
     rows: list[DatasetRow] = []
@@ -79,7 +89,11 @@ def _message_problems(messages: Any) -> Iterator[str]:
 
 
 def read_parquet_column(path: Path, column: str) -> list[str]:
-    """One column of text of a Parquet file."""
+    """Read one column of text of a local Parquet file.
+
+    Raises:
+        UserError: pyarrow is not installed, or the file has no such column of text.
+    """
     try:
         from pyarrow import parquet
     except ImportError as error:

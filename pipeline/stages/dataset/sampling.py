@@ -31,7 +31,7 @@ TODAY = datetime(2024, 7, 26)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Tokens of one row, cut."""
+    """Tokens of one row, cut to the longest that is wanted."""
 
     row: int  # 0-based in its file
     tokens: tuple[int, ...]
@@ -40,14 +40,14 @@ class Sample:
 
 @dataclass(slots=True)
 class SampleDraw:
-    """The samples drawn, and why the other rows that were looked at were not."""
+    """Samples that were drawn, and how many rows were passed over for which reason."""
 
     samples: list[Sample] = field(default_factory=list)
     passed_over: Counter[str] = field(default_factory=Counter)
 
 
 def order(rows: int, seed: int, purpose: str) -> list[int]:
-    """A permutation of the rows that depends on seed and purpose alone, on no library's generator."""
+    """Permute the numbers of rows by seed and purpose alone, without any library's generator."""
     return sorted(range(rows), key=lambda row: hashlib.sha256(f"{seed}:{purpose}:{row}".encode()).digest())
 
 
@@ -63,7 +63,16 @@ def draw(
     same_file: bool = False,
     progress: Progress,
 ) -> SampleDraw:
-    """Up to `count` samples; none equals another, or one of `without`."""
+    """Draw samples that all differ, each with a reason for every row that was passed over.
+
+    Args:
+        count: Most samples.
+        max_tokens: Longer rows are cut.
+        seed: Fixes the order of rows, with `purpose`.
+        purpose: "calibration" or "held-out".
+        without: Samples that are drawn already.
+        same_file: `without` comes from the same rows, which are then not taken again.
+    """
     without = list(without)
     drawn, seen = SampleDraw(), {sample.tokens for sample in without}
     taken = {sample.row for sample in without} if same_file else set()
@@ -95,7 +104,11 @@ class TemplateRefusal(UserError):
 
 
 class SampleEncoder:
-    """The tokenizer and the chat template of one checkpoint."""
+    """The tokenizer and the chat template of one checkpoint.
+
+    Raises:
+        SourceError: There is no tokenizer.json, or it cannot be read.
+    """
 
     def __init__(self, directory: Path) -> None:
         path = directory / "tokenizer.json"
@@ -109,13 +122,21 @@ class SampleEncoder:
         self._template: ChatTemplate | None = None
 
     def encode(self, row: DatasetRow) -> list[int]:
-        """All tokens of a row; TemplateRefusal if the template does not take its messages."""
+        """Encode a whole row.
+
+        Raises:
+            TemplateRefusal: The template does not take its messages.
+        """
         if row.text is not None:
             return self._tokens(row.text, add_special_tokens=True)
         return self._tokens(self._render(row.messages), add_special_tokens=False)
 
     def encode_prompt(self, row: DatasetRow) -> tuple[list[int], str, str]:
-        """What comes before the last answer of a row: its tokens, its last message, and that answer."""
+        """Encode what comes before the last answer of a row.
+
+        Returns:
+            Tokens of the prompt, its last message, and the answer of the data set ("" for plain text).
+        """
         if row.text is not None:
             tokens = self.encode(row)
             tokens = tokens[: max(2, len(tokens) // 2)]
@@ -127,6 +148,7 @@ class SampleEncoder:
         return self._tokens(text, add_special_tokens=False), row.messages[end - 1]["content"], answer
 
     def decode(self, tokens: list[int]) -> str:
+        """Decode tokens to text, special tokens left out."""
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
         return text
 
@@ -140,7 +162,11 @@ class SampleEncoder:
 
     @property
     def template(self) -> ChatTemplate:
-        """Raises SourceError: there is none, or it cannot be read."""
+        """The chat template.
+
+        Raises:
+            SourceError: There is none, or it cannot be read.
+        """
         if self._template is None:
             try:
                 self._template = ChatTemplate.from_directory(self.directory).compile()
@@ -152,6 +178,7 @@ class SampleEncoder:
         return self._template
 
     def facts(self) -> dict[str, Json]:
+        """What the data set's facts say of tokenizer and template."""
         facts: dict[str, Json] = {"tokenizer_sha256": sha256_of(self.directory / "tokenizer.json")}
         if self._template is not None:
             facts["template_date"] = TODAY.date().isoformat()

@@ -11,28 +11,13 @@ Torch is imported by `evaluate` alone, when it is called.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.progress import Progress
 from pipeline.stages.evaluate.gate import write_report
-from pipeline.stages.evaluate.metrics import EvaluationMetrics, read_metrics, write_metrics
+from pipeline.stages.evaluate.metrics import EvaluationMetrics, Export, read_metrics, write_metrics
 from pipeline.stages.evaluate.verdict import GateCheck, GateVerdict, judge
 from pipeline.store import Json
-
-
-@dataclass(frozen=True, slots=True)
-class Export:
-    """A checkpoint that is compared with its original.
-
-    Attributes:
-        directory: A unified Hugging Face checkpoint; or, if its name begins with "trtllm-", a TensorRT-LLM checkpoint,
-            all ranks of which are put together.
-        kv_scale: The scale of an FP8 cache, if the runtime computes with one of its own; None: those of the files.
-    """
-
-    directory: Path
-    kv_scale: float | None = None
 
 
 def evaluate(

@@ -18,9 +18,8 @@ from pipeline.models import Architecture, CheckpointReader
 from pipeline.plan.parallelism import RANKS
 from pipeline.progress import Progress
 from pipeline.runtimes.tensorrt.checkpoint import RankCheckpoint
-from pipeline.stages.evaluate import Export
 from pipeline.stages.evaluate.decoder import Decoder
-from pipeline.stages.evaluate.metrics import EvaluationMetrics, WorstPosition, write_metrics
+from pipeline.stages.evaluate.metrics import EvaluationMetrics, Export, WorstPosition, write_metrics
 from pipeline.stages.evaluate.scoring_run import PositionScores, measure
 from pipeline.stages.threads import suited_to
 from pipeline.store import Json
@@ -84,7 +83,15 @@ def _facts(metrics: EvaluationMetrics) -> dict[str, Json]:
 
 
 def read_samples(path: Path, vocab: int) -> list[list[int]]:
-    """The held-out samples, checked against the vocabulary."""
+    """Read held-out samples.
+
+    Args:
+        path: heldout.jsonl, one {"tokens": […]} a line.
+        vocab: Size of the vocabulary, which all tokens must be below.
+
+    Raises:
+        StageError: There are none, or one has fewer than two tokens or tokens beyond the vocabulary.
+    """
     samples: list[list[int]] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         tokens = json.loads(line)["tokens"]

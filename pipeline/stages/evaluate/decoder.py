@@ -29,7 +29,10 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 class Decoder:
     """The layers of one checkpoint, applied to fixed samples.
 
-    `kv_scale`: of an FP8 cache, in place of those that the checkpoint holds.
+    Args:
+        samples: Tokens of each sample.
+        device: "cpu" or "cuda".
+        kv_scale: Scale of an FP8 cache, in place of those that the checkpoint holds.
     """
 
     def __init__(
@@ -51,7 +54,14 @@ class Decoder:
 
     @torch.inference_mode()
     def hidden_states(self, after_layer: Callable[[], None]) -> Tensor:
-        """[tokens, hidden] after the last norm, samples one after the other; float32."""
+        """Compute the hidden states after the last norm.
+
+        Args:
+            after_layer: Called once for each layer.
+
+        Returns:
+            float32 [tokens, hidden], samples one after the other.
+        """
         model = self._architecture
         table = self._array(model.embedding)
         x = table[self._tokens]
@@ -179,7 +189,7 @@ class Decoder:
 
 
 def round_input(x: Tensor, form: Format, scale: float) -> Tensor:
-    """x [..., in] as the kernels of `form` see it; float32."""
+    """Round the inputs x [..., in] of a linear layer as the kernels of `form` do; float32."""
     if form in (Format.FP8, Format.W4A8_AWQ):
         return round_e4m3(x, scale)
     if form is Format.INT8_SQ:
@@ -190,12 +200,12 @@ def round_input(x: Tensor, form: Format, scale: float) -> Tensor:
 
 
 def round_e4m3(x: Tensor, scale: float | Tensor) -> Tensor:
-    """x as e4m3 multiples of `scale`, saturating."""
+    """Round x to e4m3 multiples of `scale`, saturating."""
     return (x / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).float() * scale
 
 
 def round_nvfp4(x: Tensor, scale: float) -> Tensor:
-    """x as e2m1 multiples of a scale a block of 16, which is itself an e4m3 multiple of `scale`."""
+    """Round x to e2m1 multiples of a scale a block of 16, which is itself an e4m3 multiple of `scale`."""
     blocks = x.reshape(*x.shape[:-1], -1, BLOCK)
     wanted = blocks.abs().amax(dim=-1, keepdim=True) / E2M1_MAX
     step = round_e4m3(wanted, scale)
@@ -204,7 +214,7 @@ def round_nvfp4(x: Tensor, scale: float) -> Tensor:
 
 
 def round_e2m1(x: Tensor) -> Tensor:
-    """The nearest of ±{0, 0.5, 1, 1.5, 2, 3, 4, 6}; a tie goes to the even code."""
+    """Round x to the nearest of ±{0, 0.5, 1, 1.5, 2, 3, 4, 6}; a tie goes to the even code."""
     values = torch.tensor(_E2M1, device=x.device)
     middles = (values[1:] + values[:-1]) / 2
     size = x.abs().clamp(max=E2M1_MAX)

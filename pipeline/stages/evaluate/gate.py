@@ -40,7 +40,7 @@ def write_report(metrics: Sequence[EvaluationMetrics], verdict: GateVerdict, dir
 
 
 def render(metrics: Sequence[EvaluationMetrics], verdict: GateVerdict) -> str:
-    """The page."""
+    """Render report.html."""
     import jinja2
 
     source = resources.files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
@@ -51,7 +51,11 @@ def render(metrics: Sequence[EvaluationMetrics], verdict: GateVerdict) -> str:
 
 
 def bars(histogram: KlHistogram) -> list[dict[str, float | int | str]]:
-    """One bar a bin, in the units of the picture: x, y, width, height, and what it stands for."""
+    """Lay out a histogram, one bar a bin.
+
+    Returns:
+        x, y, width, height and middle in the units of the picture (760 x 200), label of the axis, and title.
+    """
     top = max((*histogram.counts, 1))
     step = _WIDTH / max(len(histogram.counts), 1)
     drawn: list[dict[str, float | int | str]] = []
@@ -73,10 +77,13 @@ def bars(histogram: KlHistogram) -> list[dict[str, float | int | str]]:
 
 
 def hold_to_gate(recipe: Recipe, evaluation: Artifact, store: Store, progress: Progress) -> None:
-    """Say the figures of each export, those of the files that the runtime loads first, and keep the report.
+    """Judge an evaluation by the budgets of a recipe, write the report, and say the figures of each export.
+
+    Args:
+        evaluation: Artifact of the step `evaluate`.
 
     Raises:
-        GateFailed: a budget is exceeded; the message has the figures, what to try, and where the report is.
+        GateFailed: A budget is exceeded; the message has the figures, what to try, and where the report is.
     """
     metrics = read_metrics(evaluation.path)
     verdict = judge(metrics, recipe.quantization.gate)
@@ -96,5 +103,5 @@ def hold_to_gate(recipe: Recipe, evaluation: Artifact, store: Store, progress: P
 
 
 def report_folder(store: Store, recipe: Recipe, evaluation: Artifact) -> Path:
-    """Where the report of this evaluation is kept."""
+    """The folder of the store for the report of an evaluation."""
     return store.root / "reports" / f"{recipe.name}-{evaluation.digest[:12]}"

@@ -17,10 +17,22 @@ FILE = "metrics.json"
 
 
 @dataclass(frozen=True, slots=True)
-class BootstrapEstimate:
-    """A figure, and the interval that holds 95 % of its bootstrap resamples (samples are resampled, not
-    positions).
+class Export:
+    """A checkpoint that is compared with its original.
+
+    Attributes:
+        directory: A unified Hugging Face checkpoint; or, if its name begins with "trtllm-", a TensorRT-LLM checkpoint,
+            all ranks of which are put together.
+        kv_scale: The scale of an FP8 cache, if the runtime computes with one of its own; None: those of the files.
     """
+
+    directory: Path
+    kv_scale: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapEstimate:
+    """A figure, and the interval that holds 95 % of its bootstrap resamples (of samples, not of positions)."""
 
     value: float
     low: float
@@ -53,7 +65,7 @@ class KlHistogram:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationMetrics:
-    """Of one export. All figures are over `positions`: each token of each held-out sample but the first."""
+    """The figures of one export, over `positions`: each token of each held-out sample but the first."""
 
     files: str  # the folder that was read: "hf", "trtllm-tp2"
     format: str
@@ -74,21 +86,22 @@ class EvaluationMetrics:
     worst: tuple[WorstPosition, ...]
 
     def to_json(self) -> dict[str, Json]:
+        """The figures as values for `json.dumps`."""
         return dataclasses.asdict(self)
 
 
 def write_metrics(metrics: Sequence[EvaluationMetrics], directory: Path) -> None:
-    """Write the figures of all exports into the folder."""
+    """Write metrics.json, the figures of all exports, into a folder."""
     content = {"schema": SCHEMA, "exports": [one.to_json() for one in metrics]}
     text = json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True)
     (directory / FILE).write_text(text + "\n", encoding="utf-8")
 
 
 def read_metrics(directory: Path) -> tuple[EvaluationMetrics, ...]:
-    """The figures that an evaluation left in its folder, for each export.
+    """Read the figures that an evaluation left in its folder, for each export.
 
     Raises:
-        StageError: another version of pipeline wrote them.
+        StageError: Another version of pipeline wrote them.
     """
     content = json.loads((directory / FILE).read_text(encoding="utf-8"))
     if content.get("schema") != SCHEMA:

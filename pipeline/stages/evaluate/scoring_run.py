@@ -1,6 +1,4 @@
-"""From two sets of hidden states to figures, a slice of positions at a time (all logits at once would not
-fit).
-"""
+"""From two sets of hidden states to figures, a slice of positions at a time: all logits at once would not fit."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class PositionScores:
-    """One entry a position, samples one after the other."""
+    """Losses, KL divergence and best tokens of both models: arrays with one entry a position, sample after sample."""
 
     sample: NDArray[np.int64]
     position: NDArray[np.int64]  # of the token that is predicted, in its sample
@@ -38,7 +36,7 @@ class PositionScores:
     quantized_probability: Floats
 
     def estimates(self) -> tuple[BootstrapEstimate, BootstrapEstimate, BootstrapEstimate]:
-        """Relative increase of perplexity, top-1 agreement, mean KL; each with its bootstrap interval."""
+        """Estimate the relative increase of perplexity, the top-1 agreement (0 to 1) and the mean KL (nats)."""
         agree = (self.reference_best == self.quantized_best).astype(np.float64)
         change = self.quantized_loss - self.reference_loss
         columns = np.stack([np.ones_like(change), change, agree, self.kl], axis=1)
@@ -57,6 +55,7 @@ class PositionScores:
         return estimate(1, np.expm1), estimate(2), estimate(3)
 
     def histogram(self) -> KlHistogram:
+        """Count positions by KL divergence: four bins a decade, from 1e-6 to 10 nats."""
         bins = (_LAST_DECADE - _FIRST_DECADE) * _BINS_A_DECADE
         edges = np.logspace(_FIRST_DECADE, _LAST_DECADE, bins + 1)
         counts, _ = np.histogram(np.minimum(self.kl, edges[-1]), edges)
@@ -71,7 +70,17 @@ def measure(
     quantized: tuple[Tensor, Tensor],
     advance: Callable[[float], None],
 ) -> PositionScores:
-    """Hidden states [tokens, hidden] and output projection [vocab, hidden] of both models -> figures."""
+    """Score every position of the samples with both models.
+
+    Args:
+        samples: Tokens; together as many as there are hidden states.
+        reference: Hidden states [tokens, hidden] after the last norm and output projection [vocab, hidden], float32.
+        quantized: The same of the quantized model.
+        advance: Called with the number of positions that were scored.
+
+    Raises:
+        StageError: The quantized model's logits are not finite.
+    """
     predicting, targets, owner, place = _positions(samples)
     slices = []
     step = max(1, _LOGITS // reference[1].shape[0])
@@ -92,9 +101,7 @@ def measure(
 
 
 def _positions(samples: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], ...]:
-    """Rows that predict, the tokens that follow, the sample of each, and the place of the token that
-    follows.
-    """
+    """Rows that predict, the tokens that follow, the sample of each, and the place of the token in it."""
     rows: list[int] = []
     targets: list[int] = []
     owner: list[int] = []
@@ -110,9 +117,7 @@ def _positions(samples: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], ...
 
 
 def _compare(first: Tensor, second: Tensor, aims: Tensor) -> list[NDArray[np.float64]]:
-    """Log-probabilities [positions, vocab] of both -> losses, KL, and the best token of each with its
-    probability.
-    """
+    """Log-probabilities [positions, vocab] of both -> losses, KL, and each one's best token and its probability."""
     losses = [-logs.gather(1, aims[:, None])[:, 0] for logs in (first, second)]
     divergence = (first.exp() * (first - second)).sum(dim=-1).clamp(min=0)
     chance, best = first.max(dim=-1)

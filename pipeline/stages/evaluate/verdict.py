@@ -12,7 +12,7 @@ from pipeline.store import Json
 
 @dataclass(frozen=True, slots=True)
 class GateCheck:
-    """One budget and its figure."""
+    """One budget, and the figure that is held against it."""
 
     files: str  # the export: "hf", "trtllm-tp2"
     key: str  # of the recipe: "max_perplexity_increase"
@@ -26,7 +26,7 @@ class GateCheck:
 
 @dataclass(frozen=True, slots=True)
 class GateVerdict:
-    """What the gate says of all exports. `str` is the whole of it."""
+    """Whether all exports are within the budgets. `str` gives every figure, and what to try."""
 
     passed: bool
     summary: Mapping[str, str]  # export -> its figures, in one line
@@ -42,6 +42,7 @@ class GateVerdict:
         return "\n".join([*lines, "  What to try:", *(f"  - {advice}" for advice in self.advice)])
 
     def to_json(self) -> dict[str, Json]:
+        """The verdict as values for `json.dumps`."""
         return {
             "passed": self.passed,
             "summary": dict(self.summary),
@@ -62,7 +63,12 @@ class GateVerdict:
 
 
 def judge(metrics: Sequence[EvaluationMetrics], gate: Gate | None) -> GateVerdict:
-    """Hold the figures of every export against the budgets; without a gate nothing is refused."""
+    """Hold the figures of every export against the budgets. Pure.
+
+    Args:
+        metrics: Of each export, those of the files that the runtime loads first.
+        gate: The budgets; None lets everything pass.
+    """
     checks = tuple(check for one in metrics for check in _checks(one, gate)) if gate is not None else ()
     passed = all(check.passed for check in checks)
     advice = () if passed else tuple(_advice(metrics[0], checks))
@@ -133,7 +139,8 @@ _ENOUGH_SAMPLES = 512
 def _advice(metrics: EvaluationMetrics, checks: tuple[GateCheck, ...]) -> Iterator[str]:
     if metrics.kv_cache is not None:
         yield "quantization.kv_cache: auto (keys and values stay 16-bit)"
-    if metrics.format == "int4_awq" and metrics.group_size == 128:  # w4a8_awq has groups of 128 only
+    # W4A8 has groups of 128 only.
+    if metrics.format == "int4_awq" and metrics.group_size == 128:
         yield "quantization.awq_block_size: 64 (twice as many scales)"
     if metrics.format in _GENTLER:
         yield f"quantization.format: {_GENTLER[metrics.format]}"
