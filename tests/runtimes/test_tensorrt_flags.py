@@ -209,7 +209,7 @@ of_recipes = st.one_of(
 )
 
 
-@given(version=st.sampled_from(versions()), said=st.lists(of_recipes, max_size=3))
+@given(version=st.sampled_from(versions()), named_flags=st.lists(of_recipes, max_size=3))
 @settings(max_examples=50)
 def test_what_a_recipe_says_is_built_or_refused_with_an_advice_that_works(
     version: str, named_flags: list[str]
