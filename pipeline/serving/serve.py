@@ -30,7 +30,7 @@ from pipeline.serving.preflight import check_container, check_local, refuse
 from pipeline.serving.server import StartCancelled, TritonServer, local_launcher
 from pipeline.store import FileHashes
 from pipeline.triton.deployment import ENTRY, Deployment
-from pipeline.triton.integrity import check_package, check_without_weights
+from pipeline.triton.repository import check_package, check_without_weights
 from pipeline.triton.running import RunningServer
 
 _POLL_S = 0.2

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.runtimes.cpu.engine import EngineRequest, EngineSettings, InvalidRequest, SamplingParams
 from pipeline.runtimes.cpu.engine.core import EngineCore
-from pipeline.runtimes.cpu.engine.noise import gumbel
-from pipeline.runtimes.cpu.engine.sampler import RandomDraw, SamplingRow, choose, sample
+from pipeline.runtimes.cpu.engine.sampler import RandomDraw, SamplingRow, choose, gumbel, sample
 from pipeline.runtimes.cpu.engine.sequence import Sequence
 from tests.support.engine import answer, request
 from tests.support.fake_model import FakeModel

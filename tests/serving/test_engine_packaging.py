@@ -15,9 +15,13 @@ from tokenizers import Tokenizer
 from pipeline.errors import StageError
 from pipeline.models.token_ids import TokenIds, token_ids
 from pipeline.progress import Silent
-from pipeline.runtimes.tensorrt.model_repository import EngineSources, launch_spec, package_engines
+from pipeline.runtimes.tensorrt.model_repository import (
+    EngineSources,
+    launch_spec,
+    package_engines,
+    xgrammar_tokenizer_info,
+)
 from pipeline.runtimes.tensorrt.triton_models import EngineModelSettings, TensorRTSettings, engine_models
-from pipeline.runtimes.tensorrt.xgrammar_tokenizer import tokenizer_info
 from pipeline.triton.config import parameters_of, parse
 from pipeline.triton.deployment import Deployment, DeploymentLimits, Requirements
 from pipeline.triton.repository import content_digest, verify
@@ -197,7 +201,7 @@ def test_guided_decoding_is_the_targets_and_has_the_tokenizers_facts(tmp_path: P
 def test_ids_with_gaps_keep_their_places(tmp_path: Path) -> None:
     vocab = {"a": 0, "b": 3}
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
-    info = json.loads(tokenizer_info(tmp_path, TokenIds(end=3, pad=3, stop=(0,), vocab_size=4)))
+    info = json.loads(xgrammar_tokenizer_info(tmp_path, TokenIds(end=3, pad=3, stop=(0,), vocab_size=4)))
     assert info["encoded_vocab"] == ["a", "", "", "b"]
 
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Literal
 from pipeline.contracts.inflight_batcher import DataTypes, tensors
 from pipeline.contracts.inflight_batcher_parameters import parameters
 from pipeline.models.token_ids import TokenIds
-from pipeline.runtimes.tensorrt import xgrammar_tokenizer
 from pipeline.triton import text_models
 from pipeline.triton.config import model_config
 from pipeline.triton.deployment import CONTAINER_ROOT, DRAFT_MODEL, REPOSITORY, TARGET_MODEL, VERSION
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 BACKEND = "tensorrtllm"
+XGRAMMAR_FILE = "xgrammar_tokenizer_info.json"  # beside the engine, where requests may be guided
 ENGINE = f"{VERSION}/engine"  # relative to the model's folder: config.json and rank<N>.engine
 
 
@@ -136,7 +136,7 @@ def _parameters(name: str, engine: EngineModelSettings, settings: TensorRTSettin
         "cuda_graph_mode": _flag(settings.cuda_graphs),
     }
     if settings.guided_decoding and name == TARGET_MODEL:
-        info = f"{CONTAINER_ROOT}/{REPOSITORY}/{name}/{VERSION}/{xgrammar_tokenizer.FILE}"
+        info = f"{CONTAINER_ROOT}/{REPOSITORY}/{name}/{VERSION}/{XGRAMMAR_FILE}"
         values |= {"guided_decoding_backend": "xgrammar", "xgrammar_tokenizer_info_path": info}
     written = {key: value for key, value in values.items() if value is not None}
     return written | {key: "" for key, fact in facts.items() if fact.needed == "key" and key not in written}

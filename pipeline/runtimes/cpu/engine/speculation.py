@@ -2,7 +2,7 @@
 
 The rule of acceptance is equality: the target chooses its own token for every position (`sampler.choose`), and
 the proposed tokens are kept up to the first that differs. So the answer is exactly that of the target alone, greedy or
-sampled; see `noise` for why sampled tokens still agree often. No draft probabilities are needed, and tokens that a
+sampled; see `sampler` for why sampled tokens still agree often. No draft probabilities are needed, and tokens that a
 caller proposes are checked in the same way.
 """
 
