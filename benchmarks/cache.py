@@ -21,7 +21,7 @@ import numpy as np
 
 from pipeline.cache.backend import Capacity
 from pipeline.cache.entry import CacheEntry, StoredChunk
-from pipeline.cache.key import Origin, Question, ask
+from pipeline.cache.key import Origin, Question, make_question
 from pipeline.cache.response_cache import HotTier
 from pipeline.cache.semantic.embedder import Embedder
 from pipeline.cache.sqlite import SqliteBackend
@@ -110,7 +110,7 @@ def question(number: int) -> Question:
         {"role": "system", "content": "You answer questions about parcels. " * 8},
         {"role": "user", "content": f"Where is parcel number {number}?"},
     ]
-    asked = ask(Origin("d" * 64), messages, {"temperature": 0, "max_tokens": 64})
+    asked = make_question(Origin("d" * 64), messages, {"temperature": 0, "max_tokens": 64})
     assert asked.key
     return asked
 

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tests.sup
 from pipeline.cache.backend import Backend, Capacity
 from pipeline.cache.backends import open_backend
 from pipeline.cache.entry import CacheEntry, StoredChunk
-from pipeline.cache.key import Origin, Question, ask
+from pipeline.cache.key import Origin, Question, make_question
 from tests.support.servers import PostgresServer, RedisServer, Server, Unavailable
 
 DIMENSIONS, TOPICS, QUERIES = 384, 2000, 300
@@ -128,7 +128,9 @@ def held(server: Server | None, url: str) -> int:
 
 
 def question(number: int) -> Question:
-    return ask(Origin("d" * 64), f"Where is parcel number {number}?", {"temperature": 0, "max_tokens": 64})
+    return make_question(
+        Origin("d" * 64), f"Where is parcel number {number}?", {"temperature": 0, "max_tokens": 64}
+    )
 
 
 def answer(now: float) -> CacheEntry:

@@ -2,7 +2,7 @@
 
     python benchmarks/near_questions.py ENCODER [--pairs FILE]...
 
-ENCODER is a folder as `pipeline.cache.semantic.preparing.prepare` makes it of all-MiniLM-L6-v2. Each FILE is a set of
+ENCODER is a folder as `export_encoder` makes it of all-MiniLM-L6-v2. Each FILE is a set of
 pairs, a JSON object a line: {"a": "…", "b": "…", "same": 1, "category": "…"}, where same is 0 for a trap: two questions
 that one answer does not serve. Categories with enough pairs are judged by themselves, too. What people wrote, such as
 Quora Question Pairs, says most about questions that people ask. Without a FILE, the pairs are those of

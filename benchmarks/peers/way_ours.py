@@ -10,7 +10,7 @@ from measuring import Questions
 
 from pipeline.cache.backend import Capacity, Vector
 from pipeline.cache.entry import StoredChunk
-from pipeline.cache.key import Origin, Question, ask
+from pipeline.cache.key import Origin, Question, make_question
 from pipeline.cache.response_cache import HotTier, ResponseCache
 from pipeline.cache.semantic.layer import SemanticLayer, Verifier, VerifierChain
 from pipeline.cache.sqlite import SqliteBackend
@@ -108,4 +108,4 @@ class Unchecked(SQLite):
 
 
 def _question(text: str) -> Question:
-    return ask(Origin("package"), text, {"temperature": 0, "max_tokens": 64})
+    return make_question(Origin("package"), text, {"temperature": 0, "max_tokens": 64})

@@ -1,4 +1,4 @@
-"""Where answers are kept, as the cache sees it: one small protocol, whatever lies behind.
+"""Where answers are kept: the protocol that every backend implements, and the types that it speaks of.
 
 A backend knows nothing of similarity rules or policies. It may be down: it then raises `BackendDown`, and the request
 goes on as if nothing had been found.
@@ -22,12 +22,12 @@ ANY = -1.1  # a cosine that none is below, whatever rounding did
 
 
 class BackendDown(Exception):
-    """The backend cannot be reached or used now; the text says why. Never shown to whoever asked a question."""
+    """The backend cannot be reached or used now; the text says why. It is never shown to who sent a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How much is kept; beyond it what was used longest ago goes first."""
+    """How much is kept at most; beyond it, what was used longest ago is evicted first."""
 
     entries: int = 100_000
     bytes: int = 1024 * 2**20  # of answers, questions and embeddings together
@@ -35,7 +35,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An entry whose question is near."""
+    """An entry whose question is near the one that is asked."""
 
     key: bytes
     turn: str
@@ -44,7 +44,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """An entry with what it was found by, for listing, export and audit."""
+    """An entry with its question and identifiers, for listing, export and audit."""
 
     key: bytes
     scope: bytes
@@ -58,7 +58,7 @@ class StoredEntry:
 
 @dataclass(frozen=True, slots=True)
 class EntryFilter:
-    """Some entries: those that are all of what is given. By default every entry."""
+    """Selects the entries that match everything that is given; by default all entries."""
 
     scope: bytes | None = None
     engine: bytes | None = None
@@ -66,7 +66,7 @@ class EntryFilter:
     before: float | None = None  # created, s since the epoch
 
     def ids(self) -> Mapping[str, bytes]:
-        """What is given but `before`, by name."""
+        """The identifiers that are given, by name: all but `before`."""
         ids = {"scope": self.scope, "engine": self.engine, "tenant": self.tenant}
         return {name: id for name, id in ids.items() if id is not None}
 
@@ -92,50 +92,64 @@ class Backend(Protocol):
         """Whether a call may wait for a network."""
 
     def get(self, key: bytes, now: float) -> CacheEntry | None:
-        """The entry of this very key, unless it is older than it may be."""
+        """Return the entry of a key, or None if there is none or it has expired at `now` (s since the epoch)."""
 
     def put(self, question: Question, entry: CacheEntry, vector: Vector | None = None) -> None:
-        """Keep an answer, in place of the one that the key had. On return it is safe from the death of this process."""
+        """Store an answer, in place of the one that its key had. On return it survives the death of this process.
+
+        Args:
+            question: the key, scope and text.
+            entry: the answer.
+            vector: embedding of the question, float32 [dimensions] of length 1; without, it is found by its key only.
+        """
 
     def near(
         self, scope: bytes, vector: Vector, count: int, min_similarity: float = ANY
     ) -> Sequence[Candidate]:
-        """Entries of the scope with the nearest questions, the nearest first; some may have expired since.
+        """Find the entries of a scope with the nearest questions, the nearest first; some may have expired since.
 
         Args:
-            min_similarity: cosine; what is less near is not even read.
+            scope: where to search.
+            vector: float32 [dimensions] of length 1.
+            count: how many are wanted.
+            min_similarity: cosine; entries that are less near are not even read.
         """
 
     def remove(self, keys: Iterable[bytes]) -> int:
-        """How many were there to be removed."""
+        """Remove entries by their keys. Returns how many were there."""
 
     def purge(self, which: EntryFilter = ALL_ENTRIES) -> int:
-        """Remove entries. How many there were."""
+        """Remove the selected entries. Returns how many there were."""
 
     def items(self) -> Iterator[StoredEntry]:
-        """All entries, newest first."""
+        """Yield all entries, the newest first."""
 
     def removals(self) -> int:
-        """A number that changes whenever an entry goes or is replaced, by whatever process."""
+        """Return a number that changes whenever any process removes or replaces an entry."""
 
     def unreadable(self) -> int:
-        """How many entries this process met that are damaged, not ours, or sealed with another key; not served."""
+        """Count entries that this process could not read: damaged, foreign, or encrypted with another key."""
 
     def usage(self) -> Usage:
-        """How full it is."""
+        """Return how full it is."""
 
     def describe(self) -> Mapping[str, str]:
-        """Kind, place and version, for people."""
+        """Describe kind, place and version, for people."""
 
     def close(self) -> None:
-        """Give up files and connections."""
+        """Close files and connections."""
 
 
-PASSWORD = "PIPELINE_CACHE_PASSWORD"  # environment variable
+# Environment variable of a server's password. It is never part of an address, which is written down and printed.
+PASSWORD = "PIPELINE_CACHE_PASSWORD"
 
 
 def without_password(url: str) -> str:
-    """The address, if it holds no password; else a ValueError that does not show it."""
+    """Return the address if it holds no password.
+
+    Raises:
+        ValueError: it holds one; the text does not show it.
+    """
     parts = urlsplit(url)
     options = {name.lower() for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
     if parts.password is not None or options & {"password", "sslpassword"}:

@@ -30,16 +30,17 @@ def open_backend(
     name: str = "pipeline",
     codec: Codec | None = None,
 ) -> Backend:
-    """The backend at a place. A server is not asked yet: one that is down makes misses, and may come back.
+    """Open the backend at a place. A server is not contacted yet: one that is down makes misses, and may come back.
 
     Args:
         place: a file, or the URL of a file or a server.
-        name: whose cache it is, of several on one server.
-        codec: seals what is kept; as it is without.
+        capacity: how much is kept at most.
+        name: of this cache, among several on one server.
+        codec: encrypts what is kept; by default it is kept in the clear.
 
     Raises:
         BackendDown: the file cannot be used; the text says why.
-        ValueError: this is no address of a backend, or the distribution that it needs is missing.
+        ValueError: the address is not that of a backend, or the distribution that it needs is missing.
     """
     scheme = _scheme(place)
     if scheme == MEMORY:
@@ -65,7 +66,7 @@ def is_file(place: str | Path) -> bool:
 
 
 def file_of(place: str | Path) -> Path:
-    """The file that a path or the URL of a file names.
+    """Return the file that a path or the URL of a file names.
 
     >>> file_of("file:///var/a%20b.db").as_posix(), file_of("c.db").as_posix()
     ('/var/a b.db', 'c.db')

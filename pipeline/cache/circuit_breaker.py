@@ -1,4 +1,4 @@
-"""Leaving a server alone that does not answer: after a failure nobody asks it for a while, then one request tries.
+"""A circuit breaker for a server that does not answer: after a failure no request asks it for a while, then one tries.
 
 Without this every request would wait for the same timeout.
 """
@@ -21,7 +21,7 @@ class ServerUnreachable(BackendDown):
 
 
 class CircuitBreaker:
-    """Safe to use from any number of threads."""
+    """Open for 0.5 s after the first failure, twice as long after each further one, 15 s at most; thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -32,7 +32,11 @@ class CircuitBreaker:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Ask the server in here. Raises BackendDown at once while it rests; Unanswered in here begins a rest."""
+        """Run a request to the server.
+
+        Raises:
+            BackendDown: at once while the breaker is open. A ServerUnreachable that the block raises opens it.
+        """
         if self._failures:
             self._take_turn()
         try:
@@ -49,7 +53,7 @@ class CircuitBreaker:
         self._failures = 0
 
     def _take_turn(self) -> None:
-        """One of those who wait may try when the rest is over; the others wait for what it finds."""
+        """Let one request try when the pause is over; the others are refused until it has an answer."""
         with self._lock:
             now = self._clock()
             if now < self._until:

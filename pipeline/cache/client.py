@@ -19,7 +19,7 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar, Unpack
 
-from pipeline.cache.key import Origin, Question, ask
+from pipeline.cache.key import Origin, Question, make_question
 from pipeline.cache.replay import Replay, stored_chunks
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.single_flight import (
@@ -105,7 +105,7 @@ class CachedRequest:
 
     def question(self, origin: Origin, defaults: Mapping[str, Any]) -> Question:
         """Make the question that the cache is asked; `defaults` are the client's own sampling parameters."""
-        return ask(origin, self.prompt, {**defaults, **self.sampling}, tools=self.tools)
+        return make_question(origin, self.prompt, {**defaults, **self.sampling}, tools=self.tools)
 
 
 class CachedStreamBase(Generic[_Source]):

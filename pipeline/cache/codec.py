@@ -1,7 +1,7 @@
-"""What goes into a backend, and what comes out of it: packed and sealed, whatever the backend is.
+"""Entries as the bytes that a backend keeps, encrypted if there is a key, and back.
 
-What cannot be read (damaged, written by something else, sealed with another key) is counted, and is as if it were not
-there: it never fails a request.
+What cannot be read (damaged, written by something else, encrypted with another key) is counted and treated as a miss:
+it never fails a request.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ class PackedEntry:
 
 
 class EntryCodec:
-    """Safe to use from any number of threads."""
+    """Packs and reads entries; safe to use from any number of threads."""
 
     def __init__(self, codec: Codec | None = None) -> None:
         self._codec = codec or PlainCodec()
-        self.sealed = not isinstance(
-            self._codec, PlainCodec
-        )  # whether a server sees nothing of questions and answers
-        self.unreadable = 0  # entries that were met and could not be read
+        # Whether a server sees nothing of questions, answers and embeddings.
+        self.sealed = not isinstance(self._codec, PlainCodec)
+        # Entries that were met and could not be read.
+        self.unreadable = 0
 
     def pack(self, question: Question, entry: CacheEntry, vector: Vector | None) -> PackedEntry:
-        """Seal an entry; its vector as 16-bit floats."""
+        """Pack an entry; its embedding as 16-bit floats."""
         key, seal = question.key, self._codec.seal
         return PackedEntry(
             key,
@@ -66,7 +66,7 @@ class EntryCodec:
         )
 
     def entry(self, answer: bytes, key: bytes) -> CacheEntry | None:
-        """The entry, or None if it cannot be read."""
+        """Read an entry; None if it cannot be read."""
         try:
             return CacheEntry.from_bytes(self._codec.open(answer, key))
         except (UnreadableEntry, ValueError) as error:
@@ -74,18 +74,18 @@ class EntryCodec:
             return None
 
     def both(self, turn: bytes, answer: bytes, key: bytes) -> tuple[str, CacheEntry] | None:
-        """The question and the entry, or None if one of them cannot be read."""
+        """Read a question and its entry; None if one of them cannot be read."""
         question = self.turn(turn, key)
         entry = None if question is None else self.entry(answer, key)
         return None if question is None or entry is None else (question, entry)
 
     def candidates(self, found: Iterable[tuple[bytes, bytes, float]]) -> list[Candidate]:
-        """What was found near, as keys, kept questions and cosines; without those that cannot be read."""
+        """Read the questions of (key, packed question, cosine); those that cannot be read are left out."""
         opened = [(key, self.turn(turn, key), cosine) for key, turn, cosine in found]
         return [Candidate(key, turn, cosine) for key, turn, cosine in opened if turn is not None]
 
     def turn(self, turn: bytes, key: bytes) -> str | None:
-        """The question, or None if it cannot be read."""
+        """Read a question; None if it cannot be read."""
         try:
             return self._codec.open(turn, key).decode()
         except (UnreadableEntry, ValueError) as error:
@@ -93,7 +93,7 @@ class EntryCodec:
             return None
 
     def vector(self, vector: bytes, key: bytes, dimensions: int) -> Vector | None:
-        """The embedding, or None if it cannot be read, has other dimensions, or holds what is not a number."""
+        """Read an embedding; None if it cannot be read, has other dimensions, or holds a value that is not finite."""
         try:
             packed = self._codec.open(vector, key)
         except UnreadableEntry as error:
@@ -102,7 +102,7 @@ class EntryCodec:
         if len(packed) != 2 * dimensions:
             return None
         found = np.frombuffer(packed, "<f2").astype(np.float32)
-        # one that is not finite would spoil the clusters of all others
+        # One that is not finite would spoil the index of all others.
         return found if np.isfinite(found).all() else None
 
     def _count(self, key: bytes, error: Exception) -> None:

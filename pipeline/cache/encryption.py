@@ -1,7 +1,7 @@
-"""How answers lie on a disk or in a server: as they are, or sealed with a key (AES-256-GCM).
+"""Encryption at rest: AES-256-GCM if there is a key, else plaintext with a checksum.
 
-Sealed are questions, answers and embeddings. Each is bound to the key of its entry, so that nobody can swap two of
-them. In the clear stay the digests by which entries are found, sizes and times. What is not sealed carries a checksum.
+Encrypted are questions, answers and embeddings. Each is bound to the key of its entry, so that no two can be swapped.
+In the clear stay the digests by which entries are found, sizes and times.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _CHECKSUM = struct.Struct("<I")
 
 
 class UnreadableEntry(Exception):
-    """What was kept is damaged, was written by something else, or was sealed with another key."""
+    """The stored bytes are damaged, were written by something else, or were encrypted with another key."""
 
 
 class Codec(Protocol):
-    """Turns content into what is kept, and back."""
+    """Turns content into the bytes that are stored, and back."""
 
     def seal(self, content: bytes, key: bytes) -> bytes:
-        """What is kept of `content`, which belongs to the entry `key`."""
+        """Return the bytes to store of `content`, which belongs to the entry `key`."""
 
     def open(self, kept: bytes, key: bytes) -> bytes:
-        """The content. Unreadable if it was sealed with another key, or changed since."""
+        """Return the content. Raises UnreadableEntry if it was encrypted with another key, or changed since."""
 
 
 class PlainCodec:
-    """As it is, with a CRC-32 of it and its key."""
+    """Plaintext, with a CRC-32 of the content and its key."""
 
     def seal(self, content: bytes, key: bytes) -> bytes:
         return content + _CHECKSUM.pack(zlib.crc32(content, zlib.crc32(key)))
@@ -51,10 +51,10 @@ class PlainCodec:
 
 
 class AesGcmCodec:
-    """Encrypted and authenticated. Needs the distribution `cryptography`."""
+    """AES-256-GCM. Needs the distribution `cryptography`."""
 
     def __init__(self, secret: str) -> None:
-        """`secret`: 32 bytes in base64, as `AesGcmCodec.new_secret` makes them. ValueError if it is not that."""
+        """`secret`: 32 bytes in base64, see `new_secret`. Raises ValueError if it is malformed."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         try:
@@ -69,7 +69,7 @@ class AesGcmCodec:
 
     @staticmethod
     def new_secret() -> str:
-        """A new key, to be kept where secrets are kept."""
+        """Make a new key: 32 random bytes in base64."""
         return base64.b64encode(secrets.token_bytes(32)).decode()
 
     def seal(self, content: bytes, key: bytes) -> bytes:
@@ -87,14 +87,16 @@ class AesGcmCodec:
 
 @dataclass(frozen=True, slots=True)
 class KeySource:
-    """Where the key of a cache lies."""
+    """Where the key of a cache is read from: a file, or an environment variable."""
 
-    variable: str = KEY  # of the environment
-    file: Path | None = None  # instead of a variable
-    required: bool = False  # whether a cache without a key is refused
+    variable: str = KEY
+    # Instead of the variable.
+    file: Path | None = None
+    # Whether a cache without a key is refused.
+    required: bool = False
 
     def read(self, environ: Mapping[str, str] = os.environ) -> str:
-        """The key, "" where there is none. ValueError if there has to be one, or the file cannot be read."""
+        """Read the key; "" if there is none. Raises ValueError if one is required, or the file cannot be read."""
         if self.file is None:
             found, place = environ.get(self.variable, ""), f"the environment variable {self.variable}"
         else:
@@ -105,7 +107,7 @@ class KeySource:
 
 
 def load_codec(environ: Mapping[str, str] = os.environ, secret: KeySource | None = None) -> Codec:
-    """Sealed with the key that is found; plain without. ValueError if it is none."""
+    """Return an AES-GCM codec if a key is configured, else plaintext. Raises ValueError if the key is malformed."""
     key = (secret or KeySource()).read(environ)
     return AesGcmCodec(key) if key else PlainCodec()
 

@@ -1,7 +1,7 @@
-"""A complete answer as it is kept: its chunks, why it ended, and how fast it came.
+"""A complete answer as it is stored: its chunks, why it ended, and how fast it came.
 
 In bytes: a head of fixed size, the text, and one array each for the lengths of the chunks, the time before them, and
-their tokens. Decoding waits until somebody replays the answer; a lookup only reads the head.
+their tokens. A lookup reads the head only; the chunks are decoded when the answer is replayed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DELAY_UNIT_S = 1e-4  # resolution of the time before a chunk; 16 bits hold 6.5 
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """One chunk of an answer."""
+    """One chunk of a stored answer."""
 
     text: str
     token_ids: tuple[int, ...] | None = None
@@ -36,7 +36,7 @@ class StoredChunk:
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """An answer that came to its end."""
+    """A complete answer, packed."""
 
     raw: bytes
     created: float  # s since the epoch
@@ -54,7 +54,19 @@ class CacheEntry:
         input_tokens: int | None = None,
         output_tokens: int | None = None,
     ) -> Self:
-        """Raises ValueError for an answer that was cut off: `finish_reason` length."""
+        """Pack an answer.
+
+        Args:
+            pieces: its chunks.
+            finish_reason: why it ended.
+            created: s since the epoch.
+            expires: s since the epoch.
+            input_tokens: of the prompt, if the server said.
+            output_tokens: of the answer, if the server said.
+
+        Raises:
+            ValueError: the answer was cut off (`finish_reason` is length).
+        """
         if finish_reason not in _REASONS:
             raise ValueError(f"an answer that ended by {finish_reason} is not complete")
         texts = [piece.text.encode() for piece in pieces]
@@ -90,7 +102,7 @@ class CacheEntry:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Self:
-        """Read the head; ValueError if this is not an entry of a format that we know."""
+        """Read the head. Raises ValueError if the format is unknown."""
         try:
             form, reason, _, _, _, _, _, created, expires = _HEAD.unpack_from(raw)
         except struct.error as error:
@@ -101,21 +113,21 @@ class CacheEntry:
 
     @property
     def text(self) -> str:
-        """The whole answer."""
+        """The text of the answer."""
         return self.raw[_HEAD.size : _HEAD.size + self._head[4]].decode()
 
     @property
     def input_tokens(self) -> int | None:
-        """Of the prompt, where the server told."""
+        """Tokens of the prompt, if the server said."""
         return None if self._head[5] < 0 else self._head[5]
 
     @property
     def output_tokens(self) -> int | None:
-        """Of the answer, where the server told."""
+        """Tokens of the answer, if the server said."""
         return None if self._head[6] < 0 else self._head[6]
 
     def pieces(self) -> tuple[StoredChunk, ...]:
-        """The chunks as they came."""
+        """Decode the chunks as they came."""
         _, _, flags, count, text_bytes, *_ = self._head
         at = _HEAD.size + text_bytes
         lengths, at = self._array("<u4", count, at)

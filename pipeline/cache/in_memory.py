@@ -1,4 +1,4 @@
-"""Entries in the memory of one process, for as long as it lives: for tests, and where nothing may be written down."""
+"""The backend in memory: entries of one process, as long as it lives; for tests, and where nothing may be stored."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Row:
         return len(self.entry.raw) + len(self.question.turn.encode()) + self.vector_bytes
 
     def is_of(self, which: EntryFilter) -> bool:
-        """Whether it is all of what is given."""
+        """Whether it matches everything that is given."""
         return all(getattr(self.question, name) == id for name, id in which.ids().items()) and (
             which.before is None or self.entry.created < which.before
         )

@@ -37,7 +37,7 @@ _ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",",
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who answers: a rebuilt engine, another tokenizer or template never answers from an older one's cache."""
+    """What answers a request, and for whom: a rebuilt engine never answers from the cache of an older one."""
 
     deployment: str  # digest of the packaged repository: engines, tokenizer, chat template
     model: str = ""  # of several in one server
@@ -57,12 +57,12 @@ class Question:
 
     @cached_property
     def key(self) -> bytes:
-        """The exact identity, 16 bytes, of any text: whether it can be sent is for the client to say."""
+        """The exact identity, 16 bytes. Defined for every text, also for one that cannot be encoded as UTF-8."""
         turn = self.turn.encode("utf-8", "surrogatepass")
         return blake2b(self.scope + turn, digest_size=DIGEST_BYTES).digest()
 
 
-def ask(
+def make_question(
     origin: Origin,
     prompt: Prompt,
     sampling: Mapping[str, Any],
@@ -70,14 +70,17 @@ def ask(
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
 ) -> Question:
-    """The question that a request asks.
+    """Make the question that a request asks.
 
     Args:
+        origin: what answers, and for whom.
+        prompt: text, or chat messages.
         sampling: parameters as `pipeline.client.Sampling` names them; None is the same as left out.
-        tools, variables: what else the chat template is given.
+        tools: function definitions that the chat template is given.
+        variables: what else the chat template is given.
 
-    >>> a = ask(Origin("d"), "Hi", {"temperature": 0, "seed": 1, "stop": ["a", "b"]})
-    >>> b = ask(Origin("d"), "Hi", {"stop": ["b", "a"], "top_k": 1})
+    >>> a = make_question(Origin("d"), "Hi", {"temperature": 0, "seed": 1, "stop": ["a", "b"]})
+    >>> b = make_question(Origin("d"), "Hi", {"stop": ["b", "a"], "top_k": 1})
     >>> a.key == b.key, a.repeatable
     (True, True)
     """
@@ -104,18 +107,18 @@ def ask(
 
 @lru_cache
 def engine_id(deployment: str, model: str = "") -> bytes:
-    """By which all answers of an engine are found, to be removed once it is replaced."""
+    """Return the identifier by which all answers of an engine are found and removed, 8 bytes."""
     return blake2b(_canonical([deployment, model]), digest_size=ID_BYTES).digest()
 
 
 @lru_cache
 def tenant_id(tenant: str) -> bytes:
-    """By which all answers of a tenant are found, to be removed when they ask for it."""
+    """Return the identifier by which all answers of a tenant are found and removed, 8 bytes."""
     return blake2b(tenant.encode(), digest_size=ID_BYTES).digest()
 
 
 def is_greedy(sampling: Mapping[str, Any]) -> bool:
-    """Whether each token is the likeliest one."""
+    """Whether sampling parameters ask for the most probable token each time."""
     return sampling.get("temperature") == 0 or sampling.get("top_k") == 1
 
 

@@ -1,4 +1,4 @@
-"""How long an answer may be served: a day, or minutes where the question is about what changes.
+"""How long an answer may be served: a day, or ten minutes if the question is about something that changes.
 
 An age is absolute: it runs from when the answer was given, however often it is served. What a question is about is told
 by patterns, searched in its last turn without regard to case; a request may also say it itself (`ttl_s=`).
@@ -35,7 +35,7 @@ class Lifetime:
     dynamic_when: Sequence[str] = DYNAMIC_WHEN  # regular expressions; none: everything is static
 
     def __post_init__(self) -> None:
-        """Raises ValueError that names every pattern that is none, and every time that is not above 0."""
+        """Raises ValueError that names every malformed pattern, and every time that is not above 0."""
         faults = [
             f"{seconds:g} s is not above 0" for seconds in (self.static_s, self.dynamic_s) if not seconds > 0
         ]
@@ -48,7 +48,7 @@ class Lifetime:
             raise ValueError("; ".join(faults))
 
     def of(self, turn: str) -> float:
-        """Seconds for which the answer to a question may be served; that of a dynamic one is never the longer one."""
+        """Return the seconds for which the answer to a question may be served; for a dynamic one the shorter time."""
         dynamic = any(pattern.search(turn) for pattern in self._patterns)
         return min(self.static_s, self.dynamic_s) if dynamic else self.static_s
 

@@ -1,4 +1,4 @@
-"""What all backends have in common that keep entries packed, in a file or in a server."""
+"""What all backends have in common that keep entries as bytes, in a file or in a server."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pipeline.cache.key import Question
 
 
 class PackedBackend(ABC):
-    """A part of `pipeline.cache.backend.Backend`."""
+    """The part of `pipeline.cache.backend.Backend` that needs no storage of its own."""
 
     def __init__(self, capacity: Capacity | None, codec: Codec | None, *, flush_every: int = 64) -> None:
-        """`flush_every`: how many uses are written at a time."""
+        """`flush_every`: access times that are written together."""
         self._capacity = capacity or Capacity()
         self._codec = EntryCodec(codec)
         self._access_times = AccessTimes(flush_every)
@@ -47,43 +47,43 @@ class PackedBackend(ABC):
 
     @abstractmethod
     def _answer(self, key: bytes) -> bytes | None:
-        """The kept answer of this very key."""
+        """Return the packed answer of a key."""
 
     @abstractmethod
     def _store(self, packed: PackedEntry, vector: Vector | None) -> None:
-        """Keep an entry that is not larger than the capacity; `vector` as it was before it was packed."""
+        """Store an entry that is not larger than the capacity; `vector` is its embedding before it was packed."""
 
     @abstractmethod
     def _flush(self) -> None:
-        """Write the uses that were noted."""
+        """Write the access times that were noted."""
 
 
 class AccessTimes:
-    """Safe to use from any number of threads."""
+    """When entries were last used, collected until they are written together: a hit does not write. Thread-safe."""
 
     def __init__(self, together: int) -> None:
-        """`together`: how many are written at a time."""
+        """`together`: how many are written together."""
         self._together = together
         self._noted: dict[bytes, float] = {}
         self._lock = threading.Lock()
 
     def note(self, key: bytes, now: float) -> bool:
-        """Whether they are to be written now."""
+        """Note that an entry is used now (s since the epoch). Returns whether it is time to write."""
         with self._lock:
             self._noted[key] = now
             return len(self._noted) >= self._together
 
     def take(self) -> dict[bytes, float]:
-        """What was noted since the last time: key -> s since the epoch."""
+        """Return what was noted since the last call: key -> s since the epoch."""
         with self._lock:
             noted, self._noted = self._noted, {}
             return noted
 
 
 def sql_where(which: EntryFilter, mark: str) -> tuple[str, list[bytes | float]]:
-    """The text and its values; `mark` stands for a value.
+    """Write a filter as a condition of SQL. Returns the text, in which `mark` stands for a value, and the values.
 
-    >>> condition_of(Which(tenant=b"t", before=1.5), "?")
+    >>> sql_where(EntryFilter(tenant=b"t", before=1.5), "?")
     ('tenant = ? AND created < ?', [b't', 1.5])
     """
     ids = which.ids()

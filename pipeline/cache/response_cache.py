@@ -1,4 +1,4 @@
-"""Exact lookup, then lookup by meaning; and what may be kept.
+"""The response cache: exact lookup, then semantic lookup; and what may be stored.
 
 It never fails a request. Where a backend is down, it misses. Whatever else fails inside the cache (an embedder, a
 check, a stored answer that cannot be decoded, an error in our own code) is a miss too: it is counted as
@@ -30,34 +30,34 @@ _LOOK_AGAIN_S = 0.1  # how long an entry that another process removed may still 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """An answer that may be given again."""
+    """A stored answer that serves a request, and how it was found."""
 
     entry: CacheEntry
     cached: Cached
 
 
 class Semantic(Protocol):
-    """Finds answers to questions that mean the same. What it raises costs a hit, never a request."""
+    """Finds answers to questions that mean the same. An error here costs a hit, never a request."""
 
     def embed(self, question: Question) -> Vector | None:
-        """None where the question has no meaning that can be compared, or is longer than can be read."""
+        """Embed a question; None if it cannot be compared by meaning, or is too long."""
 
     def near(self, question: Question, vector: Vector) -> Sequence[Candidate]:
-        """The entries whose questions are near enough, the nearest first. May raise BackendDown."""
+        """Find the entries whose questions are near enough, the nearest first. May raise BackendDown."""
 
     def serves(self, question: Question, candidate: Candidate) -> bool:
-        """Whether the candidate passes all checks, so that its answer serves this question too."""
+        """Whether the answer of a candidate serves this question too."""
 
 
 class Redactor(Protocol):
-    """Judges whether an answer may be kept at all."""
+    """Decides whether an answer may be stored at all."""
 
     def objection(self, turn: str, answer: str) -> str | None:
-        """Why not, such as "e-mail"; None if it may."""
+        """Return the kind of thing that forbids it, such as "e-mail"; None if it may be stored."""
 
 
 class HotTier:
-    """A bounded table from key to entry; what was used longest ago goes first."""
+    """Answers in the memory of this process, in front of a slower backend: a bounded LRU table; thread-safe."""
 
     def __init__(self, entries: int = 4096, max_bytes: int = 64 * 2**20) -> None:
         self._most, self._max_bytes = entries, max_bytes
@@ -69,7 +69,7 @@ class HotTier:
         return len(self._table)
 
     def get(self, key: bytes, now: float) -> CacheEntry | None:
-        """The entry, unless it has expired."""
+        """Return the entry of a key, unless it has expired at `now` (s since the epoch)."""
         with self._lock:
             entry = self._table.pop(key, None)
             if entry is None:
@@ -81,7 +81,7 @@ class HotTier:
             return entry
 
     def put(self, key: bytes, entry: CacheEntry) -> None:
-        """Keep an entry; one that is larger than all of this may hold is not kept."""
+        """Hold an entry, unless it is larger than the whole table may be."""
         with self._lock:
             self._drop(key)
             self._table[key] = entry
@@ -90,12 +90,12 @@ class HotTier:
                 self._drop(next(iter(self._table)))
 
     def remove(self, key: bytes) -> None:
-        """Forget one."""
+        """Drop one entry."""
         with self._lock:
             self._drop(key)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all entries."""
         with self._lock:
             self._table.clear()
             self._bytes = 0
@@ -114,7 +114,7 @@ class CacheCounters:
         self._lock = threading.Lock()
 
     def add(self, name: str, by: int = 1) -> None:
-        """Count."""
+        """Raise a count."""
         with self._lock:
             self._counts[name] += by
 
@@ -122,20 +122,14 @@ class CacheCounters:
         return self._counts[name]
 
     def as_dict(self) -> Mapping[str, int]:
-        """All counts, by name."""
+        """Return all counts, by name."""
         with self._lock:
             return dict(sorted(self._counts.items()))
-
-    def prometheus(self, prefix: str = "pipeline_cache") -> str:
-        """The page that Prometheus reads (text format 0.0.4)."""
-        lines = [f"# TYPE {prefix}_total counter"]
-        lines += [f'{prefix}_total{{event="{name}"}} {count}' for name, count in self.as_dict().items()]
-        return "\n".join(lines) + "\n"
 
 
 @dataclass(slots=True)
 class ResponseCache:
-    """What stands in front of a deployment; safe to use from any number of threads.
+    """Stored answers in front of a deployment; safe to use from any number of threads.
 
     >>> cache = ResponseCache(SqliteBackend(path))             # doctest: +SKIP
     >>> hit = cache.lookup(question)                           # doctest: +SKIP
@@ -143,8 +137,10 @@ class ResponseCache:
 
     backend: Backend
     lifetime: Lifetime = field(default_factory=Lifetime)
-    keep_sampled: bool = False  # answers of which each request draws another, too
-    pace: float = 0.0  # how slowly clients replay an answer; 0 is at once, 1 as it once came
+    # Store sampled answers too, of which each request would draw another.
+    keep_sampled: bool = False
+    # How slowly clients replay an answer: 0 is at once, 1 as it once came.
+    pace: float = 0.0
     semantic: Semantic | None = None
     redactor: Redactor | None = None
     hot_tier: HotTier = field(default_factory=HotTier)
@@ -156,15 +152,15 @@ class ResponseCache:
     _logged: set[tuple[object, ...]] = field(default_factory=set)  # kinds of failures
 
     def may_answer(self, question: Question) -> bool:
-        """Whether such a request is looked up and kept: its answer is the same each time, or that was waived."""
+        """Whether a request is looked up and stored: its answer is the same each time, or `keep_sampled` is set."""
         return question.repeatable or self.keep_sampled
 
     def may_wait(self, question: Question) -> bool:
-        """Whether a lookup may take so long that an event loop should not do it by itself."""
+        """Whether a lookup may take too long for an event loop: it asks a server, or embeds the question."""
         return self.backend.remote or (self.semantic is not None and question.comparable)
 
     def lookup(self, question: Question) -> Hit | None:
-        """A kept answer to this request, or to one that means the same; None if there is none."""
+        """Look up an answer to this request, or to one that means the same; None if there is none. Raises nothing."""
         if not self.may_answer(question):
             self.counters.add("uncacheable")
             return None
@@ -192,10 +188,18 @@ class ResponseCache:
         output_tokens: int | None = None,
         ttl_s: float | None = None,
     ) -> bool:
-        """Keep an answer that came to its end; whether it was kept. What was cut off never is.
+        """Store a complete answer; one that was cut off is never stored. Raises nothing.
 
         Args:
+            question: as it was looked up.
+            pieces: the chunks of the answer.
+            finish_reason: why it ended.
+            input_tokens: of the prompt, if the server said.
+            output_tokens: of the answer, if the server said.
             ttl_s: how long it may be served; by default what `lifetime` says of its question.
+
+        Returns:
+            Whether it was stored.
         """
         with self.contained("store"):
             return self._store(
@@ -209,16 +213,19 @@ class ResponseCache:
         return False
 
     def close(self) -> None:
-        """Give up the backend."""
+        """Close the backend."""
         with self.contained("close"):
             self.backend.close()
 
     def contained(self, step: Step) -> _Contained:
-        """A context out of which no Exception comes: see `failed`. What follows it runs after a failure only."""
+        """Return a context that no Exception leaves; see `failed`.
+
+        Where the block returns from its function, what follows it runs after a failure only.
+        """
         return _Contained(self, step)
 
     def failed(self, step: Step, error: Exception) -> None:
-        """Count a failure of the cache; log it if it is the first of its type at its line of code."""
+        """Count a failure of the cache, and log the first one of each type at each line of code."""
         self.counters.add(f"failed_{step}")
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
@@ -285,9 +292,8 @@ class ResponseCache:
         entry = None if near is None else self.backend.get(near.key, now)
         if near is None or entry is None:
             return None
-        if (
-            entry.created + self.lifetime.of(question.turn) <= now
-        ):  # asked for what is newer than its question did
+        # The question that is asked may call for a fresher answer than the one that was stored with it.
+        if entry.created + self.lifetime.of(question.turn) <= now:
             return None
         return Hit(entry, Cached("semantic", near.similarity))
 
@@ -298,14 +304,14 @@ class ResponseCache:
         return False
 
     def _vector(self, question: Question) -> Vector | None:
-        """None also if there should be one and it cannot be made: exact lookup goes on without it."""
+        """The embedding; None also if making it fails: exact lookup goes on without it."""
         if self.semantic is not None and question.comparable:
             with self.contained("embedding"):
                 return self.semantic.embed(question)
         return None
 
     def _follow(self, now: float) -> None:
-        """Forget what other processes removed."""
+        """Clear the hot tier if any process removed an entry since the last look."""
         if 0 <= now - self._checked_at < _LOOK_AGAIN_S:
             return
         self._checked_at = now

@@ -32,7 +32,7 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CacheTarget:
     """The cache that a command is about."""
 
     text: str  # a recipe, or an address
@@ -113,7 +113,7 @@ def of_cache(function: Callable[..., Any]) -> Callable[..., Any]:
     def of_target(
         *args: Any, cache: str, name: str, overrides: tuple[str, ...], store: Path | None, **kwargs: Any
     ) -> Any:
-        return function(*args, target=Target(cache, overrides, store, name), **kwargs)
+        return function(*args, target=CacheTarget(cache, overrides, store, name), **kwargs)
 
     return of_target
 
@@ -134,7 +134,7 @@ command.add_command(tune)
 @command.command()
 @of_cache
 @json_option
-def stats(target: Target, as_json: bool) -> None:
+def stats(target: CacheTarget, as_json: bool) -> None:
     """How full the cache is, and where it lies."""
     from pipeline.store import human_bytes
 
@@ -165,7 +165,7 @@ def stats(target: Target, as_json: bool) -> None:
 @json_option
 @click.option("--limit", default=20, show_default=True, help="Most entries to show, the newest first.")
 @click.option("--key", metavar="KEY", help="Only the entry whose key begins so, with its whole answer.")
-def show(target: Target, as_json: bool, limit: int, key: str | None) -> None:
+def show(target: CacheTarget, as_json: bool, limit: int, key: str | None) -> None:
     """Show questions and answers."""
     with target.opened() as backend:
         found = [kept for kept in backend.items() if key is None or kept.key.hex().startswith(key)][:limit]
@@ -184,7 +184,7 @@ def show(target: Target, as_json: bool, limit: int, key: str | None) -> None:
 @command.command()
 @of_cache
 @json_option
-def audit(target: Target, as_json: bool) -> None:
+def audit(target: CacheTarget, as_json: bool) -> None:
     """Hold every answer against the patterns of what may not be kept.
 
     The exit code is 1 if one holds such a thing, or cannot be read.
@@ -223,7 +223,7 @@ def audit(target: Target, as_json: bool) -> None:
 @click.option("--key", metavar="KEY", help="Only the entry whose key begins so.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def purge(
-    target: Target,
+    target: CacheTarget,
     older_than: str | None,
     tenant: str | None,
     engine: str | None,
@@ -256,7 +256,7 @@ def purge(
 @command.command()
 @of_cache
 @output_option
-def export(target: Target, output: str) -> None:
+def export(target: CacheTarget, output: str) -> None:
     """Write every question with its answer, a JSON object a line.
 
     Whose answer it is stands there as a digest, `tenant`: what `pipeline cache purge --tenant NAME` finds it by.

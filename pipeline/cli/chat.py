@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.connection import as_pipeline_error, connected
+from pipeline.cli.connection import (
+    as_pipeline_error,
+    connected,
+    find_destination,
+    request_options,
+    stats_text,
+)
 from pipeline.cli.options import complete_recipe, set_option, store_option
 from pipeline.cli.output import note
-from pipeline.cli.request_options import asking_options, describe, find
 
 if TYPE_CHECKING:
     from pipeline.cli.connection import Connection
@@ -31,7 +36,7 @@ Ctrl-C stops an answer."""
 @click.argument("recipe", required=False, shell_complete=complete_recipe)
 @set_option
 @store_option
-@asking_options
+@request_options
 def command(recipe: str | None, overrides: tuple[str, ...], store: Path | None, **options: Any) -> None:
     """Talk to the running server of RECIPE; each line is a turn.
 
@@ -44,7 +49,7 @@ def command(recipe: str | None, overrides: tuple[str, ...], store: Path | None, 
     """
     if (recipe is None) == (options["url"] is None):
         raise click.UsageError("give a RECIPE, or the --url of a server")
-    destination = find(recipe, overrides, store, options)
+    destination = find_destination(recipe, overrides, store, options)
     with connected(destination, options, raw=False) as connection:
         code = _Chat(connection, options["system"]).run()
     if code:
@@ -133,7 +138,7 @@ class _Chat:
             finally:
                 if stream.text or stream.finish_reason:
                     click.echo()
-                self._figures = describe(stream.stats, stream.finish_reason)
+                self._figures = stats_text(stream.stats, stream.finish_reason)
             self._talk.add(question, stream.text)
 
 

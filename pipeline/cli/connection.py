@@ -1,14 +1,21 @@
-"""The client of a verb that asks: with the recipe's limits and template, and its response cache if it has one."""
+"""What `stream`, `chat` and `generate` share: options of a request, the way to a recipe's server, and its client.
+
+The client has the recipe's limits and chat template, and its response cache if it has one.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+import os
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from pipeline.cli.request_options import Destination
+import click
+
 from pipeline.errors import PipelineError, ServerError, UserError
 
 if TYPE_CHECKING:
@@ -21,25 +28,159 @@ if TYPE_CHECKING:
         Message,
         PromptLimit,
         Sampling,
+        Stats,
         Stream,
     )
+    from pipeline.recipe import Recipe
+    from pipeline.store import Store
 
     AnyStream: TypeAlias = Stream | CachedStream
+
+# gRPC writes of lost connections to standard error by itself. It reads this when it is imported, hence not before here.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option("--url", metavar="HOST:PORT", help="Ask this gRPC address instead of the server of a recipe."),
+    click.option(
+        "--tokenizer", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="FOLDER",
+        help="Tokenizer files whose chat template to use; by default the deployment's.",
+    ),
+    click.option("--wait-s", type=float, default=0.0, metavar="S", help="Wait so long for the server to be ready."),
+    click.option("--model", metavar="NAME", help="Triton model to ask; by default the deployment's entry model."),
+    click.option("--system", default="", metavar="TEXT", help="System prompt."),
+    click.option("--max-tokens", type=int, metavar="N", help="At most so many new tokens; by default all allowed."),
+    click.option("--temperature", type=float, metavar="T", help="0 always takes the likeliest token."),
+    click.option("--top-p", type=float, metavar="P", help="Only the likeliest tokens, together of this probability."),
+    click.option("--top-k", type=int, metavar="K", help="Only the K likeliest tokens."),
+    click.option("--seed", type=int, metavar="N", help="The same seed draws the same answer."),
+    click.option("--no-cache", is_flag=True, help="Neither look into the recipe's response cache nor keep the answer."),
+    click.option("--tenant", default="", metavar="NAME", help="Whose answers of the response cache may be given."),
+    click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. May be repeated."),
+)  # fmt: skip
+
+_WITHOUT_LIMITS = 256  # tokens, when no deployment says how many it allows
+
+
+def request_options(command: Command) -> Command:
+    """Add the options of a request (server, model, sampling, cache) to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """The server and the model that a request goes to, with what the client needs to know of them."""
+
+    url: str
+    model: str
+    tokenizer: Path | None
+    max_tokens: int
+    package: Path | None = None  # folder of deployment.json, where it is known
+    recipe: Recipe | None = None
+    store: Store | None = None
+
+
+def find_destination(
+    recipe: str | None, overrides: Sequence[str], store: Path | None, options: dict[str, Any]
+) -> Destination:
+    """Find the server of a recipe, or the one that --url names.
+
+    Args:
+        recipe: its file or packaged name; None with --url.
+        overrides: values of `--set`.
+        store: root of the store; None for the default one.
+        options: values of `request_options`.
+
+    Raises:
+        ServerError: the recipe's server is not running.
+    """
+    if options["url"] is not None:
+        return Destination(
+            url=options["url"],
+            model=options["model"] or "tensorrt_llm_bls",
+            tokenizer=options["tokenizer"],
+            max_tokens=_first(options["max_tokens"], _WITHOUT_LIMITS),
+        )
+    assert recipe is not None, "the verbs ask for one or the other"
+    from pipeline.recipe import load_recipe
+    from pipeline.store import Store
+    from pipeline.triton.deployment import Deployment
+    from pipeline.triton.running import RunningServer
+
+    loaded, shelf = load_recipe(recipe, overrides), Store.at(store)
+    name, folder = loaded.name, shelf.running
+    server = RunningServer.find(folder, name, wait_s=options["wait_s"])
+    if server is None:
+        state = "is not running" if RunningServer.read(folder, name) is None else "is no longer running"
+        command = shlex.join(("pipeline", "serve", *loaded.words, *shelf.words))
+        raise ServerError(f"{name} {state}. Start it in another terminal:\n  {command}")
+    package = server.deployment.parent
+    deployment = Deployment.load(package)
+    return Destination(
+        url=server.grpc_url,
+        model=options["model"] or deployment.entry_model,
+        tokenizer=options["tokenizer"] or package / deployment.tokenizer_dir,
+        max_tokens=_first(options["max_tokens"], deployment.limits.max_output_tokens),
+        package=package,
+        recipe=loaded,
+        store=shelf,
+    )
+
+
+def _first(given: int | None, otherwise: int) -> int:
+    return otherwise if given is None else given
+
+
+def stats_text(stats: Stats, finish_reason: str | None) -> str:
+    """Write the figures of an answer in two lines."""
+
+    def ms(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1f}"
+
+    p50, p95, p99 = (ms(stats.itl_percentile(percent)) for percent in (50, 95, 99))
+    count = f"{stats.chunks} chunks" if stats.output_tokens is None else f"{stats.output_tokens} tokens"
+    total = "" if stats.total_ms is None else f" in {stats.total_ms / 1e3:.2f} s"
+    rate = "" if stats.tokens_per_s is None else f", {stats.tokens_per_s:.1f} tokens/s"
+    accepted = "" if stats.acceptance is None else f", draft accepted {stats.acceptance:.0%}"
+    ended = "" if finish_reason in (None, "unknown") else f", ended by {finish_reason}"
+    return (
+        f"TTFT {ms(stats.ttft_ms)} ms, ITL p50 {p50} p95 {p95} p99 {p99} ms\n"
+        f"{count}{total}{rate}{accepted}{ended}{cached_text(stats)}"
+    )
+
+
+def cached_text(stats: Stats) -> str:
+    """Say where an answer came from, if not from the model for this request.
+
+    >>> from pipeline.client import Cached, Stats
+    >>> cached_text(Stats(cached=Cached("semantic", 0.934)))
+    ', from the cache (semantic, similarity 0.93)'
+    """
+    match stats.cached:
+        case None:
+            return ""
+        case cached if cached.kind == "semantic":
+            return f", from the cache (semantic, similarity {cached.similarity:.2f})"
+        case cached:
+            return ", shared with an equal request" if cached.kind == "shared" else ", from the cache (exact)"
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Asks the model, by way of the response cache where there is one."""
+    """A client, and the recipe's response cache in front of it where there is one."""
 
     client: Client
     caching: CachingClient | None = None
 
     def stream(self, prompt: str | Sequence[Message]) -> AnyStream:
-        """An answer, chunk by chunk."""
+        """Start an answer that comes chunk by chunk."""
         return self.client.stream(prompt) if self.caching is None else self.caching.stream(prompt)
 
     def generate(self, prompt: str | Sequence[Message], sampling: Sampling) -> Answer:
-        """A whole answer."""
+        """Wait for a whole answer."""
         if self.caching is None:
             return self.client.generate(prompt, **sampling)
         return self.caching.generate(prompt, **sampling)
@@ -47,7 +188,16 @@ class Connection:
 
 @contextmanager
 def connected(destination: Destination, options: dict[str, Any], *, raw: bool) -> Iterator[Connection]:
-    """A client with the sampling options as defaults; its errors as errors of the command."""
+    """Open a client with the sampling options as defaults; its errors become errors of the command.
+
+    Args:
+        destination: the server, from `find_destination`.
+        options: values of `request_options`.
+        raw: send prompts without a chat template.
+
+    Raises:
+        UserError: the server refused a request. ServerError: it cannot be reached, or failed.
+    """
     from pipeline.client import Client, ClientError
 
     try:
@@ -69,7 +219,7 @@ def connected(destination: Destination, options: dict[str, Any], *, raw: bool) -
 
 
 def as_pipeline_error(error: ClientError) -> PipelineError:
-    """The same message with the exit code of its kind."""
+    """Give an error of the client the exit code of its kind: 2 for a refused request, 1 for others."""
     from pipeline.client import Refused
 
     return UserError(str(error)) if isinstance(error, Refused) else ServerError(str(error))

@@ -1,11 +1,16 @@
-"""`pipeline generate`: whole answers to any number of prompts, several at a time."""
+"""`pipeline generate`: whole answers to any number of prompts, several at a time.
+
+Prompts come from the command line, or a line each from a file. A line is text, or a JSON object: {"prompt": "…"} or
+{"messages": [{"role": "user", "content": "…"}]}, beside it an "id" of any kind that is repeated with the answer, and
+sampling parameters such as "max_tokens" and "seed".
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -14,12 +19,17 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from pipeline.cli.connection import Connection, as_pipeline_error, connected
+from pipeline.cli.connection import (
+    Connection,
+    as_pipeline_error,
+    connected,
+    find_destination,
+    request_options,
+)
 from pipeline.cli.options import complete_recipe, opened, output_option, set_option, store_option
 from pipeline.cli.output import is_quiet
-from pipeline.cli.prompts import Prompt, read_prompts
-from pipeline.cli.request_options import asking_options, find
-from pipeline.errors import PipelineError
+from pipeline.errors import Fault, InvalidInput, PipelineError
+from pipeline.reading import check_line, checked_json
 
 if TYPE_CHECKING:
     from pipeline.client import Answer, ClientError
@@ -29,7 +39,7 @@ if TYPE_CHECKING:
 @click.argument("words", nargs=-1, metavar="[RECIPE] [QUESTION]…", shell_complete=complete_recipe)
 @set_option
 @store_option
-@asking_options
+@request_options
 @click.option("--raw", is_flag=True, help="Send prompts as they are, without a chat template.")
 @click.option(
     "--input",
@@ -66,7 +76,7 @@ def command(
     pipeline generate tiny-cpu --input questions.jsonl --json --temperature 0 --output answers.jsonl
     """
     recipe, prompts = _read(words, source, with_url=options["url"] is not None)
-    destination = find(recipe, overrides, store, options)
+    destination = find_destination(recipe, overrides, store, options)
     with connected(destination, options, raw=raw) as connection:
         tally = _Tally(len(prompts), show=not (no_stats or is_quiet()))
         answers = _answers(connection, prompts, options["system"], concurrency, raw=raw)
@@ -185,3 +195,52 @@ class _Tally:
         parts += [f"{self.cached} from the cache"] if self.cached else []
         parts += [f"{self.failed} failed"] if self.failed else []
         return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One of them."""
+
+    content: str | Sequence[Mapping[str, Any]]  # text, or messages
+    id: Any = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_prompts(lines: Iterable[str], where: str) -> list[Prompt]:
+    """A prompt a line; empty lines are left out. Bytes that are not UTF-8 come as `surrogateescape` has them.
+
+    Raises:
+        InvalidInput: with every line that is none, and if there is none at all.
+    """
+    prompts, faults = list[Prompt](), list[Fault]()
+    for number, line in enumerate(lines, 1):
+        try:
+            if text := check_line(line.strip()):
+                prompts.append(_object(text) if text.startswith("{") else Prompt(text))
+        except ValueError as error:
+            faults.append(Fault(str(error), where=where, line=number))
+    if not prompts and not faults:
+        faults.append(Fault("holds no prompt", where=where, fix="write one a line"))
+    if faults:
+        raise InvalidInput(where, faults)
+    return prompts
+
+
+def _object(text: str) -> Prompt:
+    try:
+        given = checked_json(text)
+    except ValueError as error:
+        raise ValueError(f"begins like JSON and is not: {error}") from None
+    found = [name for name in ("prompt", "messages") if name in given]
+    if len(found) != 1:
+        raise ValueError('needs "prompt" or "messages", one of them')
+    content = given.pop(found[0])
+    if found == ["prompt"] and not isinstance(content, str):
+        raise ValueError("prompt: must be text")
+    if found == ["messages"] and not (
+        isinstance(content, list)
+        and content
+        and all(isinstance(one, dict) and "role" in one for one in content)
+    ):
+        raise ValueError('messages: must be a list of objects such as {"role": "user", "content": "Hi"}')
+    return Prompt(content, given.pop("id", None), given)

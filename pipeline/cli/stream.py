@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.connection import connected
+from pipeline.cli.connection import connected, find_destination, request_options, stats_text
 from pipeline.cli.options import complete_recipe, set_option, store_option
 from pipeline.cli.output import note
-from pipeline.cli.request_options import asking_options, describe, find
 
 if TYPE_CHECKING:
     from pipeline.cli.connection import AnyStream
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 @click.argument("words", nargs=-1, metavar="[RECIPE] QUESTION", shell_complete=complete_recipe)
 @set_option
 @store_option
-@asking_options
+@request_options
 @click.option("--raw", is_flag=True, help="Send the question as it is, without a chat template.")
 @click.option("--no-stats", is_flag=True, help="Do not print TTFT, ITL and tokens on standard error.")
 @click.option(
@@ -49,14 +48,14 @@ def command(
     pipeline stream --url gpu-host:8001 --tokenizer ./tokenizer "How do I reset my password?"
     """
     recipe, question = _read(words, with_url=options["url"] is not None)
-    destination = find(recipe, overrides, store, options)
+    destination = find_destination(recipe, overrides, store, options)
     prompt = _prompt(question, options["system"], raw=raw)
     with connected(destination, options, raw=raw) as connection, connection.stream(prompt) as stream:
         code = _print(stream, as_json=as_json)
         if as_json:
             click.echo(json.dumps({"stats": stream.stats.as_dict(), "request_id": stream.request_id}))
         elif not no_stats:
-            note(describe(stream.stats, stream.finish_reason))
+            note(stats_text(stream.stats, stream.finish_reason))
     if code:
         raise click.exceptions.Exit(code)
 

@@ -16,7 +16,7 @@ from pipeline.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class CompatibilityIssue:
-    """Something that speaks against a combination."""
+    """One reason against a combination."""
 
     severity: Severity
     text: str
@@ -25,7 +25,7 @@ class CompatibilityIssue:
 
 @dataclass(frozen=True, slots=True)
 class Compatibility:
-    """What is to be said of one combination."""
+    """Whether a release, a runtime, a GPU and formats go together, with every reason why not."""
 
     version: str
     runtime: Track
@@ -34,13 +34,22 @@ class Compatibility:
 
     @property
     def offered(self) -> bool:
+        """Whether no reason is an error."""
         return not any(reason.severity == "error" for reason in self.reasons)
 
 
 def check_compatibility(
     version: str, runtime: Track, on: str | None, form: str = "none", kv_cache: str = "auto"
 ) -> Compatibility:
-    """All reasons at once. `on` is the name of a GPU (None: any), `form` and `kv_cache` are the recipe's words."""
+    """Check one combination, and collect all reasons against it.
+
+    Args:
+        version: of TensorRT-LLM.
+        runtime: `tensorrt` or `pytorch`.
+        on: name of a GPU; None: any.
+        form: quantization.format of a recipe.
+        kv_cache: quantization.kv_cache of a recipe.
+    """
     image, reasons = None, []
     try:
         require_runtime(version, runtime)

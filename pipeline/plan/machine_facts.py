@@ -94,7 +94,13 @@ class MachineFacts:
 
 
 def contract_name(seen: GpuFacts) -> str | None:
-    """The GPU's name in the contracts: same compute capability, its chip in the driver's name, nearest memory."""
+    """Find the name that the contracts have for a GPU.
+
+    Returns:
+        The product with the same compute capability, whose chip is in the driver's name, with the nearest memory;
+        None if
+        there is none.
+    """
     pcie = "pcie" in _words(seen.name)
     fitting = [known for known in gpus() if known.sm == seen.sm and has_chip_name(seen, known)]
     nearest = min(
@@ -106,7 +112,7 @@ def contract_name(seen: GpuFacts) -> str | None:
 
 
 def has_chip_name(seen: GpuFacts, known: Gpu) -> bool:
-    """Whether the driver's name has all words of the chip's."""
+    """Tell whether the name that a driver reports has all words of a product's chip."""
     return set(_words(known.chip)) <= set(_words(seen.name))
 
 

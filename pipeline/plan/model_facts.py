@@ -30,7 +30,7 @@ FILES = (
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """One tokenizer."""
+    """One tokenizer, as far as it is compared with another."""
 
     files: Mapping[str, str]  # name -> SHA-256, of the files that decide ids
     special: Mapping[str, int]  # special token -> id
@@ -40,7 +40,11 @@ class TokenizerFacts:
 
     @classmethod
     def read(cls, folder: Path) -> TokenizerFacts | None:
-        """Those of a checkpoint; None if it has no tokenizer that can be read, which fetching explains."""
+        """Read the tokenizer of a checkpoint's folder.
+
+        Returns:
+            None if there is no tokenizer that can be read, which fetching explains.
+        """
         try:
             files = {name: _digest(folder / name) for name in FILES if (folder / name).is_file()}
         except UnreadableFile:
@@ -56,7 +60,7 @@ class TokenizerFacts:
 
 @cache
 def tokenizer_corpus() -> tuple[str, ...]:
-    """The texts."""
+    """Texts whose ids are compared."""
     file = resources.files("pipeline.contracts") / "data" / "tokenizer_corpus.yaml"
     return tuple(parse_yaml(file.read_text("utf-8"))["texts"])
 
@@ -87,7 +91,7 @@ def _ids(file: Path) -> tuple[tuple[int, ...], ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """One model. None: not known, and rules that need it say nothing."""
+    """What is known of one model. None means not known, and rules that need it say nothing."""
 
     sizes: ModelSizes | None = None
     tokenizer: TokenizerFacts | None = None
@@ -101,13 +105,13 @@ class ModelFacts:
 
 
 def recipe_checkpoints(recipe: Recipe) -> dict[str, Checkpoint]:
-    """Role -> what the recipe says of the checkpoint."""
+    """Map "target", and "draft" if there is one, to the recipe's checkpoint."""
     found: dict[str, Checkpoint] = {TARGET: recipe.model}
     return found if recipe.draft is None else found | {DRAFT: recipe.draft}
 
 
 def offline_facts(recipe: Recipe) -> dict[str, ModelFacts]:
-    """Role -> what can be known offline: sizes from the contracts, or from the files of a local checkpoint."""
+    """Map roles to what can be known offline: sizes from the contracts, or from the files of a local checkpoint."""
     return {
         role: ModelFacts(known_model(checkpoint.source.repo))
         if isinstance(checkpoint.source, HubSource)
@@ -117,18 +121,20 @@ def offline_facts(recipe: Recipe) -> dict[str, ModelFacts]:
 
 
 def offline_sizes(recipe: Recipe) -> dict[str, ModelSizes]:
-    """Role -> sizes, of the models whose sizes can be had offline: from the contracts, or a local config.json."""
+    """Map roles to sizes, for the models whose sizes can be known offline."""
     return {role: facts.sizes for role, facts in offline_facts(recipe).items() if facts.sizes is not None}
 
 
 def facts_from_sizes(sizes: Mapping[str, ModelSizes]) -> dict[str, ModelFacts]:
-    """Facts of which only the sizes are known."""
+    """Make facts of which only the sizes are known, by role."""
     return {role: ModelFacts(one) for role, one in sizes.items()}
 
 
 def read_model_facts(folder: Path) -> ModelFacts:
-    """What the files of a checkpoint say, weights aside; nothing if config.json cannot be read, which fetching
-    explains.
+    """Read what the small files of a checkpoint's folder say.
+
+    Returns:
+        Facts without anything if config.json cannot be read, which fetching explains.
     """
     try:
         config = read_json(folder / "config.json")

@@ -11,7 +11,7 @@ RANKS = "trtllm-"  # how the folders of TensorRT-LLM checkpoints begin
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """The sizes of one model."""
+    """Over how many GPUs one model is spread, and how."""
 
     tensor: int = 1  # GPUs that share each layer
     pipeline: int = 1  # groups of GPUs that share the layers
@@ -19,7 +19,7 @@ class Parallelism:
 
     @property
     def world(self) -> int:
-        """Ranks, which is GPUs."""
+        """Ranks, one a GPU."""
         return self.tensor * self.pipeline
 
     @property
@@ -36,8 +36,10 @@ class Parallelism:
 
 
 def parallelism(recipe: Recipe, role: str) -> Parallelism:
-    """How the target or the draft is spread. On `tensorrt` the draft has a size of its own; elsewhere it lies with the
-    target."""
+    """Return how the target or the draft of a recipe is spread.
+
+    On `tensorrt` the draft has a size of its own; elsewhere it lies with the target.
+    """
     runtime = recipe.runtime
     if runtime.kind == "cpu":
         return Parallelism()

@@ -75,12 +75,12 @@ class PlanFacts:
 
 
 def make_plan(recipe: Recipe, around: PlanFacts) -> Plan:
-    """The steps that turn `recipe` into a Triton model repository."""
+    """Plan the steps that turn a recipe into a Triton model repository."""
     return Plan(recipe, tuple(_Planner(recipe, around).steps()))
 
 
 def rank_exports(recipe: Recipe, role: str) -> tuple[Parallelism, ...]:
-    """The sizes that a calibrated model is exported for as a TensorRT-LLM checkpoint.
+    """List the sizes that a calibrated model is exported for as a TensorRT-LLM checkpoint.
 
     Of the draft, those of its engine; of the target, those of its engine, or tensor-parallel sizes that the recipe
     lists, among them the engine's own. `pytorch` reads the Hugging Face export and needs none, and neither does a draft
@@ -109,7 +109,7 @@ class EvaluatedExport:
 
 
 def evaluated_exports(recipe: Recipe) -> tuple[EvaluatedExport, ...]:
-    """All exports of the calibrated target, the one that the recipe's runtime loads first."""
+    """List all exports of the calibrated target, the one that the recipe's runtime loads first."""
     ranks = [EvaluatedExport(size.folder) for size in rank_exports(recipe, TARGET)]
     kind = recipe.runtime.kind
     own = kind == "pytorch" and recipe.quantization.kv_cache == "fp8"

@@ -18,7 +18,7 @@ from pipeline.recipe import Recipe
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """One recipe on one kind of GPU, or on this machine (`cpu`)."""
+    """What one recipe comes to on one kind of GPU, or on this machine (`cpu`)."""
 
     recipe: Recipe
     findings: tuple[Finding, ...]  # of preflight, the gravest first
@@ -33,7 +33,7 @@ class PlanReport:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What of the figures was compared with nothing, as sentences: memory first, then speed."""
+        """Sentences on figures without a measurement to compare them with: memory first, then speed."""
         memory = self.memory.warnings if self.memory is not None else ()
         performance = self.performance.warnings if self.performance is not None else ()
         return (*self.doubts, *memory, *performance)
@@ -46,11 +46,12 @@ class PlanReport:
 
     @property
     def meets_slo(self) -> bool | None:
+        """Whether the forecast meets the SLO; None if the recipe has none, or it cannot be told."""
         return self.performance.meets_slo if self.performance is not None else None
 
     @property
     def verdict(self) -> str:
-        """One sentence.
+        """One sentence on memory, SLO and preflight.
 
         "fits: 66 x 9221 tokens at a time, 64 wanted; meets the SLO"
         """

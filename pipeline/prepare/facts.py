@@ -1,7 +1,7 @@
 """The facts that planning rests on: all that is read from disk, asked of the Hub, or measured on this machine.
 
     facts = read_recipe_facts(recipe)                     # local: settings of the runtime, models, calibration set
-    inputs = read_plan_inputs(facts, store)              # commits or hashes of checkpoints, versions of tools
+    inputs = read_plan_inputs(recipe, store)              # commits or hashes of checkpoints, versions of tools
     models = read_models(plan, store, inputs.sources)     # what the checkpoints that are here say
     machine = read_machine(plan, store, devices)          # GPUs, memory, and the disk of the store
 
@@ -159,7 +159,7 @@ class PlanInputs:
     dataset: Mapping[str, Json]  # identity of the calibration set
     tools: Mapping[str, Mapping[str, str]]  # stage -> distribution -> version
 
-    def surroundings(self, emitted: GeneratedConfig) -> PlanFacts:
+    def plan_facts(self, emitted: GeneratedConfig) -> PlanFacts:
         """The form that `make_plan` takes."""
         sources = {role: source.identity for role, source in self.sources.items()}
         return PlanFacts(sources, self.dataset, self.tools, emitted.build, emitted.package)

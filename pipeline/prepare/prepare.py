@@ -79,7 +79,7 @@ class Prepared:
             UserError: Distributions are missing, or nothing here builds engines; all of it in one text.
             InvalidInput: The machine lacks room, memory or GPUs.
         """
-        steps = [step for step, _, needed in demanded(self.plan, store, until) if needed]
+        steps = [step for step, _, needed in step_states(self.plan, store, until) if needed]
         recipe = self.recipe
         needs = [need for step in steps for need in needs_of_stage(recipe, *step.name.split("."))]
         needs += afterwards
@@ -117,7 +117,7 @@ class Prepared:
             InvalidInput: With everything that does not fit.
         """
         recipe, models = self.recipe, read_models(self.plan, store, self.sources)
-        stages = {step.stage for step, _, needed in demanded(self.plan, store, until) if needed}
+        stages = {step.stage for step, _, needed in step_states(self.plan, store, until) if needed}
         needs = needs_to_build(
             replace(
                 needs_of(make_context(recipe, models)),
@@ -178,7 +178,7 @@ def plan_build(
     """
     recipe, emitted = facts.recipe, facts.emitted
     inputs = read_plan_inputs(recipe, store, offline=offline, progress=progress)
-    plan = make_plan(recipe, inputs.surroundings(emitted))
+    plan = make_plan(recipe, inputs.plan_facts(emitted))
     found = refuse(recipe, allow(findings(recipe, read_models(plan, store), emitted=emitted), allowed))
     return Prepared(plan, inputs.sources, found, emitted, allowed)
 
@@ -195,7 +195,7 @@ def check_recipe(recipe: Recipe) -> tuple[Finding, ...]:
     return refuse(recipe, with_folder_problems(read_recipe_facts(recipe)).findings())
 
 
-def demanded(
+def step_states(
     plan: Plan, store: Store, until: str = "package"
 ) -> Iterator[tuple[Step, Artifact | None, bool]]:
     """Yield each step of a plan, its artifact if the store has it, and whether a build would have to make it.

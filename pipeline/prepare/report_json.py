@@ -16,7 +16,7 @@ from pipeline.plan.memory import Alternative, MemoryLine, MemoryPlan, RankMemory
 from pipeline.plan.plan import Plan
 from pipeline.plan.preflight import Finding
 from pipeline.plan.report import PlanReport
-from pipeline.prepare.prepare import demanded
+from pipeline.prepare.prepare import step_states
 from pipeline.store import Store
 
 SCHEMA = 2  # 2: ends of an estimate may be null
@@ -157,7 +157,7 @@ def step_rows(plan: Plan, store: Store, until: str) -> list[StepRow]:
             inputs=dict(step.inputs),
             tools=dict(step.key.tools),
         )
-        for step, artifact, needed in demanded(plan, store, until)
+        for step, artifact, needed in step_states(plan, store, until)
     ]
 
 

@@ -146,9 +146,9 @@ def _holds_graph(folder: Path) -> bool:
 
 def _make_graph(checkpoint: Path, into: Path, label: str) -> dict[str, Json]:
     try:
-        from pipeline.cache.semantic.preparing import prepare
+        from pipeline.cache.semantic.onnx_export import export_encoder
 
-        agreement = prepare(checkpoint, into)
+        agreement = export_encoder(checkpoint, into)
     except ImportError as error:
         raise missing(f"{label}: making its graph", error, "cache") from error
     except (ValueError, KeyError, OSError) as error:

@@ -1,6 +1,6 @@
-"""One thread for small models: they gain nothing from more, and on a busy machine threads that wait for each
-other cost minutes (12 samples of W4A8 on two of two busy cores: 42 s with two threads, 1 s with one). One
-thread also gives the same bytes on every number of cores.
+"""One thread for small models: they gain nothing from more, and on a busy machine threads that wait for each other cost
+minutes (12 samples of W4A8 on two of two busy cores: 42 s with two threads, 1 s with one). One thread also gives the
+same bytes on every number of cores.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-SMALL = 50_000_000  # parameters
+_SMALL_PARAMETERS = 50_000_000
 
 
 @contextlib.contextmanager
-def suited_to(parameters: int) -> Iterator[None]:
-    """Torch's threads as the size of the model wants them; as before afterwards."""
+def torch_threads_for(parameters: int) -> Iterator[None]:
+    """Set how many threads torch uses for a model of so many parameters; as before afterwards."""
     import torch
 
     before = torch.get_num_threads()
-    if parameters <= SMALL:
+    if parameters <= _SMALL_PARAMETERS:
         torch.set_num_threads(1)
     try:
         yield

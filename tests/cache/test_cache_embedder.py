@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.cache.semantic.bert import write_onnx
 from pipeline.cache.semantic.embedder import Embedder
+from pipeline.cache.semantic.onnx_export import write_onnx
 
 pytest.importorskip("onnx")
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "where", "is", "my", "parcel", "?"]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.cache.key import Origin, ask
+from pipeline.cache.key import Origin, make_question
 
 ORIGIN = Origin("deployment", "model", "tenant")
 MESSAGES = [
@@ -29,7 +29,9 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 def key(**changes: Any) -> bytes:
     origin = changes.get("origin", ORIGIN)
     messages = changes.get("messages", MESSAGES)
-    return ask(origin, messages, changes.get("sampling", SAMPLING), tools=changes.get("tools", TOOLS)).key
+    return make_question(
+        origin, messages, changes.get("sampling", SAMPLING), tools=changes.get("tools", TOOLS)
+    ).key
 
 
 def shuffled(value: Any, rng: random.Random) -> Any:
@@ -104,7 +106,7 @@ def test_all_changes_differ_from_each_other() -> None:
     ],
 )
 def test_the_same_said_differently(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert ask(ORIGIN, "Hi", one).key == ask(ORIGIN, "Hi", other).key
+    assert make_question(ORIGIN, "Hi", one).key == make_question(ORIGIN, "Hi", other).key
 
 
 @pytest.mark.parametrize(
@@ -118,24 +120,24 @@ def test_the_same_said_differently(one: dict[str, Any], other: dict[str, Any]) -
     ],
 )
 def test_what_can_be_repeated(sampling: dict[str, Any], repeatable: bool) -> None:
-    assert ask(ORIGIN, "Hi", sampling).repeatable is repeatable
+    assert make_question(ORIGIN, "Hi", sampling).repeatable is repeatable
 
 
 def test_scope_is_all_but_the_last_user_turn() -> None:
-    asked = ask(ORIGIN, MESSAGES, SAMPLING)
-    again = ask(ORIGIN, with_message(3, content="Something else"), SAMPLING)
+    asked = make_question(ORIGIN, MESSAGES, SAMPLING)
+    again = make_question(ORIGIN, with_message(3, content="Something else"), SAMPLING)
     assert asked.scope == again.scope
     assert (asked.turn, again.turn) == ("Where is my parcel?", "Something else")
     assert asked.comparable
 
 
 def test_a_request_that_ends_with_a_tools_answer_is_not_compared_by_meaning() -> None:
-    asked = ask(ORIGIN, [*MESSAGES, {"role": "tool", "content": "42"}], SAMPLING)
+    asked = make_question(ORIGIN, [*MESSAGES, {"role": "tool", "content": "42"}], SAMPLING)
     assert not asked.comparable
-    assert asked.key != ask(ORIGIN, [*MESSAGES, {"role": "tool", "content": "43"}], SAMPLING).key
+    assert asked.key != make_question(ORIGIN, [*MESSAGES, {"role": "tool", "content": "43"}], SAMPLING).key
 
 
 @given(st.text(), st.text())
 def test_different_prompts_have_different_keys(one: str, other: str) -> None:
-    same = ask(ORIGIN, one, {}).key == ask(ORIGIN, other, {}).key
+    same = make_question(ORIGIN, one, {}).key == make_question(ORIGIN, other, {}).key
     assert same == (one == other)

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.cache.semantic.bert import write_onnx
 from pipeline.cache.semantic.embedder import Embedder
+from pipeline.cache.semantic.onnx_export import write_onnx
 from pipeline.cache.semantic.scoring import Learned, Scorer, load_scorer, verifier_for
 from pipeline.cache.semantic.scoring.facts import NAMES, facts
 from pipeline.cache.semantic.scoring.judge import FORBIDDING

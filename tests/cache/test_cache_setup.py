@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.cache.encryption import KEY, AesGcmCodec, KeySource
 from pipeline.cache.entry import StoredChunk
-from pipeline.cache.key import Origin, Question, ask
+from pipeline.cache.key import Origin, Question, make_question
 from pipeline.cache.lifetime import Lifetime
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.setup import CacheSetupError, SentenceEncoder, make_redaction, open_cache
@@ -27,7 +27,7 @@ def recipe(*overrides: str) -> Recipe:
 
 
 def question(turn: str) -> Question:
-    return ask(Origin("package"), turn, {"temperature": 0})
+    return make_question(Origin("package"), turn, {"temperature": 0})
 
 
 def keep(cache: ResponseCache, turn: str, answer: str) -> bool:

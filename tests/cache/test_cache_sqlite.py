@@ -17,7 +17,7 @@ import pytest
 from pipeline.cache.backend import BackendDown, Capacity, EntryFilter
 from pipeline.cache.encryption import AesGcmCodec
 from pipeline.cache.entry import CacheEntry, StoredChunk
-from pipeline.cache.key import Origin, Question, ask
+from pipeline.cache.key import Origin, Question, make_question
 from pipeline.cache.sqlite import SqliteBackend
 
 ORIGIN = Origin("package")
@@ -25,7 +25,7 @@ NOW = 1_000_000.0
 
 
 def question(text: str, tenant: str = "") -> Question:
-    return ask(Origin("package", tenant=tenant), text, {"temperature": 0})
+    return make_question(Origin("package", tenant=tenant), text, {"temperature": 0})
 
 
 def entry(text: str, ttl_s: float = 600, created: float = NOW) -> CacheEntry:
@@ -145,13 +145,13 @@ WRITER = """
 import sys
 from pathlib import Path
 from pipeline.cache.entry import CacheEntry, StoredChunk
-from pipeline.cache.key import Origin, ask
+from pipeline.cache.key import Origin, make_question
 from pipeline.cache.sqlite import SqliteBackend
 backend = SqliteBackend(Path(sys.argv[1]))
 for n in range(int(sys.argv[3])):
     text = f"{sys.argv[2]}-{n}"
     answer = CacheEntry.of([StoredChunk(text)], finish_reason="stop", created=1e6, expires=2e9)
-    backend.put(ask(Origin("package"), text, {"temperature": 0}), answer)
+    backend.put(make_question(Origin("package"), text, {"temperature": 0}), answer)
     print(text, flush=True)
 """
 

@@ -12,7 +12,7 @@ import pytest
 from pipeline.cache.backend import BackendDown, Vector
 from pipeline.cache.client import CachingClient
 from pipeline.cache.entry import CacheEntry, StoredChunk
-from pipeline.cache.key import Origin, Question, ask
+from pipeline.cache.key import Origin, Question, make_question
 from pipeline.cache.lifetime import Lifetime
 from pipeline.cache.redaction import Redaction
 from pipeline.cache.replay import Replay
@@ -59,7 +59,7 @@ def backend(tmp_path: Path) -> Iterator[SqliteBackend]:
 
 
 def asked(turn: str = "What is it?", **sampling: Any) -> Question:
-    return ask(Origin("package"), turn, sampling or GREEDY)
+    return make_question(Origin("package"), turn, sampling or GREEDY)
 
 
 def keep(cache: ResponseCache, question: Question, *texts: str, ttl_s: float | None = None) -> bool:
@@ -135,7 +135,7 @@ def test_an_answer_that_cannot_be_decoded_is_asked_for_again(backend: SqliteBack
     short = CacheEntry(whole.raw[:-2], whole.created, whole.expires, "stop")
     with FakeServer(Reply(["a"])) as server, Client(server.url) as plain:
         client = CachingClient(plain, cache, Origin("package"))
-        backend.put(ask(client.origin, "Hi", {"max_tokens": 8, "temperature": 0}), short)
+        backend.put(make_question(client.origin, "Hi", {"max_tokens": 8, "temperature": 0}), short)
         assert client.generate("Hi", max_tokens=8, temperature=0).text == "a"
     assert (cache.counters["failed_lookup"], cache.counters["stored"]) == (1, 1)
 
@@ -188,7 +188,7 @@ def test_only_what_is_repeatable_unless_asked(
     backend: SqliteBackend, sampling: Mapping[str, Any], keep_sampled: bool, kept: bool
 ) -> None:
     cache = ResponseCache(backend, keep_sampled=keep_sampled)
-    question = ask(Origin("package"), "Hi", sampling)
+    question = make_question(Origin("package"), "Hi", sampling)
     assert keep(cache, question, "a") is kept
     assert text_of(cache.lookup(question)) == ("a" if kept else None)
 

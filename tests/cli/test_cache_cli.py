@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pipeline.cache.entry import CacheEntry, StoredChunk
-from pipeline.cache.key import Origin, ask
+from pipeline.cache.key import Origin, make_question
 from pipeline.cache.sqlite import SqliteBackend
 from pipeline.cli.cache import command
 
@@ -30,7 +30,7 @@ def file(tmp_path: Path) -> Path:
         entry = CacheEntry.of(
             [StoredChunk(answer, (1, 2))], finish_reason="stop", created=created, expires=created + 86400
         )
-        backend.put(ask(Origin("d"), question, {"temperature": 0}), entry)
+        backend.put(make_question(Origin("d"), question, {"temperature": 0}), entry)
     backend.close()
     return path
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from pipeline.cache.backends import open_backend
 from pipeline.cache.encryption import KEY, AesGcmCodec
 from pipeline.cache.entry import CacheEntry, StoredChunk
-from pipeline.cache.key import Origin, ask
+from pipeline.cache.key import Origin, make_question
 from pipeline.cli.cache import command
 from pipeline.errors import UserError
 from tests.support.servers import PostgresServer, RedisServer, Server, Unavailable
@@ -39,7 +39,7 @@ def address(server: RedisServer | PostgresServer) -> Iterator[str]:
         answer = CacheEntry.of(
             [StoredChunk(f"answer {n}")], finish_reason="stop", created=now + n, expires=now + 600
         )
-        backend.put(ask(origin, f"question {n}", {"temperature": 0}), answer)
+        backend.put(make_question(origin, f"question {n}", {"temperature": 0}), answer)
     yield server.url
     backend.purge()
     backend.close()

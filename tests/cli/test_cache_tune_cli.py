@@ -22,7 +22,7 @@ TRAP = {"a": "Is the shop open?", "b": "Is the shop not open?", "same": 0, "cate
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that an embedder reads: random weights, of which the order of cosines is no matter here."""
-    from pipeline.cache.semantic.bert import write_onnx
+    from pipeline.cache.semantic.onnx_export import write_onnx
 
     folder = write_encoder(tmp_path_factory.mktemp("tune") / "encoder")
     write_onnx(folder, folder / "model.onnx")

@@ -20,8 +20,13 @@ from pipeline.models import Architecture, TensorFiles
 from pipeline.models.architecture import FAMILIES
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
-from pipeline.runtimes.tensorrt.checkpoint import MODEL_TYPES, RankCheckpoint, convert, modelopt_export
-from pipeline.runtimes.tensorrt.checkpoint import writing as writing_module
+from pipeline.runtimes.tensorrt.checkpoint import (
+    MODEL_TYPES,
+    RankCheckpoint,
+    convert,
+    modelopt_export,
+    splitting,
+)
 from pipeline.stages.calibrate.model import load
 from pipeline.stages.calibrate.third_party import Notes, quietly
 from tests.support.models import make_checkpoint
@@ -249,7 +254,7 @@ def test_joined_ranks_are_the_source(
 def test_chunks_do_not_change_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = make_checkpoint(tmp_path / "source", "qwen2")
     convert(source, Parallelism(2), into=tmp_path / "whole", progress=Silent())
-    monkeypatch.setattr(writing_module, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(splitting, "_CHUNK_BYTES", 1000)
     convert(source, Parallelism(2), into=tmp_path / "chunks", progress=Silent())
     for name in ("rank0.safetensors", "rank1.safetensors"):
         whole, chunks = (tmp_path / kind / "trtllm-tp2" / name for kind in ("whole", "chunks"))

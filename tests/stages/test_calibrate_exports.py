@@ -25,7 +25,7 @@ from pipeline.stages.calibrate.batches import make_batches, read_samples
 from pipeline.stages.calibrate.measurement import check_scales, measure
 from pipeline.stages.calibrate.model import load
 from pipeline.stages.calibrate.third_party import Notes, quietly
-from pipeline.stages.threads import suited_to
+from pipeline.stages.threads import torch_threads_for
 from tests.support.calibrated import Calibrations, facts, quantization
 from tests.support.models import CLASSES
 
@@ -397,7 +397,7 @@ def test_nvfp4_is_exported_as_it_is_read(calibrations: Calibrations, tmp_path: P
     """
     source, samples = calibrations.source(), read_samples(calibrations.dataset() / "calibration.jsonl", 512)
     architecture, original = Architecture.read(source), CheckpointReader(source)
-    with quietly("nvfp4", Notes()), suited_to(0):
+    with quietly("nvfp4", Notes()), torch_threads_for(0):
         model = load(source, architecture, "cpu")
         measure(
             model,

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.cache.backend import Backend, Vector
 from pipeline.cache.entry import CacheEntry, StoredChunk
-from pipeline.cache.key import Origin, Question, ask
+from pipeline.cache.key import Origin, Question, make_question
 from pipeline.cache.lifetime import Lifetime
 from pipeline.cache.redaction import Redaction
 from pipeline.cache.response_cache import ResponseCache
@@ -19,7 +19,7 @@ NOW = 1_000_000.0  # s since the epoch
 
 
 def question(text: str, tenant: str = "") -> Question:
-    return ask(Origin("package", tenant=tenant), text, {"temperature": 0})
+    return make_question(Origin("package", tenant=tenant), text, {"temperature": 0})
 
 
 def entry(text: str, ttl_s: float = 600, created: float = NOW) -> CacheEntry:

@@ -19,7 +19,7 @@ from pipeline.stages.calibrate.batches import make_batches, read_samples
 from pipeline.stages.calibrate.measurement import measure
 from pipeline.stages.calibrate.model import load
 from pipeline.stages.calibrate.third_party import Notes, quietly
-from pipeline.stages.threads import suited_to
+from pipeline.stages.threads import torch_threads_for
 from tests.support.calibrated import Calibrations
 
 
@@ -36,7 +36,7 @@ def make_pair(calibrations: Calibrations, into: Path, architecture: str, form: F
     source = calibrations.source(architecture, "float32")
     samples = read_samples(calibrations.dataset() / "calibration.jsonl", 512)
     notes = Notes()
-    with quietly("making a pair", notes), suited_to(0):
+    with quietly("making a pair", notes), torch_threads_for(0):
         import modelopt.torch.export  # noqa: F401
         from modelopt.torch.export.unified_export_hf import requantize_resmooth_fused_llm_layers
 

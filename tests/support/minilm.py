@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cache.semantic.embedder import Embedder
-from pipeline.cache.semantic.preparing import prepare
+from pipeline.cache.semantic.onnx_export import export_encoder
 from tests.support.servers.install import Unavailable, installed
 
 
@@ -24,7 +24,7 @@ def minilm() -> Embedder:
     folder = checkpoint / "prepared"
     if not folder.is_dir():
         with tempfile.TemporaryDirectory(dir=checkpoint) as work:
-            prepare(checkpoint, Path(work) / "graphs")
+            export_encoder(checkpoint, Path(work) / "graphs")
             try:
                 (Path(work) / "graphs").rename(folder)
             except OSError:

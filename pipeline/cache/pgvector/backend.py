@@ -52,10 +52,12 @@ class PgvectorBackend(PackedBackend):
         """
         Args:
             url: as libpq reads it, without a password.
-            name: whose cache it is; several are kept apart in one database.
+            capacity: how much is kept at most.
+            name: of this cache; several are kept apart in one database.
+            codec: encrypts what is kept.
 
         Raises:
-            ValueError: this is no address, or the distribution `psycopg` is missing.
+            ValueError: the address is malformed, or the distribution `psycopg` is missing.
         """
         super().__init__(capacity, codec)
         self._database = PostgresConnections(url, self._prepare)

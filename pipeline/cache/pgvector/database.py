@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL whose failures are `BackendDown`, quickly: short timeouts, and a rest after a failure.
+"""Connections to PostgreSQL whose failures are `BackendDown`, quickly: short timeouts, and a circuit breaker.
 
 Written against psycopg 3.3.
 """
@@ -23,17 +23,19 @@ T = TypeVar("T")
 
 
 class PostgresConnections:
-    """Safe to use from any number of threads. Nothing is connected before the first call."""
+    """A connection pool; safe to use from any number of threads. Nothing is connected before the first call."""
 
     def __init__(
         self, url: str, prepare: Callable[[Any], None], breaker: CircuitBreaker | None = None
     ) -> None:
         """
         Args:
+            url: as libpq reads it, without a password.
             prepare: called with the first connection, before anything else, and again when what it made is gone.
+            breaker: by default one of its own.
 
         Raises:
-            ValueError: this is no address, or the distribution `psycopg` is missing.
+            ValueError: the address is malformed, or the distribution `psycopg` is missing.
         """
         try:
             import psycopg
@@ -56,10 +58,11 @@ class PostgresConnections:
         self._prepared = False
 
     def do(self, work: Callable[[Any], T]) -> T:
-        """What `work` does with a connection. It may be done twice, where the first connection turns out to be dead.
+        """Run `work` with a connection; twice if the first connection turns out to be dead.
 
         Raises:
-            Unanswered: the server cannot be reached or is too slow; BackendDown: it refused, or rests.
+            ServerUnreachable: the server cannot be reached or is too slow.
+            BackendDown: it refused, or the breaker is open.
         """
         with self._breaker.attempt():
             try:
@@ -83,7 +86,7 @@ class PostgresConnections:
                 raise BackendDown(f"{self.address}: {_line(error)}") from error
 
     def close(self) -> None:
-        """Give up all connections."""
+        """Close all connections."""
         self._discard()
 
     def _with(self, connection: Any, work: Callable[[Any], T]) -> T:

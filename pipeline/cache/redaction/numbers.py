@@ -22,8 +22,8 @@ _PLAIN = str.maketrans(
 )  # fmt: skip
 
 
-def plain(text: str) -> str:
-    """Spaces, hyphens and digits of all kinds as those of ASCII."""
+def to_ascii(text: str) -> str:
+    """Replace spaces, hyphens and digits of all kinds by those of ASCII."""
     return text if text.isascii() else text.translate(_PLAIN)
 
 
@@ -48,7 +48,7 @@ def holds_card(text: str) -> bool:
     """Whether a text holds the number of a payment card, in one piece or in groups."""
     from stdnum import luhn
 
-    for run in _GROUPED.finditer(plain(text)):
+    for run in _GROUPED.finditer(to_ascii(text)):
         if len(run[0]) >= _CARD_DIGITS.start:
             for digits in _card_sized(run[0]):
                 if _of_an_issuer(digits) and luhn.is_valid(digits):
@@ -87,7 +87,7 @@ def holds_iban(text: str) -> bool:
     """Whether a text holds the number of a bank account: country, structure and check digits are right."""
     from stdnum import iban
 
-    text = plain(text)
+    text = to_ascii(text)
     for begin in _IBAN_BEGINS.finditer(text):
         length = _iban_length(begin[0][:2].upper())
         number, at = "", begin.start()
@@ -148,7 +148,7 @@ class NationalIds:
         """Whether a text holds such a number."""
         if not _FOUR_DIGITS.search(text):
             return False
-        text = plain(text)
+        text = to_ascii(text)
         return self._holds_alone(text) or self._holds_named(text)
 
     def _holds_alone(self, text: str) -> bool:

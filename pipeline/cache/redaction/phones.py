@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipeline.cache.redaction.numbers import plain
+from pipeline.cache.redaction.numbers import to_ascii
 
 # By default: where most of those live who write the languages that models are asked in, as far as a number in national
 # form is seldom taken for something else there.
@@ -47,11 +47,11 @@ _BEFORE = 40  # characters before a number within which a word names it
 _MOST_READINGS = 500
 
 
-class Phones:
-    """Judges texts. Needs the distribution phonenumbers."""
+class PhoneNumbers:
+    """Finds telephone numbers in texts. Needs the distribution phonenumbers."""
 
     def __init__(self, regions: Sequence[str] = PHONE_REGIONS) -> None:
-        """Raises ValueError for a region that is not known."""
+        """`regions`: ISO 3166 codes. Raises ValueError for one that is not known."""
         import phonenumbers
 
         if unknown := [region for region in regions if region not in phonenumbers.SUPPORTED_REGIONS]:
@@ -69,7 +69,7 @@ class Phones:
         """Whether a text holds a telephone number."""
         from phonenumbers import Leniency, PhoneNumberMatcher
 
-        text = plain(text)
+        text = to_ascii(text)
         readings = 0
         for found in _CANDIDATE.finditer(text):
             number = found[0]

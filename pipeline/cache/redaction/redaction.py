@@ -11,7 +11,7 @@ from importlib.resources import files
 import yaml
 
 from pipeline.cache.redaction.numbers import NationalIds, holds_card, holds_iban
-from pipeline.cache.redaction.phones import PHONE_REGIONS, Phones
+from pipeline.cache.redaction.phones import PHONE_REGIONS, PhoneNumbers
 
 Holds = Callable[[str], bool]  # whether a text holds one
 # One character before the @ is enough to tell; more of them would make long texts take long.
@@ -52,7 +52,7 @@ class Redaction:
             "card": lambda: _needing("stdnum.luhn", holds_card),
             "iban": lambda: _needing("stdnum.iban", holds_iban),
             "national_id": lambda: _needing("stdnum.luhn", NationalIds()),
-            "phone": lambda: Phones(phone_regions),
+            "phone": lambda: PhoneNumbers(phone_regions),
         }
         self._kinds = {kind: made[kind]() for kind in KINDS if kind in chosen}
         for name, pattern in (own or {}).items():

@@ -52,7 +52,10 @@ class RedisBackend(PackedBackend):
     ) -> None:
         """
         Args:
-            name: whose cache it is; several are kept apart in one database.
+            address: of the server.
+            capacity: how much is kept at most.
+            name: of this cache; several are kept apart in one database.
+            codec: encrypts what is kept; embeddings are then indexed in the memory of this process.
 
         Raises:
             ValueError: the distribution `redis` is missing.

@@ -19,7 +19,7 @@ _LINKS, _BUILD_EFFORT, _SEARCH_EFFORT = 16, 128, 64
 
 
 class QueryEngine:
-    """Safe to use from any number of threads."""
+    """The vector index of one cache on the server; safe to use from any number of threads."""
 
     def __init__(self, server: RedisConnections, prefix: str) -> None:
         self._server = server
@@ -28,7 +28,7 @@ class QueryEngine:
         self._made: dict[int, str] = {}  # dimensions -> format of the index that is there
 
     def is_there(self) -> bool:
-        """Whether the server has one."""
+        """Whether the server has a query engine."""
         if self._there is None:
             try:
                 self._server.call("FT._LIST")
@@ -38,16 +38,16 @@ class QueryEngine:
         return self._there
 
     def field(self, vector: Vector) -> tuple[str, bytes]:
-        """Name and value under which an entry's hash holds its embedding; makes the index if need be."""
+        """Return name and value of the hash field for an embedding, and make the index if need be."""
         kind = self._made.get(len(vector)) or self._make(len(vector))
         return f"{kind}:{len(vector)}", _packed(vector, kind)
 
     def near(
         self, scope: bytes, vector: Vector, count: int, min_similarity: float
     ) -> list[tuple[bytes, float]]:
-        """Keys and cosines of the nearest entries of a scope that are near enough, the nearest first.
+        """Find keys and cosines of the nearest entries of a scope that are near enough, the nearest first.
 
-        Questions are not asked for here: RediSearch 2.10 cuts a field that it returns at its first zero byte.
+        It does not return the questions: RediSearch 2.10 cuts a field that it returns at its first zero byte.
         """
         try:
             found = self._search(scope, vector, count)

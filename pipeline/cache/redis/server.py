@@ -1,4 +1,7 @@
-"""Where a Redis or Valkey server is, as a URL says it. A password is never part of it."""
+"""The address of a Redis or Valkey server, and a connection pool whose failures are `BackendDown`, quickly.
+
+Timeouts are short, and a circuit breaker spares requests a server that does not answer.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class RedisAddress:
         """Read redis://[user@]host[:port][/database], rediss:// for TLS, with ?ca=FILE; valkey:// is the same.
 
         Raises:
-            ValueError: it is none; the text says what is wrong and never shows a password.
+            ValueError: the address is malformed; the text says how, and never shows a password.
 
         >>> Address.parse("rediss://cache.internal/2?ca=/etc/ca.pem").database
         2
@@ -68,7 +71,7 @@ class RedisAddress:
         )
 
     def options(self, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-        """What a client is opened with; the password is that of the environment."""
+        """Return the arguments of `redis.Redis`; the password is that of the environment."""
         given: dict[str, Any] = {"host": self.host, "port": self.port, "db": self.database}
         if self.user:
             given["username"] = self.user
@@ -94,10 +97,10 @@ Script = Callable[[str, Sequence[Any]], Any]  # (key, arguments) -> reply
 
 
 class RedisConnections:
-    """Safe to use from any number of threads. Nothing is connected before the first call."""
+    """A connection pool; safe to use from any number of threads. Nothing is connected before the first call."""
 
     def __init__(self, address: RedisAddress, breaker: CircuitBreaker | None = None) -> None:
-        """ValueError if the distribution `redis` is missing."""
+        """Raises ValueError if the distribution `redis` is missing."""
         try:
             import redis
             from redis.backoff import NoBackoff
@@ -120,11 +123,11 @@ class RedisConnections:
         )
 
     def call(self, *command: Any) -> Any:
-        """The reply to one command. Raises Unanswered, Refused, or BackendDown while the server rests."""
+        """Send one command. Raises ServerUnreachable, CommandRefused, or BackendDown while the breaker is open."""
         return self._do(lambda: self._client.execute_command(*command))
 
     def together(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """The replies to several commands that are sent at once; not a transaction."""
+        """Send several commands at once, not as a transaction. Returns their replies."""
 
         def ask() -> list[Any]:
             pipeline: Any = self._client.pipeline(transaction=False)
@@ -136,12 +139,12 @@ class RedisConnections:
         return self._do(ask)
 
     def script(self, source: str) -> Script:
-        """A Lua script, to be called with one key (which says where in a cluster it runs) and arguments."""
+        """Register a Lua script. It is called with one key (which says where in a cluster it runs) and arguments."""
         registered = self._client.register_script(source)
         return lambda key, args: self._do(lambda: registered(keys=[key], args=args))
 
     def close(self) -> None:
-        """Give up all connections."""
+        """Close all connections."""
         self._client.close()
 
     def _do(self, ask: Callable[[], T]) -> T:

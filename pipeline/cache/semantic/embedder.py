@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cache.backend import Vector
-from pipeline.cache.semantic.bert import FIRST, OUTPUT
 from pipeline.reading import read_tokenizer
 
 States = NDArray[np.float32]
+# Outputs of a graph: [batch, tokens, dimensions] after the last layer, and before the first one.
+OUTPUT, FIRST = "last_hidden_state", "first_hidden_state"
 GRAPHS = ("model_int8.onnx", "model.onnx")  # the first one that is there
 MAX_TOKENS = 256  # of all-MiniLM-L6-v2, the marks at both ends included
 _KEPT = 4096  # embeddings of questions that were just asked
@@ -35,9 +36,14 @@ class Embedder:
     """
 
     def __init__(self, folder: Path, *, name: str | None = None, threads: int = 1) -> None:
-        """`name` of the model, by default that of the folder.
+        """
+        Args:
+            folder: see the module.
+            name: of the model, by default that of the folder.
+            threads: that one embedding may use.
 
-        Raises FileNotFoundError if the folder holds no graph or no tokenizer.
+        Raises:
+            FileNotFoundError: the folder holds no graph or no tokenizer.
         """
         import onnxruntime
 
@@ -61,11 +67,11 @@ class Embedder:
         self._cached = lru_cache(_KEPT)(self._embed)
 
     def __call__(self, text: str) -> Vector | None:
-        """The embedding, float32 [dimensions] of length 1; None if the text is too long for the model."""
+        """Embed a text: float32 [dimensions] of length 1; None if it is too long for the model."""
         return self._cached(text)
 
     def tokens(self, text: str) -> int:
-        """How long a text is for the model."""
+        """Count the tokens of a text, with the marks at both ends."""
         return len(self._encode(text))
 
     def knows(self, word: str) -> bool:
@@ -74,7 +80,7 @@ class Embedder:
 
     @property
     def has_states(self) -> bool:
-        """Whether the graph also gives its first states; those that `prepare` makes do."""
+        """Whether the graph also gives its first states; those that `export_encoder` writes do."""
         return self._outputs is not None and FIRST in self._outputs
 
     def states(self, text: str) -> States | None:

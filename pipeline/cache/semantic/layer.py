@@ -18,17 +18,17 @@ _MAX_CHARS = 8192
 
 
 class Verifier(Protocol):
-    """Judges whether the answer to one question serves another."""
+    """Decides whether the answer to one question serves another."""
 
     def prepare(self, text: str) -> None:
-        """Make what is needed of a question by itself, while its embedding is at hand."""
+        """Compute what is needed of a question by itself, while its embedding is at hand."""
 
     def objection(self, asked: str, kept: str, similarity: float) -> str | None:
-        """Why not, such as "numbers differ"; None if it does."""
+        """Return why it does not, such as "numbers differ"; None if it does."""
 
 
 class TextEmbedder(Protocol):
-    """What is needed of an embedder; `pipeline.cache.semantic.embedder.Embedder` is one."""
+    """What the layer needs of an embedder, such as `pipeline.cache.semantic.embedder.Embedder`."""
 
     digest: bytes  # of the model: two models never have the same
 
@@ -76,7 +76,7 @@ def _signs(digest: bytes, dimensions: int) -> Vector:
 
 @dataclass(frozen=True, slots=True)
 class VerifierChain:
-    """Several verifiers; the first objection counts."""
+    """Asks several verifiers in turn; the first objection counts."""
 
     verifiers: Sequence[Verifier]
 

@@ -83,8 +83,8 @@ class SqliteBackend(PackedBackend):
                     self._reader()
                     .execute(
                         "SELECT id, key, scope, engine, tenant, turn, answer, used, vector IS NOT NULL"
-                        " FROM entries WHERE ?1 IS NULL OR id < ?1 ORDER BY id DESC LIMIT 256",
-                        (below,),
+                        " FROM entries WHERE ? IS NULL OR id < ? ORDER BY id DESC LIMIT 256",
+                        (below, below),
                     )
                     .fetchall()
                 )

@@ -1,4 +1,4 @@
-"""The setting that serves most within a budget of wrong hits, and how it does on pairs that it was not chosen by."""
+"""Choosing the setting that serves most within a budget of wrong hits, with a cross-validated estimate of it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,29 @@ from pipeline.cache.tuning.measuring import CountedShare, Measured, PairOutcome,
 
 _FOLDS = 5
 Basis = Literal["interval", "rate", "fewest"]
-_MIN_TRAPS = 30  # that a check must have objected to before anything is said of doing without it
+# Traps that a check must have objected to before it can be judged whether it may be left out.
+_MIN_TRAPS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class TunedSetting:
-    """What to put into the recipe, and what speaks for it."""
+    """A setting for the recipe, and the evidence for it."""
 
-    budget: float  # most traps that may be served, as a share
+    # Share of the traps that may be served.
+    budget: float
     confidence: float
-    outcome: PairOutcome  # on all pairs
-    skipped: tuple[str, ...]  # checks to do without
-    held_out: PairOutcome | None  # each fifth at the setting that the others chose; None with too few pairs
-    traps_needed: int  # none of them served, for the upper end to be within the budget
+    # On all pairs.
+    outcome: PairOutcome
+    # Checks to leave out.
+    skipped: tuple[str, ...]
+    # Each fifth of the pairs at the setting that the others chose; None with too few pairs.
+    held_out: PairOutcome | None
+    # Traps, none of them served, that would bring the upper end of the interval within the budget.
+    traps_needed: int
 
     @property
     def meets_budget(self) -> bool:
-        """Shown by the upper end of the interval."""
+        """Whether the upper end of the interval is within the budget."""
         return self.basis == "interval"
 
     @property
@@ -44,11 +50,14 @@ class TunedSetting:
 def choose(
     measured: Measured, *, budget: float, confidence: float = 0.95, may_skip: bool = False
 ) -> TunedSetting:
-    """The setting of most recall whose false hits are within the budget by the upper end of their interval.
+    """Choose the setting of most recall whose wrong hits are within the budget by the upper end of their interval.
 
-    Where no threshold shows that, the observed rate decides; where that is beyond the budget too, the fewest do.
+    If no threshold shows that, the observed rate decides; if that is beyond the budget too, the fewest wrong hits do.
 
     Args:
+        measured: the labelled pairs.
+        budget: share of the traps that may be served.
+        confidence: of the interval.
         may_skip: checks may be left out, one by one, where nothing is lost by it, neither on the pairs that chose them
             nor on those that did not.
     """
@@ -152,7 +161,7 @@ def _groups(measured: Measured) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class CheckWeight:
-    """Pairs above the threshold to which one check objects, and no other that is on."""
+    """How many pairs above the threshold one check alone stops, among those that are on."""
 
     check: str
     stopped: int  # traps that would be served without it
@@ -160,7 +169,7 @@ class CheckWeight:
 
 
 def weigh(measured: Measured, threshold: float, skipped: Collection[str] = ()) -> tuple[CheckWeight, ...]:
-    """Every check that is on, in their order."""
+    """Count for every check that is on what it alone stops, in their order."""
     used = [at for at, name in enumerate(measured.checks) if name not in skipped]
     objects = measured.objects[:, used]
     alone = objects & (objects.sum(axis=1) == 1)[:, None] & (measured.values >= threshold)[:, None]
@@ -174,7 +183,7 @@ def weigh(measured: Measured, threshold: float, skipped: Collection[str] = ()) -
 def by_category(
     measured: Measured, threshold: float, skipped: Collection[str] = ()
 ) -> dict[str, PairOutcome]:
-    """Each category that the pairs name, sorted; pairs without one are left out."""
+    """Count what would be served of each category, sorted by name; pairs without a category are left out."""
     categories = np.array([pair.category for pair in measured.pairs])
     return {
         name: measured.outcome(threshold, skipped, categories == name)

@@ -1,4 +1,7 @@
-"""How sure a counted share is: Wilson's score interval (E. B. Wilson, 1927), which holds for few counts, too."""
+"""Labelled pairs as a cache would judge them: the value that a threshold is about, and what every check says.
+
+Shares are counted with Wilson's score interval (E. B. Wilson, 1927), which holds for few counts, too.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ from pipeline.cache.tuning.pairs import Pair
 
 @dataclass(frozen=True, slots=True)
 class CountedShare:
-    """So many of so many.
+    """A count out of a total, with its confidence interval.
 
-    >>> share = Share(0, 150)
+    >>> share = CountedShare(0, 150)
     >>> f"{share.value:.3f} ({share.low():.3f} to {share.high():.3f})"
     '0.000 (0.000 to 0.025)'
     """
@@ -29,7 +32,7 @@ class CountedShare:
 
     @property
     def value(self) -> float:
-        """0 of nothing is 0."""
+        """The share; 0 of nothing is 0."""
         return self.count / self.of if self.of else 0.0
 
     def low(self, confidence: float = 0.95) -> float:
@@ -52,9 +55,9 @@ class CountedShare:
 
 
 def pairs_needed(budget: float, confidence: float = 0.95) -> int:
-    """How many traps, none of them served, put the upper end at the budget.
+    """Return how many traps, none of them served, put the upper end of the interval at the budget.
 
-    >>> needed(0.01)
+    >>> pairs_needed(0.01)
     381
     """
     return math.ceil(_z(confidence) ** 2 * (1 - budget) / budget)
@@ -65,7 +68,8 @@ def _z(confidence: float) -> float:
 
 
 Embed = Callable[[str], Vector | None]
-Dial = Literal["min_similarity", "min_score"]  # the setting whose threshold is chosen
+# The setting whose threshold is chosen.
+Dial = Literal["min_similarity", "min_score"]
 
 
 class InspectableVerifier(Protocol):
@@ -76,18 +80,20 @@ class InspectableVerifier(Protocol):
         """Names of the checks that refuse a hit by themselves."""
 
     def objecting(self, asked: str, kept: str, similarity: float) -> tuple[bool, ...]:
-        """Which of them object."""
+        """Return for each of them whether it objects."""
 
     @property
     def dial(self) -> Dial:
-        """Which setting has to be at most `value` for a hit."""
+        """The setting whose threshold `value` must reach for a hit."""
 
     def value(self, asked: str, kept: str, similarity: float) -> float:
-        """Of two questions; more is likelier the same."""
+        """Rate two questions: the higher, the likelier one answer serves both."""
 
 
-NEVER = -math.inf  # what is not looked up: too long for the embedder, or not near
-STEPS: Mapping[Dial, tuple[float, ...]] = {  # that are tried
+# The value of a pair that is not looked up: too long for the embedder, or not near.
+NEVER = -math.inf
+# Thresholds that are tried.
+STEPS: Mapping[Dial, tuple[float, ...]] = {
     "min_similarity": tuple(round(0.45 + step / 100, 2) for step in range(55)),
     "min_score": tuple(round(-3 + step / 10, 1) for step in range(81)),
 }
@@ -104,7 +110,7 @@ class PairOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Rows are pairs."""
+    """What every check and the threshold say of every pair; rows are pairs."""
 
     pairs: Sequence[Pair]
     values: NDArray[np.float64]  # [pairs] that the threshold is about: cosine, or the score
@@ -121,7 +127,7 @@ class Measured:
     def outcome(
         self, threshold: float, skipped: Collection[str] = (), rows: NDArray[np.bool_] | None = None
     ) -> PairOutcome:
-        """At one threshold, with all checks but the skipped ones; of some rows only, if they are given."""
+        """Count what would be served at a threshold, with all checks but the skipped ones, among some rows or all."""
         served, same = self._passing(threshold, skipped), self.same
         among = np.ones(len(same), np.bool_) if rows is None else rows
         return PairOutcome(
@@ -132,11 +138,11 @@ class Measured:
 
     @property
     def same(self) -> NDArray[np.bool_]:
-        """[pairs] the labels."""
+        """The labels, bool [pairs]."""
         return np.array([pair.same for pair in self.pairs], np.bool_)
 
     def served(self, threshold: float, skipped: Collection[str], *, same: bool) -> list[Pair]:
-        """The pairs of one label that would be served."""
+        """Return the pairs of one label that would be served."""
         passed = self._passing(threshold, skipped)
         return [pair for pair, yes in zip(self.pairs, passed, strict=True) if yes and pair.same is same]
 
@@ -152,7 +158,10 @@ def measure(
     """Embed and check every pair, one after another.
 
     Args:
-        min_similarity: what every hit needs, where that is not what is to be chosen.
+        pairs: labelled pairs.
+        embed: text to embedding; None if the text is too long.
+        verifier: its checks and its value are recorded.
+        min_similarity: cosine that every hit needs, where it is not the setting that is chosen.
     """
     floor = 0.0 if verifier.dial == "min_similarity" else min_similarity
     values = np.full(len(pairs), NEVER)
@@ -166,5 +175,5 @@ def measure(
 
 
 def cosine(one: Vector | None, other: Vector | None) -> float:
-    """-1 if one of the texts has no embedding."""
+    """Return the cosine of two embeddings; -1 if one of the texts has none."""
     return -1.0 if one is None or other is None else float(one @ other)

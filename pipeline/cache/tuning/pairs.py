@@ -35,7 +35,7 @@ class LoggedQuestion:
 
 
 class BadLines(ValueError):
-    """Everything that is wrong with a file."""
+    """Lines of a file are malformed; lists all of them."""
 
     def __init__(self, faults: Iterable[tuple[int, str]]) -> None:
         self.faults = tuple(faults)  # (line, from 1, or 0 for the file; what is wrong)
@@ -43,10 +43,10 @@ class BadLines(ValueError):
 
 
 def read_pairs(lines: Iterable[str]) -> list[Pair]:
-    """Labelled pairs, of both labels; empty lines are passed over.
+    """Read labelled pairs, one JSON object a line; empty lines are skipped.
 
     Raises:
-        BadLines: with all that is wrong.
+        BadLines: lines are malformed, or one label is missing; it names everything that is wrong.
     """
     pairs = _each(lines, _pair)
     labels = {pair.same for pair in pairs}
@@ -58,10 +58,10 @@ def read_pairs(lines: Iterable[str]) -> list[Pair]:
 
 
 def read_log(lines: Iterable[str]) -> list[LoggedQuestion]:
-    """Questions, as JSON objects or as they are, a line each; empty lines are passed over.
+    """Read questions, a line each, as JSON objects or as plain text; empty lines are skipped.
 
     Raises:
-        BadLines: with all that is wrong.
+        BadLines: lines are malformed; it names everything that is wrong.
     """
     log = _each(lines, _logged)
     if not log:

@@ -1,4 +1,4 @@
-"""What a log without labels tells: how many questions are near another, and which pairs a person should judge."""
+"""What a log without labels says: how many questions are near another, and which pairs a person should label."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from pipeline.cache.semantic.layer import Verifier
 from pipeline.cache.tuning.measuring import Embed
 from pipeline.cache.tuning.pairs import LoggedQuestion
 
-MOST = 50_000  # questions that are compared
-MIN_SIMILARITY = 0.5  # below it, nothing is looked at
+# Questions that are compared.
+MOST = 50_000
+# Pairs that are less near are left out.
+MIN_SIMILARITY = 0.5
 _BLOCK = 1024
 
 
@@ -29,22 +31,22 @@ class NearPair:
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """A log, compared with itself."""
+    """A log of questions, compared with itself."""
 
     questions: int  # that were asked
-    different: int  # texts among them, counted in each scope
+    different: int  # texts among them, per scope
     nears: tuple[NearPair, ...]  # a pair once, the nearest first
 
     def near(self, threshold: float) -> int:
-        """How many pairs are at least as near."""
+        """Count the pairs that are at least as near."""
         return sum(near.similarity >= threshold for near in self.nears)
 
     def served(self, threshold: float) -> int:
-        """How many of them pass every check."""
+        """Count those of them that pass every check."""
         return sum(near.similarity >= threshold and near.objection is None for near in self.nears)
 
     def merged(self) -> list[NearPair]:
-        """Those that pass every check, the nearest first."""
+        """Return those that pass every check, the nearest first."""
         return [near for near in self.nears if near.objection is None]
 
 

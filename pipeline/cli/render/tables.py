@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from pipeline.plan.plan import Plan
 from pipeline.plan.preflight import Finding
-from pipeline.prepare import demanded
+from pipeline.prepare import step_states
 from pipeline.prepare.report_json import step_rows
 from pipeline.store import Artifact, Store, human_bytes
 
@@ -33,7 +33,7 @@ def plan_json(plan: Plan, store: Store, until: str, findings: Sequence[Finding] 
 def step_lines(plan: Plan, store: Store, until: str) -> Iterator[str]:
     """One line a step: what is there, what a build would make, and under which name."""
     yield f"  {'step':<18}{'state':<12}{'size':>10}  artifact"
-    for step, artifact, needed in demanded(plan, store, until):
+    for step, artifact, needed in step_states(plan, store, until):
         size = human_bytes(artifact.manifest.total_bytes) if artifact else ""
         yield f"  {step.name:<18}{_state(artifact, needed):<12}{size:>10}  {step.key.name}"
 

@@ -36,32 +36,34 @@ class MeasurementError:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementErrors:
-    """All of one kind."""
+    """All compared figures of one kind."""
 
     figures: tuple[MeasurementError, ...]
 
     @property
     def median(self) -> float:
+        """Median of the relative errors, without sign."""
         return median(abs(figure.error) for figure in self.figures)
 
     @property
     def worst(self) -> float:
+        """Largest of the relative errors, without sign."""
         return max(abs(figure.error) for figure in self.figures)
 
 
 def capacity_accuracy(points: Sequence[CapacityPoint] | None = None) -> MeasurementErrors:
-    """Sequences that a KV cache holds; by default of all published points."""
+    """Compare how many sequences a KV cache holds; by default at all published points."""
     chosen = capacity_points() if points is None else points
     return MeasurementErrors(tuple(_capacity(point) for point in chosen))
 
 
 def load_log_accuracy() -> MeasurementErrors:
-    """Weights, and blocks of the KV cache, of engines that were loaded."""
+    """Compare weights, and blocks of the KV cache, with the logs of engines that were loaded."""
     return MeasurementErrors(tuple(figure for log in load_logs() for figure in _log(log)))
 
 
 def plan_measured(point: CapacityPoint) -> MemoryPlan:
-    """What the model says of a measured set-up."""
+    """Plan the memory of a set-up that was measured."""
     sizes = known_model(point.model)
     assert sizes is not None, "measured models are among the data"
     model = ModelSpec(

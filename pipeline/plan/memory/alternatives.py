@@ -22,19 +22,24 @@ _GPUS = 2  # larger ones that are named
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One change."""
+    """A change of the recipe, and the memory that it comes to."""
 
     overrides: tuple[str, ...]  # "runtime.tensor_parallel=2"
     plan: MemoryPlan
 
     @property
     def command(self) -> str:
-        """As words of a command line."""
+        """The change as options of a command line: "--set runtime.tensor_parallel=2"."""
         return " ".join(f"--set {override}" for override in self.overrides)
 
 
 def alternatives(recipe: Recipe, spec: DeploymentSpec) -> tuple[Alternative, ...]:
-    """Those that hold more whole sequences than the demand as it is; none where it fits."""
+    """List changes that hold more whole sequences than the recipe as it is; none where it fits.
+
+    Args:
+        recipe: for `tensorrt`, `pytorch` or `cpu`.
+        spec: what the recipe comes to, of `deployment_spec`.
+    """
     now = plan_memory(spec)
     if now.verdict == "fits":
         return ()

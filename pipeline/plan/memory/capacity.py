@@ -125,7 +125,7 @@ Verdict = Literal["fits", "fits in part", "does not fit"]
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """One GPU, full."""
+    """The memory of one GPU with everything on it."""
 
     index: int
     capacity: int
@@ -133,21 +133,22 @@ class RankMemory:
 
     @property
     def used(self) -> int:
+        """Bytes of all lines."""
         return sum(line.bytes for line in self.lines)
 
     @property
     def headroom(self) -> int:
-        """What nothing is planned for; negative: so much is missing."""
+        """Bytes that nothing is planned for; negative: so many are missing."""
         return self.capacity - self.used
 
     def group(self, name: str, role: str | None = None) -> int:
-        """Bytes of a group of lines, such as "weights"."""
+        """Sum the bytes of a group of lines, such as "weights"; of one model if `role` is given."""
         return sum(line.bytes for line in self.lines if line.group == name and role in (None, line.role))
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What a demand comes to."""
+    """What fits of a deployment: the lines of every rank, and the tokens that the KV caches hold."""
 
     spec: DeploymentSpec
     ranks: tuple[RankMemory, ...]
@@ -156,6 +157,7 @@ class MemoryPlan:
 
     @property
     def blocks(self) -> int:
+        """Whole pages of the KV cache."""
         return self.tokens // self.block_tokens
 
     @property
@@ -166,7 +168,7 @@ class MemoryPlan:
 
     @property
     def concurrency(self) -> int:
-        """Of those, as many as the recipe lets run at a time."""
+        """Of those sequences, as many as the recipe lets run at a time."""
         return min(self.sequences, self.spec.concurrency)
 
     @property
@@ -183,7 +185,7 @@ class MemoryPlan:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What of these figures is counted, and was compared with no measurement."""
+        """Sentences on what is counted without a measurement to compare it with."""
         return tuple(warning for model in self.spec.models for warning in _warnings(model))
 
     @property
@@ -212,7 +214,14 @@ def _warnings(model: ModelSpec) -> Iterator[str]:
 
 
 def plan_memory(spec: DeploymentSpec) -> MemoryPlan:
-    """The answer to a demand."""
+    """Work out the memory of every rank, and how many tokens and sequences the KV caches hold.
+
+    Args:
+        spec: models, formats, split and limits that lie together.
+
+    Returns:
+        The plan; a deployment whose weights do not fit has a negative `headroom` and no tokens.
+    """
     loaded = [_load_rank(spec, index) for index in range(spec.ranks)]
     block = math.lcm(*(model.block_tokens for model in spec.models))
     holding = [

@@ -19,7 +19,12 @@ from pipeline.plan.memory.tensors import (
 
 
 def weight_lines(model: ModelSpec, stage: int) -> tuple[MemoryLine, ...]:
-    """Those of a rank in a stage of the pipeline (0: the first), without kinds that it has nothing of."""
+    """List the weights of a rank by kind of tensor, in bytes, without kinds that it has nothing of.
+
+    Args:
+        model: whose weights.
+        stage: of the pipeline, 0 is the first.
+    """
     held: dict[str, int] = dict.fromkeys(KINDS, 0)
     for tensor in _held(model, stage):
         held[tensor.kind] += _bytes(tensor, model)
@@ -39,7 +44,7 @@ def weight_lines(model: ModelSpec, stage: int) -> tuple[MemoryLine, ...]:
 
 
 def weight_bytes(model: ModelSpec, stage: int = 0) -> int:
-    """All of them."""
+    """Sum the bytes of all weights of a rank in a stage of the pipeline."""
     return sum(line.bytes for line in weight_lines(model, stage))
 
 
@@ -61,7 +66,7 @@ def mxfp4_padding(model: ModelSpec, stage: int = 0) -> int:
 
 
 def stage_layers(model: ModelSpec, stage: int) -> range:
-    """The layers of a stage: as even as can be, the first stages hold one more.
+    """Indices of a stage's layers: as even as can be, the first stages hold one more.
 
     >>> from pipeline.contracts.models import known_model
     >>> from pipeline.plan.parallelism import Parallelism
@@ -108,19 +113,21 @@ def _formula(model: ModelSpec, kind: str) -> str:
 
 
 def kv_token_bytes(model: ModelSpec, stage: int = 0) -> int:
-    """Keys and values of one token, in all layers of a stage."""
+    """Bytes of one token's keys and values, in all layers of a stage, on one rank."""
     return _token_bytes(model, len(stage_layers(model, stage)))
 
 
 def kv_sequence_bytes(model: ModelSpec, tokens: int, stage: int = 0) -> int:
-    """Of a sequence, if layers with a window keep only what they see (`max_attention_window`, which we do not set)."""
+    """Bytes of a sequence, if layers with a window kept only what they see (`max_attention_window`, which is not
+    set).
+    """
     windows, layers = model.sizes.windows, stage_layers(model, stage)
     one = _token_bytes(model, 1)
     return sum(one * min(tokens, (windows[layer] if windows else 0) or tokens) for layer in layers)
 
 
 def kv_formula(model: ModelSpec) -> str:
-    """How a token's bytes are counted, in numbers."""
+    """Write how a token's bytes are counted: "2 * 32 layers * 8 KV heads * 128 of fp8"."""
     sizes, ways = model.sizes, model.split.tensor
     layers = len(stage_layers(model, 0))
     if sizes.latent is not None:

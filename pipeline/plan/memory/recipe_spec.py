@@ -26,7 +26,7 @@ def deployment_spec(
     ram_bytes: int | None = None,
     unexplained: Mapping[str, int] | None = None,
 ) -> DeploymentSpec | None:
-    """What the recipe puts on each GPU, or into memory on `cpu`.
+    """Work out what a recipe puts on each GPU, or into memory on `cpu`.
 
     Args:
         sizes: role -> model; None is returned unless all models are among them.

@@ -13,7 +13,7 @@ Group = Literal["runtime", "weights", "activations", "communication", "kv_cache"
 
 @dataclass(frozen=True, slots=True)
 class MemoryLine:
-    """Bytes on one rank."""
+    """One figure of a memory plan: bytes on one rank, with the formula that they come from."""
 
     group: Group
     role: str  # "target" | "draft"; "" for what no model owns
@@ -24,13 +24,13 @@ class MemoryLine:
 
     @property
     def key(self) -> str:
-        """`weights.target.attention`"""
+        """Group, role and name in one: "weights.target.attention"."""
         return ".".join(part for part in (self.group, self.role, self.name) if part)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """One model, as its engine is asked for."""
+    """One model as it is served: sizes, split, formats and the limits of its engine."""
 
     role: str  # "target" | "draft"
     sizes: ModelSizes
@@ -47,7 +47,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What the runtime will ask of an engine, as far as memory depends on it."""
+    """Limits of an engine that memory depends on, as the runtime will write them."""
 
     step_tokens: int = 8192  # max_num_tokens
     block_tokens: int = 32
@@ -55,7 +55,9 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentSpec:
-    """A deployment. Ranks of all models lie on the same GPUs, from the first one on; they load in the order given."""
+    """What lies together. Ranks of all models are on the same GPUs, from the first one on, and load in the order
+    given.
+    """
 
     device: str  # "h100-sxm-80g"
     capacity: int  # bytes of one GPU, as its driver reports them
@@ -69,4 +71,5 @@ class DeploymentSpec:
 
     @property
     def ranks(self) -> int:
+        """GPUs that it takes: those of its largest model."""
         return max(model.split.world for model in self.models)

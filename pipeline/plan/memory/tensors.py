@@ -39,15 +39,16 @@ class WeightTensor:
 
     @property
     def parameters(self) -> int:
+        """Numbers in all copies."""
         return self.rows * self.columns * self.copies
 
     @property
     def is_expert(self) -> bool:
-        """Whether it is one of the experts', of which a token passes a few."""
+        """Whether it belongs to the routed experts, of which a token passes a few."""
         return self.kind == "experts" and self.copies > 1
 
     def format(self, chosen: str) -> str:
-        """The format that it is in where the model's is `chosen`."""
+        """Return the format that it is stored in where the model's is `chosen`."""
         keeps = not self.quantizable or (engine_memory.is_experts_only(chosen) and not self.is_expert)
         return "none" if keeps else chosen
 
@@ -62,13 +63,21 @@ class TensorPart:
 
     @property
     def parameters(self) -> int:
+        """Numbers in all copies."""
         return self.rows * self.columns * self.copies
 
 
 def rank_part(
     tensor: WeightTensor, sizes: ModelSizes, split: Parallelism, vocabulary_multiple: int = 1
 ) -> TensorPart:
-    """The largest that any rank holds of a tensor."""
+    """Return the largest part of a tensor that any rank holds.
+
+    Args:
+        tensor: of the whole model.
+        sizes: of the model.
+        split: over how many ranks.
+        vocabulary_multiple: that vocabularies are padded to.
+    """
     ways = split.tensor
     if tensor.is_expert:
         held = math.ceil(tensor.copies / split.expert)
@@ -91,20 +100,20 @@ def rank_part(
 
 
 def embedding_tensors(sizes: ModelSizes) -> Iterator[WeightTensor]:
-    """What the first stage of a pipeline holds besides its layers."""
+    """Yield what the first stage of a pipeline holds besides its layers."""
     if not is_eagle_head(sizes):
         yield WeightTensor("embedding", sizes.vocab, sizes.hidden, "vocabulary")
 
 
 def output_tensors(sizes: ModelSizes) -> Iterator[WeightTensor]:
-    """What the last stage holds besides its layers; without the projection where it is the embedding."""
+    """Yield what the last stage holds besides its layers; without the projection where it is the embedding."""
     yield WeightTensor("norms", sizes.hidden, 1)
     if not sizes.tied:
         yield WeightTensor("lm_head", sizes.draft_vocab or sizes.vocab, sizes.hidden, "vocabulary")
 
 
 def layer_tensors(sizes: ModelSizes, index: int) -> Iterator[WeightTensor]:
-    """One layer."""
+    """Yield the tensors of one layer."""
     yield from _latent_attention(sizes) if sizes.latent is not None else _attention(sizes)
     if sizes.experts and index >= sizes.dense_layers:
         yield from _experts(sizes)
@@ -121,7 +130,7 @@ def layer_tensors(sizes: ModelSizes, index: int) -> Iterator[WeightTensor]:
 
 
 def all_tensors(sizes: ModelSizes) -> Iterator[WeightTensor]:
-    """Every tensor of a model."""
+    """Yield every tensor of a model."""
     yield from embedding_tensors(sizes)
     for index in range(sizes.layers):
         yield from layer_tensors(sizes, index)
@@ -129,7 +138,7 @@ def all_tensors(sizes: ModelSizes) -> Iterator[WeightTensor]:
 
 
 def parameter_counts(sizes: ModelSizes) -> dict[Kind, int]:
-    """Kind -> weights of the whole model, each counted once.
+    """Count the weights of a whole model by kind, each weight once.
 
     >>> from pipeline.contracts.models import known_model
     >>> sum(parameter_counts(known_model("meta-llama/Llama-3.1-8B")).values())

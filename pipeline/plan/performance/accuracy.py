@@ -31,22 +31,22 @@ Quantity = Literal["throughput", "first-token"]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Computed, and the ends within which four of five measurements would lie; None: nobody knows them."""
+    """A computed value with the interval that four of five measurements fall into; no ends where it is not known."""
 
     value: float
     low: float | None = None
     high: float | None = None
 
     def scaled(self, factor: float) -> Estimate:
-        """All of it times a factor."""
+        """Multiply value and ends by a factor."""
         return self._with(lambda value: value * factor)
 
     def shortened(self) -> Estimate:
-        """With four digits."""
+        """Round value and ends to four digits."""
         return self._with(four_digits)
 
     def as_json(self) -> dict[str, Json]:
-        """Plain values, short."""
+        """Return value, low and high, rounded."""
         one = self.shortened()
         return {"value": one.value, "low": one.low, "high": one.high}
 
@@ -57,19 +57,24 @@ class Estimate:
 
 
 def rate_estimate(value: float, *, checked: bool) -> Estimate:
-    """Of something that grows with throughput; `checked`: whether published figures are of the like."""
+    """Estimate something that grows with throughput.
+
+    Args:
+        value: as computed.
+        checked: whether held-out figures cover the like; without them there is no interval.
+    """
     low, high = _ends("throughput")
     return Estimate(value, value * low, value * high) if checked else Estimate(value)
 
 
 def interval_estimate(value: float, *, checked: bool) -> Estimate:
-    """Of a time between tokens, or a cost: what shrinks as throughput grows."""
+    """Estimate a time between tokens, or a cost: what shrinks as throughput grows. Args as `rate_estimate`."""
     low, high = _ends("throughput")
     return Estimate(value, value / high, value / low) if checked else Estimate(value)
 
 
 def first_token_estimate(value: float, *, checked: bool) -> Estimate:
-    """Of a time to the first token on an idle engine."""
+    """Estimate a time to the first token on an idle engine. Args as `rate_estimate`."""
     low, high = _ends("first-token")
     return Estimate(value, value * low, value * high) if checked else Estimate(value)
 
@@ -81,7 +86,7 @@ def _ends(quantity: Quantity) -> tuple[float, float]:
 
 
 def four_digits(value: float) -> float:
-    """Four digits: more would pretend."""
+    """Round to four significant digits: more would pretend."""
     return float(f"{value:.4g}")
 
 
@@ -92,7 +97,7 @@ _MOST_STAGES = 4  # figures of more pipeline stages are missed by up to half, in
 
 @dataclass(frozen=True, slots=True)
 class FigureError:
-    """A figure, and what the model says."""
+    """A published figure beside what the model computes."""
 
     figure: PublishedFigure
     computed: float
@@ -104,16 +109,22 @@ class FigureError:
 
     @property
     def log_ratio(self) -> float:
+        """Natural logarithm of computed over measured."""
         return math.log(self.computed / self.figure.measured)
 
 
 def figure_errors(use: Use, given: Mapping[str, Any] | None = None) -> tuple[FigureError, ...]:
-    """All figures of one use."""
+    """Compute all published figures of one use.
+
+    Args:
+        use: "calibrate" or "held-out".
+        given: replaces the fitted constants.
+    """
     return tuple(FigureError(figure, compute_figure(figure, given)) for figure in figures(use))
 
 
 def checked_range(quantity: Quantity) -> dict[str, Any]:
-    """What the figures of a quantity that were held aside are of, as `data/efficiency.yaml` keeps it.
+    """Describe what held-out figures cover, as `data/efficiency.yaml` keeps it.
 
     Sets of `tracks`, `families` (of GPUs) and `formats`; `experts`, with the class, the format and the GPUs of models
     that have some; the most `gpus` of a deployment, and the smallest `batch` of requests at a time.
@@ -130,7 +141,7 @@ def checked_range(quantity: Quantity) -> dict[str, Any]:
 
 
 def min_checked_requests() -> int:
-    """At a time, that a figure of throughput held aside is of."""
+    """Fewest requests at a time that a held-out figure of throughput has."""
     return int(fitted_constants()["reach"]["throughput"]["batch"])
 
 
@@ -142,7 +153,7 @@ def _experts(model: ModelSpec) -> str:
 def unchecked(
     quantity: Quantity, model: ModelSpec, device: str, track: Track, *, batch: int = 1, drafts: bool = False
 ) -> tuple[str, ...]:
-    """What of a deployment no figure held aside is of; nothing where they speak for it.
+    """List what of a deployment no held-out figure covers; empty if all of it is covered.
 
     Each dimension is looked at by itself: figures that were held aside are of combinations that no constant has seen.
 
@@ -170,7 +181,9 @@ def unchecked(
 
 
 def error_summary(use: Use, given: Mapping[str, Any] | None = None) -> dict[str, dict[str, float]]:
-    """Kind -> how far off; `throughput` is both kinds of it, `full-steps` those of full load whose steps prompts fill.
+    """Map kinds of figures to how far off they are; `throughput` is both kinds of it, `full-steps` full loads whose
+    steps prompts
+    fill.
 
     Count; median and 90th percentile of the relative error; and the two ends of 80 percent of the ratios: `low` and
     `high` are measured over computed, what a computed figure is to be multiplied by.
@@ -185,7 +198,7 @@ def error_summary(use: Use, given: Mapping[str, Any] | None = None) -> dict[str,
 
 
 def summarize(ones: Sequence[FigureError]) -> dict[str, float]:
-    """Of some figures."""
+    """Summarize errors of figures: count, median, 90th percentile, and the ends of 80 percent of the ratios."""
     errors = sorted(abs(one.error) for one in ones)
     ratios = sorted(-one.log_ratio for one in ones)
     edge = (1 - COVERAGE) / 2
@@ -199,7 +212,7 @@ def summarize(ones: Sequence[FigureError]) -> dict[str, float]:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Of values in order, between neighbours in proportion."""
+    """Interpolate a quantile of ordered values; `share` is 0 to 1."""
     place = share * (len(ordered) - 1)
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)

@@ -25,7 +25,7 @@ from pipeline.recipe import CpuRuntime, PyTorchRuntime, Recipe, TensorRTRuntime
 
 @dataclass(frozen=True, slots=True)
 class DeploymentOption:
-    """One deployment."""
+    """One deployment that the recipe could be, and how it does."""
 
     gpu: str
     tensor_parallel: int
@@ -41,7 +41,7 @@ class DeploymentOption:
 
     @property
     def label(self) -> str:
-        """`2 x h100-sxm-80g fp8 + draft`."""
+        """A name for people: "2 x h100-sxm-80g fp8 + draft"."""
         return f"{self.tensor_parallel} x {self.gpu} {self.form}{' + draft' if self.draft else ''}"
 
     @property
@@ -51,12 +51,12 @@ class DeploymentOption:
 
     @property
     def unchecked(self) -> tuple[str, ...]:
-        """What of it no published figure of throughput is of; (): they speak for it."""
+        """What of it no held-out figure of throughput covers."""
         return self.forecast.unchecked if self.forecast is not None else ()
 
     @property
     def gpu_seconds(self) -> float:
-        """For a million output tokens, at that load."""
+        """Seconds of a GPU for a million output tokens, at the largest load within the SLO."""
         assert self.best is not None, "options that serve have one"
         return self.gpus / self.best.tokens_per_s * 1e6
 
@@ -71,13 +71,13 @@ class FrontPoint:
 
     @property
     def checked(self) -> bool:
-        """Whether published figures speak for it."""
+        """Whether held-out figures cover it."""
         return not self.option.unchecked and self.load.batch >= min_checked_requests()
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The answer."""
+    """Deployments side by side: those that serve, those that do not, and the Pareto front of their loads."""
 
     recipe: Recipe
     question: ComparisonSettings
@@ -88,7 +88,7 @@ class Comparison:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What of those that serve was compared with nothing, as sentences."""
+        """Sentences on what was computed without a measurement to compare it with."""
         doubts = dict.fromkeys(doubt for option in self.serving for doubt in option.unchecked)
         counted = [
             f"{doubt} ({sum(doubt in option.unchecked for option in self.serving)})" for doubt in doubts
@@ -108,7 +108,7 @@ def compare(
     steps: Mapping[str, StepLimits] | None = None,
     judge: Callable[[Recipe], Sequence[str]] = lambda _: (),
 ) -> Comparison:
-    """All combinations.
+    """Compare all GPUs, splits, formats and drafts that a recipe could have.
 
     Args:
         sizes: role -> model, of all of the recipe's models.
@@ -197,7 +197,7 @@ WAYS = (1, 2, 4, 8)
 def candidates(
     recipe: Recipe, target: ModelSizes, devices: Sequence[str], *, drafts: bool
 ) -> Iterator[Recipe]:
-    """Recipes that differ from the given one in those four things, and in what follows from them.
+    """Yield recipes with other GPUs, splits and formats, without the draft and with it.
 
     Left out are formats that a GPU or the release is known not to run, weights that are published in a format that is
     not understood, and splits that its heads cannot be shared by.
@@ -259,7 +259,7 @@ Point = TypeVar("Point")
 def pareto_front(
     points: Sequence[Point], first: Callable[[Point], float], second: Callable[[Point], float]
 ) -> list[Point]:
-    """Points that none is better than in one and at least as good in the other; less is better in both.
+    """Keep the points that no other beats in one direction without being worse in the other; less is better in both.
 
     In order of `first`. Of points that are alike in both, the first.
 

@@ -53,7 +53,18 @@ class EngineModel:
         chunked: bool = True,
         given: Mapping[str, Any] | None = None,
     ) -> EngineModel:
-        """`given` replaces the fitted constants."""
+        """Make the engine of a model on a GPU.
+
+        Args:
+            model: sizes, formats and split.
+            device: name of the GPU.
+            track: `tensorrt` or `pytorch`.
+            chunked: whether prompts may be split over steps.
+            given: replaces the fitted constants.
+
+        Raises:
+            UserError: the GPU, its rates or its generation are not known.
+        """
         peaks = gpu_rates(device)
         return cls(
             model_load(model, peaks), peaks, efficiency(device, track, given), model.step_tokens, chunked
@@ -64,15 +75,15 @@ class EngineModel:
         return self.load.ranks * self.load.stages
 
     def step(self, step: EngineStep) -> StepTime:
-        """One step."""
+        """Compute the time of one step."""
         return step_time(step, self.load, self.rates, self.efficiency)
 
     def decode(self, sequences: float, context: float, tokens_each: float = 1) -> float:
-        """A step that only generates; with more than one token each, one that verifies drafts."""
+        """Compute the seconds of a step that only generates; with more than one token each, it verifies drafts."""
         return self.step(EngineStep(sequences, context, tokens_each)).total
 
     def prefill(self, prompts: float, tokens: float) -> float:
-        """Prompts that are done together while nothing else runs, one piece after the other."""
+        """Compute the seconds of prompts that are done together while nothing else runs, one piece after the other."""
         whole, size = prompts * tokens, self._piece(0, tokens)
         pieces = max(1, math.ceil(whole / size))
         each = whole / pieces
@@ -85,7 +96,7 @@ class EngineModel:
         return self.efficiency.prompt_s + pieces * (one.total - one.attention + attention)
 
     def first_token(self, prompt_tokens: int, sequences: float = 0, context: float = 0) -> float:
-        """From the start of a prompt to its first token, beside so many sequences that generate."""
+        """Compute the seconds from the start of a prompt to its first token, beside sequences that generate."""
         size = self._piece(sequences, prompt_tokens)
         pieces = math.ceil(prompt_tokens / size)
         total = self.efficiency.prompt_s

@@ -151,7 +151,7 @@ class Forecast:
 
 
 def load_json(load: LoadPoint) -> Mapping[str, Json]:
-    """Plain values of one load."""
+    """Return the values of one load for JSON, rounded."""
     return {
         "batch": load.batch,
         "ttft_p95_ms": round(load.ttft_ms, 1),
@@ -174,7 +174,7 @@ def forecast(
     sequences: int | None = None,
     gpu_hour: float | None = None,
 ) -> Forecast | None:
-    """Of a demand; None if not even one request of the workload fits.
+    """Forecast a deployment; None if not even one request of the workload fits.
 
     Args:
         acceptance: of each token that the draft proposes, 0 to 1; None leaves the draft out of all but `gains`.
@@ -230,7 +230,23 @@ def forecast_recipe(
     sequences: int | None = None,
     gpu_hour: float | None = None,
 ) -> Forecast | None:
-    """At the recipe's longest prompts and answers, or at those given. None for `cpu`, and where nothing fits."""
+    """Forecast a recipe at its longest prompts and answers, or at those given.
+
+    Args:
+        recipe: for `tensorrt` or `pytorch`.
+        spec: what it puts on each GPU.
+        acceptance: of each token that the draft proposes, 0 to 1; None leaves the draft out of all but `gains`.
+        prompt_tokens: by default limits.max_input_tokens.
+        output_tokens: by default limits.max_output_tokens.
+        sequences: that memory holds; by default as `plan_memory` says.
+        gpu_hour: price of an hour of one GPU.
+
+    Returns:
+        None for `cpu`, and where not one request fits.
+
+    Raises:
+        UserError: the speed of the GPU is not known.
+    """
     if isinstance(recipe.runtime, CpuRuntime):
         return None
     limits = recipe.limits

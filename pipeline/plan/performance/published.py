@@ -44,6 +44,7 @@ class PublishedFigure:
 
     @property
     def track(self) -> Track:
+        """Backend that it was measured on."""
         return "pytorch" if self.kind == "full-load" else "tensorrt"
 
     @property
@@ -53,18 +54,19 @@ class PublishedFigure:
 
     @property
     def label(self) -> str:
+        """A name for people: model, format, GPU, split and lengths."""
         split = f"TP{self.split.tensor}" + (f" PP{self.split.pipeline}" if self.split.pipeline > 1 else "")
         batch = f" batch {self.batch}" if self.batch > 1 else ""
         return f"{self.model} {self.form} {self.gpu} {split} {self.prompt_tokens}/{self.output_tokens}{batch}"
 
 
 def figures(use: Use | None = None) -> tuple[PublishedFigure, ...]:
-    """All, or those of one use."""
+    """List all published figures, or those of one use."""
     return tuple(figure for figure in _figures() if use is None or figure.use == use)
 
 
 def compute_figure(figure: PublishedFigure, given: Mapping[str, Any] | None = None) -> float:
-    """What the model says, in the unit of the figure; `given` replaces the fitted constants."""
+    """Compute what the model says in place of a figure, in its unit; `given` replaces the fitted constants."""
     engine, work = _engine(figure, given), Workload(figure.prompt_tokens, figure.output_tokens)
     if figure.kind == "first-token":
         return 1000 * engine.first_token(figure.prompt_tokens)
@@ -75,7 +77,7 @@ def compute_figure(figure: PublishedFigure, given: Mapping[str, Any] | None = No
 
 
 def fills_steps(figure: PublishedFigure) -> bool:
-    """Whether prompts fill the steps of a full load before the KV cache is full."""
+    """Tell whether prompts fill the steps of a full load before the KV cache is full."""
     if figure.kind != "full-load":
         return False
     work = Workload(figure.prompt_tokens, figure.output_tokens)
@@ -89,7 +91,7 @@ def _engine(figure: PublishedFigure, given: Mapping[str, Any] | None) -> EngineM
 
 @cache
 def max_requests(figure: PublishedFigure) -> int:
-    """Requests that the KV cache holds under full load."""
+    """Count the requests that the KV cache holds under full load."""
     device = gpu(figure.gpu)
     length = figure.prompt_tokens + figure.output_tokens
     spec = DeploymentSpec(device.name, device.driver_mib * 2**20, (figure.need,), length, concurrency=1)
@@ -106,7 +108,7 @@ def _requests(figure: PublishedFigure) -> int:
 
 
 def figure_source(figure: PublishedFigure) -> str:
-    """Where a figure was published."""
+    """Return where a figure was published."""
     return str(_data()["sources"][figure.source])
 
 

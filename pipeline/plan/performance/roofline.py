@@ -40,7 +40,9 @@ _ACTIVATION_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """Of the rank in the first stage (with the output projection, which the last has). Operations are two a weight."""
+    """What a model asks of a rank in the first stage (with the output projection, which the last has); two operations
+    a weight.
+    """
 
     layers: int  # of the stage
     stages: int
@@ -60,14 +62,14 @@ class ModelLoad:
     exchanges: int  # all-reduces in a step
 
     def expert_share(self, tokens: float) -> float:
-        """Of the experts' weights, what a step of so many tokens reads, if tokens choose alike often."""
+        """Share of the experts' weights that a step of so many tokens reads, if tokens choose alike often."""
         if not self.experts:
             return 0.0
         return float(1 - (1 - self.experts_per_token / self.experts) ** tokens)
 
 
 def model_load(model: ModelSpec, rates: GpuRates) -> ModelLoad:
-    """Counted once; steps are multiples of it."""
+    """Count what a model asks of a rank, by the token and by the step."""
     sizes, split = model.sizes, model.split
     held = stage_layers(model, 0)
     matrices = [tensor for index in held for tensor in layer_tensors(sizes, index) if tensor.columns > 1]
@@ -138,6 +140,7 @@ class EngineStep:
 
     @property
     def tokens(self) -> float:
+        """Tokens that the step computes."""
         return self.sequences * self.tokens_each + self.prompt
 
 
@@ -153,11 +156,12 @@ class StepTime:
 
     @property
     def total(self) -> float:
+        """Seconds of all parts, which follow each other."""
         return self.matrices + self.attention + self.activations + self.exchange + self.overhead
 
 
 def step_time(step: EngineStep, load: ModelLoad, rates: GpuRates, efficiency: Efficiency) -> StepTime:
-    """Of a step through all stages: each works on its share of the sequences, one after the other."""
+    """Compute the time of a step through all stages: each works on its share of the sequences, one after the other."""
     stage = _stage(step, load.stages)
     bandwidth = rates.memory_gb_s * 1e9 * efficiency.memory
     kernels = load.stages * load.layers * efficiency.layer_s + efficiency.sequence_s * step.sequences

@@ -40,23 +40,25 @@ class LoadPoint:
 
     @property
     def user_tokens_per_s(self) -> float:
+        """Output tokens a second of each request."""
         return 1000 / self.itl_ms
 
 
 @dataclass(frozen=True)
 class Service:
-    """What serves: an engine, alone or with a draft."""
+    """What serves requests: an engine, alone or with a draft."""
 
     target: EngineModel
     speculation: SpeculativeEngine | None = None
 
     @property
     def gpus(self) -> int:
+        """GPUs that it takes; a draft lies on those of its target."""
         draft = self.speculation.draft.gpus if self.speculation else 0
         return max(self.target.gpus, draft)  # a draft lies on GPUs of its target
 
     def at(self, batch: int, work: Workload) -> LoadPoint:
-        """With so many requests at a time."""
+        """Compute latencies and throughput with so many requests at a time."""
         answering = self.speculation or self.target
         interval = answering.token_interval(batch, work)
         first = answering.first_token(work.prompt_tokens, batch - 1, work.mean_context)
@@ -72,7 +74,7 @@ class Service:
         )
 
     def most_decoding(self, work: Workload) -> int:
-        """The most requests at a time that its steps keep up with, see `Engine.most_decoding`."""
+        """Return the most requests at a time that its steps keep up with, see `EngineModel.most_decoding`."""
         if self.speculation is None:
             return self.target.most_decoding(work)
         return self.target.most_decoding(work, self.speculation.proposed + 1, self.speculation.progress)
@@ -80,7 +82,8 @@ class Service:
     def most_within(
         self, work: Workload, most: int, ttft_ms: float | None, itl_ms: float | None
     ) -> tuple[LoadPoint | None, LoadLimit]:
-        """The largest load of at most so many within both limits, and what ends it. None: not even one.
+        """Find the largest load of at most so many requests within both limits, and what ends it; None: not even one
+        request.
 
         It ends with a limit ("ttft", "itl"), with the steps that prompts fill ("steps"), or with what is asked for
         ("memory": `most`, which is what memory holds and the limits let in).
@@ -100,7 +103,7 @@ class Service:
         return best, ended
 
     def curve(self, work: Workload, most: int) -> Iterator[LoadPoint]:
-        """At powers of two, and at the most that its steps keep up with."""
+        """Yield loads at powers of two, and at the most that its steps keep up with."""
         most = min(most, self.most_decoding(work))
         sizes = [2**power for power in range(max(most, 1).bit_length()) if 2**power < most]
         for batch in (*sizes, most):
@@ -130,14 +133,14 @@ def _over(value: float, limit: float | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """In the currency of the price, for a million tokens."""
+    """What a million tokens cost, in the currency of the price."""
 
     per_million_output: float  # with everything charged to the answers
     input_part: float  # of a million input tokens, if prompts are charged for the time that they take
     output_part: float  # of a million output tokens, then
 
     def as_json(self, *, checked: bool) -> dict[str, Json]:
-        """With the interval of what is computed from throughput, if published figures speak for it."""
+        """Return the values for JSON, with an interval if held-out figures cover the throughput."""
         return {
             "per_million_output": interval_estimate(self.per_million_output, checked=checked).as_json(),
             "input_part": round(self.input_part, 4),
@@ -146,7 +149,7 @@ class Cost:
 
 
 def token_cost(load: LoadPoint, work: Workload, gpus: int, gpu_hour: float) -> Cost:
-    """Of a deployment under a load. `gpu_hour` is the price of one GPU.
+    """Work out what tokens cost of a deployment under a load; `gpu_hour` is the price of one GPU.
 
     Both parts together pay for everything: input_part * prompt + output_part * answer = per_million_output * answer.
     """

@@ -21,13 +21,13 @@ class Workload:
 
     @property
     def mean_context(self) -> float:
-        """Tokens that a sequence has behind it, over its answer."""
+        """Tokens that a sequence has behind it, on average over its answer."""
         return self.prompt_tokens + self.output_tokens / 2
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSettings:
-    """What is to be compared, and for whom."""
+    """Which deployments are compared, under which traffic, at which prices."""
 
     work: Workload
     devices: tuple[str, ...]
@@ -36,13 +36,13 @@ class ComparisonSettings:
 
     @property
     def priced(self) -> bool:
-        """Whether all can be ranked by money."""
+        """Whether every GPU has a price, so that all can be ranked by money."""
         return bool(self.devices) and all(device in self.prices for device in self.devices)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadOptions:
-    """None and (): the recipe's own."""
+    """What a user asks about speed and cost; None and () stand for the recipe's own."""
 
     devices: tuple[str, ...] = ()
     prices: Mapping[str, float] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class WorkloadOptions:
     acceptance: float | None = None
 
     def question(self, limits: Limits) -> ComparisonSettings:
-        """For a comparison. Without --gpus: all that have a price, or all that there are."""
+        """Complete the options by a recipe's limits. Without devices: all that have a price, or all that are known."""
         return ComparisonSettings(
             work=Workload(
                 self.prompt_tokens or limits.max_input_tokens, self.output_tokens or limits.max_output_tokens
@@ -70,10 +70,17 @@ def read_workload_options(
     output_tokens: int | None = None,
     acceptance: float | None = None,
 ) -> WorkloadOptions:
-    """From the words of a command line.
+    """Read the options of a command line.
+
+    Args:
+        devices: names of GPUs, or beginnings of names, separated by commas.
+        prices: each "GPU=PRICE_PER_HOUR".
+        prompt_tokens: of each request.
+        output_tokens: of each request.
+        acceptance: share of the draft's tokens that the target accepts, 0 to 1.
 
     Raises:
-        InvalidInput: everything that is wrong with them.
+        InvalidInput: with everything that is wrong with them.
     """
     faults: list[Fault] = []
     names = _devices((devices or "").split(",") if devices is not None else (), faults)

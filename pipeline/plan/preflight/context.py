@@ -25,7 +25,7 @@ from pipeline.store import Json
 
 @dataclass(frozen=True, slots=True)
 class DatasetFacts:
-    """What the model would be calibrated on."""
+    """The calibration set, as far as rules judge it."""
 
     problem: str = ""  # why it cannot be read
     conversations: bool = False  # whether its rows are messages, which a chat template makes text of
@@ -33,7 +33,7 @@ class DatasetFacts:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedConfig:
-    """Settings as the runtime works them out."""
+    """Settings of engines and package, as the runtime works them out."""
 
     build: Mapping[str, Mapping[str, Json]]  # role -> of its engine; without those that were refused
     package: Mapping[str, Json] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class GeneratedConfig:
         return found
 
     def of_package(self, section: str) -> Mapping[str, Any]:
-        """A section of the package's settings; empty if it has none."""
+        """Return a section of the package's settings; empty if it has none."""
         found = self.package.get(section, {})
         assert isinstance(found, Mapping), "sections are mappings"
         return found
@@ -96,7 +96,7 @@ class RecipeModel:
 
     @property
     def sizes(self) -> ModelSizes | None:
-        """None: not known before the checkpoint is here."""
+        """Its sizes; None if they are not known before the checkpoint is here."""
         return self.facts.sizes
 
     @property
@@ -107,7 +107,7 @@ class RecipeModel:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One recipe."""
+    """One recipe with all that rules look at."""
 
     recipe: Recipe
     models: tuple[RecipeModel, ...]  # the target first
@@ -116,15 +116,17 @@ class Context:
 
     @property
     def target(self) -> RecipeModel:
+        """The model that answers."""
         return self.models[0]
 
     @property
     def draft(self) -> RecipeModel | None:
+        """The model that proposes tokens, if there is one."""
         return self.models[1] if len(self.models) > 1 else None
 
     @property
     def kind(self) -> str:
-        """runtime.kind"""
+        """`runtime.kind` of the recipe."""
         return self.recipe.runtime.kind
 
     @property
@@ -178,7 +180,7 @@ class Context:
         return ""
 
     def without_sizes(self, source_keys: Container[str]) -> Context:
-        """The same, but nothing is known of the sizes of the models at some keys."""
+        """Return a copy in which the sizes of the models at some keys are not known."""
         models = (
             replace(model, facts=replace(model.facts, sizes=None, config_faults=()))
             if model.source_key in source_keys
@@ -188,11 +190,11 @@ class Context:
         return replace(self, models=tuple(models))
 
     def is_read(self, model: RecipeModel) -> bool:
-        """Whether its tensors are read here: `pytorch` reads an unquantized checkpoint itself."""
+        """Tell whether a model's tensors are read here: `pytorch` reads an unquantized checkpoint itself."""
         return self.kind != "pytorch" or model.format != "none"
 
     def layer_formats(self, model: RecipeModel) -> tuple[str, ...]:
-        """The formats that layers of a model may have; several only where the format is auto."""
+        """List the formats that layers of a model may have; several only where the format is auto."""
         auto = self.recipe.quantization.auto
         return auto.formats if model.format == "auto" and auto is not None else (model.format,)
 
@@ -203,7 +205,14 @@ def make_context(
     machine: MachineFacts | None = None,
     emitted: GeneratedConfig | None = None,
 ) -> Context:
-    """The recipe as rules see it; `facts`: role -> what is known of the model."""
+    """Put together what rules look at.
+
+    Args:
+        recipe: to be judged.
+        facts: role -> what is known of the model.
+        machine: where it is to be built or served, if that is judged.
+        emitted: what the runtime will write, if that is known.
+    """
     models = [_target(recipe, facts.get(TARGET, ModelFacts()))]
     if recipe.draft is not None:
         models.append(_draft(recipe, facts.get(DRAFT, ModelFacts())))

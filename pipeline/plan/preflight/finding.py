@@ -44,7 +44,7 @@ class Finding:
 
     @property
     def mark(self) -> str:
-        """How it is listed."""
+        """How it is listed: its severity, or "allowed"."""
         return "allowed" if self.allowed else self.severity
 
     def __str__(self) -> str:
@@ -60,10 +60,13 @@ ALLOWABLE = frozenset(one.id for one in rules() if not one.never_allowed)
 
 
 def check_allowed(names: Iterable[str]) -> frozenset[str]:
-    """The ids, checked.
+    """Check the ids of `--allow`.
+
+    Returns:
+        The ids as a set.
 
     Raises:
-        InvalidInput: with every id that is none, or that the data forbids to allow.
+        InvalidInput: with every id that does not exist, or that the data forbids to allow.
     """
     wanted, known = frozenset(names), {one.id: one for one in rules()}
     faults: list[Fault] = []
@@ -82,7 +85,7 @@ def check_allowed(names: Iterable[str]) -> frozenset[str]:
 
 
 def allow(found: Sequence[Finding], allowed: frozenset[str]) -> tuple[Finding, ...]:
-    """The findings, with those errors marked that are let pass."""
+    """Mark the errors among findings that a user lets pass."""
     return tuple(
         replace(one, allowed=True) if one.severity == "error" and one.rule in allowed & ALLOWABLE else one
         for one in found
@@ -90,7 +93,7 @@ def allow(found: Sequence[Finding], allowed: frozenset[str]) -> tuple[Finding, .
 
 
 def manifest_findings(found: Sequence[Finding]) -> dict[str, Json]:
-    """What the manifest of an engine or a package says of them: warnings, and errors that were allowed."""
+    """Return what the manifest of an engine or a package keeps of findings: warnings, and errors that were allowed."""
     worth = [one for one in found if one.severity == "warning" or one.allowed]
     records: list[Json] = [
         {"rule": one.rule, "severity": one.severity, "allowed": one.allowed, "text": str(one)}
@@ -100,5 +103,5 @@ def manifest_findings(found: Sequence[Finding]) -> dict[str, Json]:
 
 
 def finding_lines(found: Sequence[Finding]) -> list[str]:
-    """A line for each warning, and each error that was allowed."""
+    """Write a line for each warning, and each error that was allowed."""
     return [f"{one.mark}: {one} [{one.rule}]" for one in found if one.severity == "warning" or one.allowed]

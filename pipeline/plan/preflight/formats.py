@@ -120,7 +120,7 @@ def _engine_in_llm_api(context: Context) -> Iterator[Objection]:
 
 
 def on_gpu(name: str) -> Check:
-    """The check of a rule whose edges are data of the GPUs (contracts/data/gpus.yaml)."""
+    """Make the check of a rule whose limits are data of the GPUs (contracts/data/gpus.yaml)."""
 
     def check(context: Context) -> Iterator[Objection]:
         for found, model, form in _unsupported(context):

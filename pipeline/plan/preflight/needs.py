@@ -33,7 +33,7 @@ _KEYS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class ServingNeeds:
-    """What TensorRT-LLM needs; a recipe for the CPU has none."""
+    """What serving with TensorRT-LLM requires; a recipe for the CPU has none."""
 
     version: str  # of TensorRT-LLM
     image: str  # container that serves
@@ -50,7 +50,7 @@ class ServingNeeds:
 
 @dataclass(frozen=True, slots=True)
 class MachineNeeds:
-    """All that is asked of one machine."""
+    """All that one machine must have."""
 
     name: str  # of the recipe
     kind: str  # runtime.kind
@@ -74,7 +74,7 @@ MachineCheck = Callable[[MachineNeeds, MachineFacts], Iterator[Objection]]
 
 
 def needs_of(context: Context) -> MachineNeeds:
-    """Those of a recipe."""
+    """Work out what a recipe requires of the machine that builds and serves it."""
     values, rank = RecipeValues(context.recipe.model_dump(mode="json")), largest_rank_bytes(context)
     return MachineNeeds(
         name=context.recipe.name,
@@ -92,7 +92,7 @@ def needs_of(context: Context) -> MachineNeeds:
 
 
 def needs_to_build(needs: MachineNeeds, *, compiles: bool = True, calibrates: bool = True) -> MachineNeeds:
-    """What a machine must have that builds a recipe and does not serve it.
+    """Reduce needs to those of a machine that builds a recipe and does not serve it.
 
     Ranks of an engine may be compiled one after the other, on one GPU of the kind that serves them.
 
@@ -114,7 +114,7 @@ def needs_to_build(needs: MachineNeeds, *, compiles: bool = True, calibrates: bo
 
 
 def needs_to_serve(needs: MachineNeeds, where: Where) -> MachineNeeds:
-    """What a machine must have that serves what is built already."""
+    """Reduce needs to those of a machine that serves what is built already."""
     return replace(needs, where=where, build_bytes=None, build_memory_bytes=0, calibrated_weights=0)
 
 
@@ -140,7 +140,7 @@ def _serving(context: Context, rank_bytes: int | None) -> ServingNeeds | None:
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
-    """Of a driver, or of a release, to be compared.
+    """Split the version of a driver or a release into numbers that can be compared.
 
     >>> version_numbers("590.44.01") < version_numbers("590.48")
     True
@@ -152,7 +152,7 @@ _PUBLISHED = "none"  # checkpoints are published in 16 bits
 
 
 def parameter_count(sizes: ModelSizes) -> int:
-    """Weights of the linear layers and embeddings; norms and biases are left out.
+    """Count the weights of the linear layers and embeddings; norms and biases are left out.
 
     >>> from pipeline.contracts.models import known_model
     >>> round(parameter_count(known_model("meta-llama/Llama-3.1-8B-Instruct")) / 1e9, 2)
@@ -166,17 +166,17 @@ def parameter_count(sizes: ModelSizes) -> int:
 
 
 def published_bytes(model: RecipeModel) -> int | None:
-    """Of the checkpoint as it is fetched; None: nothing is known of the model."""
+    """Bytes of the checkpoint as it is fetched; None if nothing is known of the model."""
     return model.facts.weight_bytes or _bytes(model, _PUBLISHED)
 
 
 def stored_bytes(model: RecipeModel) -> int | None:
-    """Of the checkpoint, or the engine, in the recipe's format."""
+    """Bytes of the checkpoint, or the engine, in the recipe's format."""
     return _bytes(model, model.format)
 
 
 def weight_bytes(recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> int:
-    """Of all models of a recipe together, in the recipe's formats.
+    """Sum the bytes of all models of a recipe, in the recipe's formats.
 
     Raises:
         UserError: the sizes of a model are not known.
@@ -194,7 +194,7 @@ def weight_bytes(recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> int:
 
 
 def build_bytes(context: Context) -> int | None:
-    """Of all artifacts of a build; None: nothing is known of one of the models."""
+    """Sum the bytes of disk of all artifacts of a build; None if nothing is known of one of the models."""
     copies: Mapping[str, int] = rule("host.disk").facts["copies"][context.kind]
     total = 0
     for model in context.models:
@@ -206,7 +206,7 @@ def build_bytes(context: Context) -> int | None:
 
 
 def build_memory_bytes(context: Context) -> int:
-    """Of the host, while an engine is built; 0 where nothing is known of the models, or no engine is built."""
+    """Bytes of host memory while an engine is built; 0 if nothing is known of the models, or no engine is built."""
     facts, rank = rule("host.memory").facts, largest_rank_bytes(context)
     if rank is None or context.kind != "tensorrt":
         return 0
@@ -214,13 +214,15 @@ def build_memory_bytes(context: Context) -> int:
 
 
 def calibrated_weights(context: Context) -> int:
-    """Of the largest model that is calibrated, which is loaded whole; 0 where none is, or nothing is known of it."""
+    """Count the weights of the largest model that is calibrated, which is loaded whole; 0 if there is none, or it is
+    not known.
+    """
     calibrated = (sizes for model, sizes in context.sized if model.format != "none")
     return max(map(parameter_count, calibrated), default=0)
 
 
 def largest_rank_bytes(context: Context) -> int | None:
-    """Weights of the largest rank, in the recipe's format; None: nothing is known of any model."""
+    """Bytes of the largest rank's weights, in the recipe's format; None if nothing is known of any model."""
     ranks = [
         -(-size // model.split.world) for model in context.models if (size := stored_bytes(model)) is not None
     ]

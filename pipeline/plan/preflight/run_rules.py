@@ -67,7 +67,7 @@ def findings(
     machine: MachineFacts | None = None,
     emitted: GeneratedConfig | None = None,
 ) -> tuple[Finding, ...]:
-    """Everything that is to be said, the gravest first.
+    """Run all rules on a recipe, and return what they find, the gravest first.
 
     Args:
         models: role -> what is known of it; by default what is known offline.
@@ -83,12 +83,12 @@ def findings(
 
 
 def machine_findings(needs: MachineNeeds, machine: MachineFacts) -> tuple[Finding, ...]:
-    """What a machine lacks, the gravest first: for a package, of which nothing but its needs is known."""
+    """Run the rules of machines on needs alone, as of a package; what they find, the gravest first."""
     return _sorted(_of_machine(needs, machine))
 
 
 def refuse(recipe: Recipe, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """The findings, if none of them refuses the recipe: warnings, notes, and errors that are allowed.
+    """Raise if a finding refuses the recipe; else return the findings: warnings, notes, and errors that are allowed.
 
     Raises:
         InvalidInput: with every other error as a fault, at its line of the recipe.

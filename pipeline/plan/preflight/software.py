@@ -94,7 +94,9 @@ def _inside(needs: MachineNeeds, wanted: ServingNeeds) -> str:
 
 
 def release_of(image: str) -> str | None:
-    """'nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3' -> '26.07'"""
+    """Release of Triton in an image's tag: "26.07" of 'nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3'; None if
+    there is none.
+    """
     match = re.search(r":(\d\d\.\d\d)-", image)
     return match[1] if match else None
 

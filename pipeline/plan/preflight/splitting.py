@@ -23,19 +23,21 @@ LARGEST = 64  # tensor-parallel size that a recipe may ask for
 
 
 def heads_split(sizes: ModelSizes, tensor: int) -> bool:
-    """Attention heads: a whole number a rank."""
+    """Tell whether each rank gets a whole number of attention heads."""
     return sizes.heads % tensor == 0
 
 
 def kv_heads_split(sizes: ModelSizes, tensor: int) -> bool:
-    """Key and value heads: a whole number a rank, or each copied to a whole number of ranks."""
+    """Tell whether each rank gets a whole number of key and value heads, or each head goes to a whole number of
+    ranks.
+    """
     if sizes.kv_heads >= tensor:
         return sizes.kv_heads % tensor == 0
     return tensor % sizes.kv_heads == 0
 
 
 def expert_tensor(split: Parallelism) -> int:
-    """GPUs that share each expert.
+    """Count the GPUs that share each expert.
 
     >>> expert_tensor(Parallelism(tensor=4, expert=2))
     2
@@ -44,29 +46,36 @@ def expert_tensor(split: Parallelism) -> int:
 
 
 def inner_per_rank(sizes: ModelSizes, split: Parallelism) -> tuple[int, int]:
-    """Inner size of the feed-forward on a rank, and what is left over."""
+    """Divide the inner size of the feed-forward over ranks: quotient and rest."""
     return divmod(sizes.intermediate, expert_tensor(split) if sizes.experts else split.tensor)
 
 
 def width_splits(sizes: ModelSizes, split: Parallelism) -> bool:
-    """Hidden size and inner size of the feed-forward."""
+    """Tell whether hidden size and inner size of the feed-forward divide."""
     return sizes.hidden % split.tensor == 0 and inner_per_rank(sizes, split)[1] == 0
 
 
 def blocks_split(sizes: ModelSizes, split: Parallelism, block: int) -> bool:
-    """AWQ: whole blocks of inputs on each rank, in the layers that are cut along their inputs (o_proj, down_proj)."""
+    """Tell whether each rank gets whole AWQ blocks of inputs, in the layers that are cut along their inputs (o_proj,
+    down_proj).
+    """
     attention = sizes.heads * sizes.head_dim
     inner, rest = inner_per_rank(sizes, split)
     return attention % (split.tensor * block) == 0 and rest == 0 and inner % block == 0
 
 
 def experts_split(sizes: ModelSizes, expert: int) -> bool:
-    """Experts: the same number in each group."""
+    """Tell whether each group gets the same number of experts."""
     return sizes.experts % expert == 0
 
 
 def fitting_tensor_sizes(sizes: ModelSizes, block: int | None, expert: int) -> tuple[int, ...]:
-    """Tensor-parallel sizes that the model can be split by; `block`: of AWQ, None for other formats.
+    """List tensor-parallel sizes that a model can be split by.
+
+    Args:
+        sizes: of the model.
+        block: of AWQ; None for other formats.
+        expert: groups of experts.
 
     >>> from pipeline.contracts.models import known_model
     >>> fitting_tensor_sizes(known_model("Qwen/Qwen2.5-72B-Instruct"), 128, 1)

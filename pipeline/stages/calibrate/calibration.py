@@ -21,7 +21,7 @@ from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Progress
 from pipeline.recipe import Quantization
 from pipeline.stages.calibrate.third_party import Notes, quietly
-from pipeline.stages.threads import suited_to
+from pipeline.stages.threads import torch_threads_for
 from pipeline.store import Json
 
 _TOOLS = ("nvidia-modelopt", "torch", "transformers")
@@ -72,7 +72,7 @@ def run(
     }
     if form is not Format.NONE or exports:
         work.import_libraries()
-    with suited_to(source.tensors.elements):
+    with torch_threads_for(source.tensors.elements):
         model = work.load() if form is not Format.NONE or exports else None
         if form is not Format.NONE and dataset_dir is not None:
             facts |= work.measure(model, dataset_dir)

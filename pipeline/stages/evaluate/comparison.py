@@ -21,7 +21,7 @@ from pipeline.runtimes.tensorrt.checkpoint import RankCheckpoint
 from pipeline.stages.evaluate.decoder import Decoder
 from pipeline.stages.evaluate.metrics import EvaluationMetrics, Export, WorstPosition, write_metrics
 from pipeline.stages.evaluate.scoring_run import PositionScores, measure
-from pipeline.stages.threads import suited_to
+from pipeline.stages.threads import torch_threads_for
 from pipeline.store import Json
 
 _WORST, _CONTEXT_TOKENS = 12, 32
@@ -47,7 +47,7 @@ def compare(
         _check_same_model(reference, checkpoint)
     samples = read_samples(heldout, reference.architecture.vocab)
     metrics: list[EvaluationMetrics] = []
-    with suited_to(reference.tensors.elements):
+    with torch_threads_for(reference.tensors.elements):
         original = _states(
             Decoder(reference, samples, device), f"evaluate {reference.quantization.format}", progress
         )

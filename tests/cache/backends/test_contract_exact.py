@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.cache.backend import Capacity, EntryFilter
 from pipeline.cache.entry import CacheEntry, StoredChunk
-from pipeline.cache.key import Origin, ask, engine_id, tenant_id
+from pipeline.cache.key import Origin, engine_id, make_question, tenant_id
 from tests.support.cache_asking import NOW, entry, question
 from tests.support.cache_places import Place
 
@@ -107,7 +107,7 @@ def test_purge_by_engine_and_tenant(place: Place) -> None:
     for engine in ("old", "new"):
         for tenant in ("a", "b"):
             for text in ("1", "2"):
-                asked = ask(Origin(engine, tenant=tenant), text, {"temperature": 0})
+                asked = make_question(Origin(engine, tenant=tenant), text, {"temperature": 0})
                 backend.put(asked, entry(f"{engine} {tenant}"), np.eye(8, dtype=np.float32)[0])
     assert backend.purge(EntryFilter(engine=engine_id("old"), tenant=tenant_id("b"))) == 2
     assert backend.purge(EntryFilter(engine=engine_id("old"))) == 2

@@ -24,12 +24,12 @@ import sys
 import numpy as np
 from pipeline.cache.backends import open_backend
 from pipeline.cache.entry import CacheEntry, StoredChunk
-from pipeline.cache.key import Origin, ask
+from pipeline.cache.key import Origin, make_question
 backend = open_backend(sys.argv[1], name=sys.argv[2])
 for n in range(int(sys.argv[4])):
     text = f"{sys.argv[3]}-{n}"
     answer = CacheEntry.of([StoredChunk(text)], finish_reason="stop", created=1e6, expires=1e6 + 600)
-    backend.put(ask(Origin("package"), text, {"temperature": 0}), answer, np.eye(8, dtype=np.float32)[n % 8])
+    backend.put(make_question(Origin("package"), text, {"temperature": 0}), answer, np.eye(8, dtype=np.float32)[n % 8])
     print(text, flush=True)
 """
 

@@ -14,10 +14,10 @@ from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Progress
 from pipeline.runtimes.tensorrt.checkpoint.config import MODEL_TYPES, describe
 from pipeline.runtimes.tensorrt.checkpoint.joining import RankCheckpoint
-from pipeline.runtimes.tensorrt.checkpoint.splitting import FORMATS, split, split_faults
+from pipeline.runtimes.tensorrt.checkpoint.splitting import FORMATS, split
 from pipeline.store import Json
 
-__all__ = ["FORMATS", "MODEL_TYPES", "RankCheckpoint", "convert", "describe", "split", "split_faults"]
+__all__ = ["FORMATS", "MODEL_TYPES", "RankCheckpoint", "convert", "describe", "split"]
 
 
 def convert(checkpoint: Path, sizes: Parallelism, *, into: Path, progress: Progress) -> Mapping[str, Json]:

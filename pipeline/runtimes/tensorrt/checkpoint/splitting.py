@@ -38,7 +38,7 @@ def split(
         raise UserError(
             f"{source.directory}: {quantization.format} weights are not split; {', '.join(FORMATS)} are"
         )
-    faults = list(split_faults(model, sizes))
+    faults = list(_split_faults(model, sizes))
     if faults:
         raise InvalidInput(f"{model.class_name} cannot be split into {sizes.folder}", faults)
     dtype = SAFETENSORS_DTYPES[stored_dtype(model)]
@@ -61,13 +61,9 @@ def split(
     return {"ranks": sizes.world, "bytes": total, "dtype": stored_dtype(model), "tensors": len(ranks[0])}
 
 
-def split_faults(
-    model: Architecture, sizes: Parallelism, key: str = "runtime.tensor_parallel"
-) -> Iterator[Fault]:
-    """What does not divide; `key` is where the tensor-parallel size was given.
-
-    Rules: tp.* and pp.* of TensorRT-LLM's attention and loader.
-    """
+def _split_faults(model: Architecture, sizes: Parallelism) -> Iterator[Fault]:
+    """What does not divide: a converter's own guard. Preflight's rules tp.*, pp.* and moe.* say it before."""
+    key = "runtime.tensor_parallel"
     ranks = sizes.tensor
     for name, size in (("attention heads", model.heads), ("feed-forward columns", model.intermediate)):
         if size % ranks and not (model.experts and name != "attention heads"):
