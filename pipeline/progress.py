@@ -19,7 +19,7 @@ class Task(Protocol):
     """One piece of work that is under way."""
 
     def advance(self, amount: float = 1) -> None:
-        """Say that `amount` more units are done."""
+        """Count `amount` more units as done."""
 
 
 class Progress(Protocol):
@@ -139,7 +139,7 @@ def describe(done: float, total: float | None, unit: str, elapsed_s: float) -> s
 def human_bytes(count: float) -> str:
     """Format a number of bytes for people.
 
-    >>> humanhuman_bytes(512), humanhuman_bytes(1536), humanhuman_bytes(16 * 1024**3)
+    >>> human_bytes(512), human_bytes(1536), human_bytes(16 * 1024**3)
     ('512 B', '1.5 KiB', '16.0 GiB')
     """
     for suffix in ("B", "KiB", "MiB", "GiB"):

@@ -43,11 +43,14 @@ class VectorIndex:
     def __init__(self, dimensions: int) -> None:
         self._dimensions = dimensions
         self._count = 0
-        self._ids: Ids = np.empty(0, np.int64)  # the first `_count` are in use
-        self._vectors: Floats = np.empty((0, dimensions), np.float32)  # likewise; none once Faiss has them
-        self._lists: Any = None  # the index of Faiss; its row n has the id `_ids[n]`
-        self._trained_for = 0  # vectors
-        self._removed: set[int] = set()  # ids that are still among the rows
+        # The first `_count` rows of both are in use. There are no vectors here once Faiss has them.
+        self._ids: Ids = np.empty(0, np.int64)
+        self._vectors: Floats = np.empty((0, dimensions), np.float32)
+        # The index of Faiss, if there are many; its row n has the id `_ids[n]`.
+        self._lists: Any = None
+        self._trained_for = 0
+        # Ids that are still among the rows.
+        self._removed: set[int] = set()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -177,9 +180,12 @@ def _faiss() -> Any:
     return faiss
 
 
-_MAX_VECTORS = 4_000_000  # in memory, of all scopes together; the scope used longest ago goes first
-_MAX_SCOPES = 4096  # each conversation is one, and most hold a single question
-_ROWS = 4096  # read at a time
+# Vectors in memory, of all scopes together; the scope used longest ago goes first.
+_MAX_VECTORS = 4_000_000
+# Each conversation is a scope, and most hold a single question.
+_MAX_SCOPES = 4096
+# Rows that are read at a time.
+_ROWS = 4096
 
 # (id, key of the entry, its packed embedding, or None if the entry has just gone)
 Row = tuple[int, bytes, bytes | None]

@@ -160,7 +160,7 @@ def command(
     if speed.compare:
         click.echo(compare_page(chosen, shelf, speed, offline=offline, as_json=as_json, width=look.width))
         return
-    outlook = make_report(chosen, shelf, offline=offline, allowed=allowed, asked=asked)
+    outlook = make_report(chosen, shelf, offline=offline, allowed=allowed, workload=asked)
     if outlook.plan is not None and until not in outlook.plan:
         raise UserError(f"no step {until!r}; this build has {', '.join(step.name for step in outlook.plan)}")
     click.echo(document(outlook, shelf, until) if as_json else page(outlook, shelf, until, look))

@@ -38,7 +38,7 @@ class LogReader:
     warnings: list[str] = field(default_factory=list)  # each once
 
     def feed(self, line: str) -> str | None:
-        """Take a line; what it says about progress, if anything."""
+        """Take a line, and return what it says about progress, if anything."""
         patterns = _patterns()
         prefixed = patterns.prefix.match(line)
         text = prefixed["text"] if prefixed else line
@@ -84,7 +84,7 @@ _SHOWN = 3  # causes; more would help nobody
 
 @dataclass(frozen=True, slots=True)
 class BuildError:
-    """One known failure."""
+    """One known failure of trtllm-build."""
 
     id: str
     patterns: tuple[re.Pattern[str], ...]
@@ -99,12 +99,17 @@ class BuildError:
 
 
 def build_errors() -> tuple[BuildError, ...]:
-    """All that are known, the likeliest cause first."""
+    """List all known failures, the likeliest cause first."""
     return _errors()
 
 
 def diagnose(lines: Iterable[str], exit_code: int) -> tuple[BuildError, ...]:
-    """What the output of a builder that failed points to, at most three. `exit_code`: 128 + signal for a killed one."""
+    """Find known failures in the output of a builder that failed, at most three.
+
+    Args:
+        lines: of its output.
+        exit_code: 128 + signal for a killed one.
+    """
     found: dict[str, BuildError] = {}
     said = [line.strip() for line in lines]
     for error in _errors():

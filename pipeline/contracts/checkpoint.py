@@ -19,7 +19,7 @@ from pipeline.resources import parse_yaml
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTensor:
-    """One tensor of a rank."""
+    """Type and shape that a tensor of a rank must have."""
 
     dtypes: tuple[str, ...]  # any of them, as safetensors spells it: "BF16"
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ class CheckpointLayout:
         return str(names[kind])
 
     def tensors(self, rank: int) -> dict[str, ExpectedTensor]:
-        """Name -> type and shape of every tensor of a rank, 0 to `world` - 1."""
+        """Map the name of every tensor of a rank (0 to `world` - 1) to its type and shape."""
         return dict(self._tensors(rank // self.tensor))
 
     def _tensors(self, stage: int) -> Iterator[tuple[str, ExpectedTensor]]:
@@ -160,7 +160,7 @@ def needed_keys(family: str) -> dict[str, str]:
 
 @cache
 def facts() -> Mapping[str, Any]:
-    """The data."""
+    """Return the whole of data/checkpoint.yaml."""
     file = resources.files("pipeline.contracts").joinpath("data/checkpoint.yaml")
     loaded: Mapping[str, Any] = parse_yaml(file.read_text(encoding="utf-8"))
     return loaded

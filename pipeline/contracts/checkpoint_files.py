@@ -20,9 +20,12 @@ _TYPES = {"str": str, "int": int, "float": (int, float), "bool": bool, "dict": d
 
 
 def faults_of(directory: Path, layout: CheckpointLayout, *, values: bool = True) -> list[str]:
-    """Everything that is missing, left over, of the wrong type or shape, or not a usable number.
+    """List everything that is missing, left over, of the wrong type or shape, or not a usable number.
 
-    `values`: read all numbers, too; otherwise the headers only.
+    Args:
+        directory: of the checkpoint.
+        layout: that it must have.
+        values: read all numbers, too; otherwise the headers only.
     """
     faults = [*_file_faults(directory, layout), *_config_faults(directory / "config.json", layout)]
     if not faults:
@@ -32,7 +35,7 @@ def faults_of(directory: Path, layout: CheckpointLayout, *, values: bool = True)
 
 
 def check(directory: Path, layout: CheckpointLayout, *, values: bool = True) -> None:
-    """Raises CheckpointError with all faults, if there are any."""
+    """Raise CheckpointError with all faults of a checkpoint, if there are any. Args as `faults_of`."""
     faults = faults_of(directory, layout, values=values)
     if faults:
         raise CheckpointError(

@@ -20,19 +20,27 @@ from pipeline.resources import parse_yaml
 def activation_bytes(
     *, has_experts: bool, tensor_parallel: int, max_num_tokens: int, heads: int, head_size: int
 ) -> int:
-    """Activations of a step of `max_num_tokens`; `heads` are the attention heads of all ranks."""
+    """Bytes of the activations of a step.
+
+    Args:
+        has_experts: whether the model has experts.
+        tensor_parallel: GPUs that share each layer.
+        max_num_tokens: of the step.
+        heads: attention heads of all ranks.
+        head_size: of one head.
+    """
     facts = _data()["activation"]
     coefficient = _at(facts["coefficients"]["moe" if has_experts else "dense"], tensor_parallel)
     return max(math.ceil(2 * max_num_tokens * heads * head_size * coefficient), int(facts["least_bytes"]))
 
 
 def nccl_bytes(tensor_parallel: int) -> int:
-    """What the ranks need to exchange activations."""
+    """Bytes of the buffers in which ranks exchange activations."""
     return int(_at(_data()["nccl_bytes"]["values"], tensor_parallel))
 
 
 def other_bytes() -> int:
-    """CUDA contexts, code and decoder buffers: once for a GPU."""
+    """Bytes of CUDA contexts, code and decoder buffers, once a GPU."""
     return int(_data()["other_bytes"]["value"])
 
 
@@ -42,12 +50,12 @@ def default_fraction() -> float:
 
 
 def cpu_process_bytes() -> int:
-    """What the embedded engine's process takes besides weights and KV caches."""
+    """Bytes that the embedded engine's process takes besides weights and KV caches."""
     return int(_data()["cpu_process_bytes"]["value"])
 
 
 def cpu_pool_bytes() -> int:
-    """Most that the embedded engine takes for KV caches where a recipe gives no size."""
+    """Most bytes that the embedded engine takes for KV caches where a recipe gives no size."""
     return int(_data()["cpu_pool_bytes"]["value"])
 
 
@@ -71,7 +79,7 @@ def graph_sizes(max_batch: int) -> tuple[int, ...]:
 
 
 def graph_bytes(max_batch: int) -> int:
-    """At most, of all graphs together."""
+    """Bytes of all CUDA graphs together, at most."""
     each: int = _data()["cuda_graph"]["bytes"]
     return each * len(graph_sizes(max_batch))
 
@@ -85,9 +93,15 @@ def linear_bytes(
     dtype: str = "bfloat16",
     bits: float | None = None,
 ) -> int:
-    """A linear layer [rows, columns] with its scales, in a format of the recipe (or `fp8_block`).
+    """Bytes of a linear layer [rows, columns] with its scales.
 
-    `bits`: average of a weight where the format is `auto`.
+    Args:
+        rows: outputs.
+        columns: inputs.
+        form: a format of the recipe, or a published one such as `fp8_block`.
+        awq_block: inputs that share a scale in AWQ.
+        dtype: of weights that are not quantized.
+        bits: average of a weight where the format is `auto`.
 
     >>> linear_bytes(4096, 4096, "fp8")
     16777224
@@ -136,7 +150,7 @@ def dtypes() -> tuple[str, ...]:
 
 
 def dtype_bytes(dtype: str) -> int:
-    """Of one number, of those that stay as published. KeyError for a type that we do not know."""
+    """Bytes of one number that stays as published. Raises KeyError for an unknown type."""
     return int(_data()["weights"]["bytes"][dtype])
 
 
@@ -154,7 +168,7 @@ def sources(section: str) -> tuple[str, ...]:
 def latent_bytes_per_token(
     *, layers: int, rank: int, rope: int, kv_cache: str, pipeline_parallel: int = 1
 ) -> int:
-    """The compressed vector of one token (multi-head latent attention), which every rank keeps whole."""
+    """Bytes of one token's compressed vector (multi-head latent attention), which every rank keeps whole."""
     size = float(_data()["kv_cache"]["bytes"][kv_cache])
     return math.ceil(math.ceil(layers / pipeline_parallel) * (rank + rope) * size)
 
@@ -168,7 +182,7 @@ def kv_bytes_per_token(
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
 ) -> int:
-    """Keys and values of one token on one rank. `layers` and `kv_heads` are those of the whole model.
+    """Bytes of one token's keys and values on one rank; `layers` and `kv_heads` are those of the whole model.
 
     Raises:
         KeyError: the data type of the KV cache (`kv_cache`: bfloat16, fp8, …) is not known.

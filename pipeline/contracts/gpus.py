@@ -74,7 +74,7 @@ class GpuRates:
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class GpuGeneration:
     """What the GPUs of one compute capability have in common, as far as speed goes."""
 
     sm: int
@@ -157,7 +157,7 @@ def gpu_rates(name: str) -> GpuRates:
     )
 
 
-def generation(name: str) -> Generation:
+def gpu_generation(name: str) -> GpuGeneration:
     """Look up the generation of a GPU by its name in recipes.
 
     Raises:
@@ -166,7 +166,7 @@ def generation(name: str) -> Generation:
     one = gpu(name)
     for entry in _data()["generations"]:
         if entry["sm"] == one.sm:
-            return Generation(**entry)
+            return GpuGeneration(**entry)
     raise UserError(
         f"GPU {one.name}: compute capability {one.capability} is of no known generation, so its speed cannot be "
         f"computed; add it to generations in {_FILE}"

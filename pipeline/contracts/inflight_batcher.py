@@ -69,7 +69,7 @@ def models() -> tuple[str, ...]:
 
 
 def tensors(model: str, version: str, data_types: DataTypes | None = None) -> ModelTensors:
-    """Inputs and outputs of a model in a version, in upstream's order.
+    """List inputs and outputs of a model in a version, in upstream's order.
 
     Raises:
         UserError: the model or the version is not known.
@@ -83,7 +83,7 @@ def tensors(model: str, version: str, data_types: DataTypes | None = None) -> Mo
 
 
 def ensemble_steps(version: str) -> tuple[EnsembleStep, ...]:
-    """What the ensemble runs, and how tensors pass between its models.
+    """List the models that the ensemble runs, and how tensors pass between them.
 
     An entry of the maps is left out where the version lacks the tensor.
     """
@@ -103,7 +103,7 @@ def ensemble_steps(version: str) -> tuple[EnsembleStep, ...]:
 
 
 def entries_in(entries: Sequence[Mapping[str, Any]], version: str) -> Iterator[Mapping[str, Any]]:
-    """The entries of a list of facts that hold in a version.
+    """Yield the entries of a list of facts that hold in a version.
 
     Raises:
         UserError: the version is not known.
@@ -137,7 +137,7 @@ def _tensor(entry: Mapping[str, Any], chosen: DataTypes) -> TensorSpec:
 
 
 def model_facts(name: str) -> Mapping[str, Any]:
-    """All facts of a model, as they lie in its file.
+    """Return all facts of a model, as they are in its file.
 
     Raises:
         UserError: the model is not known.

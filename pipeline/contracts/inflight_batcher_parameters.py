@@ -42,7 +42,7 @@ class BackendParameter:
 
 
 def parameters(model: str, version: str) -> dict[str, BackendParameter]:
-    """What the model reads in a version, in upstream's order.
+    """List the parameters that a model reads in a version, in upstream's order.
 
     Raises:
         UserError: the model or the version is not known.
@@ -52,7 +52,7 @@ def parameters(model: str, version: str) -> dict[str, BackendParameter]:
 
 
 def check(version: str, model: str, given: Mapping[str, str], ours: Collection[str] = ()) -> list[str]:
-    """Every fault of a model's parameters, one line each; none if the model would load with just these values.
+    """List every fault of a model's parameters, one line each; empty if the model would load with just these values.
 
     `ours`: parameters that our own source of the model reads besides upstream's.
     """

@@ -23,7 +23,7 @@ from pipeline.resources import parse_yaml
 
 @dataclass(frozen=True, slots=True)
 class LaunchFacts:
-    """What holds for one version. {…} in an argument is to be filled in."""
+    """How one version of TensorRT-LLM is started. {…} in an argument is to be filled in."""
 
     server: str  # the program, as a container has it
     mpirun: str
@@ -88,7 +88,7 @@ def restricted() -> tuple[str, ...]:
 
 @cache
 def launch_facts(version: str) -> LaunchFacts:
-    """The facts for a version of TensorRT-LLM.
+    """Look up how a version of TensorRT-LLM is started.
 
     Raises:
         UserError: the version is not known; the nearest known ones are named.

@@ -70,7 +70,7 @@ def names(version: str) -> tuple[str, ...]:
 
 
 def speculation(version: str, method: str) -> SpeculationFormat:
-    """How a method of the recipe (ngram, mtp, draft_target, eagle3) is written in a version."""
+    """Look up how a recipe's method (ngram, mtp, draft_target, eagle3) is written in a version."""
     require(version)
     entry = next(
         entry
@@ -86,7 +86,7 @@ def speculation(version: str, method: str) -> SpeculationFormat:
 
 
 def check(version: str, arguments: Mapping[str, Any]) -> tuple[Fault, ...]:
-    """Everything that upstream would refuse in the arguments; nothing, if it would start.
+    """List everything that upstream would refuse in the arguments; empty if it would start.
 
     Raises:
         UserError: the version is not known.
@@ -225,7 +225,7 @@ class Models:
         return tuple(entry["name"] for entry in self._entries(name))
 
     def nested(self, name: str, field: str) -> str | None:
-        """The model that a field holds; None if it holds something else."""
+        """Name the model that a field holds; None if it holds something else."""
         for entry in self._entries(name):
             if entry["name"] == field:
                 inner = entry["type"].removesuffix(_NULL)

@@ -24,7 +24,7 @@ def versions() -> tuple[str, ...]:
 
 
 def tensors(version: str) -> ModelTensors:
-    """Inputs and outputs in a version, in upstream's order; they have no batch dimension.
+    """List inputs and outputs in a version, in upstream's order; they have no batch dimension.
 
     Raises:
         UserError: the version is not known.
@@ -51,12 +51,12 @@ def has_instances(version: str) -> bool:
 
 
 def guides_with_overlap(version: str) -> bool:
-    """Whether answers can be held to a form while the next step is prepared."""
+    """Whether guided decoding works beside the overlap scheduler."""
     return _is_so("guided_decoding_with_overlap", version)
 
 
 def guides_with_speculation(version: str) -> bool:
-    """Whether answers can be held to a form where tokens are proposed."""
+    """Whether guided decoding works beside speculation."""
     return _is_so("guided_decoding_with_speculation", version)
 
 

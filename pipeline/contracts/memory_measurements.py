@@ -28,7 +28,7 @@ class CapacityPoint:
 
 @dataclass(frozen=True, slots=True)
 class LoadLog:
-    """What an engine said when it was loaded."""
+    """What an engine's log reported when it was loaded."""
 
     gpu: str
     format: str
@@ -46,12 +46,12 @@ class LoadLog:
 
 
 def capacity_points() -> tuple[CapacityPoint, ...]:
-    """All of them."""
+    """List all published capacities of KV caches."""
     return tuple(CapacityPoint(**_sourced(entry)) for entry in _data()["capacity"])
 
 
 def load_logs() -> tuple[LoadLog, ...]:
-    """All of them."""
+    """List all published logs of engines."""
     return tuple(
         LoadLog(**{**_sourced(entry), "sizes": ModelSizes(**entry["sizes"])})
         for entry in _data()["load_logs"]

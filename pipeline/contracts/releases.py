@@ -42,7 +42,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One version. Pins are as the release declares them; None is not known, or not there."""
+    """One version of TensorRT-LLM. Pins are as the release declares them; None is not known, or not there."""
 
     version: str
     tracks: tuple[Track, ...]
@@ -58,17 +58,17 @@ class Release:
 
 
 def releases() -> tuple[Release, ...]:
-    """The stable releases, oldest first."""
+    """List the stable releases, oldest first."""
     return tuple(_release(entry, entry["version"]) for entry in _data()["releases"])
 
 
 def candidate_lines() -> tuple[str, ...]:
-    """Versions of which only candidates exist, oldest first."""
+    """List the versions of which only candidates exist, oldest first."""
     return tuple(entry["line"] for entry in _data()["candidates"])
 
 
 def release(version: str) -> Release:
-    """A release by its version; a candidate (1.3.0rc4) of a line that has nothing else.
+    """Look up a release by its version, or a candidate (1.3.0rc4) of a version that has nothing else.
 
     Raises:
         UserError: it is not known; the text names those that are near.
@@ -85,7 +85,7 @@ def release(version: str) -> Release:
 
 
 def require_runtime(version: str, track: Track) -> Release:
-    """The release, if it has the runtime.
+    """Look up a release that has a runtime.
 
     Raises:
         UserError: it is not known, or lacks the runtime; the text says why, and which releases have it.
@@ -101,7 +101,7 @@ def require_runtime(version: str, track: Track) -> Release:
 
 
 def container(version: str) -> Container:
-    """The newest container that carries a release; one with a conflict only if there is no other.
+    """Find the newest container that carries a release; one with a conflict only if there is no other.
 
     Raises:
         UserError: the release is not known, or no container is.
@@ -113,7 +113,7 @@ def container(version: str) -> Container:
 
 
 def containers() -> tuple[Container, ...]:
-    """All Triton containers, oldest first, those with conflicts too."""
+    """List all Triton containers, oldest first, those with conflicts too."""
     return tuple(_container(entry) for entry in _data()["containers"])
 
 

@@ -52,7 +52,7 @@ class Rule:
     facts: Mapping[str, Any] = field(default_factory=dict)  # names and numbers of its own
 
     def severity(self, runtime: str) -> Severity:
-        """How grave it is in a runtime that it is about."""
+        """Return how grave the rule is in a runtime that it is about."""
         return self.severities[runtime]
 
     def concerns(self, runtime: str, version: str | None) -> bool:
@@ -71,23 +71,23 @@ class Rule:
 
 
 def rule(name: str) -> Rule:
-    """A rule by its id."""
+    """Look up a rule by its id. Raises KeyError."""
     return _rules()[name]
 
 
 def rules() -> tuple[Rule, ...]:
-    """All rules, group by group."""
+    """List all rules, group by group."""
     return tuple(_rules().values())
 
 
 def source(name: str) -> str:
-    """What a source's name stands for."""
+    """Return the text that the name of a source stands for."""
     text: str = _file("sources")["sources"][name]
     return text
 
 
 def similar_ids(name: str) -> tuple[str, ...]:
-    """Ids like one that is none."""
+    """List ids of rules that are like one that does not exist, at most three."""
     known = _rules()
     same_end = [one for one in known if one.rpartition(".")[2] == name.rpartition(".")[2]]
     return tuple(same_end or difflib.get_close_matches(name, known, n=3, cutoff=0.5))[:3]

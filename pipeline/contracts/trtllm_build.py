@@ -48,7 +48,7 @@ def versions() -> tuple[str, ...]:
 
 
 def flags(version: str) -> Mapping[str, Flag]:
-    """The flags by name.
+    """Map names to the flags of a version.
 
     Raises:
         UserError: the version is not known.
@@ -58,12 +58,12 @@ def flags(version: str) -> Mapping[str, Flag]:
 
 
 def tunable(version: str) -> tuple[str, ...]:
-    """Flags that a recipe may say itself (`runtime.build_flags`)."""
+    """List the flags that a recipe may give itself (`runtime.build_flags`)."""
     return tuple(name for name in data()["tunable"]["names"] if name in flags(version))
 
 
 def decided(version: str) -> Mapping[str, str]:
-    """All other flags, each with the reason why a recipe may not say it."""
+    """Map all other flags to the reason why a recipe may not give them."""
     reasons = {name: entry["because"] for entry in data()["decided"] for name in entry["names"]}
     return {name: reasons[name] for name in flags(version) if name in reasons}
 
@@ -91,7 +91,7 @@ def entries_of(flag: Flag) -> tuple[str, ...]:
 
 
 def check(version: str, argv: Sequence[str]) -> list[str]:
-    """What the argument parser has against a command (without the program), all at once; empty if it takes it.
+    """List what the argument parser has against a command (without the program); empty if it takes it.
 
     Raises:
         UserError: the version is not known.
@@ -100,7 +100,8 @@ def check(version: str, argv: Sequence[str]) -> list[str]:
 
 
 def parse(version: str, argv: Sequence[str]) -> dict[str, Value]:
-    """The values of a command that `check` finds nothing against; all flags, defaults for those that are not said.
+    """Read the values of a command that `check` finds nothing against: all flags, with defaults for those that are
+    not given.
 
     A toggle is "enable" or "disable", a switch True or False; the last one counts where a flag is said twice.
     """
@@ -110,12 +111,12 @@ def parse(version: str, argv: Sequence[str]) -> dict[str, Value]:
 
 
 def named_flags(version: str, argv: Sequence[str]) -> frozenset[str]:
-    """The flags that a command names."""
+    """Return the flags that a command gives."""
     return frozenset(read.flag.name for read in _read(version, argv) if read.flag is not None)
 
 
 def speculative_modes() -> Mapping[str, int]:
-    """How config.json says a mode."""
+    """Map speculative decoding modes to the numbers that config.json has for them."""
     numbers: Mapping[str, int] = data()["speculative_modes"]["numbers"]
     return numbers
 

@@ -34,7 +34,7 @@ __all__ = ["BuildEffects", "BuilderMessage", "CheckpointConfig", "FlagChange", "
 
 @dataclass(frozen=True, slots=True)
 class FlagChange:
-    """A value that the builder does not take over."""
+    """A value of the command that the builder replaces by another."""
 
     flag: str
     asked: Any  # as config.json would have it
@@ -47,7 +47,7 @@ class FlagChange:
 
 @dataclass(frozen=True, slots=True)
 class BuildEffects:
-    """What comes of a build."""
+    """What the builder makes of a command: final values, messages, changes, or a refusal."""
 
     values: Mapping[str, Any]  # by flag, as config.json has them
     messages: tuple[BuilderMessage, ...]
@@ -56,7 +56,13 @@ class BuildEffects:
 
 
 def effects(version: str, argv: Sequence[str], model: CheckpointConfig, sm: int) -> BuildEffects:
-    """What the builder makes of a command that its parser takes, for a checkpoint, on a GPU.
+    """Work out what the builder makes of a command that its parser takes.
+
+    Args:
+        version: of TensorRT-LLM.
+        argv: the command without the program.
+        model: the checkpoint's config.json.
+        sm: compute capability of the GPU times 10.
 
     Raises:
         UserError: the version is not known.
@@ -87,7 +93,7 @@ def _changes(asked: Mapping[str, Any], build: BuilderRun) -> tuple[FlagChange, .
 
 
 def parse_message(line: str) -> BuilderMessage | None:
-    """The known message that a line of the log is (without time and severity)."""
+    """Recognize a line of the log (without time and severity) as a known message; None if it is none of them."""
     for pattern, message in _patterns():
         if pattern.fullmatch(line.strip()):
             return BuilderMessage(
@@ -127,7 +133,7 @@ class CheckpointConfig:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """Raises KeyError if config.json lacks what every checkpoint has."""
+        """Read a checkpoint's config.json. Raises KeyError if it lacks what every checkpoint has."""
         quantization, mapping = config.get("quantization") or {}, config["mapping"]
         rotary = config.get("rotary_scaling") or {}
         stretches = rotary.get("type", rotary.get("rope_type")) not in _UNSCALED_ROTARY
@@ -154,11 +160,13 @@ class BuilderMessage:
 
 
 class BuilderRefusal(Exception):
-    """The builder ends with an exception."""
+    """The builder would end with this exception."""
 
 
 @dataclass(slots=True)
 class BuilderRun:
+    """The values of one build, changed step by step in upstream's order."""
+
     version: str
     model: CheckpointConfig
     sm: int

@@ -16,7 +16,7 @@ from pipeline.errors import UserError
 def entries_in(
     entries: Sequence[Mapping[str, Any]], version: str, versions: Sequence[str]
 ) -> Iterator[Mapping[str, Any]]:
-    """Entries that hold in a version; `versions` are all that the contract knows, oldest first.
+    """Yield the entries that hold in a version; `versions` are all that the contract knows, oldest first.
 
     >>> names = [{"name": "old", "until": "2.0"}, {"name": "new", "since": "2.0"}]
     >>> [entry["name"] for entry in entries_in(names, "2.0", ("1.0", "2.0"))]
@@ -30,7 +30,7 @@ def entries_in(
 
 
 def release_of(version: str) -> str:
-    """The release that a version leads to, or repairs.
+    """Return the release that a candidate leads to, or that a post-release repairs.
 
     >>> release_of("1.3.0rc4"), release_of("1.2.1")
     ('1.3.0', '1.2.1')
@@ -39,7 +39,7 @@ def release_of(version: str) -> str:
 
 
 def precedes(version: str, other: str) -> bool:
-    """Whether a version is older than a release. A candidate of the release is not.
+    """Tell whether a version is older than a release; a candidate of the release is not.
 
     >>> precedes("1.0.0", "1.1.0"), precedes("1.10.0", "1.2.0"), precedes("1.3.0rc4", "1.3.0")
     (True, False, False)
@@ -52,7 +52,7 @@ def precedes(version: str, other: str) -> bool:
 
 
 def require_known(version: str, versions: Sequence[str]) -> None:
-    """Raises UserError if a version is none of a contract's; the text names those that are near."""
+    """Raise UserError if a contract does not know a version; the text names versions that are near."""
     if release_of(version) not in versions:
         near = difflib.get_close_matches(version, versions, n=3, cutoff=0.4) or versions
         raise UserError(f"TensorRT-LLM {version} is not known; known: {', '.join(near)}")

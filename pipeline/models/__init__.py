@@ -6,12 +6,18 @@ checkpoint.linear("model.layers.0.mlp.up_proj").dequantize()      # float32 [out
 checkpoint.faults()                           # everything that is missing, of the wrong shape, or not finite
 """
 
-from pipeline.models.architecture import Architecture, LinearShape
-from pipeline.models.layers import LinearLayer
-from pipeline.models.quantization import CheckpointQuantization, Format
-from pipeline.models.reader import CheckpointReader
-from pipeline.models.rope import Rope
-from pipeline.models.tensors import TensorFiles, TensorHeader
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipeline.models.architecture import Architecture, LinearShape
+    from pipeline.models.layers import LinearLayer
+    from pipeline.models.quantization import CheckpointQuantization, Format
+    from pipeline.models.reader import CheckpointReader
+    from pipeline.models.rope import Rope
+    from pipeline.models.tensors import TensorFiles, TensorHeader
 
 __all__ = [
     "Architecture",
@@ -24,3 +30,22 @@ __all__ = [
     "TensorFiles",
     "TensorHeader",
 ]
+
+# Name -> module. They are imported when asked for: a look at config.json needs no numpy.
+_HOMES = {
+    "Architecture": "architecture",
+    "CheckpointQuantization": "quantization",
+    "CheckpointReader": "reader",
+    "Format": "quantization",
+    "LinearLayer": "layers",
+    "LinearShape": "architecture",
+    "Rope": "rope",
+    "TensorFiles": "tensors",
+    "TensorHeader": "tensors",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

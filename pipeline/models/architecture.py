@@ -70,10 +70,12 @@ class Architecture:
 
     @classmethod
     def read(cls, directory: Path) -> Architecture:
-        """From `directory`/config.json.
+        """Read `directory`/config.json.
 
         Raises:
-            InvalidInput: with every reason why it cannot be built. SourceError, UnreadableFile: there is no such file.
+            InvalidInput: with every reason why the model cannot be built.
+            SourceError: there is no config.json.
+            UnreadableFile: it cannot be read.
         """
         path = directory / "config.json"
         if not path.exists():
@@ -82,6 +84,11 @@ class Architecture:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: str = "config.json") -> Architecture:
+        """Read the content of a config.json; `where` names it in errors.
+
+        Raises:
+            InvalidInput: with every reason why the model cannot be built.
+        """
         try:
             faults = list(_faults(config))
             if not faults:
@@ -125,9 +132,7 @@ class Architecture:
         )
 
     def linears(self) -> Iterator[LinearShape]:
-        """The linear layers of the blocks, in the order of execution (the output projection is not among
-        them).
-        """
+        """Yield the linear layers of the blocks in the order of execution, without the output projection."""
         queries, pairs = self.heads * self.head_dim, self.kv_heads * self.head_dim
         for layer in range(self.layers):
             attention = f"model.layers.{layer}.self_attn."
@@ -162,7 +167,7 @@ class Architecture:
         return LinearShape("lm_head", self.vocab, self.hidden, False)
 
     def norms(self) -> Iterator[tuple[str, int]]:
-        """Name and size of every norm's weight."""
+        """Yield name and size of every norm's weight."""
         for layer in range(self.layers):
             block = f"model.layers.{layer}."
             yield block + "input_layernorm.weight", self.hidden
@@ -174,6 +179,7 @@ class Architecture:
 
     @property
     def embedding(self) -> str:
+        """Name of the embedding's tensor."""
         return "model.embed_tokens.weight"
 
 

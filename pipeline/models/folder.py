@@ -83,7 +83,7 @@ class CheckpointFolder:
             raise UnreadableFile(file, error.fault.problem) from error
 
     def read(self, name: str) -> bytes:
-        """The content of a small file. Raises UnreadableFile."""
+        """Return the content of a small file. Raises UnreadableFile."""
         with self.open(name) as stream:
             return read_all(stream, self.path / name)
 

@@ -41,7 +41,7 @@ class HeaderEntry:
 
 
 def parse_header(content: bytes, file: str) -> list[HeaderEntry]:
-    """The tensors of a header's JSON, in the order of the file.
+    """List the tensors of a header's JSON, in the order of the file.
 
     Raises:
         CheckpointError: it is damaged.
@@ -67,7 +67,7 @@ def parse_header(content: bytes, file: str) -> list[HeaderEntry]:
 
 
 def read_totals(names: Iterable[str], start_of: Callable[[str, int], bytes]) -> WeightTotals:
-    """The totals over files; `start_of(name, size)` gives the first bytes of one.
+    """Count the weights of several files by their headers; `start_of(name, size)` gives the first bytes of one.
 
     Raises:
         CheckpointError: a file is not a safetensors file, or its header is damaged.

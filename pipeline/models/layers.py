@@ -55,7 +55,7 @@ class LinearLayer:
         return rows, columns
 
     def codes(self) -> Array:
-        """The stored numbers unpacked, [out, in]: int8 (4 and 8 bits), e4m3 (fp8), float32 (nvfp4, none)."""
+        """Unpack the stored numbers, [out, in]: int8 (4 and 8 bits), e4m3 (fp8), float32 (nvfp4, none)."""
         if self.format in (Format.INT4_AWQ, Format.W4A8_AWQ):
             return unpack_rows(self.weight)
         if self.format is Format.NVFP4:
@@ -65,7 +65,7 @@ class LinearLayer:
         return self.weight
 
     def scales(self) -> Array:
-        """float32 [out, groups]; [out, 1] where a row shares one scale, [1, 1] where the tensor does.
+        """Return the scales, float32 [out, groups]: [out, 1] where a row shares one, [1, 1] where the tensor does.
 
         The second step of w4a8_awq is not in it.
         """
@@ -79,7 +79,7 @@ class LinearLayer:
         return scale.reshape(-1, 1) if scale.ndim < 2 else scale
 
     def dequantize(self) -> Array:
-        """The weight that the layer multiplies with, float32 [out, in]; infinite where it is beyond float32."""
+        """Return the weight that the layer multiplies with, float32 [out, in]; infinite where it is beyond float32."""
         codes, scales = self.codes().astype(np.float32), self.scales()
         rows, columns = codes.shape
         groups = scales.shape[1]

@@ -40,7 +40,7 @@ GROUPED = (Format.INT4_AWQ, Format.W4A8_AWQ, Format.NVFP4)
 
 @dataclass(frozen=True, slots=True)
 class CheckpointQuantization:
-    """What the files say about a checkpoint as a whole."""
+    """How a checkpoint is quantized, by its files."""
 
     format: Format = Format.NONE
     group_size: int | None = None  # columns that share a scale
@@ -49,13 +49,18 @@ class CheckpointQuantization:
     producer: str = ""  # "modelopt 0.47.0"
 
     def format_of(self, layer: str) -> Format:
-        """The format of one linear layer."""
+        """Return the format of one linear layer."""
         left_alone = any(fnmatchcase(layer, pattern) for pattern in self.excluded)
         return Format.NONE if left_alone else self.format
 
     @classmethod
     def read(cls, directory: Path) -> CheckpointQuantization:
-        """From a folder's files. CheckpointError, UnreadableFile: they are damaged, disagree, or are not ModelOpt's."""
+        """Read a folder's config.json and hf_quant_config.json.
+
+        Raises:
+            CheckpointError: they disagree, or are not ModelOpt's.
+            UnreadableFile: one of them cannot be read.
+        """
         inside = read_json(directory / "config.json").get("quantization_config")
         beside = directory / "hf_quant_config.json"
         whole = read_json(beside) if beside.exists() else {}
@@ -77,7 +82,7 @@ class CheckpointQuantization:
     def of(
         cls, directory: Path, settings: Mapping[str, Any], producer: Mapping[str, str] | None = None
     ) -> CheckpointQuantization:
-        """From `quant_algo` and the keys beside it; raises CheckpointError if they are not known."""
+        """Read `quant_algo` and the keys beside it. Raises CheckpointError if they are not known."""
         algorithm = settings.get("quant_algo")
         if algorithm is not None and algorithm not in tuple(ALGORITHMS):
             known = ", ".join(ALGORITHMS)

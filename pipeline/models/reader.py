@@ -34,7 +34,12 @@ class CheckpointReader:
         self.tensors = TensorFiles(directory)
 
     def linear(self, name: str) -> LinearLayer:
-        """A linear layer by its name; `lm_head` is the embedding where the two are tied."""
+        """Read a linear layer by its name; `lm_head` is the embedding where the two are tied.
+
+        Raises:
+            CheckpointError: a tensor of it is missing or does not fit; the text names it.
+            KeyError: the model has no such layer.
+        """
         shape = self._shape(name)
         stored = self.stored_name(shape)
         form = self.quantization.format_of(name)
@@ -51,13 +56,13 @@ class CheckpointReader:
         return LinearLayer(name=name, format=form, group_size=self.quantization.group_size, **parts)
 
     def array(self, name: str) -> Array:
-        """A tensor that is never quantized (norms, embedding) as float32."""
+        """Read a tensor that is never quantized (norm, embedding) as float32. Raises CheckpointError."""
         if name not in self.tensors:
             raise CheckpointError(f"{self.directory} lacks {name}")
         return self.tensors[name].astype(np.float32)
 
     def kv_scales(self, layer: int) -> tuple[float, float] | None:
-        """Scales of the keys and the values of a layer's FP8 cache; None where the cache is not quantized."""
+        """Read the scales of keys and values of a layer's FP8 cache; None where the cache is not quantized."""
         if self.quantization.kv_cache is None:
             return None
         block = f"model.layers.{layer}.self_attn."
@@ -65,7 +70,7 @@ class CheckpointReader:
         return float(key.reshape(())), float(value.reshape(()))
 
     def faults(self) -> list[str]:
-        """Everything that is wrong with the files: absent or unexpected tensors, types, shapes, values."""
+        """List everything that is wrong with the files: absent or unexpected tensors, types, shapes, values."""
         return faults_of(self.architecture, self.quantization, self.tensors)
 
     def check(self) -> None:
@@ -78,7 +83,7 @@ class CheckpointReader:
             )
 
     def stored_name(self, shape: LinearShape) -> str:
-        """Where a layer's weight is kept: a tied output projection shares the embedding's."""
+        """Return the name under which a layer's weight is stored: a tied output projection shares the embedding's."""
         tied = self.architecture.tied and shape.name == "lm_head" and "lm_head.weight" not in self.tensors
         return "model.embed_tokens" if tied else shape.name
 
@@ -95,14 +100,14 @@ _IGNORED = ("rotary_emb.inv_freq",)  # old checkpoints carry it; it follows from
 
 
 def tensor_names(layer: str) -> dict[str, str]:
-    """Part -> name of the tensor that holds it."""
+    """Map the parts of a layer to the names of their tensors."""
     return {part: f"{layer}.{part}" for part in PARTS}
 
 
 def faults_of(
     architecture: Architecture, quantization: CheckpointQuantization, tensors: TensorMap
 ) -> list[str]:
-    """All faults, in the order of the layers."""
+    """List all faults of a checkpoint, in the order of the layers."""
     headers = tensors.headers
     faults: list[str] = []
     expected = {architecture.embedding}
@@ -132,7 +137,7 @@ def faults_of(
 def layer_faults(
     layer: LinearShape, stored: str, form: Format, group_size: int | None, headers: Mapping[str, TensorKind]
 ) -> list[str]:
-    """Faults of the headers of one linear layer."""
+    """List the faults of the headers of one linear layer."""
     names = tensor_names(stored)
     faults: list[str] = []
     wanted = dict(_layout(layer, form, group_size))

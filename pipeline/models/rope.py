@@ -22,9 +22,7 @@ DEFAULT_THETA = 10_000.0  # of every family here
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary position embedding. `scaling` holds the parameters of `kind`, without theta and without the
-    kind.
-    """
+    """Rotary position embedding. `scaling` holds the parameters of `kind` other than theta."""
 
     theta: float
     kind: str = "default"
@@ -32,15 +30,14 @@ class Rope:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Rope:
+        """Read either layout of config.json, which `rope_faults` finds nothing against."""
         settings = rope_settings(config)
         kind = settings.pop("rope_type")
         theta = float(settings.pop("rope_theta", DEFAULT_THETA))
         return cls(theta, kind, {key: float(value) for key, value in settings.items()} or None)
 
     def inverse_frequencies(self, head_dim: int) -> NDArray[np.float32]:
-        """[head_dim / 2]: radians that one position turns each pair of channels (transformers 5.14's
-        formulas).
-        """
+        """Radians that one position turns each pair of channels, [head_dim / 2] (transformers 5.14's formulas)."""
         import numpy as np
 
         exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
@@ -54,7 +51,7 @@ class Rope:
 
 
 def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Theta, kind and parameters under the names of transformers 5, from either layout."""
+    """Read theta, kind and parameters from either layout, under the names of transformers 5."""
     settings = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     if config.get("rope_theta") is not None:
         settings.setdefault("rope_theta", config["rope_theta"])
@@ -77,6 +74,7 @@ def _llama3(inverse: NDArray[np.float32], scaling: Mapping[str, float]) -> NDArr
 
 
 def rope_faults(config: Mapping[str, Any]) -> Iterator[Fault]:
+    """Yield what cannot be built of the rotary settings of a config.json."""
     settings = rope_settings(config)
     kind = settings["rope_type"]
     share = settings.get("partial_rotary_factor", config.get("partial_rotary_factor"))

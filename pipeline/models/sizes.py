@@ -45,7 +45,7 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """A decoder, by its sizes."""
+    """The sizes of a decoder, and what else decides how many weights it has and what its KV cache takes."""
 
     architecture: str  # class name: "LlamaForCausalLM"
     hidden: int

@@ -52,7 +52,7 @@ class TensorHeader:
 
 
 class TensorKind(Protocol):
-    """What a tensor is."""
+    """Name, type and shape of a tensor."""
 
     @property
     def name(self) -> str: ...
@@ -65,7 +65,7 @@ class TensorKind(Protocol):
 
 
 class TensorMap(Mapping[str, Array]):
-    """Name -> array; what each is is known before it is read."""
+    """Tensors by name; type and shape of each are known before it is read."""
 
     headers: Mapping[str, TensorKind]
 
@@ -132,7 +132,11 @@ class TensorFiles(TensorMap):
 
 
 def read_headers(file: Path) -> Iterator[TensorHeader]:
-    """The headers of one file, checked against its size."""
+    """Yield the headers of one file, checked against its size.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
     with open_file(file) as stream:
         size = os.fstat(stream.fileno()).st_size
         length = int.from_bytes(stream.read(8), "little")

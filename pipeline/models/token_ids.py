@@ -17,7 +17,7 @@ from pipeline.reading import MAX_TOKENIZER_BYTES, UnreadableFile, read_json
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """What the tokenizer and the model agree on."""
+    """Ids that tokenizer and model agree on."""
 
     end: int  # ends an answer
     pad: int  # fills short rows of a batch
@@ -26,7 +26,7 @@ class TokenIds:
 
 
 def token_ids(tokenizer: Path, vocab_size: int) -> TokenIds:
-    """The ids of a folder with tokenizer.json and the files beside it.
+    """Read the ids of a folder with tokenizer.json and the files beside it.
 
     Raises:
         StageError: there is no tokenizer.json, or no token that ends an answer. UnreadableFile: a file is damaged.
@@ -58,7 +58,7 @@ def token_ids(tokenizer: Path, vocab_size: int) -> TokenIds:
 
 
 def read_tokens(file: Path) -> list[tuple[str, int]]:
-    """Each token of a tokenizer.json and its id, added ones last. Raises UnreadableFile."""
+    """List each token of a tokenizer.json with its id, added ones last. Raises UnreadableFile."""
     try:
         found = list(_tokens(read_json(file, most=MAX_TOKENIZER_BYTES)))
         sound = all(isinstance(token, str) and type(id) is int for token, id in found)

@@ -1,1 +1,8 @@
+"""What a recipe comes to before anything is made: values only; no output, no I/O but small files of local checkpoints.
 
+    facts         `model_facts`, `machine_facts`: what is known, None where it is not (`pipeline.prepare` gathers them)
+    functions     `memory`, `performance` and `preflight`: pure, from recipe and facts to figures and findings
+    results       `plan` (the steps that a build executes) and `report` (all of it, which `pipeline.cli` prints)
+
+`parallelism` says over how many GPUs a model is spread, `compatibility` which releases, GPUs and formats go together.
+"""

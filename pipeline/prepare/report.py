@@ -50,7 +50,7 @@ def make_report(
     offline: bool = False,
     progress: Progress | None = None,
     allowed: frozenset[str] = frozenset(),
-    asked: WorkloadOptions | None = None,
+    workload: WorkloadOptions | None = None,
 ) -> PlanReport:
     """Gather the facts of a recipe and work out everything that can be known of its build.
 
@@ -59,7 +59,7 @@ def make_report(
     Args:
         offline: Do not ask the Hub; so does `HF_HUB_OFFLINE`.
         allowed: Ids of rules whose errors are let pass.
-        asked: Lengths, prices and acceptance, beyond the recipe.
+        workload: Lengths, prices and acceptance, beyond the recipe.
 
     Raises:
         InvalidInput: A config.json that is here, or that the Hub gives, cannot be read.
@@ -80,7 +80,7 @@ def make_report(
         plan=plan,
         memory=memory,
         alternatives=_alternatives(recipe, memory) if memory is not None else (),
-        performance=_performance(recipe, memory, asked or WorkloadOptions(), unknown)
+        performance=_performance(recipe, memory, workload or WorkloadOptions(), unknown)
         if memory is not None
         else None,
         seen={role: _described(one) for role, one in probes.items()},
@@ -90,12 +90,12 @@ def make_report(
 
 
 def compare_recipe(
-    recipe: Recipe, store: Store, asked: WorkloadOptions, *, offline: bool = False
+    recipe: Recipe, store: Store, workload: WorkloadOptions, *, offline: bool = False
 ) -> Comparison:
     """Rank GPUs, splits, formats and drafts for a recipe, each judged by preflight.
 
     Args:
-        asked: GPUs, prices, lengths and acceptance.
+        workload: GPUs, prices, lengths and acceptance.
         offline: Do not ask the Hub.
 
     Raises:
@@ -117,7 +117,7 @@ def compare_recipe(
         return tuple(f"{one.problem} [{one.rule}]" for one in found if one.stops)
 
     steps = read_settings(recipe).steps
-    return compare(recipe, sizes, asked.question(recipe.limits), steps=steps, judge=judge)
+    return compare(recipe, sizes, workload.question(recipe.limits), steps=steps, judge=judge)
 
 
 def _probes(
@@ -233,17 +233,17 @@ def _miscounted(role: str, model: ModelProbe) -> str:
 
 
 def _performance(
-    recipe: Recipe, memory: MemoryPlan, asked: WorkloadOptions, unknown: dict[str, str]
+    recipe: Recipe, memory: MemoryPlan, workload: WorkloadOptions, unknown: dict[str, str]
 ) -> Forecast | None:
     try:
         return forecast_recipe(
             recipe,
             memory.spec,
-            acceptance=asked.acceptance,
-            prompt_tokens=asked.prompt_tokens,
-            output_tokens=asked.output_tokens,
+            acceptance=workload.acceptance,
+            prompt_tokens=workload.prompt_tokens,
+            output_tokens=workload.output_tokens,
             sequences=memory.sequences,
-            gpu_hour=asked.prices.get(memory.spec.device),
+            gpu_hour=workload.prices.get(memory.spec.device),
         )
     except UserError as error:  # the GPU's peak rates are not among the data
         unknown["performance"] = str(error)

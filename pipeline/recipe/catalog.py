@@ -44,7 +44,7 @@ class CatalogEntry:
 
 
 def entries() -> list[CatalogEntry]:
-    """All packaged recipes, by name."""
+    """List all packaged recipes, sorted by name."""
     found = []
     for name, file in packaged().items():
         try:
@@ -57,7 +57,20 @@ def entries() -> list[CatalogEntry]:
 
 
 def copy_recipe(file: Path, destination: str, *, force: bool = False) -> Path:
-    """Copy to a file, or into a folder; returns the file written. The comments stay."""
+    """Copy a recipe to a file, or into a folder. The comments stay.
+
+    Args:
+        file: the recipe, which must be valid.
+        destination: a file, or a folder (which exists, or ends with "/").
+        force: overwrite a file that exists.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        UserError: the destination exists, is the recipe itself, or cannot be written.
+        InvalidInput: the recipe is not valid.
+    """
     load_recipe(file)
     target = Path(destination).expanduser()
     if destination.endswith("/") or target.is_dir():
@@ -102,7 +115,7 @@ class _Untitled(GenerateJsonSchema):
 
 
 def schema_text() -> str:
-    """The schema of the models as they are now."""
+    """Return the JSON schema of the models as they are now."""
     schema = Recipe.model_json_schema(schema_generator=_Untitled)
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Recipe of pipeline"}
     return (

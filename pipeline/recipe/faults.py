@@ -60,7 +60,7 @@ def faults_of(error: ValidationError, document: Document, most: int) -> tuple[li
 
 
 class ValidValues(RecipeValues):
-    """The values of a document, less those that are at fault."""
+    """The values of a document, without those that are at fault: reading one raises InvalidValue."""
 
     def __init__(self, data: Mapping[str, Any], wrong: Sequence[KeyPath]) -> None:
         super().__init__(data)
@@ -90,7 +90,7 @@ class ValidValues(RecipeValues):
 
 
 def fault_of(problem: Problem, document: Document) -> Fault:
-    """A problem at the place where its first key was given."""
+    """Make the fault of a problem, at the place where its first key was given."""
     path, *others = [tuple(key.split(".")) for key in problem.keys]
     place = document.place(path)
     value = place.text if path in document.places else None
@@ -117,7 +117,17 @@ def _fault(path: KeyPath, error: ErrorDetails, document: Document) -> Fault:
 
 
 def explain(error: ErrorDetails, path: KeyPath, text: str | None, data: Mapping[str, Any]) -> tuple[str, str]:
-    """Problem and fix of an error at `path`; `text` is what was written there, `data` the whole document."""
+    """Say in the words of a recipe what an error means.
+
+    Args:
+        error: one error of pydantic.
+        path: the key that it is about.
+        text: what was written there, of a scalar.
+        data: the whole document.
+
+    Returns:
+        The problem, and what would be right ("" if nothing can be said).
+    """
     kind, context, given = error["type"], error.get("ctx", {}), error["input"]
     info = field_at(Recipe, data, path)
     if kind == "refused":

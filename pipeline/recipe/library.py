@@ -12,12 +12,19 @@ _SUFFIXES = (".yaml", ".yml")
 
 
 def packaged() -> dict[str, Path]:
-    """Name -> file, sorted by name."""
+    """Return name -> file of the packaged recipes, sorted by name."""
     return {path.stem: path for path in sorted(resources.folder("recipes").glob("*.yaml"))}
 
 
 def find_recipe(path_or_name: str) -> Path:
-    """The file of a recipe; raises InvalidInput with near names where there is none."""
+    """Find the file of a recipe.
+
+    Args:
+        path_or_name: a path (with "/", .yaml or .yml), or the name of a packaged recipe.
+
+    Raises:
+        InvalidInput: there is none; the text has near names.
+    """
     is_path = "/" in path_or_name or path_or_name.endswith(_SUFFIXES)
     path = Path(path_or_name).expanduser()
     if not is_path and path_or_name in packaged():

@@ -28,7 +28,15 @@ _MOST_FAULTS = 50
 def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read, override and validate a recipe.
 
-    `overrides` are `a.b=c`. Raises InvalidInput with all faults, each with its file and line, or `--set`.
+    Args:
+        path_or_name: a file, or the name of a packaged recipe.
+        overrides: values of `--set`, each `section.key=value`.
+
+    Returns:
+        The recipe, which knows where it was read from.
+
+    Raises:
+        InvalidInput: with all faults (of more than 50, their number), each with its file and line, or `--set`.
     """
     file = find_recipe(str(path_or_name))
     document = read_document(_read(file), str(file))
@@ -97,7 +105,10 @@ def _put(document: Document, path: KeyPath, value: object, text: str) -> None:
 
 
 def located(recipe: Recipe, problems: Sequence[Problem]) -> list[Fault]:
-    """The problems as faults, in the order of the file. A recipe that was made in Python has no lines."""
+    """Turn problems of a recipe into faults that say where each key was given, in the order of the file.
+
+    A recipe that was made in Python has no lines.
+    """
     document = _document(recipe)
     if document is None:
         values = recipe.model_dump(mode="json")
@@ -116,7 +127,7 @@ def located(recipe: Recipe, problems: Sequence[Problem]) -> list[Fault]:
 
 
 def shown(file: Path) -> str:
-    """A file as people write it: from the folder that they are in, if it lies there."""
+    """Write a path relative to the current folder, if the file lies in it."""
     here = Path.cwd()
     return str(file.relative_to(here)) if file.is_relative_to(here) else str(file)
 

@@ -1,4 +1,4 @@
-"""Rules that span fields. Each message names the fields and the fix.
+"""Rules that span fields of a recipe. Each message names the fields and the fix.
 
 A rule reads plain values by dotted key, so that it can run on a recipe of which other parts are wrong:
 where a value that it reads is itself at fault, the rule is left out. What a TensorRT-LLM version or a GPU
@@ -18,7 +18,7 @@ AWQ = ("int4_awq", "w4a8_awq")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A broken rule: the keys it is about, the one to change first."""
+    """A broken rule, with the keys that it is about; the first is the one to change."""
 
     keys: tuple[str, ...]
     text: str
@@ -32,11 +32,11 @@ class Problem:
 
 
 class InvalidValue(LookupError):
-    """The value is itself at fault."""
+    """A rule reads a value that is itself at fault."""
 
 
 class RecipeValues:
-    """The values of a sound recipe, with all defaults, by dotted key; None under a section that is absent."""
+    """The values of a valid recipe, with all defaults, by dotted key; None under a section that is absent."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._data = data
@@ -52,7 +52,7 @@ Rule = Callable[[RecipeValues], Iterator[Problem]]
 
 
 def broken_rules(values: RecipeValues) -> list[Problem]:
-    """Every problem of every rule that can be judged."""
+    """Return the problems of all rules that can be judged; a rule that reads an invalid value is left out."""
     problems: list[Problem] = []
     for rule in RULES:
         try:

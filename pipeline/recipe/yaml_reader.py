@@ -60,7 +60,7 @@ class KeyPlace:
 
 @dataclass(slots=True)
 class Document:
-    """What was read: `data` goes as far as it can even where there are faults."""
+    """What was read of a file. `data` goes as far as it can even where there are faults."""
 
     where: str
     data: dict[str, Any] = field(default_factory=dict)
@@ -117,13 +117,21 @@ for _name, _pattern, _first in _SCALARS:
 
 
 def dump_yaml(data: Any) -> str:
-    """Text that `read_document` reads back as the same values."""
+    """Write values as text that `read_document` reads back as the same values."""
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
     return text
 
 
 def read_document(raw: bytes, where: str) -> Document:
-    """Parse a file; every fault of its form is in `.faults`."""
+    """Parse the bytes of a file.
+
+    Args:
+        raw: YAML, UTF-8 with or without byte order mark.
+        where: name of the file, for faults.
+
+    Returns:
+        The document; all faults of its form are in `.faults`.
+    """
     document = Document(where)
     node = _compose(raw, document)
     document.is_mapping = isinstance(node, yaml.MappingNode)
@@ -144,7 +152,7 @@ def read_document(raw: bytes, where: str) -> Document:
 
 
 def read_value(text: str, document: Document, path: KeyPath) -> Any:
-    """The value of `--set path=text`; its faults and places go to the document."""
+    """Parse the value of `--set path=text`; its faults and places go to the document."""
     part = Document("--set")
     node = _compose(text.encode(), part)
     value = _Reader(part).read(node, path) if node is not None else None

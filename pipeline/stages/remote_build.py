@@ -37,7 +37,7 @@ _STAGE = "build"
 
 @dataclass(frozen=True, slots=True)
 class HandoverScript:
-    """What a person is given who takes a build to another machine."""
+    """The script that builds on another machine, and what is to be done afterwards."""
 
     path: Path
     waiting: tuple[Step, ...]  # that `pipeline adopt` will take
@@ -53,16 +53,21 @@ def build_or_hand_over(
     progress: Progress,
     on_outcome: Callable[[StepOutcome], None],
 ) -> Artifact | HandoverScript:
-    """Make a step and all that it needs, or the script with which another machine goes on.
+    """Make a step and all that it needs, or write the script with which another machine goes on.
 
     Args:
-        executor: who builds engines. With "print" the script is for the engines alone if this machine can make all
+        executor: Who builds engines. With "print" the script is for the engines alone if this machine can make all
             that comes before them; with "print-all" nothing is made here.
-        until: name of the step.
-        words: how recipe and store are called on the command line, quoted for a shell.
+        until: Name of the step.
+        words: How recipe and store are called on the command line, quoted for a shell.
+        on_outcome: Called once for each step that was found or made here.
+
+    Returns:
+        The artifact of the step, or the script.
 
     Raises:
-        UserError: this machine cannot make it, and no script was asked for. GateFailed: as `Builder.run`.
+        UserError: This machine cannot make it, and no script was asked for.
+        GateFailed: The calibrated model is over the recipe's budget.
     """
     plan = prepared.plan
     if executor.name == "print-all":
@@ -240,13 +245,17 @@ def _settled(recipe: Recipe, sources: Mapping[str, ResolvedSource]) -> dict[str,
 
 
 def adopt(prepared: Prepared, name: str, folder: Path, store: Store, progress: Progress) -> Artifact:
-    """Take a step that another machine made: its artifact, or the folder that a script of engines left for it.
+    """Copy into the store what another machine made for a step.
 
     What it was made from, checksums, and of an engine all that it says of itself are checked as if it had been made
-    here. The folder is copied and left as it is.
+    here. The folder is left as it is.
+
+    Args:
+        name: Of the step: "build.target".
+        folder: An artifact of another store, or what a script of engines left for the step.
 
     Raises:
-        UserError: there is no such step, the folder holds something else, or it was damaged on its way.
+        UserError: There is no such step, the folder holds something else, or it was damaged on its way.
     """
     plan = prepared.plan
     if (folder / MANIFEST).is_file():

@@ -20,7 +20,7 @@ SMALL_BYTES = 1 << 20  # files up to this are read whenever they are used
 
 @dataclass(frozen=True)
 class Artifact:
-    """What a stage left in the store."""
+    """A published directory and its manifest."""
 
     path: Path  # the directory; nobody writes into it
     manifest: Manifest
@@ -42,9 +42,8 @@ class Verification:
     missing: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
-    faults: tuple[
-        str, ...
-    ] = ()  # a line for each that is missing or changed: what it is, and what it should be
+    # A line for each that is missing or changed: what it is, and what it should be.
+    faults: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -63,9 +62,13 @@ def verify(
     again: bool = True,
     only: Callable[[str, FileEntry], bool] = lambda *_: True,
 ) -> Verification:
-    """Hash the files and compare; a manifest that does not give its own digest counts as changed.
+    """Hash an artifact's files and compare them with its manifest.
+
+    A manifest that does not give its own digest counts as changed.
 
     Args:
+        artifact: what is verified.
+        progress: is told the bytes as they are hashed.
         hashes: remembers what is found.
         again: read every file; else `hashes` is believed for those of more than SMALL_BYTES.
         only: which files, by name and entry in the manifest.
@@ -118,7 +121,15 @@ def check(
 ) -> None:
     """Make sure that an artifact's files are those that were published, before they are used.
 
-    Large files that `hashes` knows are not read. Raises DamagedArtifact with all that differ.
+    Args:
+        artifact: what is about to be used.
+        hashes: large files that it knows are not read.
+        progress: is told the bytes as they are hashed.
+        only: which files, by name and entry in the manifest.
+        command: what a person can run to find and remove damaged artifacts.
+
+    Raises:
+        DamagedArtifact: with all files that differ.
     """
     result = verify(artifact, progress, hashes, again=False, only=only)
     hashes.save()
@@ -127,14 +138,20 @@ def check(
 
 
 def damaged(artifact: Artifact, result: Verification, command: str) -> DamagedArtifact:
-    """What to say of an artifact that is; `command` is for a person to find and remove it."""
+    """Make the error for a damaged artifact.
+
+    Args:
+        artifact: the artifact.
+        result: what differs.
+        command: what a person can run to find and remove it.
+    """
     lines = [f"{artifact.path}: damaged", *(f"  {fault}" for fault in result.faults)]
     help_ = f"`{command}` finds and removes what is damaged in the store; then build it again"
     return DamagedArtifact("\n".join([*lines, help_]))
 
 
 def quick_check(artifact: Artifact) -> Verification:
-    """As `verify`, by presence and size only: milliseconds, for every look-up."""
+    """Compare presence and size of files only, which takes milliseconds, for every look-up."""
     missing, faults, changed = [], [], []
     for name, entry in artifact.manifest.files.items():
         try:

@@ -24,7 +24,7 @@ _UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lock, as its file tells."""
+    """The process that a lock's file names."""
 
     pid: int
     host: str
@@ -52,7 +52,7 @@ class Lock:
 
 
 def exclusive(path: Path) -> Lock | None:
-    """The lock `path`, or None if anyone else holds it."""
+    """Take a lock alone; return None if anyone else holds it."""
     lock = _take(path, fcntl.LOCK_EX)
     if lock is not None:
         text = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
@@ -62,12 +62,12 @@ def exclusive(path: Path) -> Lock | None:
 
 
 def shared(path: Path) -> Lock | None:
-    """The lock `path` beside other users, or None while somebody makes or removes what it protects."""
+    """Take a lock beside other users; return None while somebody makes or removes what it protects."""
     return _take(path, fcntl.LOCK_SH)
 
 
 def holder(path: Path) -> Holder | None:
-    """Who last took `path` exclusively, if the file tells."""
+    """Read from a lock's file which process took it exclusively last; None if the file does not tell."""
     try:
         raw = read_json(path)
         return Holder(pid=raw["pid"], host=raw["host"])

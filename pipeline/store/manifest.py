@@ -65,7 +65,11 @@ class Manifest(_Frozen):
 
     @classmethod
     def load(cls, directory: Path) -> Manifest:
-        """Read `directory/manifest.json`; StoreError if it is missing, damaged or of another schema."""
+        """Read `manifest.json` of a directory.
+
+        Raises:
+            StoreError: it is missing, damaged, or of another schema.
+        """
         path = directory / FILE
         try:
             raw = read_json(path, most=MAX_BYTES)
@@ -85,7 +89,7 @@ class Manifest(_Frozen):
             raise StoreError(f"{path}: damaged: {where}: {first['msg']}") from error
 
     def write(self, directory: Path) -> None:
-        """Write both files."""
+        """Write `manifest.json` and its readable twin into a directory."""
         text = json.dumps(
             self.model_dump(mode="json", by_alias=True), indent=2, ensure_ascii=False, allow_nan=False
         )
@@ -93,7 +97,7 @@ class Manifest(_Frozen):
         (directory / TWIN).write_text(self.as_text(), encoding="utf-8")
 
     def as_text(self) -> str:
-        """The readable twin."""
+        """Return the text of the readable twin."""
         by = self.provenance
         lines = [
             f"{self.name}",

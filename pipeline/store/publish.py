@@ -17,9 +17,8 @@ from pipeline.errors import StageError, StoreError
 from pipeline.progress import Progress
 from pipeline.store import files, manifest
 from pipeline.store.artifact import Artifact
-from pipeline.store.canonical import Json, canonical
 from pipeline.store.hashes import FileHashes
-from pipeline.store.key import ArtifactKey
+from pipeline.store.key import ArtifactKey, Json, canonical
 from pipeline.store.manifest import FileEntry, Manifest, Provenance
 
 # Why a file cannot become longer, and what helps.
@@ -42,7 +41,21 @@ def publish(
     progress: Progress,
     hashes: FileHashes,
 ) -> Artifact:
-    """Turn `work` into the artifact at `target`, all or nothing. StageError if it cannot be an artifact."""
+    """Turn a work directory into an artifact, all or nothing.
+
+    Args:
+        work: what a stage left; renamed to `target`.
+        target: the artifact's directory, on the same filesystem.
+        key: what it was made from.
+        recipe: name of the recipe that asked.
+        facts: what the stage found and measured, for the manifest.
+        duration_s: how long making it took, without hashing and publishing.
+        progress: is told the bytes as they are hashed.
+        hashes: remembers the hashes, so that a start soon after need not read the files again.
+
+    Raises:
+        StageError: there is no file, one is not plain, or facts are no JSON. StoreError: the rename fails.
+    """
     files.make_read_only(work)
     entries = _entries(work, target, key, progress, hashes)
     record = Manifest(
@@ -77,9 +90,10 @@ def publish(
 
 
 def no_room(error: BaseException) -> tuple[str, str] | None:
-    """Why nothing more could be written and what helps, if `error` came from that; C++ and Rust say so in words.
+    """Tell an error that came from a full disk, a quota or a limit on file sizes; C++ and Rust say so in words.
 
-    What helps may hold `{gc}`, the place of a command.
+    Returns:
+        Why nothing more could be written, and what helps (which may hold `{gc}`, the place of a command); or None.
     """
     cause: BaseException | None = error
     while cause is not None:

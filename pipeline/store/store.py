@@ -26,9 +26,8 @@ from pipeline.errors import StoreError, UserError
 from pipeline.progress import Progress, Silent, human_bytes
 from pipeline.store import files, lock, manifest
 from pipeline.store.artifact import Artifact, check, damaged, quick_check
-from pipeline.store.canonical import Json
 from pipeline.store.hashes import FileHashes
-from pipeline.store.key import ArtifactKey
+from pipeline.store.key import ArtifactKey, Json
 from pipeline.store.manifest import Manifest
 from pipeline.store.publish import no_room, publish
 
@@ -40,7 +39,8 @@ _REMIND_S = 30.0
 
 
 class Store:
-    """
+    """A folder of artifacts that several processes may read, fill and clean at once.
+
     >>> store = Store.default()
     >>> artifact = store.obtain(key, make, recipe="tiny-cpu")     # doctest: +SKIP
     """
@@ -55,9 +55,8 @@ class Store:
         self.caches = root / "caches"
         self.handed_over = root / "handed_over"
         self.hashes = FileHashes(root / "hashes.json")
-        self._used: dict[
-            str, lock.Lock
-        ] = {}  # artifact name -> shared lock, until `close` or the end of the process
+        # Artifact name -> shared lock, until `close` or the end of the process.
+        self._used: dict[str, lock.Lock] = {}
         self._guard = threading.Lock()
 
     def __repr__(self) -> str:
@@ -65,17 +64,17 @@ class Store:
 
     @classmethod
     def default(cls) -> Store:
-        """The store at `$PIPELINE_STORE`, or at `~/.cache/pipeline/store`."""
+        """Open the store at `$PIPELINE_STORE`, or at `~/.cache/pipeline/store`."""
         return cls.at(Path(os.environ.get(_VARIABLE) or _USUAL))
 
     @classmethod
     def at(cls, root: Path | None) -> Store:
-        """The store at `root`; the default one for None."""
+        """Open the store at `root`, or the default one if it is None."""
         return cls.default() if root is None else cls(root.expanduser().absolute())
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What names it on a command line in any shell: nothing for the store that is taken without options."""
+        """Options that name this store on a command line: empty for the one that is taken without options."""
         usual = not os.environ.get(_VARIABLE) and self.root == Path(_USUAL).expanduser()
         return () if usual else ("--store", str(self.root))
 
@@ -90,7 +89,14 @@ class Store:
     # reading
 
     def find(self, key: ArtifactKey) -> Artifact | None:
-        """The artifact of `key` if it is published, now in use (see `use`). StoreError if it is damaged."""
+        """Look up the published artifact of a key, and put it into use (see `use`).
+
+        Returns:
+            The artifact, or None if it is not published.
+
+        Raises:
+            DamagedArtifact: files are missing or of another size. StoreError: its manifest cannot be read.
+        """
         found = self._published(key)
         return found if found is not None and self.use(found) else None
 
@@ -115,11 +121,15 @@ class Store:
         check(artifact, self.hashes, progress, command=self.command("verify", "--remove"))
 
     def list(self) -> tuple[Artifact, ...]:
-        """Every readable artifact, the one used last first."""
+        """List the artifacts that can be read, the one used last first."""
         return tuple(sorted(self.scan()[0], key=_used_ns, reverse=True))
 
     def scan(self) -> tuple[tuple[Artifact, ...], dict[str, str]]:
-        """Readable artifacts, and directory name -> reason of those that are not."""
+        """Read all manifests.
+
+        Returns:
+            The artifacts that can be read, sorted by name; and directory name -> reason of those that cannot.
+        """
         found, damaged = [], {}
         paths = sorted(p for p in self.artifacts.glob("*") if p.is_dir())
         for path in paths:
@@ -131,7 +141,11 @@ class Store:
         return tuple(found), damaged
 
     def get(self, name: str) -> Artifact:
-        """By name, by digest, or by the beginning of either if only one begins so. UserError otherwise."""
+        """Look an artifact up by its name, its digest, or the beginning of either if only one begins so.
+
+        Raises:
+            UserError: there is none, or several.
+        """
         artifacts = self.scan()[0]
         for artifact in artifacts:
             if name in (artifact.name, artifact.digest):
@@ -144,7 +158,7 @@ class Store:
         raise UserError(f"no artifact {name!r} in {self.root}; `{self.command('ls')}` shows what there is")
 
     def newest(self, stage: str, recipe: str) -> Artifact | None:
-        """The artifact of `stage` that `recipe` obtained last."""
+        """Return the artifact of a stage that a recipe obtained last, or None."""
         fitting = (a for a in self.list() if (a.manifest.stage, a.manifest.recipe) == (stage, recipe))
         return next(fitting, None)
 
@@ -159,13 +173,22 @@ class Store:
         progress: Progress | None = None,
         needs_bytes: int = 0,
     ) -> Artifact:
-        """The artifact of `key`: the published one, or what `make` puts into the directory that it is given.
+        """Return the published artifact of a key, or make and publish it.
 
-        `make` gets an empty directory (or, if the key is resumable, what a killed `make` left) and returns
-        the facts for the manifest; it must not write absolute paths, because the directory is renamed.
-        While another process makes the same artifact, this one waits and takes the result. The artifact is
-        in use, and so kept by `gc`, until `close` or the end of this process. `needs_bytes` is checked
-        against the free space first.
+        While another process makes the same artifact, this one waits and takes the result. The artifact is in use,
+        and so kept by `gc`, until `close` or the end of this process.
+
+        Args:
+            key: what the artifact is made from.
+            make: gets an empty directory (or, if the key is resumable, what a killed `make` left), fills it, and
+                returns the facts for the manifest. It must not write absolute paths: the directory is renamed.
+            recipe: name of the recipe that asks, for the manifest.
+            progress: is told who makes it, if this process waits.
+            needs_bytes: free space to ask for before `make` begins.
+
+        Raises:
+            StoreError: there is no room, the store cannot be written, or what is there is damaged.
+            StageError: `make` left what cannot be an artifact.
         """
         progress = progress or Silent()
         waiting_since, reminded = time.monotonic(), 0.0
@@ -239,7 +262,11 @@ class Store:
     # use
 
     def use(self, artifact: Artifact) -> bool:
-        """Keep `gc`, of any process, from removing `artifact` until `close`; False if it is gone already."""
+        """Keep `gc`, of any process, from removing an artifact until `close`.
+
+        Returns:
+            Whether it is still there.
+        """
         with self._guard:
             if artifact.name not in self._used:
                 held = self._share(artifact.name)
@@ -254,12 +281,12 @@ class Store:
         return True
 
     def descriptors(self) -> tuple[int, ...]:
-        """The open locks of all that is in use, for the `pass_fds` of a child that goes on using it."""
+        """Return the open locks of all that is in use, for the `pass_fds` of a child that goes on using it."""
         with self._guard:
             return tuple(held.fileno() for held in self._used.values())
 
     def close(self) -> None:
-        """Use nothing any longer."""
+        """Put everything out of use."""
         with self._guard:
             for held in self._used.values():
                 held.release()

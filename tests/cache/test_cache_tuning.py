@@ -1,4 +1,4 @@
-"""Tuning: intervals, files that are wrong in every way, what is chosen within a budget, and logs without labels."""
+"""Tuning: intervals, malformed files, what is chosen within a budget, what each check is worth, and unlabelled logs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.cache.backend import Vector
 from pipeline.cache.semantic.verification import CHECKS, default_verifier
-from pipeline.cache.tuning.choosing import choose
+from pipeline.cache.tuning.choosing import by_category, choose, weigh
 from pipeline.cache.tuning.measuring import CountedShare, Measured, measure, pairs_needed
 from pipeline.cache.tuning.pairs import BadLines, LoggedQuestion, Pair, read_log, read_pairs
 from pipeline.cache.tuning.repeats import find_repeats
@@ -224,3 +224,37 @@ def test_the_recipe_knows_the_checks_by_name() -> None:
     from pipeline.recipe.response_cache import CheckName
 
     assert get_args(CheckName) == tuple(CHECKS)
+
+
+def drawn(seed: int, count: int = 200) -> Measured:
+    rng = np.random.default_rng(seed)
+    pairs = [
+        Pair(f"a{i}", f"b{i}", bool(rng.integers(2)), ("", "x", "y")[rng.integers(3)]) for i in range(count)
+    ]
+    objects = rng.random((count, len(CHECKS))) < 0.1
+    return Measured(pairs, rng.uniform(0.5, 1, count), objects, tuple(CHECKS))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("skipped", [(), ("words", "order")])
+def test_without_a_check_just_what_it_alone_held_is_served(seed: int, skipped: tuple[str, ...]) -> None:
+    measured = drawn(seed)
+    whole = measured.outcome(0.7, skipped)
+    weights = weigh(measured, 0.7, skipped)
+    assert [weight.check for weight in weights] == [name for name in CHECKS if name not in skipped]
+    for weight in weights:
+        without = measured.outcome(0.7, (*skipped, weight.check))
+        assert without.false.count - whole.false.count == weight.stopped
+        assert without.recall.count - whole.recall.count == weight.lost
+
+
+def test_categories_add_up_to_the_pairs_that_have_one() -> None:
+    measured = drawn(7)
+    found = by_category(measured, 0.7)
+    assert list(found) == ["x", "y"]
+    named = np.array([pair.category != "" for pair in measured.pairs])
+    whole = measured.outcome(0.7, (), named)
+    assert sum(outcome.recall.count for outcome in found.values()) == whole.recall.count
+    assert sum(outcome.recall.of for outcome in found.values()) == whole.recall.of
+    assert sum(outcome.false.count for outcome in found.values()) == whole.false.count
+    assert sum(outcome.false.of for outcome in found.values()) == whole.false.of

@@ -7,12 +7,12 @@ from typing import Literal
 import pytest
 
 from pipeline.contracts import gpus as gpus_module
-from pipeline.contracts.gpus import Gpu, format_issues, generation, gpu, gpu_rates, gpus
+from pipeline.contracts.gpus import Gpu, format_issues, gpu, gpu_generation, gpu_rates, gpus
 from pipeline.contracts.models import known_model
 from pipeline.errors import UserError
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import ModelSpec
-from pipeline.plan.performance import EngineModel
+from pipeline.plan.performance import EngineSpeed
 from pipeline.plan.performance.efficiency import efficiency, fitted_constants
 
 ERROR, WARNING = ["error"], ["warning"]
@@ -128,7 +128,7 @@ def test_a_gpu_is_added_by_adding_one_entry(monkeypatch: pytest.MonkeyPatch) -> 
     assert gpu("x1-1g").capability == "8.9"
     assert format_issues(gpu("x1-1g"), "none", "auto", "pytorch") == ()
     assert efficiency("x1-1g", "pytorch") == efficiency("l4-24g", "pytorch")
-    assert EngineModel.of(MODEL, "x1-1g", "pytorch").decode(1, 100) > 0
+    assert EngineSpeed.of(MODEL, "x1-1g", "pytorch").decode(1, 100) > 0
 
 
 @pytest.mark.parametrize(
@@ -149,12 +149,12 @@ def test_what_an_entry_lacks_is_named(
     monkeypatch.setattr(gpus_module, "_data", lambda: {**facts, "gpus": [new]})
     assert format_issues(gpu("x1-1g"), "none", "fp8", "tensorrt")
     with pytest.raises(UserError, match=message):
-        EngineModel.of(MODEL, "x1-1g", "tensorrt")
+        EngineSpeed.of(MODEL, "x1-1g", "tensorrt")
 
 
 def test_generations_have_constants() -> None:
     for one in gpus():
-        assert generation(one.name).constants in fitted_constants()["constants"]["families"]
+        assert gpu_generation(one.name).constants in fitted_constants()["constants"]["families"]
 
 
 def test_names_are_unique_and_say_the_memory() -> None:

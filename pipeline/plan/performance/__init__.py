@@ -8,13 +8,13 @@ From the bottom up: `roofline` (one step), `engine` (prompts, answers, drafts), 
 """
 
 from pipeline.plan.performance.accuracy import Estimate
-from pipeline.plan.performance.engine import EngineModel
+from pipeline.plan.performance.engine import EngineSpeed
 from pipeline.plan.performance.forecast import Forecast, Gain, forecast, forecast_recipe
 from pipeline.plan.performance.service import LoadPoint
 from pipeline.plan.performance.workload import Workload, WorkloadOptions
 
 __all__ = [
-    "EngineModel",
+    "EngineSpeed",
     "Estimate",
     "Forecast",
     "Gain",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.contracts.gpus import generation
+from pipeline.contracts.gpus import gpu_generation
 from pipeline.contracts.releases import Track
 from pipeline.plan.memory.spec import ModelSpec
 from pipeline.plan.performance.efficiency import fitted_constants
@@ -132,7 +132,7 @@ def checked_range(quantity: Quantity) -> dict[str, Any]:
     ones = [one for one in figures("held-out") if (one.kind == "first-token") == (quantity == "first-token")]
     return {
         "tracks": sorted({one.track for one in ones}),
-        "families": sorted({generation(one.gpu).constants for one in ones}),
+        "families": sorted({gpu_generation(one.gpu).constants for one in ones}),
         "formats": sorted({one.form for one in ones}),
         "experts": sorted({_experts(one.need) for one in ones if one.need.sizes.experts}),
         "gpus": max(one.split.world for one in ones),
@@ -162,7 +162,7 @@ def unchecked(
         drafts: whether a draft's gain is in the forecast.
     """
     known, sizes, split = fitted_constants()["reach"][quantity], model.sizes, model.split
-    kind = generation(device)
+    kind = gpu_generation(device)
     doubts = {
         f"runtime.kind {track}": track not in known["tracks"],
         f"the generation of {device}": kind.constants not in known["families"] or not kind.measured,

@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from pipeline.contracts.gpus import generation
+from pipeline.contracts.gpus import gpu_generation
 from pipeline.contracts.releases import Track
 from pipeline.resources import parse_yaml
 
@@ -47,7 +47,7 @@ def efficiency(name: str, track: Track, given: Mapping[str, Any] | None = None) 
         UserError: the GPU is not known, or of no listed generation.
     """
     facts = fitted_constants()["constants"] if given is None else given
-    kind = generation(name)
+    kind = gpu_generation(name)
     of_family, of_track = facts["families"][kind.constants], facts["tracks"][track]
     link = facts["links"][kind.links]
     return Efficiency(

@@ -34,7 +34,7 @@ from pipeline.plan.performance.workload import Workload
 
 
 @dataclass(frozen=True)
-class EngineModel:
+class EngineSpeed:
     """One model of a deployment, on the GPUs that it is split over."""
 
     load: ModelLoad
@@ -52,7 +52,7 @@ class EngineModel:
         *,
         chunked: bool = True,
         given: Mapping[str, Any] | None = None,
-    ) -> EngineModel:
+    ) -> EngineSpeed:
         """Make the engine of a model on a GPU.
 
         Args:
@@ -172,8 +172,8 @@ def tokens_per_round(acceptance: float, proposed: int) -> float:
 class SpeculativeEngine:
     """A target with its draft."""
 
-    target: EngineModel
-    draft: EngineModel
+    target: EngineSpeed
+    draft: EngineSpeed
     proposed: int  # tokens a round
     acceptance: float  # of each, 0 to 1
 
@@ -209,7 +209,7 @@ class SpeculativeEngine:
 
 
 def best_length(
-    target: EngineModel, draft: EngineModel, acceptance: float, sequences: float, context: float
+    target: EngineSpeed, draft: EngineSpeed, acceptance: float, sequences: float, context: float
 ) -> int:
     """How many tokens to propose for the most gain; 1 to 16."""
     gains = {

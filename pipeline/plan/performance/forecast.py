@@ -23,7 +23,7 @@ from pipeline.plan.performance.accuracy import (
     rate_estimate,
     unchecked,
 )
-from pipeline.plan.performance.engine import EngineModel, SpeculativeEngine, best_length
+from pipeline.plan.performance.engine import EngineSpeed, SpeculativeEngine, best_length
 from pipeline.plan.performance.service import Cost, LoadLimit, LoadPoint, Service, token_cost
 from pipeline.plan.performance.workload import Workload
 from pipeline.recipe import CpuRuntime, Recipe, Slo
@@ -185,7 +185,7 @@ def forecast(
     held = plan_memory(spec).sequences if sequences is None else sequences
     if held < 1:
         return None
-    engines = [EngineModel.of(model, spec.device, track, chunked=chunked) for model in spec.models]
+    engines = [EngineSpeed.of(model, spec.device, track, chunked=chunked) for model in spec.models]
     service = _service(engines, acceptance, draft_tokens)
     most = min(held, spec.concurrency)
     best, ended = service.most_within(work, most, slo.ttft_p95_ms, slo.itl_p95_ms)
@@ -264,14 +264,14 @@ def forecast_recipe(
     )
 
 
-def _service(engines: list[EngineModel], acceptance: float | None, draft_tokens: int) -> Service:
+def _service(engines: list[EngineSpeed], acceptance: float | None, draft_tokens: int) -> Service:
     target = engines[0]
     if len(engines) == 1 or acceptance is None:
         return Service(target)
     return Service(target, SpeculativeEngine(target, engines[1], draft_tokens, acceptance))
 
 
-def _gains(engines: list[EngineModel], draft_tokens: int, most: int, work: Workload) -> tuple[Gain, ...]:
+def _gains(engines: list[EngineSpeed], draft_tokens: int, most: int, work: Workload) -> tuple[Gain, ...]:
     if len(engines) == 1:
         return ()
     target, draft = engines

@@ -16,7 +16,7 @@ from pipeline.plan.memory.capacity import plan_memory
 from pipeline.plan.memory.spec import DeploymentSpec, ModelSpec
 from pipeline.plan.parallelism import Parallelism
 from pipeline.plan.performance.efficiency import efficiency
-from pipeline.plan.performance.engine import EngineModel
+from pipeline.plan.performance.engine import EngineSpeed
 from pipeline.plan.performance.roofline import ModelLoad, model_load
 from pipeline.plan.performance.workload import Workload
 from pipeline.resources import parse_yaml
@@ -84,9 +84,9 @@ def fills_steps(figure: PublishedFigure) -> bool:
     return _engine(figure, None).most_decoding(work) < min(max_requests(figure), _requests(figure))
 
 
-def _engine(figure: PublishedFigure, given: Mapping[str, Any] | None) -> EngineModel:
+def _engine(figure: PublishedFigure, given: Mapping[str, Any] | None) -> EngineSpeed:
     constants = efficiency(figure.gpu, figure.track, given)
-    return EngineModel(_load(figure), gpu_rates(figure.gpu), constants, figure.need.step_tokens)
+    return EngineSpeed(_load(figure), gpu_rates(figure.gpu), constants, figure.need.step_tokens)
 
 
 @cache

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.plan.performance.accuracy import interval_estimate
-from pipeline.plan.performance.engine import EngineModel, SpeculativeEngine
+from pipeline.plan.performance.engine import EngineSpeed, SpeculativeEngine
 from pipeline.plan.performance.workload import Workload
 from pipeline.store import Json
 
@@ -48,7 +48,7 @@ class LoadPoint:
 class Service:
     """What serves requests: an engine, alone or with a draft."""
 
-    target: EngineModel
+    target: EngineSpeed
     speculation: SpeculativeEngine | None = None
 
     @property
@@ -74,7 +74,7 @@ class Service:
         )
 
     def most_decoding(self, work: Workload) -> int:
-        """Return the most requests at a time that its steps keep up with, see `EngineModel.most_decoding`."""
+        """Return the most requests at a time that its steps keep up with, see `EngineSpeed.most_decoding`."""
         if self.speculation is None:
             return self.target.most_decoding(work)
         return self.target.most_decoding(work, self.speculation.proposed + 1, self.speculation.progress)

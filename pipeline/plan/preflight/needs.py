@@ -18,6 +18,7 @@ from pipeline.contracts.rules import rule, rules
 from pipeline.errors import UserError
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.machine_facts import MachineFacts
+from pipeline.plan.memory.tensors import parameter_counts
 from pipeline.plan.model_facts import facts_from_sizes
 from pipeline.plan.preflight.context import Context, RecipeModel, make_context
 from pipeline.plan.preflight.finding import Objection
@@ -151,20 +152,6 @@ def version_numbers(version: str) -> tuple[int, ...]:
 _PUBLISHED = "none"  # checkpoints are published in 16 bits
 
 
-def parameter_count(sizes: ModelSizes) -> int:
-    """Count the weights of the linear layers and embeddings; norms and biases are left out.
-
-    >>> from pipeline.contracts.models import known_model
-    >>> round(parameter_count(known_model("meta-llama/Llama-3.1-8B-Instruct")) / 1e9, 2)
-    8.03
-    """
-    queries, pairs = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-    attention = sizes.hidden * (queries + 2 * pairs) + queries * sizes.hidden
-    feed_forward = 3 * sizes.hidden * sizes.intermediate * max(sizes.experts, 1)
-    embeddings = sizes.vocab * sizes.hidden * (1 if sizes.tied else 2)
-    return sizes.layers * (attention + feed_forward) + embeddings
-
-
 def published_bytes(model: RecipeModel) -> int | None:
     """Bytes of the checkpoint as it is fetched; None if nothing is known of the model."""
     return model.facts.weight_bytes or _bytes(model, _PUBLISHED)
@@ -218,7 +205,7 @@ def calibrated_weights(context: Context) -> int:
     not known.
     """
     calibrated = (sizes for model, sizes in context.sized if model.format != "none")
-    return max(map(parameter_count, calibrated), default=0)
+    return max((sum(parameter_counts(sizes).values()) for sizes in calibrated), default=0)
 
 
 def largest_rank_bytes(context: Context) -> int | None:
@@ -233,4 +220,4 @@ def _bytes(model: RecipeModel, form: str) -> int | None:
     if model.sizes is None:
         return None
     each: float = rule("host.disk").facts["bytes_per_weight"][form]
-    return int(parameter_count(model.sizes) * each)
+    return int(sum(parameter_counts(model.sizes).values()) * each)

@@ -25,7 +25,7 @@ from pipeline.plan.performance.accuracy import (
     unchecked,
 )
 from pipeline.plan.performance.efficiency import fitted_constants
-from pipeline.plan.performance.engine import EngineModel
+from pipeline.plan.performance.engine import EngineSpeed
 from pipeline.plan.performance.published import (
     PublishedFigure,
     Use,
@@ -58,7 +58,7 @@ def test_no_more_sequences_decode_than_a_step_keeps_up_with(monkeypatch: pytest.
     """Where memory holds more of them than prompts leave room for, figures held aside are met, and were not."""
     concerned = [figure for figure in figures("held-out") if fills_steps(figure)]
     now = error_summary("held-out")["full-steps"]
-    monkeypatch.setattr(EngineModel, "most_decoding", lambda *_: 10**9)
+    monkeypatch.setattr(EngineSpeed, "most_decoding", lambda *_: 10**9)
     before = summarize([FigureError(figure, compute_figure(figure)) for figure in concerned])
     assert now["count"] == before["count"] == 20
     assert now["median"] < 0.15

@@ -14,7 +14,7 @@ from pipeline.contracts.models import known_model
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import ModelSpec
 from pipeline.plan.parallelism import Parallelism
-from pipeline.plan.performance import EngineModel, Workload
+from pipeline.plan.performance import EngineSpeed, Workload
 from pipeline.plan.performance.engine import SpeculativeEngine, best_length, tokens_per_round
 from pipeline.plan.performance.service import Service, token_cost
 
@@ -33,9 +33,9 @@ def sizes(name: str) -> ModelSizes:
 
 def engine(
     name: str = DENSE, *, device: str = "h100-sxm-80g", ways: int = 4, form: str = "fp8", **more: int
-) -> EngineModel:
+) -> EngineSpeed:
     need = ModelSpec("target", sizes(name), Parallelism(tensor=ways), form, "fp8", **more)
-    return EngineModel.of(need, device, "pytorch")
+    return EngineSpeed.of(need, device, "pytorch")
 
 
 @pytest.fixture(params=[DENSE, EXPERTS])
