@@ -22,8 +22,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from pipeline.progress import Silent
-from pipeline.runtimes.cpu.engine import Engine, EngineSettings, Output, Request
-from pipeline.runtimes.cpu.engine.paged_model import PagedModel, Slice
+from pipeline.runtimes.cpu.engine import Engine, EngineRequest, EngineSettings, RequestOutput
+from pipeline.runtimes.cpu.engine.paged_model import PagedModel, TokenSlice
 from pipeline.runtimes.cpu.ir import build_ir
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,9 +51,9 @@ class Stream:
 
     def ask(self) -> None:
         prompt = tuple(self.prompts.pop())
-        self.engine.submit(Request(self.name, prompt, 96, self.end_id), self.take)
+        self.engine.submit(EngineRequest(self.name, prompt, 96, self.end_id), self.take)
 
-    def take(self, output: Output) -> None:
+    def take(self, output: RequestOutput) -> None:
         self.tokens += len(output.tokens)
         if (metrics := output.metrics) is None:
             return
@@ -93,7 +93,7 @@ def measure(engine: Engine, prompts: list[list[int]], streams: int, end_id: int)
 def forward_us(folder: Path, settings: EngineSettings) -> float:
     model = PagedModel(folder, settings)
     model.allocate(8)
-    step = [Slice([9], 40, np.arange(2, dtype=np.int32), 1)]
+    step = [TokenSlice([9], 40, np.arange(2, dtype=np.int32), 1)]
     times = []
     for _ in range(300):
         started = time.perf_counter()

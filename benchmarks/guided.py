@@ -24,7 +24,14 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from pipeline.progress import Silent
-from pipeline.runtimes.cpu.engine import EngineSettings, Guide, Output, Request, Sampling, Vocabulary
+from pipeline.runtimes.cpu.engine import (
+    EngineRequest,
+    EngineSettings,
+    Guide,
+    RequestOutput,
+    SamplingParams,
+    Vocabulary,
+)
 from pipeline.runtimes.cpu.engine.core import EngineCore
 from pipeline.runtimes.cpu.engine.grammars import Grammars
 from pipeline.runtimes.cpu.engine.paged_model import PagedModel
@@ -133,11 +140,13 @@ def run(core: EngineCore, streams: int, guide: Guide | None) -> float:
     """Milliseconds a step, of which each makes a token for every stream."""
     prompt = tuple(Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json")).encode("Where is my parcel?").ids)
 
-    def sink(output: Output) -> None:
+    def sink(output: RequestOutput) -> None:
         assert output.error is None, output.error
 
     for at in range(streams):
-        request = Request(str(at), prompt, TOKENS, None, sampling=Sampling(top_k=20, seed=at), guide=guide)
+        request = EngineRequest(
+            str(at), prompt, TOKENS, None, sampling=SamplingParams(top_k=20, seed=at), guide=guide
+        )
         core.check(request)
         core.add(request, sink)
     core.step()  # the prompts

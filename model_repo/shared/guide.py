@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from shared.refusal import Refused
+from shared.refusal import RequestRefused
 
 TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
 Kind = Literal["json", "json_schema", "regex", "ebnf_grammar"]
@@ -18,7 +18,7 @@ def guide_of(kind: str | None, text: str | None) -> tuple[Kind, str] | None:
     """What both tensors say; None where there are none.
 
     Raises:
-        Refused: one is missing, or the kind is not known.
+        RequestRefused: one is missing, or the kind is not known.
 
     >>> guide_of("regex", "[0-9]+")
     ('regex', '[0-9]+')
@@ -27,11 +27,11 @@ def guide_of(kind: str | None, text: str | None) -> tuple[Kind, str] | None:
         case None if text is None:
             return None
         case None:
-            raise Refused(f"{TYPE}: is missing, but there is a {GUIDE}")
+            raise RequestRefused(f"{TYPE}: is missing, but there is a {GUIDE}")
         case "json":
             return kind, ""
         case "json_schema" | "regex" | "ebnf_grammar" if text is not None:
             return kind, text
         case "json_schema" | "regex" | "ebnf_grammar":
-            raise Refused(f"{GUIDE}: is missing, and {kind} needs one")
-    raise Refused(f"{TYPE} = {kind}: must be json, json_schema, regex or ebnf_grammar")
+            raise RequestRefused(f"{GUIDE}: is missing, and {kind} needs one")
+    raise RequestRefused(f"{TYPE} = {kind}: must be json, json_schema, regex or ebnf_grammar")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from shared.refusal import Refused
+from shared.refusal import RequestRefused
 from shared.stop_words import pack
 from shared.tokenizer import TextTokenizer
 
@@ -61,7 +61,7 @@ class PromptEncoder:
         """The tensors of a batch; what is not given has the model's default.
 
         Raises:
-            Refused: words and weights do not match in number.
+            RequestRefused: words and weights do not match in number.
         """
         rows = len(texts)
         ids = [self.tokenizer.encode(text) for text in texts]
@@ -96,7 +96,7 @@ class PromptEncoder:
         counts = [len(row) for row in texts or []]
         given = [] if weights is None else weights.reshape(rows, -1).tolist()
         if counts != [len(row) for row in given]:
-            raise Refused(
+            raise RequestRefused(
                 f"embedding bias: {sum(counts)} words, {sum(map(len, given))} weights; one for each"
             )
         bias = np.zeros((rows, self.vocab_size), np.float32)

@@ -6,5 +6,5 @@ from __future__ import annotations
 NOT_DECOUPLED = "the model is not decoupled, and answers with one response (serving.decoupled in the recipe)"
 
 
-class Refused(ValueError):
+class RequestRefused(ValueError):
     """What was asked for cannot be done; the text is one line that names the tensor and what would be right."""

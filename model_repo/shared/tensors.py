@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
-from shared.refusal import Refused
+from shared.refusal import RequestRefused
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 Array = npt.NDArray[Any]
@@ -24,7 +24,7 @@ def read_texts(request: Any, name: str) -> list[list[str]] | None:
     """A text input as rows of texts.
 
     Raises:
-        Refused: it is not UTF-8.
+        RequestRefused: it is not UTF-8.
     """
     array = read(request, name)
     if array is None:
@@ -32,7 +32,7 @@ def read_texts(request: Any, name: str) -> list[list[str]] | None:
     try:
         return [[item.decode("utf-8") for item in row] for row in array.reshape(array.shape[0], -1).tolist()]
     except UnicodeDecodeError as error:
-        raise Refused(f"{name}: is not UTF-8 ({error.reason} at byte {error.start})") from None
+        raise RequestRefused(f"{name}: is not UTF-8 ({error.reason} at byte {error.start})") from None
 
 
 def read_flag(request: Any, name: str, default: bool = False) -> bool:
@@ -55,7 +55,7 @@ def texts(values: Iterable[str]) -> Array:
 def failure(error: Exception) -> Any:
     """A response that holds an error of one line: the request's fault if it was refused, ours otherwise."""
     message = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, Refused):
+    if isinstance(error, RequestRefused):
         return pb_utils.InferenceResponse(
             error=pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG)
         )

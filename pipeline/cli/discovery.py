@@ -19,7 +19,7 @@ from pipeline.stages import Builder
 from pipeline.stages.response_cache import open_response_cache
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
-from pipeline.triton.integrity import check_without_weights
+from pipeline.triton.repository import check_without_weights
 from pipeline.triton.running import RunningServer
 
 

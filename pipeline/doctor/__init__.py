@@ -6,7 +6,7 @@
 `pipeline.machine` looks, `pipeline.plan.preflight` judges; here the two are put together and made readable.
 """
 
-from pipeline.doctor.examining import examine
+from pipeline.doctor.examine import examine
 from pipeline.doctor.report import Check, Obstacle, Report, Section, Verdict, Way
 
 __all__ = ["Check", "Obstacle", "Report", "Section", "Verdict", "Way", "examine"]

@@ -10,7 +10,6 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from pipeline.machine.inventory import Inventory
-from pipeline.machine.locale_clock import Text
 from pipeline.machine.packages import Extra, PythonFacts
 
 SCHEMA = 1
@@ -74,6 +73,22 @@ class Verdict:
     runnable: bool  # it can be built here, and deployed here in one way at least
     ways: tuple[Way, ...]
     warnings: tuple[Obstacle, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """How this process reads and writes text."""
+
+    encoding: str  # of files, unless they say otherwise
+    output: str  # of standard output
+    file_names: str
+    language: str  # LC_ALL, LC_CTYPE or LANG, whichever holds; "" for none
+
+    @property
+    def is_utf8(self) -> bool:
+        """Whether all text of a model can be printed and written."""
+        names = (self.encoding, self.output, self.file_names)
+        return all(name.lower().replace("-", "").replace("_", "") == "utf8" for name in names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,30 @@
-"""The GPUs of this machine, as its driver reports them: by NVML where nvidia-ml-py is installed, else by `nvidia-smi`.
+"""The GPUs of this machine, by NVML (nvidia-ml-py) or by `nvidia-smi`, and how they reach each other.
 
-NVML is asked by a process of its own (`nvml.py`), because a call that hangs in the driver cannot be called off.
+NVML is asked by a process of its own (`nvml.py`), because a call that hangs in the driver cannot be called off. The
+topology is the matrix of `nvidia-smi topo -m`:
+
+            GPU0    GPU1    NIC0    CPU Affinity    NUMA Affinity
+    GPU0     X      NV18    PXB     0-51            0
+    GPU1    NV18     X      PXB     0-51            0
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from typing import get_args
 
 from pipeline.machine import nvml
-from pipeline.machine.probe import Said, ask
-from pipeline.plan.machine_facts import GpuFacts
+from pipeline.machine.probe import CommandOutput, run_command
+from pipeline.plan.machine_facts import GpuFacts, GpuLink
+from pipeline.plan.machine_facts import Path as Way
 
 _QUERY = "index,uuid,name,compute_cap,memory.total,memory.free,driver_version"
 _DEADLINE_S = 30.0
@@ -71,11 +79,11 @@ def survey_gpus(deadline_s: float = _DEADLINE_S) -> GpuSurvey:
     return replace(_by_nvidia_smi(left_s), nvml_problem=said.problem)
 
 
-def ask_nvml(deadline_s: float) -> Said:
+def ask_nvml(deadline_s: float) -> CommandOutput:
     """What `nvml.py` prints."""
     if find_spec("pynvml") is None:
-        return Said(problem="nvidia-ml-py is not installed")
-    said = ask([sys.executable, nvml.__file__], deadline_s)
+        return CommandOutput(problem="nvidia-ml-py is not installed")
+    said = run_command([sys.executable, nvml.__file__], deadline_s)
     return replace(
         said, problem=said.problem.rpartition("failed: ")[2]
     )  # whose Python asked is nobody's concern
@@ -90,7 +98,7 @@ def read_gpus(deadline_s: float = _DEADLINE_S) -> tuple[tuple[GpuSeen, ...], str
 def _by_nvidia_smi(deadline_s: float) -> GpuSurvey:
     if shutil.which("nvidia-smi") is None:
         return GpuSurvey((), _NO_PROGRAM, "")
-    said = ask(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"], deadline_s)
+    said = run_command(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"], deadline_s)
     if said.problem:
         return GpuSurvey((), said.problem, "", late=said.late)
     try:
@@ -120,3 +128,62 @@ def visible(
     return tuple(
         gpu for gpu in gpus for name in names if str(gpu.index) == name or gpu.uuid.startswith(f"{name}")
     )
+
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # the heading is underlined, even in a pipe
+_GPU = re.compile(r"GPU(\d+)")
+_NVLINK = re.compile(r"NV(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The way between two GPUs."""
+
+    gpus: tuple[int, int]  # the lower index first
+    way: Way
+    lanes: int = 0  # NVLinks bonded; 0 where the way is not NV
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The ways between all GPUs."""
+
+    links: tuple[Link, ...] = ()
+    problem: str = ""  # why they are not known
+
+    def facts(self) -> dict[tuple[int, int], GpuLink]:
+        """As rules look at them."""
+        return {link.gpus: GpuLink(link.way, link.lanes) for link in self.links}
+
+
+def read_topology(deadline_s: float = _DEADLINE_S) -> Topology:
+    """That of this machine."""
+    said = run_command(["nvidia-smi", "topo", "-m"], deadline_s)
+    return Topology(problem=said.problem) if said.problem else parse(said.text)
+
+
+def parse(text: str) -> Topology:
+    """The matrix, as nvidia-smi prints it; ways that it does not know are left out."""
+    lines = [_ESCAPES.sub("", line) for line in text.splitlines()]
+    heading = next((line for line in lines if _GPU.search(line)), None)
+    if heading is None:
+        return Topology(problem="nvidia-smi topo -m shows no GPU")
+    columns = [int(number) for number in re.findall(r"\bGPU(\d+)\b", heading)]
+    links: list[Link] = []
+    for line in lines[lines.index(heading) + 1 :]:
+        cells = line.split()
+        row = _GPU.fullmatch(cells[0]) if cells else None
+        if row is None:
+            continue
+        for column, cell in zip(columns, cells[1:], strict=False):  # NICs and affinities follow
+            link = _link((int(row[1]), column), cell)
+            if link is not None and int(row[1]) < column:
+                links.append(link)
+    return Topology(tuple(links))
+
+
+def _link(gpus: tuple[int, int], cell: str) -> Link | None:
+    nvlink = _NVLINK.fullmatch(cell)
+    if nvlink is not None:
+        return Link(gpus, "NV", int(nvlink[1]))
+    return next((Link(gpus, way) for way in get_args(Way) if way == cell and way != "NV"), None)

@@ -1,13 +1,17 @@
-"""Memory, processors and limits of this process: what the kernel says, with what a container is left of it."""
+"""Memory, processors, limits and disks of this host, with what control groups leave a container of it.
+
+A limit of a control group (version 1 or 2) holds for a group and all below it, so every group from this process's own
+up to the root counts. In a container the kernel may name a path that lies outside what is mounted there; the mounted
+root is then the container's own group.
+"""
 
 from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-from pipeline.machine.cgroup import Limits, read_limits
 
 _ROOT = Path("/")
 
@@ -40,7 +44,7 @@ class Ulimits:
     stack_bytes: int | None
 
 
-def read_memory(limits: Limits | None = None, root: Path = _ROOT) -> Memory:
+def read_memory(limits: CgroupLimits | None = None, root: Path = _ROOT) -> Memory:
     """Of the machine as this process sees it. `root`: where proc/ and sys/ lie."""
     limits = limits or read_limits(root)
     lines = (root / "proc/meminfo").read_text(encoding="utf-8").splitlines()
@@ -57,7 +61,7 @@ def read_memory(limits: Limits | None = None, root: Path = _ROOT) -> Memory:
     )
 
 
-def read_processors(limits: Limits | None = None, root: Path = _ROOT) -> Processors:
+def read_processors(limits: CgroupLimits | None = None, root: Path = _ROOT) -> Processors:
     """Those of this process. `root`: where proc/ and sys/ lie."""
     mine = os.sched_getaffinity(0)
     limits = limits or read_limits(root)
@@ -93,3 +97,164 @@ def read_ulimits() -> Ulimits:
 def _soft(kind: int) -> int | None:
     soft, _ = resource.getrlimit(kind)
     return None if soft == resource.RLIM_INFINITY else soft
+
+
+_JOBS = {"SLURM_JOB_ID": "Slurm", "PBS_JOBID": "PBS", "LSB_JOBID": "LSF"}
+
+
+def batch_system(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Batch scheduler (Slurm, PBS, LSF) that runs this process, by the variable that it sets; None if there is none."""
+    return next((name for variable, name in _JOBS.items() if environment.get(variable)), None)
+
+
+_NO_LIMIT = 1 << 62  # version 1 writes a number near 2^63 for "none"
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupLimits:
+    """None: no limit, or none that can be seen."""
+
+    memory_bytes: int | None  # that all processes of the group may use together
+    memory_left_bytes: int | None  # of it, file cache that can be dropped counted as left
+    cpus: float | None  # processor time, in processors
+
+
+def read_limits(root: Path = Path("/")) -> CgroupLimits:
+    """Those of this process. `root`: where proc/ and sys/ lie."""
+    memory, processor = list(_groups(root, "memory")), list(_groups(root, "cpu"))
+    limits = [
+        (limit, limit - _used(group)) for group in memory if (limit := _memory_limit(group)) is not None
+    ]
+    cpus = [share for group in processor if (share := _cpus(group)) is not None]
+    return CgroupLimits(
+        memory_bytes=min((limit for limit, _ in limits), default=None),
+        memory_left_bytes=max(0, min(left for _, left in limits)) if limits else None,
+        cpus=min(cpus, default=None),
+    )
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of the groups that this process is in, its own first, as far as they are mounted."""
+    mounted = root / "sys/fs/cgroup"
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        if number == "0" and not names:
+            base = mounted
+        elif controller in names.split(","):
+            base = next((b for b in (mounted / names, mounted / controller) if b.is_dir()), mounted / names)
+        else:
+            continue
+        own = base / path.strip("/")
+        group = own if own.is_dir() else base
+        while True:
+            yield group
+            if group == base:
+                break
+            group = group.parent
+
+
+def _memory_limit(group: Path) -> int | None:
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        text = _text(group / name)
+        if text.isdigit() and int(text) < _NO_LIMIT:
+            return int(text)
+    return None
+
+
+def _used(group: Path) -> int:
+    used = next(
+        (int(t) for n in ("memory.current", "memory.usage_in_bytes") if (t := _text(group / n)).isdigit()), 0
+    )
+    stat = dict(line.split()[:2] for line in _text(group / "memory.stat").splitlines() if line)
+    dropped = int(stat.get("total_inactive_file", stat.get("inactive_file", "0")))
+    return used - min(used, dropped)
+
+
+def _cpus(group: Path) -> float | None:
+    quota, _, period = _text(group / "cpu.max").partition(" ")
+    if not quota:
+        quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
+    if not quota.isdigit() or not period.isdigit():
+        return None  # "max", "-1", or no such controller
+    return int(quota) / int(period)
+
+
+def _text(file: Path) -> str:
+    """What the kernel says; nothing where it does not."""
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "ceph", "fuse.glusterfs", "fuse.s3fs", "9p"}
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The file system that a folder lies on, or will lie on."""
+
+    folder: str  # the one that was asked about
+    device: int  # st_dev: two folders of one file system share what is free
+    total_bytes: int
+    free_bytes: int  # for this user, reserved blocks and quotas of the file system taken off
+    free_files: int | None  # None: the file system has no such limit
+    kind: str  # "ext4"; "" where the kernel does not say
+    writable: bool
+    quota: bool  # mounted with quotas, which may leave less than is free
+    problem: str = ""  # why nothing is known
+
+    @property
+    def network(self) -> bool:
+        """Whether other machines see the same files."""
+        return self.kind in _NETWORK
+
+
+def read_disk(folder: Path, root: Path = _ROOT) -> Disk:
+    """Of a folder that need not exist yet: its nearest parent counts. `root`: where proc/ lies."""
+    there = folder.expanduser().absolute()
+    try:
+        while not there.exists():
+            there = there.parent
+        space, device = os.statvfs(there), there.stat().st_dev
+    except OSError as error:
+        return Disk(str(folder), 0, 0, 0, None, "", False, False, f"{there}: {error.strerror}")
+    kind, options = _mounted(there.resolve(), root)
+    return Disk(
+        folder=str(folder),
+        device=device,
+        total_bytes=space.f_frsize * space.f_blocks,
+        free_bytes=space.f_frsize * space.f_bavail,
+        free_files=space.f_favail if space.f_files else None,
+        kind=kind,
+        writable=os.access(there, os.W_OK),
+        quota=bool({"quota", "usrquota", "grpquota", "prjquota", "uquota", "pquota"} & options),
+    )
+
+
+def shared_memory_bytes() -> int | None:
+    """Size of /dev/shm; None where there is none."""
+    try:
+        space = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    return space.f_frsize * space.f_blocks
+
+
+def _mounted(folder: Path, root: Path) -> tuple[str, set[str]]:
+    """Kind and options of the file system, by the longest mount point that the folder lies below."""
+    found, kind, options = Path(), "", set[str]()
+    try:
+        lines = (root / "proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return kind, options
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = Path(before.split()[4].replace("\\040", " "))
+        if folder.is_relative_to(point) and len(point.parts) >= len(found.parts):
+            found, (kind, _, *more) = point, after.split()
+            options = {
+                part.partition("=")[0] for text in (before.split()[5], *more) for part in text.split(",")
+            }
+    return kind, options

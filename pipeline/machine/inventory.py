@@ -17,17 +17,32 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ServerError
-from pipeline.machine.disks import Disk, read_disk, shared_memory_bytes
 from pipeline.machine.docker import Docker, read_docker
-from pipeline.machine.gpus import GpuSurvey, survey_gpus, visible
-from pipeline.machine.host import Memory, Processors, Ulimits, read_memory, read_processors, read_ulimits
-from pipeline.machine.hub import Hub, read_hub
-from pipeline.machine.locale_clock import batch_system
-from pipeline.machine.ports import Listener, listeners
+from pipeline.machine.gpus import GpuSurvey, Topology, read_topology, survey_gpus, visible
+from pipeline.machine.host import (
+    Disk,
+    Memory,
+    Processors,
+    Ulimits,
+    batch_system,
+    read_disk,
+    read_memory,
+    read_processors,
+    read_ulimits,
+    shared_memory_bytes,
+)
+from pipeline.machine.network import Hub, Listener, listeners, read_hub
 from pipeline.machine.probe import Late, at_once
-from pipeline.machine.programs import EngineBuilder, Mpi, TritonProgram, read_builder, read_mpi, read_triton
-from pipeline.machine.software import Software, software_here
-from pipeline.machine.topology import Topology, read_topology
+from pipeline.machine.programs import (
+    EngineBuilder,
+    Mpi,
+    Software,
+    TritonProgram,
+    read_builder,
+    read_mpi,
+    read_triton,
+    software_here,
+)
 from pipeline.plan.machine_facts import DiskFacts, DockerFacts, GpuFacts, MachineFacts
 
 DEADLINE_S = 2.0

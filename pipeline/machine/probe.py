@@ -22,8 +22,8 @@ _DYING_S = 0.2  # after SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What a program said."""
+class CommandOutput:
+    """What a program printed, or why it did not."""
 
     text: str = ""  # standard output
     problem: str = ""  # why the text is not to be had; empty if it is
@@ -31,18 +31,24 @@ class Said:
 
     @property
     def lines(self) -> list[str]:
+        """Standard output, line by line."""
         return self.text.splitlines()
 
 
-def ask(command: Sequence[str], deadline_s: float, environment: Mapping[str, str] | None = None) -> Said:
+def run_command(
+    command: Sequence[str], deadline_s: float, environment: Mapping[str, str] | None = None
+) -> CommandOutput:
     """Run a program that only reads. It and all that it started are gone afterwards, if they can be ended at all.
 
-    `environment`: all that it has around it; None for ours.
+    Args:
+        command: The program and its arguments.
+        deadline_s: Time to answer.
+        environment: All of the program's environment; None for this process's own.
     """
     name = command[0].rpartition("/")[2]
     program = shutil.which(command[0])
     if program is None:
-        return Said(problem=f"there is no {name} on PATH")
+        return CommandOutput(problem=f"there is no {name} on PATH")
     try:
         process = subprocess.Popen(
             [program, *command[1:]],
@@ -55,20 +61,20 @@ def ask(command: Sequence[str], deadline_s: float, environment: Mapping[str, str
             env=environment,
         )
     except OSError as error:
-        return Said(problem=f"{name} cannot be run: {error.strerror or error}")
+        return CommandOutput(problem=f"{name} cannot be run: {error.strerror or error}")
     try:
         text, complaint = process.communicate(timeout=deadline_s)
     except subprocess.TimeoutExpired:
         _end(process)
-        return Said(problem=f"{name} does not answer within {round(deadline_s, 1):g} s", late=True)
+        return CommandOutput(problem=f"{name} does not answer within {round(deadline_s, 1):g} s", late=True)
     if process.returncode:
         last = _last_words(complaint) or _last_words(text) or f"exit code {process.returncode}"
-        return Said(problem=f"{name} failed: {last}")
-    return Said(text)
+        return CommandOutput(problem=f"{name} failed: {last}")
+    return CommandOutput(text)
 
 
 def _last_words(text: str) -> str:
-    """All that is said in a few lines; of more, the last ones."""
+    """The last three lines that are not empty."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " ".join(lines[-3:])
 

@@ -1,6 +1,6 @@
 """Stands between `pipeline` and a server: when `pipeline` is gone, however it went, the server goes too.
 
-    python guard.py '{"stop_deadline_s": 10, "stage": "/tmp/…", "mark": "…", "cleanup": []}' COMMAND…
+    python process_guard.py '{"stop_deadline_s": 10, "stage": "/tmp/…", "mark": "…", "cleanup": []}' COMMAND…
 
 Standard input is a pipe that nobody writes to; its end says that the parent died, even by kill -9. SIGTERM and SIGINT
 say the same politely. Then the command gets SIGTERM, and SIGKILL after the deadline. Whatever is left of it is killed:
@@ -57,7 +57,7 @@ def main(guarded: Guarded, command: list[str]) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what loses its parent becomes ours, to be buried
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what loses its parent becomes ours, to be reaped
     try:
         server = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_die_with_parent
@@ -76,7 +76,7 @@ def main(guarded: Guarded, command: list[str]) -> int:
             os.killpg(server.pid, signal.SIGKILL)  # what outlived the server
         server.wait()
         remove_traces(guarded)
-        _bury()
+        _reap()
     return server.returncode if server.returncode >= 0 else 128 - server.returncode
 
 
@@ -105,7 +105,7 @@ def kill_marked(mark: str) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """Processes with the mark in their environment, but this one; not those that only wait to be buried."""
+    """Processes with the mark in their environment, but this one; not those that only wait to be reaped."""
     entry = f"{MARK}={mark}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -122,8 +122,8 @@ def _end(server: subprocess.Popen[bytes], deadline_s: float) -> None:
         time.sleep(_POLL_S / 4)
 
 
-def _bury() -> None:
-    """Take note of the end of processes that became ours."""
+def _reap() -> None:
+    """Reap processes that became children of this one."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -17,10 +17,9 @@ from functools import cache, partial
 from pathlib import Path
 
 from pipeline.errors import Fault, InvalidInput, UserError
-from pipeline.machine.disks import read_disk
-from pipeline.machine.host import read_memory
-from pipeline.machine.hub import read_hub
+from pipeline.machine.host import read_disk, read_memory
 from pipeline.machine.inventory import take
+from pipeline.machine.network import read_hub
 from pipeline.machine.packages import pinned_version, version_of
 from pipeline.plan.machine_facts import DiskFacts, MachineFacts
 from pipeline.plan.model_facts import (

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from pipeline.recipe import Recipe
-from pipeline.runtimes.base import AUTO, BuildInputs, Engines, ExecutorChoice, Runtime
+from pipeline.runtimes.base import AUTO, EngineBuildRequest, Engines, ExecutorChoice, Runtime
 
-__all__ = ["AUTO", "BuildInputs", "Engines", "ExecutorChoice", "Runtime", "runtime_of"]
+__all__ = ["AUTO", "EngineBuildRequest", "Engines", "ExecutorChoice", "Runtime", "runtime_of"]
 
 
 def runtime_of(recipe: Recipe) -> Runtime:

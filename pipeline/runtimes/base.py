@@ -41,7 +41,7 @@ AUTO = ExecutorChoice()
 
 
 @dataclass(frozen=True, slots=True)
-class BuildInputs:
+class EngineBuildRequest:
     """What one engine is built from, and where."""
 
     recipe: Recipe
@@ -63,13 +63,18 @@ class Runtime(Protocol):
         """Distributions whose versions change what `build` makes."""
 
     def build_settings(self, recipe: Recipe, role: str) -> Mapping[str, Json]:
-        """What `build` of the target or the draft depends on besides the checkpoint."""
+        """What `build` depends on besides the checkpoint: part of the engine's key in the store.
 
-    def build(self, inputs: BuildInputs) -> Mapping[str, Json]:
-        """Make one engine in the empty folder `inputs.into`; return the facts of it."""
+        Args:
+            recipe: The recipe.
+            role: `target` or `draft`.
+        """
+
+    def build(self, inputs: EngineBuildRequest) -> Mapping[str, Json]:
+        """Make one engine in the empty folder `inputs.into`. Returns facts for the engine's manifest."""
 
     def preview_deployment(self, recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:
-        """The deployment.json of a package that is not made yet, as far as launching it depends on it.
+        """Work out the deployment.json of a package that is not made yet, as far as launching depends on it.
 
         What only the built engines and the tokenizer tell (token ids, digest) is empty, and the size of the weights
         is estimated.
@@ -82,7 +87,20 @@ class Runtime(Protocol):
         """
 
     def package_settings(self, recipe: Recipe) -> Mapping[str, Json]:
-        """What `package` depends on besides the engines: limits, parameters, digests of the model sources."""
+        """What `package` depends on besides the engines: part of the package's key in the store.
+
+        These are limits, parameters, and digests of the sources of the Triton models.
+        """
 
     def package(self, recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:
-        """Make `into/model_repository` and `into/deployment.json`; return the facts of them."""
+        """Make a package.
+
+        Args:
+            recipe: The recipe.
+            engines: Folders of the engines and the tokenizer.
+            into: An empty folder; gets model_repository/ and deployment.json.
+            progress: Where to report.
+
+        Returns:
+            Facts for the package's manifest.
+        """

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ServerError
-from pipeline.machine.docker_images import find_image
+from pipeline.machine.docker import find_image
 from pipeline.machine.host import mpi_slots
 from pipeline.plan.preflight import Finding
 from pipeline.serving.launch import ServeOptions, Start

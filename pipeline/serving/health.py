@@ -27,7 +27,7 @@ from pipeline.errors import ServerError
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class ProbeGeneration:
     """A complete answer of the server, with the seconds that it took."""
 
     text: str
@@ -35,11 +35,18 @@ class Generation:
     total_s: float
 
 
-def generate(grpc_url: str, model: str, prompt: str, *, max_tokens: int, timeout_s: float) -> Generation:
+def generate(grpc_url: str, model: str, prompt: str, *, max_tokens: int, timeout_s: float) -> ProbeGeneration:
     """Stream one greedy answer from a model that takes text: `ensemble`, `tensorrt_llm_bls`, or the LLM API's own.
 
+    Args:
+        grpc_url: host:port of the server.
+        model: Name of the model.
+        prompt: Text to continue.
+        max_tokens: Tokens of the answer, at most.
+        timeout_s: Time for the whole answer.
+
     Raises:
-        ServerError: there was none within the time, or an error came instead.
+        ServerError: There was no answer within the time, or an error came instead.
     """
     from tritonclient import grpc
     from tritonclient.utils import InferenceServerException
@@ -67,7 +74,7 @@ def generate(grpc_url: str, model: str, prompt: str, *, max_tokens: int, timeout
             final = result.get_response().parameters["triton_final_response"].bool_param
             over = final or not facts.decoupled
             if over:
-                return Generation("".join(text), first - start, time.monotonic() - start)
+                return ProbeGeneration("".join(text), first - start, time.monotonic() - start)
     except queue.Empty:
         raise ServerError(f"{model} gave no answer within {timeout_s:g} s") from None
     except InferenceServerException as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 from pipeline.contracts.launching import launch_facts
 from pipeline.errors import UserError
 from pipeline.serving.launch import ANYWHERE, Ports, Start, check_models
-from pipeline.serving.launch_gpu import LaunchPlan, Place, plan_launch
+from pipeline.serving.launch_gpu import LaunchContext, LaunchPlan, plan_launch
 from pipeline.triton.deployment import CONTAINER_ROOT, REPOSITORY, Deployment
 
 INSIDE = Ports(http=8000, grpc=8001, metrics=8002)  # in the container
@@ -51,7 +51,7 @@ class DockerLauncher:
 
     def plan(self, start: Start) -> LaunchPlan:
         """How the server is started inside the container, whoever the image's user is."""
-        place = Place(
+        place = LaunchContext(
             ports=INSIDE,
             shared_memory_prefix=start.shared_memory_prefix,
             address=ANYWHERE,

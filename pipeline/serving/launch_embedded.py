@@ -19,7 +19,7 @@ from pathlib import Path
 from pipeline.contracts.launching import restricted
 from pipeline.errors import UserError
 from pipeline.extras import install_line
-from pipeline.machine.probe import ask
+from pipeline.machine.probe import run_command
 from pipeline.serving.launch import Start, check_models, mirror
 
 
@@ -187,7 +187,7 @@ class Installation:
         """
         if shutil.which("ldd") is None:
             return []
-        said = ask(["ldd", str(self.stub)], deadline_s, self.environment())
+        said = run_command(["ldd", str(self.stub)], deadline_s, self.environment())
         if said.problem:
             raise UserError(f"the libraries of Triton's Python stub cannot be told: {said.problem}")
         return [line.split()[0] for line in said.lines if "not found" in line]

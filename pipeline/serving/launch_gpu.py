@@ -19,7 +19,7 @@ from pipeline.triton.deployment import CONTAINER_ROOT, FILE, REPOSITORY, Deploym
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LaunchContext:
     """Where a server is started; paths are those that it sees itself."""
 
     ports: Ports
@@ -46,8 +46,15 @@ class LaunchPlan:
     gave_up: tuple[str, ...] = field(default=(), repr=False)  # in the log: it will not become ready any more
 
 
-def plan_launch(deployment: Deployment, place: Place) -> LaunchPlan:
-    """How `deployment` is started at `place`.
+def plan_launch(deployment: Deployment, place: LaunchContext) -> LaunchPlan:
+    """Work out how a deployment is started.
+
+    Args:
+        deployment: What the package's deployment.json says.
+        place: Ports, paths and user of the server.
+
+    Returns:
+        The command with its environment, and what it needs of the machine.
 
     Raises:
         InvalidInput: the deployment cannot be started at all; the text says all that is wrong with it.
@@ -147,7 +154,7 @@ def _needs_mpirun(spec: LaunchSpec) -> bool:
 
 
 def _mpirun(
-    facts: LaunchFacts, place: Place, blocks: Sequence[Sequence[str]], *, spawned: int
+    facts: LaunchFacts, place: LaunchContext, blocks: Sequence[Sequence[str]], *, spawned: int
 ) -> tuple[str, ...]:
     command = [facts.mpirun]
     if place.root:
@@ -161,7 +168,7 @@ def _mpirun(
     return tuple(command)
 
 
-def _block(facts: LaunchFacts, deployment: Deployment, place: Place, rank: int) -> list[str]:
+def _block(facts: LaunchFacts, deployment: Deployment, place: LaunchContext, rank: int) -> list[str]:
     spec = deployment.launch
     wrapped = spec.mode == "llmapi" and _needs_mpirun(spec) and facts.llmapi_wrapper is not None
     block = [facts.llmapi_wrapper] if wrapped and facts.llmapi_wrapper else []
@@ -183,7 +190,7 @@ def _block(facts: LaunchFacts, deployment: Deployment, place: Place, rank: int) 
     return [argument.format(**values) for argument in block]
 
 
-def _values(place: Place) -> dict[str, object]:
+def _values(place: LaunchContext) -> dict[str, object]:
     return {
         "repository": place.repository,
         "stub_timeout_s": place.stub_timeout_s,
@@ -196,7 +203,7 @@ def _values(place: Place) -> dict[str, object]:
     }
 
 
-def _filled_in(templates: Mapping[str, str], place: Place) -> dict[str, str]:
+def _filled_in(templates: Mapping[str, str], place: LaunchContext) -> dict[str, str]:
     return {name: template.format(**_values(place)) for name, template in templates.items()}
 
 
@@ -215,7 +222,7 @@ class NativeLauncher:
     def check(self) -> None:
         """Raises InvalidInput: its launch section is impossible, or the repository holds other models than it says."""
         check_models(self.package / REPOSITORY, self.deployment.models)
-        plan_launch(self.deployment, Place(Ports(8000, 8001, 8002), "check-"))
+        plan_launch(self.deployment, LaunchContext(Ports(8000, 8001, 8002), "check-"))
 
     def launch(self, start: Start) -> NativeLaunch:
         place = native_place(start, devices=self.devices, server=self.server)
@@ -258,9 +265,9 @@ class NativeLaunch:
             mirror(source, Path(self.repository), root=(CONTAINER_ROOT, self.package.absolute()))
 
 
-def native_place(start: Start, *, devices: tuple[int, ...] = (), server: str | None = None) -> Place:
+def native_place(start: Start, *, devices: tuple[int, ...] = (), server: str | None = None) -> LaunchContext:
     """This machine, for a package at CONTAINER_ROOT."""
-    return Place(
+    return LaunchContext(
         ports=start.ports,
         shared_memory_prefix=start.shared_memory_prefix,
         address=start.address,

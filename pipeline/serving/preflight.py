@@ -18,14 +18,14 @@ from pipeline.contracts.gpus import gpu
 from pipeline.contracts.launching import launch_facts
 from pipeline.contracts.rules import rule
 from pipeline.errors import Fault, InvalidInput
-from pipeline.machine.docker_images import Image
+from pipeline.machine.docker import Image
 from pipeline.machine.inventory import take
-from pipeline.machine.software import Software, software_here, software_of_image
+from pipeline.machine.programs import Software, software_here, software_of_image
 from pipeline.plan.machine_facts import MachineFacts
 from pipeline.plan.preflight import Finding, MachineNeeds, ServingNeeds, allow, machine_findings
 from pipeline.plan.preflight.needs import Where
 from pipeline.serving.launch import ServeOptions
-from pipeline.serving.launch_gpu import LaunchPlan, Place, plan_launch
+from pipeline.serving.launch_gpu import LaunchContext, LaunchPlan, plan_launch
 from pipeline.triton.deployment import REPOSITORY, Deployment
 
 
@@ -149,7 +149,7 @@ def _probe(options: ServeOptions, *probes: str) -> MachineFacts:
 def _plan(deployment: Deployment, options: ServeOptions) -> LaunchPlan | None:
     if deployment.runtime == "cpu":
         return None
-    return plan_launch(deployment, Place(options.ports, "check-", devices=options.devices))
+    return plan_launch(deployment, LaunchContext(options.ports, "check-", devices=options.devices))
 
 
 def modules_of(package: Path) -> tuple[str, ...]:

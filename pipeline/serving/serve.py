@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.errors import ServerError, UserError
-from pipeline.machine.docker_images import find_image, pull_image
+from pipeline.machine.docker import find_image, pull_image
 from pipeline.machine.host import mpi_slots
 from pipeline.plan.preflight import Finding, finding_lines
 from pipeline.progress import Progress, Silent, Task
@@ -29,9 +29,8 @@ from pipeline.serving.launch_gpu import NativeLauncher
 from pipeline.serving.preflight import check_container, check_local, refuse
 from pipeline.serving.server import StartCancelled, TritonServer, local_launcher
 from pipeline.store import FileHashes
-from pipeline.triton.deployment import Deployment
-from pipeline.triton.integrity import check_package, check_without_weights
-from pipeline.triton.layout import ENTRY
+from pipeline.triton.deployment import ENTRY, Deployment
+from pipeline.triton.repository import check_package, check_without_weights
 from pipeline.triton.running import RunningServer
 
 _POLL_S = 0.2

@@ -32,7 +32,7 @@ from pipeline.errors import ServerError
 from pipeline.machine import process_guard
 from pipeline.private_files import make_private
 from pipeline.serving import triton_log
-from pipeline.serving.health import Generation, generate
+from pipeline.serving.health import ProbeGeneration, generate
 from pipeline.serving.launch import LOOPBACK, Launch, Launcher, Ports, Start
 from pipeline.serving.launch_embedded import EmbeddedLauncher
 from pipeline.serving.launch_gpu import NativeLauncher
@@ -62,9 +62,17 @@ class TritonServer:
         start_deadline_s: float | None = None,
         stop_deadline_s: float = 10.0,
     ) -> None:
-        """`ports`: None takes free ones. `log_file`: None makes one in the temporary folder, kept after a failure;
-        a new one can be read by its owner alone.
-        `start_deadline_s`: None is what the deployment's size asks for.
+        """Prepare a server; `start`, or entering it as a context, starts it.
+
+        Args:
+            deployment: What the package's deployment.json says.
+            launcher: How its processes are started.
+            ports: Where it listens; None for free ports.
+            address: Address to listen on.
+            log_file: What it prints; None for a file in the temporary folder that is kept after a failure. A new file
+                can be read by its owner alone.
+            start_deadline_s: Time to become ready; None for what the deployment's size asks for.
+            stop_deadline_s: Time between SIGTERM and SIGKILL; a third of it is for requests in flight.
         """
         self.deployment = deployment
         self.launcher = launcher
@@ -92,9 +100,15 @@ class TritonServer:
         log_file: Path | None = None,
         start_deadline_s: float | None = None,
     ) -> Self:
-        """The server of what `pipeline build` made: a folder with deployment.json and model_repository/.
+        """Make a server for what `pipeline build` made: a folder with deployment.json and model_repository/.
 
-        `launcher`: None takes the processes of this machine that the runtime needs.
+        Args:
+            package: That folder.
+            launcher: None for the processes of this machine that the runtime needs.
+            ports: See the constructor, as for the others.
+
+        Raises:
+            InvalidInput, UnreadableFile: There is no deployment.json, or it is not one.
         """
         deployment = Deployment.load(package)
         return cls(
@@ -142,7 +156,7 @@ class TritonServer:
         return self._guard is not None and self._guard.poll() is None
 
     def start(self) -> None:
-        """Start, and wait until a generation came back. After a failure nothing is left running.
+        """Start the server, and wait until it has answered a generation. After a failure nothing is left running.
 
         Raises:
             UserError: Triton cannot run here; the text says what to do.
@@ -180,11 +194,11 @@ class TritonServer:
         self._guard = None
 
     def wait(self) -> int:
-        """Wait until the server ends by itself; its exit code, or 128 + signal."""
+        """Wait until the server ends by itself. Returns its exit code, or 128 + signal."""
         return self._guard.wait() if self._guard is not None else 0
 
-    def check_health(self, *, timeout_s: float = 30.0) -> Generation:
-        """A short generation through the model that clients use.
+    def check_health(self, *, timeout_s: float = 30.0) -> ProbeGeneration:
+        """Generate one token through the model that clients use.
 
         Raises:
             ServerError: there is no answer; the text shows the end of the log.
@@ -196,8 +210,15 @@ class TritonServer:
         except ServerError as error:
             raise self._failure(str(error)) from None
 
-    def warmup(self, rounds: int = 5, *, timeout_s: float = 60.0) -> Generation:
-        """Some short answers, so that the first client finds everything loaded; the last of them."""
+    def warmup(self, rounds: int = 5, *, timeout_s: float = 60.0) -> ProbeGeneration:
+        """Generate some short answers, so that the first client finds everything loaded.
+
+        Returns:
+            The last of them, with its times.
+
+        Raises:
+            ServerError: The server does not answer.
+        """
         tokens = min(_WARMUP_TOKENS, self.deployment.limits.max_output_tokens)
         for _ in range(rounds):
             answer = generate(
@@ -210,7 +231,7 @@ class TritonServer:
         return triton_log.tail(self.log_file, lines)
 
     def until(self, stopping: threading.Event) -> Self:
-        """Itself; a start that is under way ends with `StartCancelled` when the event is set."""
+        """Let an event call off a start, which then raises `StartCancelled`. Returns the server itself."""
         self._stopping = stopping
         return self
 

@@ -95,9 +95,9 @@ def _hand_over_engines(
     plan: Plan, handed: HandedOver, store: Store, until: str, words: str
 ) -> HandoverScript:
     """The script that builds engines from checkpoints of this store."""
-    from pipeline.runtimes.tensorrt.executors.remote import Handover, folder_name, render
+    from pipeline.runtimes.tensorrt.executors.remote import RemoteEngine, folder_name, render
 
-    engines = [Handover(step.name, step.key.name, job) for step, job in handed.jobs]
+    engines = [RemoteEngine(step.name, step.key.name, job) for step, job in handed.jobs]
     folder = folder_name(plan.recipe.name)
     folders = [(step, f"{folder}/{step.name.partition('.')[2]}") for step, _ in handed.jobs]
     return _printed(plan, store, until, render(plan.recipe.name, words, engines), folders, words)

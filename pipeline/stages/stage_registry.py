@@ -15,7 +15,7 @@ from pipeline.plan.preflight import Finding, manifest_findings
 from pipeline.prepare import Prepared
 from pipeline.progress import Progress
 from pipeline.recipe import Gate, Quantization, Recipe
-from pipeline.runtimes import BuildInputs, Engines, ExecutorChoice, runtime_of
+from pipeline.runtimes import EngineBuildRequest, Engines, ExecutorChoice, runtime_of
 from pipeline.stages.fetch import fetch
 from pipeline.store import Json
 
@@ -116,7 +116,7 @@ def _evaluate(work: StageInput) -> Facts:
 def _build(work: StageInput) -> Facts:
     checkpoint = work.inputs["checkpoint"]
     calibrated = checkpoint / UNIFIED
-    order = BuildInputs(
+    order = EngineBuildRequest(
         recipe=work.recipe,
         role=work.role,
         checkpoint=calibrated if calibrated.is_dir() else checkpoint,

@@ -1,6 +1,7 @@
 """deployment.json: what a client, a launcher and a cache must know of a package, without reading its models.
 
-It lies beside `model_repository/`, and all its paths are relative to the folder that holds both.
+It lies beside `model_repository/`, and all its paths are relative to the folder that holds both. Names that every
+repository shares are here, too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from pipeline.errors import Fault, InvalidInput
 from pipeline.reading import read_text
 
 FILE, REPOSITORY = "deployment.json", "model_repository"
+VERSION = "1"  # folder of a model's files
+TOKENIZER = f"{VERSION}/tokenizer"  # relative to the model's folder
+ENTRY = "tensorrt_llm_bls"  # the model that clients talk to
+TARGET_MODEL, DRAFT_MODEL = "tensorrt_llm", "tensorrt_llm_draft"  # the models that hold an engine
 CONTAINER_ROOT = "/deployment"  # where a container sees the package; paths of C++ backends begin with it
 
 

@@ -5,6 +5,12 @@
 
 Each model's folder holds all that it needs. Files of engines and checkpoints are hard links where the file system
 allows, so that weights are not stored twice. Which models there are is decided elsewhere.
+
+`check_package` tells whether a package is what was built: its files against the SHA-256 of each, in the manifest that
+lies beside them. What Triton runs, configurations and the tokenizer are read whenever they are used, which takes
+milliseconds; weights once, and again when the file has changed or was last read a month ago (`pipeline.store.
+FileHashes`). A package that came without its manifest is held against the one digest in its deployment.json, which is
+that of all models together.
 """
 
 from __future__ import annotations
@@ -22,11 +28,15 @@ from pipeline import __version__, resources
 from pipeline.errors import StageError
 from pipeline.progress import Progress
 from pipeline.triton.config import parameters_of, parse, render
-from pipeline.triton.deployment import CONTAINER_ROOT, REPOSITORY, Deployment
-from pipeline.triton.layout import TOKENIZER, VERSION
+from pipeline.triton.deployment import CONTAINER_ROOT, REPOSITORY, TOKENIZER, VERSION, Deployment
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
+from pipeline.errors import DamagedArtifact
+from pipeline.reading import open_file
+from pipeline.store import Artifact, FileHashes, Manifest, check, manifest
+from pipeline.store.artifact import SMALL_BYTES
+from pipeline.triton.deployment import FILE
 
 # What travels with a model of the tokenizer's files: what encodes, and what makes prompts from messages.
 _TOKENIZER_FILES = (
@@ -93,7 +103,7 @@ def link_files(source: Path, into: Path, names: Iterable[str]) -> None:
 
 
 def require(folder: Path, *names: str) -> None:
-    """Raises StageError if a folder lacks a file."""
+    """Check that a folder has these files. Raises StageError if one is missing."""
     for name in names:
         if not (folder / name).is_file():
             raise StageError(f"{folder}: no {name}")
@@ -177,3 +187,40 @@ def _inside(repository: Path, folder: Path, value: str) -> Path:
     if value.startswith(f"{CONTAINER_ROOT}/"):
         return repository.parent / value.removeprefix(f"{CONTAINER_ROOT}/")
     return folder / value
+
+
+_TOKENIZER = f"/{TOKENIZER}/"
+
+
+def check_without_weights(package: Path, hashes: FileHashes, progress: Progress) -> None:
+    """Hold all but large files against the manifest, if there is one. Raises DamagedArtifact with all that differ."""
+    if (package / manifest.FILE).exists():
+        artifact = Artifact(package, Manifest.load(package))
+        check(
+            artifact, hashes, progress, lambda name, entry: entry.bytes <= SMALL_BYTES or _TOKENIZER in name
+        )
+
+
+def check_package(package: Path, hashes: FileHashes, progress: Progress) -> None:
+    """Hold all files against the manifest, or all models against deployment.json.
+
+    Raises:
+        DamagedArtifact: with all that differ.
+    """
+    if (package / manifest.FILE).exists():
+        check(Artifact(package, Manifest.load(package)), hashes, progress)
+        return
+    with progress.task(f"verify {package.name}", unit="B") as task:
+
+        def sha256(path: Path) -> str:
+            with open_file(path) as stream:
+                return hashes.sha256(stream, path, task.advance)
+
+        found, expected = content_digest(package / REPOSITORY, sha256=sha256), Deployment.load(package).digest
+    hashes.save()
+    if found != expected:
+        raise DamagedArtifact(
+            f"{package}: damaged\n"
+            f"  {REPOSITORY}: its files have together the digest {found}, and {FILE} says {expected}\n"
+            "copy the package again; `pipeline store verify` tells whether the store's own is intact"
+        )

@@ -111,7 +111,7 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def _process_start(pid: int) -> float | None:
-    """Seconds since the epoch when a process began; None if there is none, or it only waits to be buried."""
+    """Seconds since the epoch when a process began; None if there is none, or it is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         boot = Path("/proc/stat").read_text(encoding="utf-8")

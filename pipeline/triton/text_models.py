@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pipeline.contracts.inflight_batcher import DataTypes, TensorSpec, ensemble_steps, tensors
 from pipeline.models.token_ids import TokenIds
 from pipeline.triton.config import dynamic_batching, model_config
-from pipeline.triton.layout import DRAFT_MODEL, TARGET_MODEL, TOKENIZER
+from pipeline.triton.deployment import DRAFT_MODEL, TARGET_MODEL, TOKENIZER
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelDynamicBatching

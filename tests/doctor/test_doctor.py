@@ -7,19 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.doctor.judging import Found, judge
-from pipeline.doctor.report import Verdict
+from pipeline.doctor.report import Text, Verdict
 from pipeline.doctor.sections import sections
+from pipeline.doctor.verdicts import DoctorFacts, judge
 from pipeline.machine.docker import Docker
 from pipeline.machine.gpus import GpuSurvey
 from pipeline.machine.host import Memory
-from pipeline.machine.hub import Hub
 from pipeline.machine.inventory import Inventory
-from pipeline.machine.locale_clock import Text
+from pipeline.machine.network import Hub, Listener
 from pipeline.machine.packages import Extra, Package, read_python
-from pipeline.machine.ports import Listener
-from pipeline.machine.programs import EngineBuilder, TritonProgram
-from pipeline.machine.software import Software
+from pipeline.machine.programs import EngineBuilder, Software, TritonProgram
 from pipeline.plan.preflight import findings
 from pipeline.recipe import load_recipe
 from tests.support.machines import DISK, GIB, H100, h100s
@@ -35,19 +32,19 @@ def found(
     lacking: str | None = None,  # an extra that is not installed
     server_problem: str = "",
     in_store: Mapping[str, int] | None = None,
-) -> Found:
+) -> DoctorFacts:
     extras = tuple(
         Extra(one.name, (replace(one.packages[0], installed=None),)) if one.name == lacking else one
         for one in EXTRAS
     )
-    return Found(machine, extras, server_problem, in_store or {})
+    return DoctorFacts(machine, extras, server_problem, in_store or {})
 
 
 def verdict(recipe: str, machine: Inventory) -> Verdict:
     return of(recipe, found(machine))
 
 
-def of(recipe: str, all_found: Found) -> Verdict:
+def of(recipe: str, all_found: DoctorFacts) -> Verdict:
     loaded = load_recipe(recipe)
     return judge(recipe, loaded, findings(loaded), all_found)
 
@@ -208,7 +205,7 @@ def test_what_nobody_could_tell_is_said_and_stops_nothing() -> None:
     assert verdict("tiny-cpu", nothing).runnable
 
 
-def lines_of(all_found: Found, text: Text = UTF8) -> dict[str, tuple[str, str, str]]:
+def lines_of(all_found: DoctorFacts, text: Text = UTF8) -> dict[str, tuple[str, str, str]]:
     said = sections(all_found, read_python(), text)
     return {
         check.subject: (check.state, check.text, check.fix) for section in said for check in section.checks

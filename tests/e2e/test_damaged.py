@@ -16,7 +16,7 @@ from pipeline.progress import Silent
 from pipeline.recipe import load_recipe
 from pipeline.serving.launch import Ports
 from pipeline.store import FileHashes, Manifest, Store
-from pipeline.triton.integrity import check_package, check_without_weights
+from pipeline.triton.repository import check_package, check_without_weights
 from tests.e2e.conftest import Build, pipeline
 from tests.store.test_hashes import flip_a_bit
 from tests.support.hashed import HashedFiles

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline import resources
 from pipeline.client import ChatTemplate, Client
-from pipeline.runtimes.cpu.engine import Engine, EngineSettings, Output, Request
+from pipeline.runtimes.cpu.engine import Engine, EngineRequest, EngineSettings, RequestOutput
 from pipeline.serving.server import TritonServer
 from pipeline.triton.deployment import Deployment
 from tests.e2e.conftest import Build
@@ -84,7 +84,7 @@ def engine_alone(package: Path, prompts: list[tuple[int, ...]]) -> list[list[int
     answers: list[list[int]] = [[] for _ in prompts]
     finished = threading.Semaphore(0)
 
-    def sink(output: Output) -> None:
+    def sink(output: RequestOutput) -> None:
         assert output.error is None
         answers[int(output.request_id)].extend(output.tokens)
         if output.finish:
@@ -92,7 +92,7 @@ def engine_alone(package: Path, prompts: list[tuple[int, ...]]) -> list[list[int
 
     try:
         for index, prompt in enumerate(prompts):
-            engine.submit(Request(str(index), prompt, MAX_TOKENS, end_id), sink)
+            engine.submit(EngineRequest(str(index), prompt, MAX_TOKENS, end_id), sink)
         for _ in prompts:
             assert finished.acquire(timeout=60)
     finally:

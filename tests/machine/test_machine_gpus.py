@@ -8,10 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.machine import gpus as module
-from pipeline.machine.gpus import GpuSeen, read_gpus, survey_gpus
+from pipeline.machine.gpus import GpuSeen, Link, parse, read_gpus, read_topology, survey_gpus
 from pipeline.machine.nvml import survey
-from pipeline.machine.probe import Said
-from pipeline.machine.topology import Link, parse, read_topology
+from pipeline.machine.probe import CommandOutput
 from pipeline.plan.machine_facts import GpuLink
 from tests.support.nvidia_smi import line, put_nvidia_smi
 from tests.support.tools import HANGS, put_tool
@@ -91,14 +90,14 @@ def test_nvml_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
         '{"driver": "590.44.01", "cuda": "13.1", "gpus": [{"index": 0, "uuid": "GPU-0", "name": "NVIDIA H200", '
         '"sm": 90, "memory_mib": 143771, "free_mib": 143000}]}'
     )
-    monkeypatch.setattr(module, "ask_nvml", lambda _: Said(said))
+    monkeypatch.setattr(module, "ask_nvml", lambda _: CommandOutput(said))
     found = survey_gpus(5)
     assert found.gpus == (GpuSeen(0, "GPU-0", "NVIDIA H200", 90, 143771, 143000, "590.44.01"),)
     assert (found.source, found.cuda, found.problem) == ("NVML", "13.1", "")
 
 
 def test_without_nvml_nvidia_smi_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ask_nvml", lambda _: Said(problem="nvidia-ml-py is not installed"))
+    monkeypatch.setattr(module, "ask_nvml", lambda _: CommandOutput(problem="nvidia-ml-py is not installed"))
     put_nvidia_smi(tmp_path, monkeypatch, line())
     found = survey_gpus(20)
     assert [gpu.name for gpu in found.gpus] == ["NVIDIA H100 80GB HBM3"]
@@ -107,7 +106,9 @@ def test_without_nvml_nvidia_smi_tells(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_neither_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(module, "ask_nvml", lambda _: Said(problem="NVML: NVML Shared Library Not Found"))
+    monkeypatch.setattr(
+        module, "ask_nvml", lambda _: CommandOutput(problem="NVML: NVML Shared Library Not Found")
+    )
     found = survey_gpus(20)
     assert found.gpus == ()
     assert "there is no nvidia-smi" in found.problem

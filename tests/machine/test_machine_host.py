@@ -6,13 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.machine.cgroup import Limits, read_limits
-from pipeline.machine.disks import read_disk, shared_memory_bytes
-from pipeline.machine.host import count_cores, read_memory, read_processors
-from pipeline.machine.locale_clock import batch_system
+from pipeline.machine.host import (
+    CgroupLimits,
+    batch_system,
+    count_cores,
+    read_disk,
+    read_limits,
+    read_memory,
+    read_processors,
+    shared_memory_bytes,
+)
 
 GIB = 1 << 30
-NO_LIMIT = Limits(None, None, None)
+NO_LIMIT = CgroupLimits(None, None, None)
 MEMINFO = """\
 MemTotal:       65843260 kB
 MemFree:         1000000 kB
@@ -42,7 +48,7 @@ def test_version_2_counts_every_group_up_to_the_root(tmp_path: Path) -> None:
         sys__fs__cgroup__pods__one__memory_D_current="1024\n",
         sys__fs__cgroup__pods__one__cpu_D_max="max 100000\n",
     )
-    assert read_limits(tmp_path) == Limits(8 * GIB, 3 * GIB, 4.0)
+    assert read_limits(tmp_path) == CgroupLimits(8 * GIB, 3 * GIB, 4.0)
 
 
 def test_version_1_has_a_tree_for_each_controller(tmp_path: Path) -> None:
@@ -59,7 +65,7 @@ def test_version_1_has_a_tree_for_each_controller(tmp_path: Path) -> None:
         cpu_D_cfs_quota_us="150000\n",
         cpu_D_cfs_period_us="100000\n",
     )
-    assert read_limits(tmp_path) == Limits(4 * GIB, 3 * GIB, 1.5)
+    assert read_limits(tmp_path) == CgroupLimits(4 * GIB, 3 * GIB, 1.5)
 
 
 def test_inside_a_container_its_own_group_is_the_root_that_is_mounted(tmp_path: Path) -> None:
@@ -70,7 +76,7 @@ def test_inside_a_container_its_own_group_is_the_root_that_is_mounted(tmp_path: 
         sys__fs__cgroup__cpu__cpu_D_cfs_quota_us="-1\n",
         sys__fs__cgroup__cpu__cpu_D_cfs_period_us="100000\n",
     )
-    assert read_limits(tmp_path) == Limits(2 * GIB, 2 * GIB, None)
+    assert read_limits(tmp_path) == CgroupLimits(2 * GIB, 2 * GIB, None)
 
 
 @pytest.mark.parametrize("text", ["", "0::/\n"], ids=["no cgroups", "root"])
@@ -90,9 +96,9 @@ def test_memory_of_a_machine(tmp_path: Path) -> None:
 
 def test_memory_of_a_container_is_what_its_limit_leaves(tmp_path: Path) -> None:
     write(tmp_path, proc__meminfo=MEMINFO)
-    found = read_memory(Limits(8 * GIB, 3 * GIB, None), tmp_path)
+    found = read_memory(CgroupLimits(8 * GIB, 3 * GIB, None), tmp_path)
     assert (found.total_bytes, found.available_bytes, found.limit_bytes) == (8 * GIB, 3 * GIB, 8 * GIB)
-    above = read_memory(Limits(1 << 50, 1 << 50, None), tmp_path)
+    above = read_memory(CgroupLimits(1 << 50, 1 << 50, None), tmp_path)
     assert (above.total_bytes, above.available_bytes, above.limit_bytes) == (
         65843260 << 10,
         50000000 << 10,

@@ -12,8 +12,7 @@ from typing import ClassVar
 
 import pytest
 
-from pipeline.machine.hub import Hub, read_hub
-from pipeline.machine.ports import Listener, listeners
+from pipeline.machine.network import Hub, Listener, listeners, read_hub
 
 SECRET = "hf_verysecret"
 

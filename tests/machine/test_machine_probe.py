@@ -9,32 +9,34 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.machine.probe import Late, ask, at_once
+from pipeline.machine.probe import Late, at_once, run_command
 from tests.support.tools import HANGS, put_tool
 from tests.support.waiting import wait_for
 
 
 def test_what_a_program_says(tmp_path: Path) -> None:
-    said = ask([str(put_tool(tmp_path, "tool", "one\ntwo\n"))], 20)
+    said = run_command([str(put_tool(tmp_path, "tool", "one\ntwo\n"))], 20)
     assert (said.lines, said.problem) == (["one", "two"], "")
 
 
 def test_a_program_that_is_not_there() -> None:
-    assert ask(["no-such-program-anywhere"], 5).problem == "there is no no-such-program-anywhere on PATH"
+    assert (
+        run_command(["no-such-program-anywhere"], 5).problem == "there is no no-such-program-anywhere on PATH"
+    )
 
 
 def test_a_program_that_fails_is_quoted(tmp_path: Path) -> None:
-    assert ask([str(put_tool(tmp_path, "tool", complains="no\n\npermission\n", code=3))], 20).problem == (
-        "tool failed: no permission"
-    )
-    assert ask([str(put_tool(tmp_path, "tool", code=3))], 20).problem == "tool failed: exit code 3"
+    assert run_command(
+        [str(put_tool(tmp_path, "tool", complains="no\n\npermission\n", code=3))], 20
+    ).problem == ("tool failed: no permission")
+    assert run_command([str(put_tool(tmp_path, "tool", code=3))], 20).problem == "tool failed: exit code 3"
 
 
 def test_a_file_that_is_no_program(tmp_path: Path) -> None:
     file = tmp_path / "tool"
     file.write_bytes(b"\x7fELF, not really")
     file.chmod(0o755)
-    assert "tool cannot be run" in ask([str(file)], 5).problem
+    assert "tool cannot be run" in run_command([str(file)], 5).problem
 
 
 def test_a_program_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
@@ -43,7 +45,7 @@ def test_a_program_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> N
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 open({str(child)!r}, "w").write(str(child.pid))
 {HANGS}"""
-    said = ask([str(put_tool(tmp_path, "tool", does=starting))], 1)
+    said = run_command([str(put_tool(tmp_path, "tool", does=starting))], 1)
     assert said.problem == "tool does not answer within 1 s"
     if child.exists():
         wait_for(lambda: not _runs(int(child.read_text())), "the end of its child")
@@ -61,7 +63,7 @@ def test_a_pipe_that_a_stranger_holds_open_does_not_count(tmp_path: Path) -> Non
     """A daemon of its own session keeps the output open after the program has been killed."""
     leaving = f"subprocess.Popen(['sleep', '80'], start_new_session=True)\n{HANGS}"
     start = time.monotonic()
-    assert "does not answer" in ask([str(put_tool(tmp_path, "tool", does=leaving))], 0.5).problem
+    assert "does not answer" in run_command([str(put_tool(tmp_path, "tool", does=leaving))], 0.5).problem
     assert time.monotonic() - start < 60
 
 

@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "model_repo" / "tensorrt_llm_bls" / "1"))
 from draft_calls import AnswerMetrics, EnginePair, round_seed
 from draft_target import DecodePosition, DraftTarget, Proposal, TargetOutput
-from shared.refusal import Refused
+from shared.refusal import RequestRefused
 from speculation import DraftHealth, DraftSettings, TargetBehaviour, TensorNames
 
 from pipeline.contracts.inflight_batcher import tensors, versions
@@ -266,7 +266,7 @@ def test_reasons_are_said_once_and_a_lost_draft_is_left_alone_for_a_while(
     monkeypatch.setattr("speculation.time.monotonic", lambda: now)
     health = DraftHealth(print)
     for length in (5, 6):
-        health.failed(Refused(f"{length} tokens\nare too many"))
+        health.failed(RequestRefused(f"{length} tokens\nare too many"))
     assert (
         capsys.readouterr().out == "the draft model failed, the target goes on alone: 5 tokens are too many\n"
     )
@@ -313,7 +313,7 @@ def test_an_answer_from_both() -> None:
     assert (loop.proposed, loop.accepted) == (3, 2)
 
 
-FULL = Refused("[request id: x] Exceeds maximum queue size")
+FULL = RequestRefused("[request id: x] Exceeds maximum queue size")
 
 
 def test_a_round_waits_while_the_queue_is_full() -> None:
@@ -323,8 +323,8 @@ def test_a_round_waits_while_the_queue_is_full() -> None:
 
 
 def test_what_is_refused_for_another_reason_is_refused() -> None:
-    with pytest.raises(Refused, match="too long"):
-        pair(Engine(Refused("too long")), Engine()).verify(AT, Proposal())
+    with pytest.raises(RequestRefused, match="too long"):
+        pair(Engine(RequestRefused("too long")), Engine()).verify(AT, Proposal())
 
 
 def test_it_waits_no_longer_than_its_answer_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,5 +334,5 @@ def test_it_waits_no_longer_than_its_answer_runs(monkeypatch: pytest.MonkeyPatch
     assert both.verify(AT, Proposal()) == TargetOutput(())
     assert len(target.asked) == 2
     monkeypatch.setattr("draft_calls.DEADLINE_S", -1.0)
-    with pytest.raises(Refused, match="maximum queue size"):
+    with pytest.raises(RequestRefused, match="maximum queue size"):
         pair(Engine(FULL), Engine()).verify(AT, Proposal())

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.runtimes.cpu.engine import EngineSettings, Request, Sampling
+from pipeline.runtimes.cpu.engine import EngineRequest, EngineSettings, SamplingParams
 from pipeline.runtimes.cpu.engine.core import EngineCore
 from tests.support.engine import Answer
 from tests.support.fake_model import FakeModel, next_logits
@@ -42,12 +42,12 @@ class Engine:
     ) -> Iterator[Mapping[str, Any]]:
         drafts, logits = inputs.get("draft_input_ids"), inputs.get("draft_logits")
         answer, id = Answer(), f"{request_id} {next(self._ids)}"
-        asked = Request(
+        asked = EngineRequest(
             id,
             tuple(inputs["input_ids"][0].tolist()),
             int(inputs["request_output_len"].item()),
             None,
-            sampling=Sampling(top_k=TOP_K, temperature=1.5, seed=int(inputs["seed"].item())),
+            sampling=SamplingParams(top_k=TOP_K, temperature=1.5, seed=int(inputs["seed"].item())),
             draft_tokens=None if drafts is None else tuple(drafts[0].tolist()),
             draft_logits=None if logits is None else logits[0],
             logits="generation_logits" in outputs,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from shared.parameters import Parameters
 from shared.prompts import PromptEncoder, pad_right
-from shared.refusal import Refused
+from shared.refusal import RequestRefused
 from shared.stop_words import unpack
 from shared.tokenizer import TextTokenizer
 
@@ -66,7 +66,7 @@ def test_biased_words(encoder: PromptEncoder) -> None:
     assert prompts.embedding_bias.shape == (1, 400)
     assert prompts.embedding_bias[0, ids].tolist() == [3.5] * len(ids)
     assert np.count_nonzero(prompts.embedding_bias) == len(set(ids))
-    with pytest.raises(Refused, match="embedding bias: 1 words, 2 weights"):
+    with pytest.raises(RequestRefused, match="embedding bias: 1 words, 2 weights"):
         encoder.encode(["a"], bias_words=[["then"]], bias_weights=np.array([[1.0, 2.0]], np.float32))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline import resources
 from pipeline.errors import InvalidInput
-from pipeline.machine.disks import read_disk
+from pipeline.machine.host import read_disk
 from pipeline.prepare import facts, prepare
 from pipeline.progress import Silent
 from pipeline.recipe import Recipe, load_recipe

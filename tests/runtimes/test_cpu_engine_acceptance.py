@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.runtimes.cpu.engine import EngineSettings, Refused, Request, Sampling
+from pipeline.runtimes.cpu.engine import EngineRequest, EngineSettings, InvalidRequest, SamplingParams
 from pipeline.runtimes.cpu.engine.core import EngineCore
-from pipeline.runtimes.cpu.engine.noise import gumbel
-from pipeline.runtimes.cpu.engine.sampler import verdict
+from pipeline.runtimes.cpu.engine.sampler import accept_or_resample, gumbel
 from tests.support.engine import Answer, answer, request
 from tests.support.fake_model import VOCAB, FakeModel, next_logits
 
@@ -47,7 +46,7 @@ def test_the_verdict_is_distributed_as_the_target(same_seed: bool) -> None:
     kept = 0
     for seed in range(20_000):
         token = drawn(q, seed if same_seed else seed + 10**6, 3)
-        counts[taken := verdict(p, q, token, seed=seed, position=3)] += 1
+        counts[taken := accept_or_resample(p, q, token, seed=seed, position=3)] += 1
         kept += taken == token
     assert distance(counts, dict(enumerate(p))) < 0.015
     assert kept / 20_000 == pytest.approx(np.minimum(p, q).sum(), abs=0.02)  # the best that any rule can do
@@ -57,7 +56,7 @@ def test_the_verdict_is_distributed_as_the_target(same_seed: bool) -> None:
 def test_a_threshold_decides_alone(seed: int, position: int, token: int, threshold: float) -> None:
     random = np.random.default_rng(seed)
     p, q = (softmax(3 * random.standard_normal(6)) for _ in range(2))
-    taken = verdict(p, q, token, seed=seed, position=position, threshold=threshold)
+    taken = accept_or_resample(p, q, token, seed=seed, position=position, threshold=threshold)
     assert (taken == token) == (p[token] > threshold * q[token])
     assert p[taken] > 0
 
@@ -67,8 +66,8 @@ def make(noise: float = 0.0) -> EngineCore:
     return EngineCore(FakeModel(noise), None, chosen)  # type: ignore[arg-type]
 
 
-def proposal(draft: EngineCore, count: int, sampling: Sampling) -> Answer:
-    asked = Request("d", tuple(PROMPT), count, None, sampling=sampling, logits=True)
+def proposal(draft: EngineCore, count: int, sampling: SamplingParams) -> Answer:
+    asked = EngineRequest("d", tuple(PROMPT), count, None, sampling=sampling, logits=True)
     return answer(draft, asked)[0]
 
 
@@ -87,7 +86,7 @@ def test_two_tokens_from_draft_and_target(pair: tuple[EngineCore, EngineCore], m
     drafted: Counter[tuple[int, ...]] = Counter()
     accepted = 0
     for seed in range(3000):
-        sampling = Sampling(seed=seed, **more)
+        sampling = SamplingParams(seed=seed, **more)
         proposed = proposal(draft, 2, sampling)
         logits = np.concatenate([output.logits for output in proposed.outputs if output.logits is not None])
         first = answer(
@@ -106,7 +105,8 @@ def test_two_tokens_from_draft_and_target(pair: tuple[EngineCore, EngineCore], m
 
 def test_logits_are_the_models_own(pair: tuple[EngineCore, EngineCore]) -> None:
     got = answer(
-        pair[0], request("l", PROMPT, 5, logits=True, sampling=Sampling(temperature=2.0, top_k=3, seed=1))
+        pair[0],
+        request("l", PROMPT, 5, logits=True, sampling=SamplingParams(temperature=2.0, top_k=3, seed=1)),
     )[0]
     rows = np.concatenate([output.logits for output in got.outputs if output.logits is not None])
     assert rows.shape == (5, VOCAB)
@@ -125,7 +125,9 @@ def test_greedy_logits_change_nothing(drafts: list[int], seed: int) -> None:
 
 
 def test_rows_must_fit() -> None:
-    with pytest.raises(Refused, match=r"draft_logits = \(1, 12\): must be a row for each of 2 draft_tokens"):
+    with pytest.raises(
+        InvalidRequest, match=r"draft_logits = \(1, 12\): must be a row for each of 2 draft_tokens"
+    ):
         request("r", PROMPT, 8, draft_tokens=(1, 2), draft_logits=np.zeros((1, VOCAB), np.float32))
-    with pytest.raises(Refused, match="draft_logits: has rows of 3 numbers, must have 12"):
+    with pytest.raises(InvalidRequest, match="draft_logits: has rows of 3 numbers, must have 12"):
         make().check(request("r", PROMPT, 8, draft_tokens=(1,), draft_logits=np.zeros((1, 3), np.float32)))

@@ -16,7 +16,7 @@ SIZE = 4
 
 def fill(blocks: BlockManager, pages: Pages, tokens: list[int]) -> None:
     blocks.extend(pages, len(tokens))
-    blocks.fill(pages, tokens, len(tokens))
+    blocks.publish(pages, tokens, len(tokens))
 
 
 def admit(blocks: BlockManager, tokens: list[int], max_tokens: int) -> Pages:
@@ -125,7 +125,7 @@ class Machine(RuleBasedStateMachine):
         self.blocks.extend(pages, min(end + rejected, room))
         for position in range(pages.filled, end):
             self.content[int(pages.table[position // SIZE])] = tuple(tokens[: position + 1])
-        self.blocks.fill(pages, tokens, end)
+        self.blocks.publish(pages, tokens, end)
         if end == len(tokens) and len(tokens) < room:
             tokens.append(token)
 

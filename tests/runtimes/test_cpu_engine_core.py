@@ -10,9 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.runtimes.cpu.engine import EngineSettings, FinishReason, Refused, Request, Sampling
+from pipeline.runtimes.cpu.engine import (
+    EngineRequest,
+    EngineSettings,
+    FinishReason,
+    InvalidRequest,
+    SamplingParams,
+)
 from pipeline.runtimes.cpu.engine.core import EngineCore
-from pipeline.runtimes.cpu.engine.paged_model import PagedModel, Slice
+from pipeline.runtimes.cpu.engine.paged_model import PagedModel, TokenSlice
 from tests.runtimes.conftest import CHECKPOINTS, Pair
 from tests.support.engine import Answer, answer, finish_all, load, prompts, request
 
@@ -41,7 +47,7 @@ def expected(make_core: MakeCore) -> list[list[int]]:
     return [answer(core, greedy(name))[0].tokens for name in range(16)]
 
 
-def greedy(name: int, tokens: int = LENGTH) -> Request:
+def greedy(name: int, tokens: int = LENGTH) -> EngineRequest:
     return request(name, PROMPTS[name], tokens)
 
 
@@ -154,7 +160,7 @@ def test_log_probs(core: EngineCore, expected: list[list[int]]) -> None:
     plain, sampled = answer(
         core,
         request(1, PROMPTS[0], 6, log_probs=True),
-        request(2, PROMPTS[0], 6, log_probs=True, sampling=Sampling(top_k=50, seed=1)),
+        request(2, PROMPTS[0], 6, log_probs=True, sampling=SamplingParams(top_k=50, seed=1)),
     )
     assert plain.tokens == expected[0][:6]
     for one in (plain, sampled):
@@ -165,16 +171,18 @@ def test_log_probs(core: EngineCore, expected: list[list[int]]) -> None:
 
 
 def test_a_seed_gives_the_same_tokens_in_any_company(core: EngineCore) -> None:
-    drawn = request(1, PROMPTS[0], sampling=Sampling(top_p=0.95, temperature=1.5, seed=42))
+    drawn = request(1, PROMPTS[0], sampling=SamplingParams(top_p=0.95, temperature=1.5, seed=42))
     (alone,) = answer(core, drawn)
     together = answer(core, *(greedy(name) for name in range(2, 9)), drawn)[-1]
-    (other,) = answer(core, request(1, PROMPTS[0], sampling=Sampling(top_p=0.95, temperature=1.5, seed=43)))
+    (other,) = answer(
+        core, request(1, PROMPTS[0], sampling=SamplingParams(top_p=0.95, temperature=1.5, seed=43))
+    )
     assert alone.tokens == together.tokens
     assert alone.tokens != other.tokens
 
 
 def test_without_a_seed_answers_differ(core: EngineCore) -> None:
-    sampling = Sampling(top_p=1.0, temperature=2.0)
+    sampling = SamplingParams(top_p=1.0, temperature=2.0)
     first, second = answer(core, *(request(name, PROMPTS[0], sampling=sampling) for name in (1, 2)))
     assert first.tokens != second.tokens
 
@@ -218,7 +226,7 @@ def test_a_new_length_of_a_prompt_costs_no_memory(cpu_pair: Pair) -> None:
     def memory_after(lengths: Iterable[int]) -> float:
         """Anonymous memory of this process, MiB."""
         for length in lengths:
-            model.forward([Slice([9] * length, 0, np.arange(4, dtype=np.int32), length)])
+            model.forward([TokenSlice([9] * length, 0, np.arange(4, dtype=np.int32), length)])
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1024
 
@@ -233,8 +241,8 @@ def test_padding_of_a_step_writes_over_no_sequence(cpu_pair: Pair) -> None:
     model.allocate(3 * blocks)
     tables = np.arange(3 * blocks, dtype=np.int32).reshape(3, blocks)
 
-    def part(at: int, begin: int, end: int, rows: int = 0) -> Slice:
-        return Slice(asked[at][begin:end], begin, tables[at], rows)
+    def part(at: int, begin: int, end: int, rows: int = 0) -> TokenSlice:
+        return TokenSlice(asked[at][begin:end], begin, tables[at], rows)
 
     plain = []
     for at in range(3):
@@ -329,8 +337,8 @@ def test_metrics(core: EngineCore) -> None:
 )
 def test_what_can_never_run_is_refused(core: EngineCore, bad: dict[str, Any], message: str) -> None:
     fields = {"id": "1", "prompt": (1, 2, 3, 4, 5), "max_new_tokens": 4, "end_id": None} | bad
-    with pytest.raises(Refused, match=message):
-        core.check(Request(**fields))
+    with pytest.raises(InvalidRequest, match=message):
+        core.check(EngineRequest(**fields))
 
 
 @pytest.mark.parametrize(
@@ -345,8 +353,8 @@ def test_what_can_never_run_is_refused(core: EngineCore, bad: dict[str, Any], me
     ],
 )
 def test_malformed_requests_are_refused(bad: dict[str, Any], message: str) -> None:
-    with pytest.raises(Refused, match=message):
-        Request(**({"id": "1", "prompt": (1,), "max_new_tokens": 4, "end_id": None} | bad))
+    with pytest.raises(InvalidRequest, match=message):
+        EngineRequest(**({"id": "1", "prompt": (1,), "max_new_tokens": 4, "end_id": None} | bad))
 
 
 def test_bf16_runs(make_core: MakeCore, expected: list[list[int]]) -> None:

@@ -9,9 +9,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pipeline.runtimes.cpu.engine import Engine, EngineSettings, Refused, Sampling
+from pipeline.runtimes.cpu.engine import Engine, EngineSettings, InvalidRequest, SamplingParams
 from pipeline.runtimes.cpu.engine.core import EngineCore
-from pipeline.runtimes.cpu.engine.paged_model import PagedModel, Slice
+from pipeline.runtimes.cpu.engine.paged_model import PagedModel, TokenSlice
 from tests.runtimes.conftest import Pair
 from tests.support.engine import answer, load, prompts, questions, request
 
@@ -36,7 +36,7 @@ def test_2_a_draft_keeps_the_distribution_of_sampled_tokens(cpu_pair: Pair) -> N
 
     def drawn(core: EngineCore, first_seed: int) -> Counter[tuple[int, ...]]:
         asked = [
-            request(seed, prompt, 4, sampling=Sampling(temperature=1.5, top_k=6, seed=seed))
+            request(seed, prompt, 4, sampling=SamplingParams(temperature=1.5, top_k=6, seed=seed))
             for seed in range(first_seed, first_seed + count)
         ]
         return Counter(tuple(one.tokens) for one in answer(core, *asked))
@@ -67,7 +67,7 @@ def test_3_a_long_step_does_not_stall_other_threads(cpu_pair: Pair) -> None:
     thread = threading.Thread(target=tick)
     thread.start()
     started = time.perf_counter()
-    model.forward([Slice([9] * 1000, 0, table, 1) for table in tables])
+    model.forward([TokenSlice([9] * 1000, 0, table, 1) for table in tables])
     ended = time.perf_counter()
     done.set()
     thread.join()
@@ -96,10 +96,10 @@ def test_4_overlong_prompts_are_refused(cpu_pair: Pair) -> None:
             (290, "300 tokens a sequence may have"),
             (260, "9 KV cache blocks, there are 8"),
         ):
-            with pytest.raises(Refused, match=message):
+            with pytest.raises(InvalidRequest, match=message):
                 engine.submit(request(1, [9] * tokens, 20), print)
     with (  # the model has no positions beyond these
         Engine(cpu_pair.target, None, EngineSettings(max_sequence_tokens=5000)) as engine,
-        pytest.raises(Refused, match="more than the 1024 tokens"),
+        pytest.raises(InvalidRequest, match="more than the 1024 tokens"),
     ):
         engine.submit(request(1, [9] * 1024, 1), print)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from tokenizers import Tokenizer
 
-from pipeline.runtimes.cpu.engine import FinishReason, Guide, Refused, Request, Sampling
+from pipeline.runtimes.cpu.engine import EngineRequest, FinishReason, Guide, InvalidRequest, SamplingParams
 from pipeline.runtimes.cpu.engine.core import EngineCore
 from tests.runtimes.conftest import Pair
 from tests.support.engine import VOCABULARY, Answer, answer, finish_all, load, prompts, questions, request
@@ -50,9 +50,9 @@ def schema_guide(schema: Any) -> Guide:
 
 def guided(
     name: object, guide: Guide, tokens: int = 400, *, prompt: int = 0, seed: int | None = None, **more: Any
-) -> Request:
+) -> EngineRequest:
     """Sampled from all tokens at temperature 1, if there is a seed."""
-    sampling = Sampling() if seed is None else Sampling(top_p=1.0, seed=seed)
+    sampling = SamplingParams() if seed is None else SamplingParams(top_p=1.0, seed=seed)
     more = {"end_id": TURN_END, "sampling": sampling} | more
     return request(name, PROMPTS[prompt], tokens, guide=guide, **more)
 
@@ -192,7 +192,7 @@ def test_the_form_goes_before_bad_words_and_least_lengths(core: EngineCore) -> N
 
 @pytest.mark.parametrize("with_logits", [False, True])
 def test_draft_tokens_of_the_caller_are_held_to_the_form_too(core: EngineCore, with_logits: bool) -> None:
-    guide, sampling = Guide("regex", "(ab)+c"), Sampling(top_p=1.0, seed=3)
+    guide, sampling = Guide("regex", "(ab)+c"), SamplingParams(top_p=1.0, seed=3)
     drafts = tuple(TOKENIZER.encode("ab!", add_special_tokens=False).ids)
     logits = np.zeros((len(drafts), 2048), np.float32)
     logits[range(len(drafts)), drafts] = 50
@@ -223,7 +223,7 @@ def test_draft_tokens_of_the_caller_are_held_to_the_form_too(core: EngineCore, w
 )
 def test_what_is_no_form_is_refused_at_once(core: EngineCore, guide: Guide, why: str) -> None:
     with pytest.raises(
-        Refused, match=f"^guided_decoding_guide: cannot be held to.*{re.escape(why)}"
+        InvalidRequest, match=f"^guided_decoding_guide: cannot be held to.*{re.escape(why)}"
     ) as caught:
         core.check(guided("x", guide))
     assert "\n" not in str(caught.value)
@@ -231,7 +231,7 @@ def test_what_is_no_form_is_refused_at_once(core: EngineCore, guide: Guide, why:
 
 def test_an_engine_without_a_vocabulary_says_so(cpu_pair: Pair) -> None:
     plain = load(cpu_pair.target, guides=False)
-    with pytest.raises(Refused, match=r"^guided_decoding_guide_type: "):
+    with pytest.raises(InvalidRequest, match=r"^guided_decoding_guide_type: "):
         plain.check(guided("x", Guide("json")))
 
 

@@ -11,10 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from pipeline.runtimes.cpu.engine import EngineSettings, FinishReason, Guide, Request, Sampling, Vocabulary
+from pipeline.runtimes.cpu.engine import (
+    EngineRequest,
+    EngineSettings,
+    FinishReason,
+    Guide,
+    SamplingParams,
+    Vocabulary,
+)
 from pipeline.runtimes.cpu.engine.core import EngineCore
 from pipeline.runtimes.cpu.engine.grammars import Grammars
-from pipeline.runtimes.cpu.engine.sampler import Row, choose
+from pipeline.runtimes.cpu.engine.sampler import SamplingRow, choose
 from pipeline.runtimes.cpu.engine.sequence import Sequence
 from tests.support.engine import Answer, finish_all
 from tests.support.fake_model import VOCAB, FakeModel, next_logits
@@ -22,7 +29,7 @@ from tests.support.fake_model import VOCAB, FakeModel, next_logits
 IDS = st.integers(0, VOCAB - 1)
 WORDS = st.lists(st.lists(IDS, min_size=1, max_size=3).map(tuple), max_size=2).map(tuple)
 SAMPLING = st.builds(
-    Sampling,
+    SamplingParams,
     temperature=st.sampled_from([0.0, 0.7, 1.0, 2.0]),
     top_k=st.sampled_from([0, 1, 3]),
     top_p=st.sampled_from([0.0, 0.6, 1.0]),
@@ -87,11 +94,11 @@ def letters(folder: Path) -> Grammars:
     return Grammars(Vocabulary(path, VOCAB - 1), VOCAB)
 
 
-def by_hand(core: EngineCore, request: Request) -> tuple[list[int], FinishReason]:
+def by_hand(core: EngineCore, request: EngineRequest) -> tuple[list[int], FinishReason]:
     sequence = Sequence(request, print, VOCAB, core._matcher(request))
     sequence.drafts = []
     while True:
-        (token,) = choose(next_logits(sequence.tokens)[None], [Row(sequence, 0)]).tokens
+        (token,) = choose(next_logits(sequence.tokens)[None], [SamplingRow(sequence, 0)]).tokens
         if finish := sequence.append(token):
             return sequence.tokens[sequence.num_prompt_tokens :], finish
 
@@ -112,7 +119,7 @@ def test_every_answer_is_the_one_made_by_hand(
 ) -> None:
     target, draft = cast(Any, FakeModel()), None if noise is None else cast(Any, FakeModel(noise, 100))
     core = EngineCore(target, draft, EngineSettings(**chosen), grammars)
-    requests = [Request(id=str(at), **one.fields) for at, one in enumerate(joining)]
+    requests = [EngineRequest(id=str(at), **one.fields) for at, one in enumerate(joining)]
     answers = [Answer() for _ in requests]
     leaving: dict[str, int] = {}
     for one, request, sink in zip(joining, requests, answers, strict=True):

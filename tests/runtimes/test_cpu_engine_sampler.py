@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.runtimes.cpu.engine import EngineSettings, Refused, Request, Sampling
+from pipeline.runtimes.cpu.engine import EngineRequest, EngineSettings, InvalidRequest, SamplingParams
 from pipeline.runtimes.cpu.engine.core import EngineCore
-from pipeline.runtimes.cpu.engine.noise import gumbel
-from pipeline.runtimes.cpu.engine.sampler import Draw, Row, choose, sample
+from pipeline.runtimes.cpu.engine.sampler import RandomDraw, SamplingRow, choose, gumbel, sample
 from pipeline.runtimes.cpu.engine.sequence import Sequence
 from tests.support.engine import answer, request
 from tests.support.fake_model import FakeModel
@@ -34,11 +33,11 @@ def softmax(row: Floats) -> npt.NDArray[np.float64]:
 
 
 def draws(row: Floats, top_k: int, top_p: float, count: int) -> list[int]:
-    return sample([Draw(row[0], top_k, top_p, seed, 0) for seed in range(count)])
+    return sample([RandomDraw(row[0], top_k, top_p, seed, 0) for seed in range(count)])
 
 
 def sequence(prompt: tuple[int, ...] = (1, 2, 3), generated: tuple[int, ...] = (), **more: Any) -> Sequence:
-    made = Sequence(Request("1", prompt, 20, more.pop("end_id", None), **more), lambda _: None, VOCAB)
+    made = Sequence(EngineRequest("1", prompt, 20, more.pop("end_id", None), **more), lambda _: None, VOCAB)
     for token in generated:
         made.append(token)
     return made
@@ -79,7 +78,7 @@ def test_neighbours_do_not_matter(data: st.DataObject) -> None:
     count = data.draw(st.integers(2, 6))
     block = logits(count, seed=data.draw(st.integers(0, 1000)))
     separate = [
-        Draw(row, data.draw(st.integers(0, 60)), data.draw(st.floats(0, 1)), seed=7 * at, position=at)
+        RandomDraw(row, data.draw(st.integers(0, 60)), data.draw(st.floats(0, 1)), seed=7 * at, position=at)
         for at, row in enumerate(block)
     ]
     assert sample(separate) == [sample([one])[0] for one in separate]
@@ -98,28 +97,32 @@ def test_noise_is_gumbel_and_differs_in_every_part_of_its_key() -> None:
 @pytest.mark.parametrize(
     ("sampling", "greedy"),
     [
-        (Sampling(), True),
-        (Sampling(temperature=0, top_k=5), True),
-        (Sampling(top_k=1, top_p=0.9), True),
-        (Sampling(top_k=2), False),
-        (Sampling(top_p=0.5), False),
-        (Sampling(temperature=0.5), True),
+        (SamplingParams(), True),
+        (SamplingParams(temperature=0, top_k=5), True),
+        (SamplingParams(top_k=1, top_p=0.9), True),
+        (SamplingParams(top_k=2), False),
+        (SamplingParams(top_p=0.5), False),
+        (SamplingParams(temperature=0.5), True),
     ],
 )
-def test_when_it_is_greedy(sampling: Sampling, greedy: bool) -> None:
+def test_when_it_is_greedy(sampling: SamplingParams, greedy: bool) -> None:
     assert sampling.greedy is greedy
 
 
 def test_greedy_rows_beside_sampled_ones() -> None:
     block = logits(3)
-    rows = [Row(sequence(), 0), Row(sequence(sampling=Sampling(top_p=0.9, seed=1)), 0), Row(sequence(), 0)]
+    rows = [
+        SamplingRow(sequence(), 0),
+        SamplingRow(sequence(sampling=SamplingParams(top_p=0.9, seed=1)), 0),
+        SamplingRow(sequence(), 0),
+    ]
     chosen = choose(block, rows).tokens
     assert chosen[0] == block[0].argmax()
     assert chosen[2] == block[2].argmax()
 
 
 def reference(
-    row: Floats, seen: list[int], sampling: Sampling, bias: Floats | None
+    row: Floats, seen: list[int], sampling: SamplingParams, bias: Floats | None
 ) -> npt.NDArray[np.float64]:
     """TensorRT-LLM's batchApplyPenalty, token by token."""
     result = row.astype(np.float64)
@@ -149,7 +152,7 @@ def test_penalties_look_at_prompt_answer_and_drafts(
     prompt: list[int], later: list[int], temperature: float, repetition: float, presence: float, frequency: float,
     biased: bool,
 ) -> None:  # fmt: skip
-    sampling = Sampling(temperature, 0, 0, 1, 1, -1, repetition, presence, frequency)
+    sampling = SamplingParams(temperature, 0, 0, 1, 1, -1, repetition, presence, frequency)
     bias = logits(seed=3)[0] if biased else None
     half = len(later) // 2
     made = sequence(
@@ -157,7 +160,7 @@ def test_penalties_look_at_prompt_answer_and_drafts(
     )
     made.drafts = [*later[half:], 0]
     row = logits(seed=len(prompt))
-    chosen = choose(row, [Row(made, len(later) - half)])
+    chosen = choose(row, [SamplingRow(made, len(later) - half)])
     expected = reference(row[0], prompt + later, sampling, bias)
     assert expected[chosen.tokens[0]] == pytest.approx(expected.max(), abs=1e-5)
     assert chosen.log_probs[0] == pytest.approx(
@@ -167,8 +170,8 @@ def test_penalties_look_at_prompt_answer_and_drafts(
 
 def test_log_probs_are_of_the_distribution_before_top_k() -> None:
     row = logits()
-    made = sequence(sampling=Sampling(temperature=0.7, top_k=3, seed=5), log_probs=True)
-    chosen = choose(row, [Row(made, 0)])
+    made = sequence(sampling=SamplingParams(temperature=0.7, top_k=3, seed=5), log_probs=True)
+    chosen = choose(row, [SamplingRow(made, 0)])
     assert chosen.log_probs[0] == pytest.approx(
         np.log(softmax(row[0] / np.float32(0.7))[chosen.tokens[0]]), abs=1e-5
     )
@@ -178,35 +181,40 @@ def test_bad_words() -> None:
     row = logits()
     best, second, third = np.argsort(-row[0])[:3].tolist()
     made = sequence((4, 9), bad_words=((best,), (9, second), (8, third)))
-    assert choose(row, [Row(made, 0)]).tokens == [third]
+    assert choose(row, [SamplingRow(made, 0)]).tokens == [third]
     made.drafts = [8]
-    assert choose(row, [Row(made, 1)]).tokens == [second]
+    assert choose(row, [SamplingRow(made, 1)]).tokens == [second]
 
 
 def test_min_new_tokens_holds_back_end_id_and_stop_words() -> None:
     row = logits()
     best, second, third = np.argsort(-row[0])[:3].tolist()
     made = sequence(end_id=best, stop_words=((second,),), min_new_tokens=2)
-    assert choose(row, [Row(made, 0)]).tokens == [third]
+    assert choose(row, [SamplingRow(made, 0)]).tokens == [third]
     made.append(7)
     made.drafts = [7]
-    assert choose(np.repeat(row, 2, axis=0), [Row(made, 0), Row(made, 1)]).tokens == [third, best]
+    assert choose(np.repeat(row, 2, axis=0), [SamplingRow(made, 0), SamplingRow(made, 1)]).tokens == [
+        third,
+        best,
+    ]
 
 
 def test_top_p_that_is_not_set_stays_so() -> None:
     """Else it would be at its least from the second token on, and top-k would keep one token."""
-    assert Sampling(top_k=2).next_top_p(0.0, 7) == 0
+    assert SamplingParams(top_k=2).next_top_p(0.0, 7) == 0
     core = EngineCore(FakeModel(), None, EngineSettings(max_concurrency=8, kv_blocks=200))  # type: ignore[arg-type]
     seeds = range(40)
     answers = [
-        answer(core, request(seed, [1, 2, 3], 2, sampling=Sampling(top_k=2, temperature=9.0, seed=seed)))
+        answer(
+            core, request(seed, [1, 2, 3], 2, sampling=SamplingParams(top_k=2, temperature=9.0, seed=seed))
+        )
         for seed in seeds
     ]
     assert len({tuple(one.tokens) for (one,) in answers}) == 4
 
 
 def test_top_p_decays_and_is_restored() -> None:
-    sampling = Sampling(top_p=0.8, top_p_decay=0.5, top_p_min=0.3, top_p_reset_id=9)
+    sampling = SamplingParams(top_p=0.8, top_p_decay=0.5, top_p_min=0.3, top_p_reset_id=9)
     made = sequence(sampling=sampling)
     seen = []
     for token in (1, 2, 9, 3):
@@ -222,8 +230,8 @@ def test_top_p_decays_and_is_restored() -> None:
      ("repetition_penalty", 1e-40), ("repetition_penalty", 1e38), ("frequency_penalty", -1e38)],
 )  # fmt: skip
 def test_values_out_of_range_are_refused_by_name(name: str, value: float) -> None:
-    with pytest.raises(Refused, match=f"^{name} = {re.escape(repr(value))}: must be "):
-        Sampling(**{name: value})
+    with pytest.raises(InvalidRequest, match=f"^{name} = {re.escape(repr(value))}: must be "):
+        SamplingParams(**{name: value})
 
 
 @given(
@@ -236,12 +244,12 @@ def test_values_out_of_range_are_refused_by_name(name: str, value: float) -> Non
 def test_what_is_taken_stays_within_the_range_of_numbers(
     temperature: float, repetition: float, penalty: float, biases: list[float], seed: int
 ) -> None:
-    sampling = Sampling(
+    sampling = SamplingParams(
         temperature, top_p=1.0, repetition_penalty=repetition, frequency_penalty=penalty, seed=seed
     )
     bias = np.array(biases + [0.0] * (VOCAB - len(biases)), np.float32)
     made = sequence(generated=(7,) * 9, sampling=sampling, embedding_bias=bias, log_probs=True)
     with np.errstate(over="raise", invalid="raise"):
-        (token,), (log_prob,) = choose(100 * logits(seed=seed), [Row(made, 0)])
+        (token,), (log_prob,) = choose(100 * logits(seed=seed), [SamplingRow(made, 0)])
     assert bias[token] > -np.inf
     assert -np.inf < log_prob <= 0

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.runtimes.cpu.engine import FinishReason, Request, Sampling
+from pipeline.runtimes.cpu.engine import EngineRequest, FinishReason, SamplingParams
 from pipeline.runtimes.cpu.engine.core import EngineCore
-from pipeline.runtimes.cpu.engine.speculation import Mode, Pace
+from pipeline.runtimes.cpu.engine.speculation import AdaptiveDrafting, DraftMode
 from tests.runtimes.conftest import Pair
 from tests.support.engine import Answer, Broken, answer, finish_all, load, prompts, questions, request
 
@@ -61,7 +61,7 @@ def test_joins_and_cancels_beside_a_draft(alone: EngineCore, cpu_pair: Pair, ada
     assert stats.finished[FinishReason.CANCELLED] == 2
 
 
-def variants(prompt: list[int], plain: list[int]) -> list[Request]:
+def variants(prompt: list[int], plain: list[int]) -> list[EngineRequest]:
     """Everything that shapes an answer, placed to strike within a run of accepted tokens."""
     common = {
         "end inside a run": {"end_id": plain[7]},
@@ -69,13 +69,13 @@ def variants(prompt: list[int], plain: list[int]) -> list[Request]:
         "minimum": {"end_id": plain[3], "min_new_tokens": 12},
         "bad word": {"bad_words": ((plain[4],), tuple(plain[8:10]))},
         "penalties": {
-            "sampling": Sampling(repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2)
+            "sampling": SamplingParams(repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2)
         },
-        "top k": {"sampling": Sampling(temperature=0.8, top_k=20, seed=1)},
-        "top p": {"sampling": Sampling(top_p=0.9, seed=2)},
-        "decay": {"sampling": Sampling(top_p=0.99, top_p_decay=0.9, top_p_reset_id=plain[5], seed=3)},
+        "top k": {"sampling": SamplingParams(temperature=0.8, top_k=20, seed=1)},
+        "top p": {"sampling": SamplingParams(top_p=0.9, seed=2)},
+        "decay": {"sampling": SamplingParams(top_p=0.99, top_p_decay=0.9, top_p_reset_id=plain[5], seed=3)},
         "all at once": {
-            "sampling": Sampling(temperature=1.2, top_p=0.95, repetition_penalty=1.1, seed=4),
+            "sampling": SamplingParams(temperature=1.2, top_p=0.95, repetition_penalty=1.1, seed=4),
             "bad_words": ((plain[2],),),
             "stop_words": ((plain[9],),),
             "log_probs": True,
@@ -148,29 +148,29 @@ def test_models_of_different_vocabularies_are_refused(cpu_pair: Pair, tmp_path: 
         make(cpu_pair.target, draft)
 
 
-def drive(pace: Pace, steps: int, gain: float, batch: int = 1) -> list[Mode]:
+def drive(pace: AdaptiveDrafting, steps: int, gain: float, batch: int = 1) -> list[DraftMode]:
     modes = []
     for _ in range(steps):
         modes.append(pace.mode(batch))
-        drafted = modes[-1] is not Mode.PLAIN
+        drafted = modes[-1] is not DraftMode.PLAIN
         pace.record(batch, drafted=drafted, tokens=10, seconds=1 / gain if drafted else 1)
     return modes
 
 
-@pytest.mark.parametrize(("gain", "better"), [(1.5, Mode.DRAFT), (0.7, Mode.PLAIN)])
-def test_pace_keeps_what_is_faster(gain: float, better: Mode) -> None:
-    modes = drive(Pace(), 2000, gain)
+@pytest.mark.parametrize(("gain", "better"), [(1.5, DraftMode.DRAFT), (0.7, DraftMode.PLAIN)])
+def test_pace_keeps_what_is_faster(gain: float, better: DraftMode) -> None:
+    modes = drive(AdaptiveDrafting(), 2000, gain)
     assert modes.count(better) > 1800
     assert modes[-1] is better
 
 
 def test_pace_notices_a_change_and_knows_batch_sizes_apart() -> None:
-    pace = Pace()
+    pace = AdaptiveDrafting()
     drive(pace, 300, 1.5)
-    assert drive(pace, 3000, 0.5)[-1] is Mode.PLAIN
-    assert drive(pace, 300, 1.5, batch=8)[-1] is Mode.DRAFT
-    assert pace.mode(1) is Mode.PLAIN
-    assert pace.mode(9) is Mode.DRAFT
+    assert drive(pace, 3000, 0.5)[-1] is DraftMode.PLAIN
+    assert drive(pace, 300, 1.5, batch=8)[-1] is DraftMode.DRAFT
+    assert pace.mode(1) is DraftMode.PLAIN
+    assert pace.mode(9) is DraftMode.DRAFT
 
 
 def test_a_draft_of_fewer_positions_helps_as_far_as_it_goes(

@@ -11,7 +11,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.runtimes.cpu.engine import Engine, EngineSettings, EngineStopped, FinishReason, Output, Refused
+from pipeline.runtimes.cpu.engine import (
+    Engine,
+    EngineSettings,
+    EngineStopped,
+    FinishReason,
+    InvalidRequest,
+    RequestOutput,
+)
 from tests.runtimes.conftest import Pair
 from tests.support.engine import Answer, Broken, prompts, request
 from tests.support.waiting import wait_for
@@ -26,7 +33,7 @@ class Waiter(Answer):
         super().__init__()
         self.done = threading.Event()
 
-    def __call__(self, output: Output) -> None:
+    def __call__(self, output: RequestOutput) -> None:
         super().__call__(output)
         if output.finish:
             self.done.set()
@@ -69,7 +76,7 @@ def test_cancel_frees_the_blocks_at_once(engine: Engine) -> None:
     seen: list[int] = []
     sink = Waiter()
 
-    def watch(output: Output) -> None:
+    def watch(output: RequestOutput) -> None:
         if output.finish:
             seen.append(engine.stats().kv_blocks_used)
         sink(output)
@@ -97,7 +104,7 @@ def test_one_that_waits_can_be_cancelled(cpu_pair: Pair) -> None:
 def test_an_id_is_free_again_when_its_last_output_is_out(engine: Engine) -> None:
     first, again = Waiter(), Waiter()
 
-    def sink(output: Output) -> None:
+    def sink(output: RequestOutput) -> None:
         if output.finish:
             engine.submit(request(1, PROMPTS[1], 4), again)
         first(output)
@@ -105,7 +112,7 @@ def test_an_id_is_free_again_when_its_last_output_is_out(engine: Engine) -> None
     engine.submit(request(1, PROMPTS[0], 4), sink)
     assert len(again.wait().tokens) == 4
     slow = ask(engine, 1, 500)
-    with pytest.raises(Refused, match="'1' is in flight"):
+    with pytest.raises(InvalidRequest, match="'1' is in flight"):
         ask(engine, 1)
     engine.cancel("1")
     slow.wait()
@@ -139,7 +146,7 @@ def test_a_sink_may_close_the_engine(cpu_pair: Pair) -> None:
 
 
 def test_a_sink_that_fails_loses_its_request_only(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    def sink(output: Output) -> None:
+    def sink(output: RequestOutput) -> None:
         raise OSError(f"nobody reads {output.request_id}")
 
     engine.submit(request("bad", PROMPTS[0], 900), sink)

@@ -9,7 +9,7 @@ import pytest
 from pipeline.errors import UserError
 from pipeline.progress import Silent
 from pipeline.runtimes.tensorrt.executors import BuildJob
-from pipeline.runtimes.tensorrt.executors.remote import Adopted, read_facts
+from pipeline.runtimes.tensorrt.executors.remote import AdoptExecutor, read_facts
 from tests.support.build_jobs import job_in
 from tests.support.build_scripts import handovers, run_script, script_in
 from tests.support.nvidia_smi import line, put_nvidia_smi
@@ -27,7 +27,7 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def refusal(folder: Path, job: BuildJob) -> str:
     with pytest.raises(UserError) as caught:
-        Adopted(folder).run(job, Silent())
+        AdoptExecutor(folder).run(job, Silent())
     assert not job.output.exists() or not any(job.output.iterdir())
     return str(caught.value)
 

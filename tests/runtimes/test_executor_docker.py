@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.errors import ServerError, StageError, UserError
 from pipeline.progress import Lines, Silent
-from pipeline.runtimes.tensorrt.executors.docker import Docker, container_name
+from pipeline.runtimes.tensorrt.executors.docker import DockerExecutor, container_name
 from tests.support.build_jobs import job_in
 from tests.support.builder_docker import DIGEST, BuilderDocker
 from tests.support.nvidia_smi import line, put_nvidia_smi
@@ -37,7 +37,7 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builder: ScriptedBui
 def test_the_command(tmp_path: Path) -> None:
     """Golden: what a person would have to type."""
     job = job_in(tmp_path, workers=2, gpus=2)
-    command = Docker(devices=(0, 3)).command(
+    command = DockerExecutor(devices=(0, 3)).command(
         job,
         tmp_path / "here",
         name="n",
@@ -59,7 +59,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 def test_a_build(tmp_path: Path, docker: BuilderDocker, builder: ScriptedBuilder) -> None:
     job = job_in(tmp_path)
-    log = Docker().run(job, Silent())
+    log = DockerExecutor().run(job, Silent())
     assert (job.output / "rank0.engine").is_file()
     assert job.timing_cache.read_text() == "measured"
     assert (log.executor, log.image, log.image_digest) == (
@@ -77,13 +77,13 @@ def test_a_build(tmp_path: Path, docker: BuilderDocker, builder: ScriptedBuilder
 def test_paths_with_commas(tmp_path: Path, docker: BuilderDocker) -> None:  # noqa: ARG001
     folder = tmp_path / 'a, "b"'
     job = job_in(folder)
-    Docker().run(job, Silent())
+    DockerExecutor().run(job, Silent())
     assert (job.output / "rank0.engine").is_file()
 
 
 def test_a_pull(tmp_path: Path, docker: BuilderDocker, capsys: pytest.CaptureFixture[str]) -> None:
     docker.set(images={}, registry={IMAGE: DIGEST})
-    Docker().run(job_in(tmp_path), Lines(interval_s=0))
+    DockerExecutor().run(job_in(tmp_path), Lines(interval_s=0))
     said = capsys.readouterr().err
     assert f"pulling {IMAGE}" in said
     assert "3 layers in" in said
@@ -92,30 +92,30 @@ def test_a_pull(tmp_path: Path, docker: BuilderDocker, capsys: pytest.CaptureFix
 def test_no_such_image(tmp_path: Path, docker: BuilderDocker) -> None:
     docker.set(images={})
     with pytest.raises(ServerError, match=r"cannot be pulled: .*manifest unknown"):
-        Docker().run(job_in(tmp_path), Silent())
+        DockerExecutor().run(job_in(tmp_path), Silent())
 
 
 def test_no_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=r"no 'docker' on PATH; .*--executor print"):
-        Docker().check("1.2.1")
+        DockerExecutor().check("1.2.1")
 
 
 def test_no_daemon(docker: BuilderDocker) -> None:
     docker.set(down=True)
     with pytest.raises(UserError, match=r"Cannot connect to the Docker daemon.*--executor print"):
-        Docker().check("1.2.1")
+        DockerExecutor().check("1.2.1")
 
 
 def test_no_gpus_for_containers(tmp_path: Path, docker: BuilderDocker) -> None:
     docker.set(no_gpus=True)
     with pytest.raises(StageError, match=r"exit code 125[\s\S]*install the NVIDIA Container Toolkit"):
-        Docker().run(job_in(tmp_path), Silent())
+        DockerExecutor().run(job_in(tmp_path), Silent())
 
 
 def test_rootless_docker_maps_users_itself(tmp_path: Path, docker: BuilderDocker) -> None:
     docker.set(security=["name=seccomp,profile=builtin", "name=rootless"])
-    Docker().run(job_in(tmp_path), Silent())
+    DockerExecutor().run(job_in(tmp_path), Silent())
     assert "--user" not in docker.run
 
 
@@ -123,7 +123,7 @@ def test_devices(
     tmp_path: Path, docker: BuilderDocker, builder: ScriptedBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_nvidia_smi(tmp_path / "smi", monkeypatch, "\n".join(line(i, capability="8.9") for i in range(4)))
-    Docker(devices=(2, 3)).run(job_in(tmp_path, workers=2, gpus=2), Silent())
+    DockerExecutor(devices=(2, 3)).run(job_in(tmp_path, workers=2, gpus=2), Silent())
     assert docker.run[docker.run.index("--gpus") + 1] == '"device=2,3"'
     assert builder.calls[0]["gpus"] == "device=2,3".removeprefix("device=")
 
@@ -131,7 +131,7 @@ def test_devices(
 def test_another_gpu(tmp_path: Path, docker: BuilderDocker, monkeypatch: pytest.MonkeyPatch) -> None:
     put_nvidia_smi(tmp_path / "smi", monkeypatch, line(capability="10.0"))
     with pytest.raises(UserError, match=r"SM 89\), GPU 0 here is .* \(SM 100\)"):
-        Docker().run(job_in(tmp_path), Silent())
+        DockerExecutor().run(job_in(tmp_path), Silent())
     assert not any(call[0] == "run" for call in docker.calls)
 
 
@@ -139,9 +139,9 @@ _BUILD = """
 import sys
 from pathlib import Path
 from pipeline.progress import Lines
-from pipeline.runtimes.tensorrt.executors.docker import Docker
+from pipeline.runtimes.tensorrt.executors.docker import DockerExecutor
 from tests.support.build_jobs import job_in
-Docker().run(job_in(Path(sys.argv[1])), Lines())
+DockerExecutor().run(job_in(Path(sys.argv[1])), Lines())
 """
 
 
@@ -159,7 +159,7 @@ def test_no_container_outlives_us(
     pid = builder.calls[0]["pid"]
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the end of the container")
     builder.play("again")
-    assert Docker().run(job_in(tmp_path), Silent()).lines[0] == "again"
+    assert DockerExecutor().run(job_in(tmp_path), Silent()).lines[0] == "again"
     assert list(docker.folder.glob("container-*")) == []
 
 
@@ -171,5 +171,5 @@ def test_a_container_that_was_left_is_removed(
     left = subprocess.Popen(["sleep", "60"], start_new_session=True)
     (docker.folder / f"container-{container_name(job)}").write_text(str(left.pid))
     builder.play()
-    Docker().run(job, Silent())
+    DockerExecutor().run(job, Silent())
     assert left.wait(10) == -signal.SIGKILL

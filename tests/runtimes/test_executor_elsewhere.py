@@ -13,7 +13,13 @@ import pytest
 from pipeline.errors import UserError
 from pipeline.progress import Silent
 from pipeline.runtimes.tensorrt.executors.base import BuiltElsewhere
-from pipeline.runtimes.tensorrt.executors.remote import Adopted, Handover, Printed, read_sums, render
+from pipeline.runtimes.tensorrt.executors.remote import (
+    AdoptExecutor,
+    PrintExecutor,
+    RemoteEngine,
+    read_sums,
+    render,
+)
 from tests.support.build_jobs import job_in
 from tests.support.build_scripts import handovers, run_script, script_in
 from tests.support.builder_docker import DIGEST, BuilderDocker
@@ -50,7 +56,7 @@ def container_of(builder: ScriptedBuilder, folder: Path, monkeypatch: pytest.Mon
 def test_printed_runs_nothing(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     with pytest.raises(BuiltElsewhere) as caught:
-        Printed().run(job, Silent())
+        PrintExecutor().run(job, Silent())
     assert caught.value.job == job
 
 
@@ -88,7 +94,7 @@ def test_there_and_back(tmp_path: Path, builder: ScriptedBuilder) -> None:
     assert [call["gpus"] for call in builder.calls] == ["0", "0"]
 
     job = engines[0].job
-    log = Adopted(folder).run(job, Silent())
+    log = AdoptExecutor(folder).run(job, Silent())
     assert (job.output / "rank0.engine").read_bytes() == b"plan"
     assert log.executor == "adopted"
     assert log.warnings == ("Overriding paged_state to False",)
@@ -106,7 +112,7 @@ def test_what_is_finished_is_not_built_again(tmp_path: Path, builder: ScriptedBu
     run_script(script)
     assert "target is built already" in run_script(script)
     assert len(builder.calls) == 2
-    changed = script_in(tmp_path / "there", [Handover("build.target", "build-bb", job_in(tmp_path))])
+    changed = script_in(tmp_path / "there", [RemoteEngine("build.target", "build-bb", job_in(tmp_path))])
     run_script(changed)
     assert len(builder.calls) == 3, "that was another engine"
 
@@ -121,7 +127,7 @@ def test_in_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert docker.run[docker.run.index("--user") + 1] == f"{os.getuid()}:{os.getgid()}"
     digest = f"nvcr.io/nvidia/tritonserver@{DIGEST}"
     assert digest in docker.run, "what was looked at is what is run"
-    log = Adopted(there / "tiny-engines" / "target").run(engines[0].job, Silent())
+    log = AdoptExecutor(there / "tiny-engines" / "target").run(engines[0].job, Silent())
     assert (log.image, log.image_digest) == (IMAGE, digest)
 
 
@@ -217,4 +223,4 @@ def test_a_failed_build_is_not_finished(
     folder = tmp_path / "there" / "tiny-engines" / "target"
     assert not (folder / "SHA256SUMS").exists()
     with pytest.raises(UserError, match="the script did not come to its end"):
-        Adopted(folder).run(job_in(tmp_path), Silent())
+        AdoptExecutor(folder).run(job_in(tmp_path), Silent())

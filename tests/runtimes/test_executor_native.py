@@ -17,7 +17,7 @@ import pytest
 from pipeline.errors import StageError, StoreError, UserError
 from pipeline.machine.programs import tensorrt_llm_of
 from pipeline.progress import Lines, Silent
-from pipeline.runtimes.tensorrt.executors.native import Native
+from pipeline.runtimes.tensorrt.executors.native import NativeExecutor
 from tests.support.build_jobs import job_in
 from tests.support.nvidia_smi import line, put_nvidia_smi
 from tests.support.scripted_builder import ScriptedBuilder
@@ -41,7 +41,7 @@ def test_a_build(tmp_path: Path, builder: ScriptedBuilder, capsys: pytest.Captur
         ranks=2,
     )
     job = job_in(tmp_path, gpus=2)
-    log = Native().run(job, Lines(interval_s=0))
+    log = NativeExecutor().run(job, Lines(interval_s=0))
     assert sorted(path.name for path in job.output.iterdir()) == [
         "config.json",
         "rank0.engine",
@@ -66,14 +66,14 @@ def test_a_build(tmp_path: Path, builder: ScriptedBuilder, capsys: pytest.Captur
 @pytest.mark.usefixtures("builder")
 def test_the_command_says_nothing_of_this_machine(tmp_path: Path) -> None:
     job = job_in(tmp_path)
-    facts = Native().run(job, Silent()).facts()
+    facts = NativeExecutor().run(job, Silent()).facts()
     assert str(tmp_path) not in str(facts["command"])
 
 
 def test_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=r"no trtllm-build on PATH.*--executor docker"):
-        Native().check("1.2.1")
+        NativeExecutor().check("1.2.1")
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shebang: s
     assert tensorrt_llm_of(program) == "1.1.0"
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(UserError, match=r"of TensorRT-LLM 1\.1\.0, the recipe's runtime\.version is 1\.2\.1"):
-        Native().check("1.2.1")
-    Native().check("1.1.0")
+        NativeExecutor().check("1.2.1")
+    NativeExecutor().check("1.1.0")
 
 
 def test_a_program_without_a_python(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_program_without_a_python(tmp_path: Path) -> None:
 def test_another_gpu(tmp_path: Path, builder: ScriptedBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     put_nvidia_smi(tmp_path / "smi", monkeypatch, line(capability="9.0"))
     with pytest.raises(UserError, match=r"l4-24g \(SM 89\), GPU 0 here is NVIDIA H100 80GB HBM3 \(SM 90\)"):
-        Native().run(job_in(tmp_path), Silent())
+        NativeExecutor().run(job_in(tmp_path), Silent())
     assert builder.calls == []
 
 
@@ -114,14 +114,14 @@ def test_too_few_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         tmp_path / "smi", monkeypatch, "\n".join(line(index, capability="8.9") for index in range(4))
     )
     with pytest.raises(UserError, match=r"2 ranks are built at a time.*shows 1 of its 4 GPUs"):
-        Native(devices=(3,)).run(job_in(tmp_path, workers=2, gpus=2), Silent())
+        NativeExecutor(devices=(3,)).run(job_in(tmp_path, workers=2, gpus=2), Silent())
 
 
 def test_devices(tmp_path: Path, builder: ScriptedBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     put_nvidia_smi(
         tmp_path / "smi", monkeypatch, "\n".join(line(index, capability="8.9") for index in range(4))
     )
-    log = Native(devices=(2, 3)).run(job_in(tmp_path, workers=2, gpus=2), Silent())
+    log = NativeExecutor(devices=(2, 3)).run(job_in(tmp_path, workers=2, gpus=2), Silent())
     assert builder.calls[0]["gpus"] == "2,3"
     assert (log.gpu, log.driver) == ("NVIDIA H100 80GB HBM3", "590.44.01")
 
@@ -132,7 +132,7 @@ def test_a_failure_shows_its_end_and_the_cause(tmp_path: Path, builder: Scripted
     builder.play(*lines, exit_code=1)
     job = job_in(tmp_path)
     with pytest.raises(StageError) as caught:
-        Native().run(job, Silent())
+        NativeExecutor().run(job, Silent())
     text = str(caught.value)
     assert "trtllm-build for tiny-target failed (exit code 1)" in text
     assert "| line 49" in text
@@ -145,13 +145,13 @@ def test_a_failure_shows_its_end_and_the_cause(tmp_path: Path, builder: Scripted
 def test_killed_by_the_kernel(tmp_path: Path, builder: ScriptedBuilder) -> None:
     builder.play("building", signal=signal.SIGKILL)
     with pytest.raises(StageError, match=r"exit code 137[\s\S]*out-of-memory killer"):
-        Native().run(job_in(tmp_path), Silent())
+        NativeExecutor().run(job_in(tmp_path), Silent())
 
 
 def test_a_deadline(tmp_path: Path, builder: ScriptedBuilder) -> None:
     builder.play("building", seconds=60)
     with pytest.raises(StageError, match=r"longer than 0\.5 s"):
-        Native(deadline_s=0.5).run(job_in(tmp_path), Silent())
+        NativeExecutor(deadline_s=0.5).run(job_in(tmp_path), Silent())
     assert not alive(builder.calls[0]["pid"])
 
 
@@ -159,13 +159,17 @@ def test_a_full_disk(tmp_path: Path, builder: ScriptedBuilder, monkeypatch: pyte
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(100, 95, 5))
     with pytest.raises(StoreError, match=r"needs about 9 B, .* has 5 B free"):
-        Native().run(job_in(tmp_path), Silent())
+        NativeExecutor().run(job_in(tmp_path), Silent())
     assert builder.calls == []
 
 
 def test_progress_bars_are_lines(tmp_path: Path, builder: ScriptedBuilder) -> None:
     builder.play("Loading: 10%\rLoading: 100%\r", "\u00e9")
-    assert Native().run(job_in(tmp_path), Silent()).lines[:3] == ("Loading: 10%", "Loading: 100%", "\u00e9")
+    assert NativeExecutor().run(job_in(tmp_path), Silent()).lines[:3] == (
+        "Loading: 10%",
+        "Loading: 100%",
+        "\u00e9",
+    )
 
 
 # The end of this process
@@ -174,9 +178,9 @@ _BUILD = """
 import sys
 from pathlib import Path
 from pipeline.progress import Lines
-from pipeline.runtimes.tensorrt.executors.native import Native
+from pipeline.runtimes.tensorrt.executors.native import NativeExecutor
 from tests.support.build_jobs import job_in
-Native().run(job_in(Path(sys.argv[1])), Lines())
+NativeExecutor().run(job_in(Path(sys.argv[1])), Lines())
 """
 
 
@@ -193,7 +197,7 @@ def test_nothing_outlives_us(tmp_path: Path, builder: ScriptedBuilder, number: s
     child = int((builder.folder / "child.pid").read_text())
     builder.play("again")
     job = job_in(tmp_path)
-    log = Native().run(job, Silent())  # waits for the last of the other one
+    log = NativeExecutor().run(job, Silent())  # waits for the last of the other one
     assert not alive(builder.calls[0]["pid"])
     assert not alive(child)
     assert log.lines[0] == "again"
@@ -206,11 +210,11 @@ def test_a_predecessor_that_does_not_end(
     monkeypatch.setattr("pipeline.runtimes.tensorrt.executors.process._PREDECESSOR_S", 0.3)
     job = job_in(tmp_path)
     builder.play(seconds=30)
-    thread = threading.Thread(target=Native().run, args=(job, Silent()))
+    thread = threading.Thread(target=NativeExecutor().run, args=(job, Silent()))
     thread.start()
     wait_for((builder.folder / "begun").exists, "the build")
     with pytest.raises(StageError, match="earlier builder does not end"):
-        Native().run(job, Silent())
+        NativeExecutor().run(job, Silent())
     (builder.folder / "go").touch()
     thread.join(30)
 
@@ -236,7 +240,7 @@ def test_interrupted_while_running(tmp_path: Path, builder: ScriptedBuilder) -> 
     start = time.monotonic()
     try:
         with pytest.raises(KeyboardInterrupt):
-            Native().run(job_in(tmp_path), Silent())
+            NativeExecutor().run(job_in(tmp_path), Silent())
     finally:
         signal.signal(signal.SIGINT, before)
     assert time.monotonic() - start < 100

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.errors import StageError
 from pipeline.progress import Lines, Silent
-from pipeline.runtimes.tensorrt.executors.native import Native
+from pipeline.runtimes.tensorrt.executors.native import NativeExecutor
 from tests.support.build_jobs import job_in
 from tests.support.scripted_builder import ScriptedBuilder
 
@@ -23,10 +23,10 @@ def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedBuilder:
 def test_a_cache_is_lent_and_taken_back(tmp_path: Path, builder: ScriptedBuilder) -> None:
     job = job_in(tmp_path)
     builder.play(cache="first")
-    Native().run(job, Silent())
+    NativeExecutor().run(job, Silent())
     assert job.timing_cache.read_text() == "first"
     builder.play(cache="second")
-    Native().run(job, Silent())
+    NativeExecutor().run(job, Silent())
     assert [call["cache"] for call in builder.calls] == [None, "first"]
     assert job.timing_cache.read_text() == "second"
     assert [path.name for path in job.timing_cache.parent.iterdir()] == [job.timing_cache.name]
@@ -39,7 +39,7 @@ def test_several_workers_write_another_cache(tmp_path: Path) -> None:
         *("--input_timing_cache", "timing.cache"),
         *("--output_timing_cache", "new-timing.cache"),
     )
-    Native().run(job, Silent())
+    NativeExecutor().run(job, Silent())
     assert job.timing_cache.read_text() == "measured"
 
 
@@ -49,7 +49,7 @@ def test_a_failed_build_keeps_the_cache(tmp_path: Path, builder: ScriptedBuilder
     job.timing_cache.write_text("kept")
     builder.play("no", exit_code=1)
     with pytest.raises(StageError):
-        Native().run(job, Silent())
+        NativeExecutor().run(job, Silent())
     assert job.timing_cache.read_text() == "kept"
 
 
@@ -60,7 +60,7 @@ def test_a_cache_that_breaks_the_build_is_dropped(
     job.timing_cache.parent.mkdir(parents=True)
     job.timing_cache.write_text("of another TensorRT")
     builder.play(dies_of_cache=True)
-    Native().run(job, Lines())
+    NativeExecutor().run(job, Lines())
     assert [call["cache"] for call in builder.calls] == ["of another TensorRT", None]
     assert job.timing_cache.read_text() == "measured"
     assert "building again without it" in capsys.readouterr().err
@@ -73,7 +73,7 @@ def test_a_crash_may_be_the_cache(tmp_path: Path, builder: ScriptedBuilder) -> N
     job.timing_cache.write_text("cut off")
     builder.play(signal=signal.SIGSEGV)
     with pytest.raises(StageError, match=r"exit code 139[\s\S]*the builder crashed"):
-        Native().run(job, Silent())
+        NativeExecutor().run(job, Silent())
     assert [call["cache"] for call in builder.calls] == ["cut off", None]
     assert not job.timing_cache.exists()
 
@@ -83,7 +83,7 @@ def test_no_build_fails_because_of_a_cache(
 ) -> None:
     job = job_in(tmp_path)
     job.timing_cache.mkdir(parents=True)  # neither to be read nor to be replaced
-    Native().run(job, Lines())
+    NativeExecutor().run(job, Lines())
     assert [call["cache"] for call in builder.calls] == [None]
     said = capsys.readouterr().err
     assert f"the timing cache {job.timing_cache} cannot be read: " in said
@@ -94,7 +94,7 @@ def test_no_build_fails_because_of_a_cache(
 def test_two_builders_share_a_cache(tmp_path: Path, builder: ScriptedBuilder) -> None:
     builder.play(seconds=0.3)
     jobs = [job_in(tmp_path / name, timing_cache=tmp_path / "shared.cache") for name in ("a", "b")]
-    threads = [threading.Thread(target=Native().run, args=(job, Silent())) for job in jobs]
+    threads = [threading.Thread(target=NativeExecutor().run, args=(job, Silent())) for job in jobs]
     for thread in threads:
         thread.start()
     for thread in threads:

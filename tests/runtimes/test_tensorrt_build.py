@@ -15,7 +15,7 @@ from pipeline.errors import InvalidInput, StageError
 from pipeline.plan.parallelism import parallelism
 from pipeline.progress import Lines, Silent
 from pipeline.recipe import Recipe, load_recipe
-from pipeline.runtimes import AUTO, BuildInputs, ExecutorChoice
+from pipeline.runtimes import AUTO, EngineBuildRequest, ExecutorChoice
 from pipeline.runtimes.tensorrt.building import build_job
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
 from pipeline.runtimes.tensorrt.executors.base import BuiltElsewhere
@@ -44,14 +44,14 @@ class Workshop:
 
     def order(
         self, made: Recipe, role: str = "target", *, executor: ExecutorChoice = NATIVE, **checkpoint: Any
-    ) -> BuildInputs:
+    ) -> EngineBuildRequest:
         self.count += 1
         place = self.folder / str(self.count)
         into = place / "build"
         into.mkdir(parents=True)
         if role == "target":
             checkpoint = {"weights": "fp8", "kv_cache": "FP8"} | checkpoint
-        return BuildInputs(
+        return EngineBuildRequest(
             recipe=made,
             role=role,
             checkpoint=place,
@@ -63,7 +63,7 @@ class Workshop:
             progress=Silent(),
         )
 
-    def build(self, order: BuildInputs, fails: str = "") -> Any:
+    def build(self, order: EngineBuildRequest, fails: str = "") -> Any:
         if fails:
             self.monkeypatch.setenv(FAILS, fails)
         return TensorRTBackend().build(order)

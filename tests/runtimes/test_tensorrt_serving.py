@@ -11,7 +11,7 @@ import pytest
 from pipeline.errors import StageError
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
-from pipeline.runtimes.tensorrt.triton_models import EngineModel, EngineSettings
+from pipeline.runtimes.tensorrt.triton_models import EngineModelSettings, TensorRTSettings
 from pipeline.runtimes.tensorrt.triton_settings import engine_settings
 from tests.support.engine_folders import make_engine
 
@@ -43,7 +43,7 @@ class Engines:
         target: dict[str, Any] | None = None,
         draft: dict[str, Any] | None = None,
         gpu: int = GPU,
-    ) -> EngineSettings:
+    ) -> TensorRTSettings:
         first = replace(self.target, **{"rank_bytes": (9 * GIB,), **(target or {})})
         second = replace(self.draft, **{"rank_bytes": (3 * GIB,), **(draft or {})})
         return engine_settings(chosen, first, second if chosen.draft else None, gpu)
@@ -56,7 +56,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
 
 def test_alone_an_engine_gets_the_recipes_fraction(engines: Engines) -> None:
     chosen = engines.settings(recipe(*ALONE, "kv_cache.memory_fraction=0.8"))
-    assert chosen.target == EngineModel((0,), 0.8, None, chosen.target.data_types)
+    assert chosen.target == EngineModelSettings((0,), 0.8, None, chosen.target.data_types)
     assert chosen.draft is None
     assert engines.settings(recipe(*ALONE, "kv_cache.memory_fraction=null")).target.memory_fraction == 0.9
 

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.client import Client
 from pipeline.contracts.releases import container
-from pipeline.machine.software import Software
+from pipeline.machine.programs import Software
 from pipeline.serving.launch import Ports
 from pipeline.triton.running import RunningServer
 from tests.support.command import Command
@@ -191,7 +191,7 @@ def test_dry_run_prints_and_runs_nothing(gpu_package: Path, docker: StandInDocke
 
 @pytest.mark.usefixtures("docker")
 def test_software_is_asked_of_the_image() -> None:
-    from pipeline.machine.software import software_of_image
+    from pipeline.machine.programs import software_of_image
 
     assert software_of_image(IMAGE, ("numpy", "no_such_module")) == Software(
         "1.2.1", "10.14.1.48", "26.07", ("no_such_module",)

@@ -12,7 +12,7 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 from pipeline.contracts.inflight_batcher import DataTypes, tensors, versions
 from pipeline.contracts.inflight_batcher_parameters import check, parameters
 from pipeline.models.token_ids import TokenIds
-from pipeline.runtimes.tensorrt.triton_models import EngineModel, EngineSettings, engine_models
+from pipeline.runtimes.tensorrt.triton_models import EngineModelSettings, TensorRTSettings, engine_models
 from pipeline.triton.config import model_config, parameters_of, parse, render
 from pipeline.triton.text_models import KV_CACHE_STATS, OURS
 
@@ -26,14 +26,14 @@ data_types = st.builds(
     prompt_embedding_table_data_type=st.sampled_from(["TYPE_FP16", "TYPE_BF16"]),
 )
 engines = st.builds(
-    EngineModel,
+    EngineModelSettings,
     gpus=st.sampled_from(TENSOR_PARALLEL).map(lambda size: tuple(range(size))),
     memory_fraction=st.floats(0.0001, 0.9999),
     max_kv_tokens=st.none() | st.integers(32, 10**7),
     data_types=data_types,
 )
 every = st.builds(
-    EngineSettings,
+    TensorRTSettings,
     version=st.sampled_from(versions()),
     target=engines,
     draft=st.none() | engines,
@@ -48,29 +48,29 @@ every = st.builds(
 )
 
 
-def settings(version: str = "1.2.1", *, draft: bool = True, **changes: Any) -> EngineSettings:
+def settings(version: str = "1.2.1", *, draft: bool = True, **changes: Any) -> TensorRTSettings:
     values: dict[str, Any] = {
         "version": version,
-        "target": EngineModel(gpus=(0, 1), memory_fraction=0.8333, max_kv_tokens=65536),
-        "draft": EngineModel(gpus=(0,), memory_fraction=0.4, max_kv_tokens=65536) if draft else None,
+        "target": EngineModelSettings(gpus=(0, 1), memory_fraction=0.8333, max_kv_tokens=65536),
+        "draft": EngineModelSettings(gpus=(0,), memory_fraction=0.4, max_kv_tokens=65536) if draft else None,
         "max_concurrency": 64,
         "kv_cache_reuse": True,
         "chunked_context": True,
         "policy": "guaranteed_no_evict",
     }
-    return EngineSettings(**(values | changes))
+    return TensorRTSettings(**(values | changes))
 
 
-def models(chosen: EngineSettings) -> dict[str, ModelConfig]:
+def models(chosen: TensorRTSettings) -> dict[str, ModelConfig]:
     return {config.name: config for config in engine_models(chosen, IDS)}
 
 
-def engine_names(chosen: EngineSettings) -> list[str]:
+def engine_names(chosen: TensorRTSettings) -> list[str]:
     return ["tensorrt_llm"] + (["tensorrt_llm_draft"] if chosen.draft else [])
 
 
 @given(every)
-def test_triton_reads_what_was_meant_and_each_model_would_load(chosen: EngineSettings) -> None:
+def test_triton_reads_what_was_meant_and_each_model_would_load(chosen: TensorRTSettings) -> None:
     have = models(chosen)
     assert list(have)[:5] == [
         "preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls",
@@ -85,7 +85,7 @@ def test_triton_reads_what_was_meant_and_each_model_would_load(chosen: EngineSet
 
 
 @given(every)
-def test_the_ensemble_names_tensors_that_its_models_have(chosen: EngineSettings) -> None:
+def test_the_ensemble_names_tensors_that_its_models_have(chosen: TensorRTSettings) -> None:
     have = models(chosen)
     outer = have["ensemble"]
     given = {tensor.name for tensor in outer.input}
@@ -99,7 +99,7 @@ def test_the_ensemble_names_tensors_that_its_models_have(chosen: EngineSettings)
 
 
 @given(every)
-def test_types_of_logits_are_the_same_all_the_way(chosen: EngineSettings) -> None:
+def test_types_of_logits_are_the_same_all_the_way(chosen: TensorRTSettings) -> None:
     have = models(chosen)
     for name in ("tensorrt_llm", "ensemble", "tensorrt_llm_bls"):
         types = {tensor.data_type for tensor in have[name].output if tensor.name.endswith("_logits")}
@@ -112,7 +112,7 @@ def test_types_of_logits_are_the_same_all_the_way(chosen: EngineSettings) -> Non
 
 
 @given(every)
-def test_draft_and_target_agree(chosen: EngineSettings) -> None:
+def test_draft_and_target_agree(chosen: TensorRTSettings) -> None:
     """All but where they lie and what they may take."""
     have = models(chosen)
     own = {
@@ -156,7 +156,7 @@ def test_optional_values_are_left_out_and_not_empty(version: str) -> None:
     assert "kv_cache_host_memory_bytes" not in given
     assert "participant_ids" not in given  # only where workers are not spawned
     alone = parameters_of(
-        models(settings(version, draft=False, target=EngineModel((0,), 0.9)))["tensorrt_llm"]
+        models(settings(version, draft=False, target=EngineModelSettings((0,), 0.9)))["tensorrt_llm"]
     )
     assert "max_tokens_in_paged_kv_cache" not in alone
 
@@ -192,7 +192,7 @@ def test_counts_of_tokens_exist_from_1_0(version: str) -> None:
 def test_the_prompt_table_has_the_engines_type_from_1_0() -> None:
     chosen = DataTypes(prompt_embedding_table_data_type="TYPE_BF16")
     for version, expected in (("0.21.0", "TYPE_FP16"), ("1.0.0", "TYPE_BF16")):
-        have = models(settings(version, target=EngineModel((0,), 0.9, data_types=chosen)))
+        have = models(settings(version, target=EngineModelSettings((0,), 0.9, data_types=chosen)))
         table = next(
             tensor for tensor in have["tensorrt_llm"].input if tensor.name == "prompt_embedding_table"
         )
@@ -208,7 +208,7 @@ def test_paths_of_engines_are_those_of_the_container(version: str) -> None:
 
 
 def test_a_fraction_is_written_without_an_exponent() -> None:
-    given = parameters_of(models(settings(target=EngineModel((0,), 0.00002)))["tensorrt_llm"])
+    given = parameters_of(models(settings(target=EngineModelSettings((0,), 0.00002)))["tensorrt_llm"])
     assert given["kv_cache_free_gpu_mem_fraction"] == "0.00002"
 
 

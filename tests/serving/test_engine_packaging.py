@@ -15,9 +15,13 @@ from tokenizers import Tokenizer
 from pipeline.errors import StageError
 from pipeline.models.token_ids import TokenIds, token_ids
 from pipeline.progress import Silent
-from pipeline.runtimes.tensorrt.model_repository import EngineSources, launch_spec, package_engines
-from pipeline.runtimes.tensorrt.triton_models import EngineModel, EngineSettings, engine_models
-from pipeline.runtimes.tensorrt.xgrammar_tokenizer import tokenizer_info
+from pipeline.runtimes.tensorrt.model_repository import (
+    EngineSources,
+    launch_spec,
+    package_engines,
+    xgrammar_tokenizer_info,
+)
+from pipeline.runtimes.tensorrt.triton_models import EngineModelSettings, TensorRTSettings, engine_models
 from pipeline.triton.config import parameters_of, parse
 from pipeline.triton.deployment import Deployment, DeploymentLimits, Requirements
 from pipeline.triton.repository import content_digest, verify
@@ -32,10 +36,10 @@ REQUIREMENTS = Requirements(
     tensorrt_llm="1.2.1", tensorrt="10.14.1", image="nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3",
     driver="580", gpu="h100-sxm-80g", sm=90, gpus=2,
 )  # fmt: skip
-SETTINGS = EngineSettings(
+SETTINGS = TensorRTSettings(
     version="1.2.1",
-    target=EngineModel(gpus=(0, 1), memory_fraction=0.8, max_kv_tokens=65536),
-    draft=EngineModel(gpus=(0,), memory_fraction=0.3, max_kv_tokens=65536),
+    target=EngineModelSettings(gpus=(0, 1), memory_fraction=0.8, max_kv_tokens=65536),
+    draft=EngineModelSettings(gpus=(0,), memory_fraction=0.3, max_kv_tokens=65536),
     max_concurrency=64,
     kv_cache_reuse=True,
     chunked_context=True,
@@ -53,7 +57,7 @@ def sources(folder: Path, *, draft: bool = True, **target: Any) -> EngineSources
     )
 
 
-def package(into: Path, have: EngineSources, settings: EngineSettings = SETTINGS) -> Path:
+def package(into: Path, have: EngineSources, settings: TensorRTSettings = SETTINGS) -> Path:
     package_engines("support", settings, LIMITS, REQUIREMENTS, 2048, have, into, Silent())
     return into
 
@@ -124,7 +128,7 @@ def test_the_deployment_says_what_it_needs_and_how_it_starts(packaged: Path) -> 
 )
 def test_how_it_starts_follows_from_the_engines(gpus: int, draft: bool, mode: str) -> None:
     chosen = replace(
-        SETTINGS if draft else ALONE, target=EngineModel(gpus=tuple(range(gpus)), memory_fraction=0.9)
+        SETTINGS if draft else ALONE, target=EngineModelSettings(gpus=tuple(range(gpus)), memory_fraction=0.9)
     )
     spec = launch_spec(chosen, LIMITS, TokenIds(2, 0, (), 128256), 64 * 2**30)
     assert (spec.mode, spec.world_size, spec.weights_gib) == (mode, gpus, 64.0)
@@ -154,7 +158,7 @@ def test_an_engine_with_a_file_missing_is_refused(tmp_path: Path, missing: str) 
 
 
 def test_a_value_that_the_backend_would_not_read_is_refused(tmp_path: Path) -> None:
-    wrong = replace(ALONE, target=EngineModel(gpus=(0, 1), memory_fraction=1.5))
+    wrong = replace(ALONE, target=EngineModelSettings(gpus=(0, 1), memory_fraction=1.5))
     with pytest.raises(
         StageError,
         match=r"1\.2\.1 would not load .*kv_cache_free_gpu_mem_fraction = 1\.5: must be a number above 0",
@@ -197,7 +201,7 @@ def test_guided_decoding_is_the_targets_and_has_the_tokenizers_facts(tmp_path: P
 def test_ids_with_gaps_keep_their_places(tmp_path: Path) -> None:
     vocab = {"a": 0, "b": 3}
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
-    info = json.loads(tokenizer_info(tmp_path, TokenIds(end=3, pad=3, stop=(0,), vocab_size=4)))
+    info = json.loads(xgrammar_tokenizer_info(tmp_path, TokenIds(end=3, pad=3, stop=(0,), vocab_size=4)))
     assert info["encoded_vocab"] == ["a", "", "", "b"]
 
 

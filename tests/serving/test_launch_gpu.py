@@ -14,12 +14,12 @@ from pipeline.errors import InvalidInput, UserError
 from pipeline.serving.dry_run import shell_lines
 from pipeline.serving.launch import Ports, Start
 from pipeline.serving.launch_docker import DockerLauncher
-from pipeline.serving.launch_gpu import LaunchPlan, Place, launch_faults, plan_launch
+from pipeline.serving.launch_gpu import LaunchContext, LaunchPlan, launch_faults, plan_launch
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
 
 GOLDEN = Path(__file__).parent / "golden" / "launch"
-PLACE = Place(Ports(8000, 8001, 8002), "pipeline-0123-")
+PLACE = LaunchContext(Ports(8000, 8001, 8002), "pipeline-0123-")
 SIZES = (1, 2, 4, 8)
 
 

@@ -10,13 +10,13 @@ import pytest
 from pipeline.contracts.gpus import gpus
 from pipeline.errors import InvalidInput
 from pipeline.machine.gpus import GpuSeen, read_gpus, visible
-from pipeline.machine.software import Software
+from pipeline.machine.programs import Software
 from pipeline.plan.machine_facts import DiskFacts, DockerFacts, GpuFacts, GpuLink, MachineFacts, contract_name
 from pipeline.plan.preflight import Finding, allow
 from pipeline.plan.preflight.needs import Where
 from pipeline.plan.preflight.software import release_of
 from pipeline.serving.launch import Ports
-from pipeline.serving.launch_gpu import LaunchPlan, Place, plan_launch
+from pipeline.serving.launch_gpu import LaunchContext, LaunchPlan, plan_launch
 from pipeline.serving.preflight import port_findings, preflight, refuse
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
@@ -26,7 +26,7 @@ MIB, GIB = 1 << 20, 1 << 30
 H100 = GpuFacts(0, "NVIDIA H100 80GB HBM3", 90, 81559, 81000, "590.44.01")
 TWO = LaunchSpec(mode="leader", world_size=2, engine_models=("tensorrt_llm",), weights_gib=70)
 DEPLOYMENT = gpu_deployment(TWO, gpus=2)
-PLAN = plan_launch(DEPLOYMENT, Place(Ports(8000, 8001, 8002), "x-"))
+PLAN = plan_launch(DEPLOYMENT, LaunchContext(Ports(8000, 8001, 8002), "x-"))
 SOFTWARE = Software("1.2.1", "10.14.1.48", "26.07", (), frozenset(PLAN.programs), own=True)
 FITTING = MachineFacts(
     gpus=(H100, replace(H100, index=1)),
@@ -188,7 +188,10 @@ def test_ranks_that_nvlink_does_not_join_are_a_warning() -> None:
     )
     single = gpu_deployment(LaunchSpec(engine_models=("tensorrt_llm",)), gpus=1)
     assert (
-        found(apart, deployment=single, plan=plan_launch(single, Place(Ports(8000, 8001, 8002), "x-"))) == ()
+        found(
+            apart, deployment=single, plan=plan_launch(single, LaunchContext(Ports(8000, 8001, 8002), "x-"))
+        )
+        == ()
     )
 
 

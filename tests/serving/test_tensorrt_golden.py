@@ -24,7 +24,7 @@ from pipeline.models.token_ids import TokenIds
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
 from pipeline.runtimes.tensorrt.model_repository import launch_spec
-from pipeline.runtimes.tensorrt.triton_models import EngineSettings, engine_models
+from pipeline.runtimes.tensorrt.triton_models import TensorRTSettings, engine_models
 from pipeline.runtimes.tensorrt.triton_settings import engine_settings
 from pipeline.triton.config import parameters_of, parse, render
 from pipeline.triton.deployment import DeploymentLimits
@@ -71,7 +71,7 @@ def engine(version: str, quantization: str, size: int, max_draft_len: int) -> En
         return replace(EngineFolder.read(path), rank_bytes=(16 * GIB // size,) * size)
 
 
-def settings(version: str, quantization: str, size: int, draft: bool) -> EngineSettings:
+def settings(version: str, quantization: str, size: int, draft: bool) -> TensorRTSettings:
     return engine_settings(
         recipe(version, quantization, size, draft),
         engine(version, quantization, size, 5 if draft else 0),
@@ -92,7 +92,7 @@ def assert_golden(folder: Path, configs: tuple[ModelConfig, ...], launch: str) -
     assert have == set(files)
 
 
-def launch(chosen: EngineSettings) -> str:
+def launch(chosen: TensorRTSettings) -> str:
     spec = launch_spec(chosen, LIMITS, IDS, 16 * GIB)
     return json.dumps(spec.model_dump(mode="json"), indent=2) + "\n"
 

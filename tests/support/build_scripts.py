@@ -7,21 +7,21 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.runtimes.tensorrt.executors.remote import Handover, render
+from pipeline.runtimes.tensorrt.executors.remote import RemoteEngine, render
 from tests.support.build_jobs import job_in
 
 ARTIFACT = "build-0123456789abcdef0123"
 
 
-def handovers(folder: Path) -> list[Handover]:
+def handovers(folder: Path) -> list[RemoteEngine]:
     target = job_in(folder)
     draft = job_in(
         folder, name="tiny-draft", flags=("--max_batch_size", "8", "--use_paged_context_fmha", "enable")
     )
-    return [Handover("build.target", ARTIFACT, target), Handover("build.draft", "build-aa", draft)]
+    return [RemoteEngine("build.target", ARTIFACT, target), RemoteEngine("build.draft", "build-aa", draft)]
 
 
-def script_in(folder: Path, engines: Sequence[Handover]) -> Path:
+def script_in(folder: Path, engines: Sequence[RemoteEngine]) -> Path:
     path = folder / "tiny-build.sh"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(render("tiny", "tiny.yaml --set 'a=b c'", engines))

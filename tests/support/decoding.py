@@ -53,14 +53,14 @@ class Stateful:
 def paged_logits(folder: Path, tokens: list[int], chunks: Sequence[int]) -> np.ndarray:
     """[len(tokens), vocab] from the engine's form of the model, computed a chunk at a time."""
     from pipeline.runtimes.cpu.engine import EngineSettings
-    from pipeline.runtimes.cpu.engine.paged_model import PagedModel, Slice
+    from pipeline.runtimes.cpu.engine.paged_model import PagedModel, TokenSlice
 
     model = PagedModel(folder, EngineSettings(threads=2))
     model.allocate(16)
     table = np.array([7, 2, 11, 3, 5, 13, 1, 8], np.int32)  # blocks in no order
     rows, past = [], 0
     for count in chunks:
-        piece = Slice(tokens[past : past + count], past, table, count)
+        piece = TokenSlice(tokens[past : past + count], past, table, count)
         rows.append(model.forward([piece]).copy())
         past += count
     assert past == len(tokens)

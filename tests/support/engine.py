@@ -13,10 +13,17 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from pipeline.runtimes.cpu.engine import EngineSettings, FinishReason, Metrics, Output, Request, Vocabulary
+from pipeline.runtimes.cpu.engine import (
+    EngineRequest,
+    EngineSettings,
+    FinishReason,
+    RequestMetrics,
+    RequestOutput,
+    Vocabulary,
+)
 from pipeline.runtimes.cpu.engine.core import EngineCore
 from pipeline.runtimes.cpu.engine.grammars import Grammars
-from pipeline.runtimes.cpu.engine.paged_model import PagedModel, Slice, StepFailed
+from pipeline.runtimes.cpu.engine.paged_model import PagedModel, StepFailed, TokenSlice
 
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "recipes/checkpoints"
 VOCABULARY = Vocabulary(CHECKPOINTS / "support-target/tokenizer.json", end_id=2)
@@ -38,9 +45,9 @@ class Answer:
 
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
-    outputs: list[Output] = field(default_factory=list)
+    outputs: list[RequestOutput] = field(default_factory=list)
 
-    def __call__(self, output: Output) -> None:
+    def __call__(self, output: RequestOutput) -> None:
         assert not self.finish, "an output after the last one"
         self.tokens += output.tokens
         self.log_probs += output.log_probs
@@ -51,7 +58,7 @@ class Answer:
         return self.outputs[-1].finish if self.outputs else None
 
     @property
-    def metrics(self) -> Metrics:
+    def metrics(self) -> RequestMetrics:
         metrics = self.outputs[-1].metrics
         assert metrics is not None
         return metrics
@@ -64,7 +71,7 @@ def load(target: Path, draft: Path | None = None, *, guides: bool = True, **sett
     return EngineCore(model, PagedModel(draft, sizes) if draft else None, sizes, grammars)
 
 
-def answer(core: EngineCore, *requests: Request) -> list[Answer]:
+def answer(core: EngineCore, *requests: EngineRequest) -> list[Answer]:
     """Run the requests together until all are done."""
     answers = [Answer() for _ in requests]
     for request, sink in zip(requests, answers, strict=True):
@@ -82,8 +89,8 @@ def finish_all(core: EngineCore, limit: int = 5000) -> None:
     raise AssertionError(f"not done after {limit} steps")
 
 
-def request(name: object, prompt: Iterable[int], tokens: int = 32, **more: Any) -> Request:
-    return Request(str(name), tuple(prompt), tokens, more.pop("end_id", None), **more)
+def request(name: object, prompt: Iterable[int], tokens: int = 32, **more: Any) -> EngineRequest:
+    return EngineRequest(str(name), tuple(prompt), tokens, more.pop("end_id", None), **more)
 
 
 def prompts(
@@ -106,7 +113,7 @@ class Broken:
         self._model = model
         self.failures = failures
 
-    def forward(self, slices: list[Slice]) -> npt.NDArray[np.float32]:
+    def forward(self, slices: list[TokenSlice]) -> npt.NDArray[np.float32]:
         if self.failures:
             self.failures -= 1
             raise StepFailed("made to fail")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.runtimes.cpu.engine.paged_model import Slice
+from pipeline.runtimes.cpu.engine.paged_model import TokenSlice
 
 VOCAB = 12
 Floats = npt.NDArray[np.float32]
@@ -38,7 +38,7 @@ class FakeModel:
     def allocate(self, num_blocks: int) -> None:
         self._cache = np.zeros((num_blocks, self.block_size), np.int64)
 
-    def forward(self, slices: list[Slice]) -> Floats:
+    def forward(self, slices: list[TokenSlice]) -> Floats:
         for tokens, past, table, wanted in slices:
             assert wanted <= len(tokens) > 0
             for position, token in enumerate(tokens, start=past):

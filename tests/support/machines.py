@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.machine.disks import Disk
 from pipeline.machine.docker import Docker
-from pipeline.machine.gpus import GpuSeen, GpuSurvey
-from pipeline.machine.host import Memory, Processors, Ulimits
-from pipeline.machine.hub import Hub
+from pipeline.machine.gpus import GpuSeen, GpuSurvey, Link, Topology
+from pipeline.machine.host import Disk, Memory, Processors, Ulimits
 from pipeline.machine.inventory import Inventory
-from pipeline.machine.programs import EngineBuilder, Mpi, TritonProgram
-from pipeline.machine.software import Software
-from pipeline.machine.topology import Link, Topology
+from pipeline.machine.network import Hub
+from pipeline.machine.programs import EngineBuilder, Mpi, Software, TritonProgram
 
 GIB = 1 << 30
 H100 = GpuSeen(0, "GPU-0", "NVIDIA H100 80GB HBM3", 90, 81559, 81000, "590.44.01")

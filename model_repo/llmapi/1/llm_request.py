@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from shared.guide import GUIDE, TYPE, guide_of
-from shared.refusal import Refused
+from shared.refusal import RequestRefused
 from shared.tensors import read, read_texts, response, texts
 
 _SAMPLING = "sampling_param_"
@@ -55,7 +55,7 @@ def read_request(request: Any) -> LlmRequest:
     """Read the tensors of a request.
 
     Raises:
-        Refused: a tensor has another shape than it should, or is not text.
+        RequestRefused: a tensor has another shape than it should, or is not text.
     """
     cumulative_logprob = bool(_scalar(request, "return_cumulative_logprob"))
     sampling: dict[str, Any] = {
@@ -131,9 +131,9 @@ def _text(request: Any, name: str) -> str | None:
 def _prompt(request: Any) -> str:
     array = read(request, "text_input")
     if array is None:
-        raise Refused("text_input is missing")
+        raise RequestRefused("text_input is missing")
     if array.ndim != 1 or array.size != 1:
-        raise Refused(
+        raise RequestRefused(
             f"text_input: has shape {list(array.shape)}; this model takes one prompt, and no batches: [1]"
         )
     rows = read_texts(request, "text_input") or []
@@ -146,7 +146,7 @@ def _scalar(request: Any, name: str) -> Any:
     if array is None:
         return None
     if array.size != 1:
-        raise Refused(f"{name}: has shape {list(array.shape)}; must hold one value")
+        raise RequestRefused(f"{name}: has shape {list(array.shape)}; must hold one value")
     return array.item()
 
 

@@ -19,7 +19,7 @@ import triton_python_backend_utils as pb_utils
 from llm_request import LlmRequest, make_response, read_request
 from llm_settings import LlmSettings
 from shared.cancellation import CancellationWatch, WatchedSender
-from shared.refusal import NOT_DECOUPLED, Refused
+from shared.refusal import NOT_DECOUPLED, RequestRefused
 from shared.tensors import FINAL, failure, read_flag
 from tensorrt_llm import LLM, SamplingParams
 from tensorrt_llm.llmapi import GuidedDecodingParams
@@ -79,13 +79,15 @@ class LlmRequestManager:
     def _read(self, request: Any) -> LlmRequest:
         wanted = read_request(request)
         if wanted.streaming and not self._decoupled:
-            raise Refused(f"streaming = true: {NOT_DECOUPLED}")
+            raise RequestRefused(f"streaming = true: {NOT_DECOUPLED}")
         return wanted
 
     def _begin(self, id: str, wanted: LlmRequest, stream: ResponseStream) -> None:
         running = sum(map(len, self._open.values()))
         if self._max_open is not None and running >= self._max_open:
-            refused = Refused(f"Exceeds maximum queue size: {running} requests run or wait")  # Triton's words
+            refused = RequestRefused(
+                f"Exceeds maximum queue size: {running} requests run or wait"
+            )  # Triton's words
             stream.finish(failure(refused))
             return
         task = self._loop.create_task(self._serve(wanted, stream))
@@ -95,7 +97,7 @@ class LlmRequestManager:
 
     def _stop(self, id: str, stream: ResponseStream) -> None:
         if not id:
-            refused = Refused("A request id must be provided for request cancellation")
+            refused = RequestRefused("A request id must be provided for request cancellation")
             stream.finish(failure(refused))
             return
         for task in self._open.get(id, ()):
@@ -109,7 +111,7 @@ class LlmRequestManager:
             sampling = SamplingParams(**wanted.sampling, guided_decoding=guide)
             result = self._llm.generate_async(wanted.prompt, sampling, streaming=wanted.streaming)
         except ValueError as error:  # a prompt that is too long, a parameter out of bounds
-            raise Refused(str(error)) from error
+            raise RequestRefused(str(error)) from error
         try:
             async for output in result:
                 made = make_response(output, wanted, self._types)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from shared.parameters import Parameters
 from shared.prompts import PromptEncoder, pad_right
-from shared.refusal import Refused
+from shared.refusal import RequestRefused
 from shared.tensors import Array, failure, read, read_texts, response
 from shared.tokenizer import TextTokenizer
 
@@ -47,7 +47,7 @@ class TritonPythonModel:
     def _encode(self, request: Any) -> dict[str, Array]:
         for name in _MULTIMODAL:
             if read(request, name) is not None:
-                raise Refused(f"{name}: this model takes text only")
+                raise RequestRefused(f"{name}: this model takes text only")
         texts = [row[0] for row in read_texts(request, "QUERY") or []]
         prompts = self._encoder.encode(
             texts,

@@ -19,7 +19,7 @@ import triton_python_backend_utils as pb_utils
 from request_parser import RequestLimits, read_output_options, read_requests
 from responder import Responder
 from shared.cancellation import CancellationWatch, WatchedSender
-from shared.refusal import NOT_DECOUPLED, Refused
+from shared.refusal import NOT_DECOUPLED, RequestRefused
 from shared.tensors import FINAL, failure, read, read_flag, response
 
 # Responses a second that all streams share: beyond it, tokens of several steps go out together. Each costs about half
@@ -80,14 +80,14 @@ class RequestManager:
         options = read_output_options(tensor, exclude_input_in_output=self._exclude_input_in_output)
         requests = read_requests(tensor, self._limits, new_id=lambda: str(next(self._numbers)))
         if not self._decoupled and options.streaming:
-            raise Refused(f"streaming = true: {NOT_DECOUPLED}")
+            raise RequestRefused(f"streaming = true: {NOT_DECOUPLED}")
         if not self._decoupled and len(requests) != 1:
-            raise Refused(f"input_ids: has {len(requests)} prompts, must be one: {NOT_DECOUPLED}")
+            raise RequestRefused(f"input_ids: has {len(requests)} prompts, must be one: {NOT_DECOUPLED}")
         responder = Responder(request.request_id(), sender, requests, options)
         with self._lock:
             waiting = sum(len(responders) for responders in self._open.values())
             if self._max_open is not None and waiting >= self._max_open:
-                raise Refused(
+                raise RequestRefused(
                     f"Exceeds maximum queue size: {waiting} requests run or wait"
                 )  # Triton's own words
             self._open[responder.id].append(responder)
@@ -99,13 +99,13 @@ class RequestManager:
             for row, request in enumerate(responder.requests):
                 self._engine.submit(request, partial(self._put, responder, row))
         except Exception as error:
-            responder.fail(Refused(str(error)) if isinstance(error, engine.Refused) else error)
+            responder.fail(RequestRefused(str(error)) if isinstance(error, engine.InvalidRequest) else error)
             self._cancel(responder)
             self._leave(responder)
 
     def _stop(self, request_id: str) -> None:
         if not request_id:
-            raise Refused("stop: the request id says what is to be stopped, and this request has none")
+            raise RequestRefused("stop: the request id says what is to be stopped, and this request has none")
         with self._lock:
             responders = list(self._open.get(request_id, ()))
         for responder in responders:
@@ -121,13 +121,13 @@ class RequestManager:
             if others:
                 self._open[responder.id] = others
 
-    def _put(self, responder: Responder, row: int, output: engine.Output) -> None:
+    def _put(self, responder: Responder, row: int, output: engine.RequestOutput) -> None:
         """Called by the engine's thread."""
         if responder.requests[row].draft_tokens is not None and output.tokens and not output.finish:
             self._engine.cancel(output.request_id)  # verified: what was accepted, and one token more
         self._outbox.put(partial(self._pass_on, responder, row, output))
 
-    def _pass_on(self, responder: Responder, row: int, output: engine.Output) -> None:
+    def _pass_on(self, responder: Responder, row: int, output: engine.RequestOutput) -> None:
         if responder.is_done():
             return
         try:

@@ -13,7 +13,7 @@ from typing import Any
 import engine
 import numpy as np
 from shared.guide import GUIDE, TYPE, guide_of
-from shared.refusal import Refused
+from shared.refusal import RequestRefused
 from shared.stop_words import Words, unpack
 from shared.tensors import Array
 
@@ -75,19 +75,19 @@ def read_output_options(read: Read, *, exclude_input_in_output: bool) -> OutputO
     )
 
 
-def read_requests(read: Read, limits: RequestLimits, new_id: Callable[[], str]) -> list[engine.Request]:
+def read_requests(read: Read, limits: RequestLimits, new_id: Callable[[], str]) -> list[engine.EngineRequest]:
     """The requests of a batch.
 
     Raises:
-        Refused: one of them cannot be honoured; the text names the input.
+        RequestRefused: one of them cannot be honoured; the text names the input.
     """
     refuse(read)
     lengths = read("input_lengths")
     rows = 0 if lengths is None else lengths.size
     try:
         return [_Row(read, row, rows).request(limits, new_id()) for row in range(rows)]
-    except engine.Refused as error:
-        raise Refused(str(error)) from None
+    except engine.InvalidRequest as error:
+        raise RequestRefused(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +96,14 @@ class _Row:
     row: int
     rows: int
 
-    def request(self, limits: RequestLimits, id: str) -> engine.Request:
+    def request(self, limits: RequestLimits, id: str) -> engine.EngineRequest:
         prompt = self._prompt(limits)
         max_new_tokens = int(self._scalar("request_output_len", 0))
         if not 1 <= max_new_tokens <= limits.max_output_tokens:
             right = f"1 to {limits.max_output_tokens} tokens here"
-            raise Refused(f"request_output_len = {max_new_tokens}: must be {right}")
+            raise RequestRefused(f"request_output_len = {max_new_tokens}: must be {right}")
         end_id = self._scalar("end_id", -1)
-        return engine.Request(
+        return engine.EngineRequest(
             id=id,
             prompt=prompt,
             max_new_tokens=max_new_tokens,
@@ -125,17 +125,19 @@ class _Row:
     def _prompt(self, limits: RequestLimits) -> tuple[int, ...]:
         ids, length = self._vector("input_ids"), int(self._scalar("input_lengths", 0))
         if ids is None or length < 1:
-            raise Refused("input_ids: the prompt has no tokens")
+            raise RequestRefused("input_ids: the prompt has no tokens")
         if length > len(ids):
-            raise Refused(f"input_lengths = {length}: input_ids has {len(ids)} tokens only")
+            raise RequestRefused(f"input_lengths = {length}: input_ids has {len(ids)} tokens only")
         if length > limits.max_input_tokens:
-            raise Refused(f"input_lengths = {length}: prompts may have {limits.max_input_tokens} tokens here")
+            raise RequestRefused(
+                f"input_lengths = {length}: prompts may have {limits.max_input_tokens} tokens here"
+            )
         return tuple(ids[:length].tolist())
 
-    def _sampling(self) -> engine.Sampling:
+    def _sampling(self) -> engine.SamplingParams:
         seed = self._array("seed")
         top_p = self._scalar("runtime_top_p", 0)
-        return engine.Sampling(
+        return engine.SamplingParams(
             temperature=self._scalar("temperature", 1),
             top_k=int(self._scalar("runtime_top_k", 0)),
             top_p=max(0.0, top_p),  # at or below 0 it is not set, as upstream has it
@@ -155,7 +157,7 @@ class _Row:
         try:
             return unpack(packed)
         except ValueError as error:
-            raise Refused(f"{name}: {error}") from None
+            raise RequestRefused(f"{name}: {error}") from None
 
     def _bias(self) -> Any:
         bias = self._vector("embedding_bias")
@@ -170,14 +172,16 @@ class _Row:
         try:
             return None if array is None else array.reshape(-1)[0].decode("utf-8")
         except UnicodeDecodeError as error:
-            raise Refused(f"{name}: is not UTF-8 ({error.reason} at byte {error.start})") from None
+            raise RequestRefused(f"{name}: is not UTF-8 ({error.reason} at byte {error.start})") from None
 
     def _drafts(self, limits: RequestLimits) -> tuple[int, ...] | None:
         drafts = self._vector("draft_input_ids")
         if drafts is None or drafts.size == 0:
             return None
         if len(drafts) > limits.max_draft_tokens:
-            raise Refused(f"draft_input_ids: {len(drafts)} tokens; at most {limits.max_draft_tokens} here")
+            raise RequestRefused(
+                f"draft_input_ids: {len(drafts)} tokens; at most {limits.max_draft_tokens} here"
+            )
         return tuple(drafts.tolist())
 
     def _draft_logits(self) -> Any:
@@ -185,7 +189,7 @@ class _Row:
         if logits is None:
             return None
         if self._vector("draft_input_ids") is None:
-            raise Refused("draft_logits: there are no draft_input_ids that they belong to")
+            raise RequestRefused("draft_logits: there are no draft_input_ids that they belong to")
         return logits.astype(np.float32)
 
     def _draft_threshold(self) -> float | None:
@@ -265,21 +269,21 @@ def refuse(read: Callable[[str], Array | None]) -> None:
     """Refuse a request that asks for what this engine cannot do; `read` gives an input by name.
 
     Raises:
-        Refused: with the name of the first such input.
+        RequestRefused: with the name of the first such input.
     """
     for name, why in _ABSENT.items():
         if read(name) is not None:
-            raise Refused(f"{name}: {why}")
+            raise RequestRefused(f"{name}: {why}")
     for name, (neutral, why) in _NEUTRAL.items():
         array = read(name)
         others = (
             [] if array is None else [value for value in array.reshape(-1).tolist() if value not in neutral]
         )
         if others:
-            raise Refused(f"{name} = {_shown(others[0])}: {why}")
+            raise RequestRefused(f"{name} = {_shown(others[0])}: {why}")
     decoder = read("decoder_input_ids")
     if decoder is not None and decoder.shape[-1] > 1:
-        raise Refused(f"decoder_input_ids: {_DECODER_ONLY}")
+        raise RequestRefused(f"decoder_input_ids: {_DECODER_ONLY}")
 
 
 def _shown(value: object) -> str:

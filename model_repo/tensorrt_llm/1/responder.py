@@ -15,7 +15,7 @@ import engine
 import numpy as np
 from request_parser import OutputOptions
 from shared.cancellation import WatchedSender
-from shared.refusal import Refused
+from shared.refusal import RequestRefused
 from shared.tensors import FINAL, Array, failure, response
 
 
@@ -27,13 +27,15 @@ class Responder:
     """Everything that goes back for one Triton request. Safe to use from several threads."""
 
     def __init__(
-        self, id: str, sender: WatchedSender, requests: Sequence[engine.Request], options: OutputOptions
+        self, id: str, sender: WatchedSender, requests: Sequence[engine.EngineRequest], options: OutputOptions
     ) -> None:
         self.id = id
         self.sender = sender
         self.requests = tuple(requests)
         self._options = options
-        self._kept: list[list[engine.Output]] = [[] for _ in requests]  # what came and has not been sent
+        self._kept: list[list[engine.RequestOutput]] = [
+            [] for _ in requests
+        ]  # what came and has not been sent
         self._next_s = [0.0 for _ in requests]  # when a row's next response may go; monotonic
         self._open_rows = len(requests)
         self._lock = threading.Lock()
@@ -42,13 +44,13 @@ class Responder:
         """Whether nothing more will be sent."""
         return self._open_rows == 0
 
-    def take(self, row: int, output: engine.Output, pause_s: float = 0.0) -> None:
+    def take(self, row: int, output: engine.RequestOutput, pause_s: float = 0.0) -> None:
         """Pass on what the engine says about one row, at least `pause_s` after what went before it; `flush` helps."""
         with self._lock:
             if self.is_done():
                 return
             if output.finish in (engine.FinishReason.ERROR, engine.FinishReason.REFUSED):
-                kind = Refused if output.finish is engine.FinishReason.REFUSED else EngineFailed
+                kind = RequestRefused if output.finish is engine.FinishReason.REFUSED else EngineFailed
                 self._fail(kind(output.error or "no reason was given"))
                 return
             self._open_rows -= output.finish is not None
@@ -102,7 +104,7 @@ class Responder:
             tensors |= self._measured(last.metrics)
         self.sender.send(response(**tensors), flags=FINAL if self.is_done() else 0)
 
-    def _measured(self, metrics: engine.Metrics) -> dict[str, Array]:
+    def _measured(self, metrics: engine.RequestMetrics) -> dict[str, Array]:
         """What a request cost, as far as it asked; with its last tokens."""
         counts: dict[str, int] = {}
         if self._options.num_input_tokens:

@@ -21,7 +21,7 @@ import numpy as np
 from draft_target import DecodePosition, Proposal, TargetOutput
 from engine_call import LOG_PROBS, PERFORMANCE
 from engine_client import EngineClient
-from shared.refusal import Refused
+from shared.refusal import RequestRefused
 from shared.tensors import Array
 from speculation import DraftSettings
 
@@ -172,7 +172,7 @@ class EnginePair:
     def _stop(self, model: EngineClient) -> None:
         try:
             model.stop(self._id)
-        except (Refused, ConnectionError) as error:
+        except (RequestRefused, ConnectionError) as error:
             if model is self._target:
                 raise
             self.give_up(error)
@@ -306,13 +306,13 @@ def with_retries(
         deadline_s: Time for retries.
 
     Raises:
-        Refused: the engine refused it for another reason, or still after `deadline_s`.
+        RequestRefused: the engine refused it for another reason, or still after `deadline_s`.
     """
     until, pause = time.monotonic() + deadline_s, _FIRST_PAUSE_S
     while True:
         try:
             yield from call()
-        except Refused as error:
+        except RequestRefused as error:
             if not _FULL.search(str(error)) or time.monotonic() > until:
                 raise
         else:

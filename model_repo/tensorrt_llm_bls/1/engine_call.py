@@ -34,7 +34,7 @@ class EngineCall:
         """Each response of the engine that holds tensors, as name -> array.
 
         Raises:
-            Refused: the engine refused the request, or failed; the text is the engine's.
+            RequestRefused: the engine refused the request, or failed; the text is the engine's.
         """
         yield from self._model.responses(self._id, self._inputs, self._outputs)
         self._over = True

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import grpc
 import grpc.experimental
 import numpy as np
-from shared.refusal import Refused
+from shared.refusal import RequestRefused
 from shared.tensors import Array
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import (
@@ -63,7 +63,7 @@ class EngineClient:
         """The responses to one request as they come, each as output name -> array; empty ones are left out.
 
         Raises:
-            Refused: the model refused the request, or failed; the text is the model's.
+            RequestRefused: the model refused the request, or failed; the text is the model's.
             ConnectionError: the model cannot be reached, or took longer than `timeout_s`.
         """
         call = self._infer(self._request(request_id, inputs, outputs), timeout=timeout_s)
@@ -71,7 +71,7 @@ class EngineClient:
         try:
             for message in call:
                 if message.error_message:
-                    refused = Refused(
+                    refused = RequestRefused(
                         message.error_message
                     )  # read on: the model has one more, empty, to send
                 elif message.infer_response.outputs:

@@ -25,7 +25,7 @@ from serving import ServingContext, TextRequest
 from shared.cancellation import CancellationWatch, WatchedSender
 from shared.parameters import Parameters
 from shared.prompts import PromptEncoder
-from shared.refusal import Refused
+from shared.refusal import RequestRefused
 from shared.tensors import FINAL, failure
 from shared.tokenizer import TextDecoder, TextTokenizer
 from speculation import DraftHealth, DraftSettings, TensorNames
@@ -134,11 +134,11 @@ class OpenRequestLimit:
         """Hold the place of one answer.
 
         Raises:
-            Refused: all are taken; in Triton's own words for a full queue.
+            RequestRefused: all are taken; in Triton's own words for a full queue.
         """
         with self._lock:
             if self._most is not None and self._open >= self._most:
-                raise Refused(f"Exceeds maximum queue size: {self._open} requests run or wait")
+                raise RequestRefused(f"Exceeds maximum queue size: {self._open} requests run or wait")
             self._open += 1
         try:
             yield

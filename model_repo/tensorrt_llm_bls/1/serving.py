@@ -16,7 +16,7 @@ from draft_target_call import DraftTargetCall
 from engine_call import LOG_PROBS, EngineCall
 from engine_client import EngineClient
 from shared.prompts import PromptEncoder
-from shared.refusal import NOT_DECOUPLED, Refused
+from shared.refusal import NOT_DECOUPLED, RequestRefused
 from shared.stop_words import StopText
 from shared.tensors import Array, read, read_flag, read_texts, response, texts
 from shared.tokenizer import TextDecoder
@@ -49,7 +49,7 @@ class TextRequest:
         """Read the request.
 
         Raises:
-            Refused: it asks for something that this model does not do.
+            RequestRefused: it asks for something that this model does not do.
         """
         _refuse(request, has_draft=setup.speculation is not None)
         rows = read_texts(request, "text_input") or []
@@ -85,7 +85,7 @@ class TextRequest:
         """What goes to the client; the last one is not marked.
 
         Raises:
-            Refused: the engine refused the request, or failed.
+            RequestRefused: the engine refused the request, or failed.
         """
         stopping = False
         for tensors in self._call.responses():
@@ -154,38 +154,38 @@ class TextRequest:
 
 def _refuse_several_responses(request: Any, rows: int) -> None:
     if read_flag(request, "stream"):
-        raise Refused(f"stream = true: {NOT_DECOUPLED}")
+        raise RequestRefused(f"stream = true: {NOT_DECOUPLED}")
     if rows != 1:
-        raise Refused(f"text_input: has {rows} prompts, must be one: {NOT_DECOUPLED}")
+        raise RequestRefused(f"text_input: has {rows} prompts, must be one: {NOT_DECOUPLED}")
     sequences = read(request, "num_return_sequences")
     if sequences is not None and (sequences > 1).any():
-        raise Refused(f"num_return_sequences = {sequences.flat[0]}: {NOT_DECOUPLED}")
+        raise RequestRefused(f"num_return_sequences = {sequences.flat[0]}: {NOT_DECOUPLED}")
 
 
 def _refuse(request: Any, *, has_draft: bool) -> None:
     for name in _TEXT_ONLY:
         if read(request, name) is not None:
-            raise Refused(f"{name}: this model takes text only")
+            raise RequestRefused(f"{name}: this model takes text only")
     if read(request, "decoder_text_input") is not None:
-        raise Refused("decoder_text_input: encoder-decoder models are not served by this model")
+        raise RequestRefused("decoder_text_input: encoder-decoder models are not served by this model")
     drafts = read(request, "num_draft_tokens")
     if drafts is not None and (drafts < 0).any():
-        raise Refused(f"num_draft_tokens = {drafts.min()}: must be 0 or more")
+        raise RequestRefused(f"num_draft_tokens = {drafts.min()}: must be 0 or more")
     if drafts is not None and drafts.any() and not has_draft:
-        raise Refused(
+        raise RequestRefused(
             f"num_draft_tokens = {drafts.flat[0]}: there is no draft model beside this one; "
             "where the engine has a draft of its own, it uses it without being asked"
         )
     if read_flag(request, "use_draft_logits") and not has_draft:
-        raise Refused("use_draft_logits = true: there is no draft model beside this one")
+        raise RequestRefused("use_draft_logits = true: there is no draft model beside this one")
     max_tokens = read(request, "max_tokens")
     if max_tokens is None or max_tokens.size == 0 or (max_tokens < 1).any():
-        raise Refused(
+        raise RequestRefused(
             f"max_tokens = {None if max_tokens is None else max_tokens.tolist()}: must be 1 or more"
         )
     beams = read(request, "beam_width")
     if beams is not None and (beams > 1).any() and read_flag(request, "stream"):
-        raise Refused(
+        raise RequestRefused(
             f"beam_width = {beams.flat[0]}: beams may change places until the end and cannot be streamed"
         )
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from engine_client import EngineClient
 from shared.prompts import Prompts
-from shared.refusal import Refused
+from shared.refusal import RequestRefused
 from shared.tensors import read, read_flag
 
 _ONE = {"beam_width": "one beam", "num_return_sequences": "one answer"}
@@ -58,14 +58,14 @@ class DraftSettings:
         """Tokens to propose in a round, 0 for the target alone; None where one call serves the request, not rounds.
 
         Raises:
-            Refused: draft tokens are asked for, and something that does not go with them; or a limit is passed.
+            RequestRefused: draft tokens are asked for, and something that does not go with them; or a limit is passed.
         """
         tensor = read(request, "num_draft_tokens")
         asked = None if tensor is None or tensor.size == 0 else int(tensor.flat[0])
         obstacle = next(_obstacles(request, len(prompts.input_ids)), None)
         if obstacle is not None:
             if asked:
-                raise Refused(obstacle)
+                raise RequestRefused(obstacle)
             return None
         self._check(request, prompts)
         wanted = (self.max_draft_tokens or 0) if asked is None else asked
@@ -77,9 +77,9 @@ class DraftSettings:
         length, tensor = int(prompts.input_lengths[0, 0]), read(request, "max_tokens")
         wanted = 0 if tensor is None else int(tensor.flat[0])
         if self.max_input_tokens is not None and length > self.max_input_tokens:
-            raise Refused(f"text_input: {length} tokens; at most {self.max_input_tokens} here")
+            raise RequestRefused(f"text_input: {length} tokens; at most {self.max_input_tokens} here")
         if self.max_output_tokens is not None and wanted > self.max_output_tokens:
-            raise Refused(f"max_tokens = {wanted}: must be 1 to {self.max_output_tokens} tokens here")
+            raise RequestRefused(f"max_tokens = {wanted}: must be 1 to {self.max_output_tokens} tokens here")
 
 
 def _obstacles(request: Any, rows: int) -> Iterator[str]:

@@ -22,8 +22,15 @@ from typing import Any
 from pipeline.models.token_ids import token_ids
 from pipeline.progress import Progress
 from pipeline.runtimes.cpu.triton_models import CONTRACT, DRAFT, TARGET, CpuSettings, cpu_models
-from pipeline.triton.deployment import REPOSITORY, Deployment, DeploymentLimits
-from pipeline.triton.layout import DRAFT_MODEL, ENTRY, TARGET_MODEL, TOKENIZER
+from pipeline.triton.deployment import (
+    DRAFT_MODEL,
+    ENTRY,
+    REPOSITORY,
+    TARGET_MODEL,
+    TOKENIZER,
+    Deployment,
+    DeploymentLimits,
+)
 from pipeline.triton.repository import (
     content_digest,
     copy_sources,

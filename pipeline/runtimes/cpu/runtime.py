@@ -14,11 +14,10 @@ from pipeline.models.token_ids import TokenIds
 from pipeline.progress import Progress
 from pipeline.recipe import CpuRuntime as Settings
 from pipeline.recipe import Recipe
-from pipeline.runtimes.base import BuildInputs, Engines
+from pipeline.runtimes.base import EngineBuildRequest, Engines
 from pipeline.runtimes.cpu.triton_models import CpuSettings, cpu_models
 from pipeline.store import Json
-from pipeline.triton.deployment import Deployment
-from pipeline.triton.layout import ENTRY
+from pipeline.triton.deployment import ENTRY, Deployment
 
 _ENGINE = Path(__file__).parent / "engine"  # travels inside the repository
 
@@ -36,7 +35,7 @@ class CpuBackend:
             "simulate_activations": settings.simulate_activations,
         }
 
-    def build(self, inputs: BuildInputs) -> Mapping[str, Json]:
+    def build(self, inputs: EngineBuildRequest) -> Mapping[str, Json]:
         from pipeline.runtimes.cpu.ir import build_ir
 
         settings = _runtime(inputs.recipe)

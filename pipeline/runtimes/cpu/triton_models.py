@@ -17,7 +17,7 @@ from pipeline.contracts.inflight_batcher import tensors
 from pipeline.models.token_ids import TokenIds
 from pipeline.triton import text_models
 from pipeline.triton.config import model_config
-from pipeline.triton.layout import DRAFT_MODEL, TARGET_MODEL, TOKENIZER, VERSION
+from pipeline.triton.deployment import DRAFT_MODEL, TARGET_MODEL, TOKENIZER, VERSION
 from pipeline.triton.text_models import KV_CACHE_STATS, DraftLimits, TextSettings
 
 if TYPE_CHECKING:

@@ -23,8 +23,15 @@ from pipeline.errors import StageError
 from pipeline.models.token_ids import token_ids
 from pipeline.progress import Progress
 from pipeline.runtimes.pytorch.triton_models import LlmapiSettings, llmapi_model, model_yaml
-from pipeline.triton.deployment import REPOSITORY, Deployment, DeploymentLimits, LaunchSpec, Requirements
-from pipeline.triton.layout import TARGET_MODEL, TOKENIZER
+from pipeline.triton.deployment import (
+    REPOSITORY,
+    TARGET_MODEL,
+    TOKENIZER,
+    Deployment,
+    DeploymentLimits,
+    LaunchSpec,
+    Requirements,
+)
 from pipeline.triton.repository import (
     content_digest,
     copy_tokenizer,

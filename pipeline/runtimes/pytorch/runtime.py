@@ -20,14 +20,13 @@ from pipeline.plan.preflight.needs import weight_bytes
 from pipeline.progress import Progress
 from pipeline.recipe import PyTorchRuntime as Settings
 from pipeline.recipe import Recipe
-from pipeline.runtimes.base import BuildInputs, Engines
+from pipeline.runtimes.base import EngineBuildRequest, Engines
 from pipeline.runtimes.pytorch import artifact
 from pipeline.runtimes.pytorch.arguments import draft_tokens, llm_arguments
 from pipeline.runtimes.pytorch.triton_models import LlmapiSettings, llmapi_model
 from pipeline.store import Json
 from pipeline.triton.config import render
-from pipeline.triton.deployment import Deployment, DeploymentLimits, Requirements
-from pipeline.triton.layout import TARGET_MODEL
+from pipeline.triton.deployment import TARGET_MODEL, Deployment, DeploymentLimits, Requirements
 
 
 class PyTorchBackend:
@@ -50,7 +49,7 @@ class PyTorchBackend:
             "checkpoint": checkpoint,
         }
 
-    def build(self, inputs: BuildInputs) -> Mapping[str, Json]:
+    def build(self, inputs: EngineBuildRequest) -> Mapping[str, Json]:
         version = _runtime(inputs.recipe).version
         size = artifact.write_checkpoint(inputs.checkpoint, inputs.into)
         found = artifact.judge_checkpoint(inputs.into, *_formats(inputs.recipe, inputs.role))

@@ -15,7 +15,7 @@ from pipeline.contracts import llmapi
 from pipeline.contracts.inflight_batcher import TensorSpec
 from pipeline.errors import UserError
 from pipeline.triton.config import model_config
-from pipeline.triton.layout import TARGET_MODEL
+from pipeline.triton.deployment import TARGET_MODEL
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig

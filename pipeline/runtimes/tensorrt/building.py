@@ -23,7 +23,7 @@ from pipeline.machine.gpus import read_gpus, visible
 from pipeline.machine.host import read_memory
 from pipeline.plan.parallelism import parallelism
 from pipeline.recipe import Recipe
-from pipeline.runtimes.base import BuildInputs, ExecutorChoice
+from pipeline.runtimes.base import EngineBuildRequest, ExecutorChoice
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
 from pipeline.runtimes.tensorrt.executors import BuildJob, executor_of, timing_cache_file
 from pipeline.runtimes.tensorrt.flags import checkpoint_formats, formats, runtime_settings, trtllm_build_flags
@@ -55,7 +55,7 @@ def build_settings(recipe: Recipe, role: str) -> Mapping[str, Json]:
     }
 
 
-def build(inputs: BuildInputs) -> Mapping[str, Json]:
+def build(inputs: EngineBuildRequest) -> Mapping[str, Json]:
     """Make and judge one engine; return the facts of it.
 
     Raises:
@@ -108,7 +108,7 @@ def build(inputs: BuildInputs) -> Mapping[str, Json]:
     return facts
 
 
-def build_job(inputs: BuildInputs) -> BuildJob:
+def build_job(inputs: EngineBuildRequest) -> BuildJob:
     """The run of trtllm-build that makes an engine.
 
     Raises:
@@ -141,7 +141,7 @@ def build_job(inputs: BuildInputs) -> BuildJob:
     )
 
 
-def _expect(inputs: BuildInputs, job: BuildJob) -> BuildEffects:
+def _expect(inputs: EngineBuildRequest, job: BuildJob) -> BuildEffects:
     """What the contract says that the builder will make of the job.
 
     Raises:
@@ -160,7 +160,7 @@ def _expect(inputs: BuildInputs, job: BuildJob) -> BuildEffects:
     return outcome
 
 
-def _checkpoint_faults(inputs: BuildInputs, config: Mapping[str, Mapping[str, Json]]) -> list[str]:
+def _checkpoint_faults(inputs: EngineBuildRequest, config: Mapping[str, Mapping[str, Json]]) -> list[str]:
     """Where checkpoint and recipe disagree."""
     sizes, found = parallelism(inputs.recipe, inputs.role), formats(inputs.recipe, inputs.role)
     mapping, quantization = config["mapping"], config.get("quantization") or {}

@@ -87,11 +87,18 @@ def checkpoint_formats(config: Mapping[str, Any]) -> Formats:
 
 
 def trtllm_build_flags(recipe: Recipe, role: str, found: Formats | None = None) -> tuple[str, ...]:
-    """The flags, in a fixed order. `found`: of the checkpoint once it is there; until then the recipe's are taken.
+    """All flags of trtllm-build for one engine but those with paths, in a fixed order.
+
+    The user's own, `runtime.build_flags`, are among them and win.
+
+    Args:
+        recipe: The recipe.
+        role: `target` or `draft`.
+        found: Formats of the checkpoint once it is there; until then the recipe's are taken.
 
     Raises:
-        UserError: the version or the GPU is not known; InvalidInput: the builder would refuse them, or build something
-            else than they say.
+        UserError: The version or the GPU is not known.
+        InvalidInput: The builder would refuse the flags, or build something else than they say.
     """
     runtime = runtime_settings(recipe)
     require_runtime(runtime.version, "tensorrt")

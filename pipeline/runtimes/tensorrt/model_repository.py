@@ -15,6 +15,7 @@ links. What the engines can do, and whether the recipe asks for just that, was j
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +23,28 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.contracts.inflight_batcher_parameters import check
 from pipeline.errors import StageError
-from pipeline.models.token_ids import TokenIds, token_ids
+from pipeline.models.token_ids import TokenIds, read_tokens, token_ids
 from pipeline.progress import Progress
-from pipeline.runtimes.tensorrt import xgrammar_tokenizer
-from pipeline.runtimes.tensorrt.triton_models import BACKEND, EngineModel, EngineSettings, engine_models
+from pipeline.reading import MAX_TOKENIZER_BYTES, read_text
+from pipeline.runtimes.tensorrt.triton_models import (
+    BACKEND,
+    XGRAMMAR_FILE,
+    EngineModelSettings,
+    TensorRTSettings,
+    engine_models,
+)
 from pipeline.triton.config import parameters_of
-from pipeline.triton.deployment import REPOSITORY, Deployment, DeploymentLimits, LaunchSpec, Requirements
-from pipeline.triton.layout import DRAFT_MODEL, ENTRY, TARGET_MODEL, TOKENIZER
+from pipeline.triton.deployment import (
+    DRAFT_MODEL,
+    ENTRY,
+    REPOSITORY,
+    TARGET_MODEL,
+    TOKENIZER,
+    Deployment,
+    DeploymentLimits,
+    LaunchSpec,
+    Requirements,
+)
 from pipeline.triton.repository import (
     content_digest,
     finish,
@@ -59,7 +75,7 @@ class EngineSources:
 
 def package_engines(
     name: str,
-    settings: EngineSettings,
+    settings: TensorRTSettings,
     limits: DeploymentLimits,
     requirements: Requirements,
     vocab_size: int,
@@ -89,8 +105,8 @@ def package_engines(
         if config.name in engines:
             _link_engine(engines[config.name][1], version / "engine")
         if parameters_of(config).get("xgrammar_tokenizer_info_path"):
-            info = xgrammar_tokenizer.tokenizer_info(sources.tokenizer, ids)
-            (version / xgrammar_tokenizer.FILE).write_text(info, encoding="utf-8")
+            info = xgrammar_tokenizer_info(sources.tokenizer, ids)
+            (version / XGRAMMAR_FILE).write_text(info, encoding="utf-8")
     verify(repository, configs)
     weights = sum(path.stat().st_size for path in repository.glob("*/*/engine/**/*") if path.is_file())
     progress.say("Reading the engines once for the digest of the package")
@@ -114,7 +130,7 @@ def package_engines(
 
 
 def launch_spec(
-    settings: EngineSettings, limits: DeploymentLimits, ids: TokenIds, weights_bytes: int
+    settings: TensorRTSettings, limits: DeploymentLimits, ids: TokenIds, weights_bytes: int
 ) -> LaunchSpec:
     """How the server is started.
 
@@ -123,7 +139,7 @@ def launch_spec(
     the tensors of every request in flight (tokens in and out, their text, and a row of embedding biases). What ranks
     need of it among themselves is added by the launcher.
     """
-    engines: dict[str, EngineModel] = {TARGET_MODEL: settings.target}
+    engines: dict[str, EngineModelSettings] = {TARGET_MODEL: settings.target}
     if settings.draft is not None:
         engines[DRAFT_MODEL] = settings.draft
     world = len(settings.target.gpus)
@@ -156,3 +172,27 @@ def _link_engine(source: Path, into: Path) -> None:
     """All that the builder left: plans, config.json, managed weights, the quantization of each layer."""
     names = [path.relative_to(source).as_posix() for path in sorted(source.rglob("*")) if path.is_file()]
     link_files(source, into, names)
+
+
+def xgrammar_tokenizer_info(tokenizer: Path, ids: TokenIds) -> str:
+    """Text of xgrammar_tokenizer_info.json: what the C++ backend must know of a tokenizer for guided decoding.
+
+        {"encoded_vocab": ["<unk>", …], "tokenizer_str": "{…tokenizer.json…}", "stop_token_ids": [2]}
+
+    As upstream's examples/generate_xgrammar_tokenizer_info.py writes it (0.17 to 1.2), from tokenizer.json alone:
+    without transformers, and without TensorRT-LLM. Two things differ. Every token that ends an answer is a stop token,
+    not only the first: otherwise the others could never come. And a token has the place of its id even where ids have
+    gaps.
+
+    Args:
+        tokenizer: Folder with tokenizer.json.
+        ids: Special tokens.
+    """
+    text = read_text(tokenizer / "tokenizer.json", MAX_TOKENIZER_BYTES)
+    by_id = {id: token for token, id in read_tokens(tokenizer / "tokenizer.json")}
+    info = {
+        "encoded_vocab": [by_id.get(id, "") for id in range(max(by_id) + 1)],
+        "tokenizer_str": text,
+        "stop_token_ids": [ids.end, *ids.stop],
+    }
+    return json.dumps(info, ensure_ascii=False)

@@ -19,17 +19,16 @@ from pipeline.plan.plan import DRAFT, TARGET
 from pipeline.plan.preflight.needs import weight_bytes
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
-from pipeline.runtimes.base import BuildInputs, Engines
+from pipeline.runtimes.base import EngineBuildRequest, Engines
 from pipeline.runtimes.tensorrt import building
 from pipeline.runtimes.tensorrt.building import ENGINE
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
 from pipeline.runtimes.tensorrt.flags import runtime_settings
 from pipeline.runtimes.tensorrt.model_repository import EngineSources, launch_spec, package_engines
-from pipeline.runtimes.tensorrt.triton_models import EngineModel, engine_models
+from pipeline.runtimes.tensorrt.triton_models import EngineModelSettings, engine_models
 from pipeline.runtimes.tensorrt.triton_settings import engine_settings, settings_of
 from pipeline.store import Json
-from pipeline.triton.deployment import Deployment, DeploymentLimits, Requirements
-from pipeline.triton.layout import ENTRY
+from pipeline.triton.deployment import ENTRY, Deployment, DeploymentLimits, Requirements
 from pipeline.triton.repository import content_digest
 
 
@@ -41,7 +40,7 @@ class TensorRTBackend:
     def build_settings(self, recipe: Recipe, role: str) -> Mapping[str, Json]:
         return building.build_settings(recipe, role)
 
-    def build(self, inputs: BuildInputs) -> Mapping[str, Json]:
+    def build(self, inputs: EngineBuildRequest) -> Mapping[str, Json]:
         return building.build(inputs)
 
     def preview_deployment(self, recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:
@@ -49,7 +48,8 @@ class TensorRTBackend:
         fraction = recipe.kv_cache.memory_fraction or engine_memory.default_fraction()
         roles = (TARGET,) if recipe.draft is None else (TARGET, DRAFT)
         engines = {
-            role: EngineModel(tuple(range(parallelism(recipe, role).world)), fraction) for role in roles
+            role: EngineModelSettings(tuple(range(parallelism(recipe, role).world)), fraction)
+            for role in roles
         }
         settings = settings_of(recipe, engines[TARGET], engines.get(DRAFT))
         ids, limits = TokenIds(0, 0, (), target.vocab), _limits(recipe)

@@ -18,22 +18,21 @@ from typing import TYPE_CHECKING, Literal
 from pipeline.contracts.inflight_batcher import DataTypes, tensors
 from pipeline.contracts.inflight_batcher_parameters import parameters
 from pipeline.models.token_ids import TokenIds
-from pipeline.runtimes.tensorrt import xgrammar_tokenizer
 from pipeline.triton import text_models
 from pipeline.triton.config import model_config
-from pipeline.triton.deployment import CONTAINER_ROOT, REPOSITORY
-from pipeline.triton.layout import DRAFT_MODEL, TARGET_MODEL, VERSION
+from pipeline.triton.deployment import CONTAINER_ROOT, DRAFT_MODEL, REPOSITORY, TARGET_MODEL, VERSION
 from pipeline.triton.text_models import DraftLimits, TextSettings
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 BACKEND = "tensorrtllm"
+XGRAMMAR_FILE = "xgrammar_tokenizer_info.json"  # beside the engine, where requests may be guided
 ENGINE = f"{VERSION}/engine"  # relative to the model's folder: config.json and rank<N>.engine
 
 
 @dataclass(frozen=True, slots=True)
-class EngineModel:
+class EngineModelSettings:
     """One engine, as its Triton model runs it."""
 
     gpus: tuple[int, ...]  # one a rank
@@ -43,12 +42,12 @@ class EngineModel:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSettings:
+class TensorRTSettings:
     """What a recipe and its engines say about serving."""
 
     version: str  # of TensorRT-LLM
-    target: EngineModel
-    draft: EngineModel | None
+    target: EngineModelSettings
+    draft: EngineModelSettings | None
     max_concurrency: int
     kv_cache_reuse: bool
     chunked_context: bool
@@ -79,7 +78,7 @@ class EngineSettings:
         )
 
 
-def engine_models(settings: EngineSettings, ids: TokenIds) -> tuple[ModelConfig, ...]:
+def engine_models(settings: TensorRTSettings, ids: TokenIds) -> tuple[ModelConfig, ...]:
     """The configs, in the order in which text passes the models; a draft comes last."""
     configs = (
         text_models.preprocessing(settings.text, ids),
@@ -98,7 +97,7 @@ def engine_path(model: str) -> str:
     return f"{CONTAINER_ROOT}/{REPOSITORY}/{model}/{ENGINE}"
 
 
-def _engine(name: str, engine: EngineModel, settings: EngineSettings) -> ModelConfig:
+def _engine(name: str, engine: EngineModelSettings, settings: TensorRTSettings) -> ModelConfig:
     have = tensors(TARGET_MODEL, settings.version, engine.data_types)
     return model_config(
         name,
@@ -113,7 +112,7 @@ def _engine(name: str, engine: EngineModel, settings: EngineSettings) -> ModelCo
     )
 
 
-def _parameters(name: str, engine: EngineModel, settings: EngineSettings) -> dict[str, str]:
+def _parameters(name: str, engine: EngineModelSettings, settings: TensorRTSettings) -> dict[str, str]:
     """In upstream's order. `decoding_mode` is always left out: none of its values fits a draft and its target, and
     without it the backend chooses by beam width."""
     facts = parameters(TARGET_MODEL, settings.version)
@@ -137,7 +136,7 @@ def _parameters(name: str, engine: EngineModel, settings: EngineSettings) -> dic
         "cuda_graph_mode": _flag(settings.cuda_graphs),
     }
     if settings.guided_decoding and name == TARGET_MODEL:
-        info = f"{CONTAINER_ROOT}/{REPOSITORY}/{name}/{VERSION}/{xgrammar_tokenizer.FILE}"
+        info = f"{CONTAINER_ROOT}/{REPOSITORY}/{name}/{VERSION}/{XGRAMMAR_FILE}"
         values |= {"guided_decoding_backend": "xgrammar", "xgrammar_tokenizer_info_path": info}
     written = {key: value for key, value in values.items() if value is not None}
     return written | {key: "" for key, fact in facts.items() if fact.needed == "key" and key not in written}

@@ -17,7 +17,7 @@ from pipeline.recipe import Recipe
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
 from pipeline.runtimes.tensorrt.flags import runtime_settings
 from pipeline.runtimes.tensorrt.memory_fractions import MemoryShares, ModelMemory, share_memory
-from pipeline.runtimes.tensorrt.triton_models import EngineModel, EngineSettings
+from pipeline.runtimes.tensorrt.triton_models import EngineModelSettings, TensorRTSettings
 from pipeline.triton.text_models import DraftLimits
 
 _LOGITS = {"float32": "TYPE_FP32", "float16": "TYPE_FP16"}
@@ -27,7 +27,7 @@ _PADDING = 64  # what exporters round vocabularies up to
 
 def engine_settings(
     recipe: Recipe, target: EngineFolder, draft: EngineFolder | None, gpu_bytes: int
-) -> EngineSettings:
+) -> TensorRTSettings:
     """The values of the Triton models. `gpu_bytes`: memory of one GPU.
 
     Raises:
@@ -45,10 +45,12 @@ def engine_settings(
     )
 
 
-def settings_of(recipe: Recipe, target: EngineModel, draft: EngineModel | None) -> EngineSettings:
+def settings_of(
+    recipe: Recipe, target: EngineModelSettings, draft: EngineModelSettings | None
+) -> TensorRTSettings:
     """The values of the Triton models, around those of the engines."""
     scheduler = recipe.scheduler
-    return EngineSettings(
+    return TensorRTSettings(
         version=runtime_settings(recipe).version,
         target=target,
         draft=draft,
@@ -161,8 +163,8 @@ def _without_paged_context(recipe: Recipe, role: str, engine: EngineFolder) -> I
         )
 
 
-def _model(engine: EngineFolder, fraction: float, shares: MemoryShares | None) -> EngineModel:
-    return EngineModel(
+def _model(engine: EngineFolder, fraction: float, shares: MemoryShares | None) -> EngineModelSettings:
+    return EngineModelSettings(
         gpus=tuple(range(engine.world_size)),
         memory_fraction=fraction,
         max_kv_tokens=shares.tokens if shares else None,

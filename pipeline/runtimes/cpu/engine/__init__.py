@@ -5,21 +5,30 @@ This folder is copied as it is into the Triton model that serves it, so it impor
 
 from .engine import Engine
 from .grammars import Vocabulary
-from .request import EngineStopped, FinishReason, Guide, Metrics, Output, Refused, Request, Sampling
+from .request import (
+    EngineRequest,
+    EngineStopped,
+    FinishReason,
+    Guide,
+    InvalidRequest,
+    RequestMetrics,
+    RequestOutput,
+    SamplingParams,
+)
 from .settings import EngineSettings
 from .stats import EngineStats
 
 __all__ = [
     "Engine",
+    "EngineRequest",
     "EngineSettings",
     "EngineStats",
     "EngineStopped",
     "FinishReason",
     "Guide",
-    "Metrics",
-    "Output",
-    "Refused",
-    "Request",
-    "Sampling",
+    "InvalidRequest",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
     "Vocabulary",
 ]

@@ -10,8 +10,7 @@ running sequence is ever interrupted for want of memory, and no answer depends o
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence as Tokens
+from collections import OrderedDict, abc
 from hashlib import blake2b
 
 import numpy as np
@@ -34,10 +33,19 @@ class Pages:
 
     @property
     def reserved(self) -> int:
+        """Blocks that are promised to the sequence and not yet taken."""
         return len(self.table) - self.count
 
 
 class BlockManager:
+    """The blocks of one model's KV cache.
+
+    Args:
+        num_blocks: Blocks in the cache.
+        block_size: Tokens in a block.
+        caching: Whether blocks are reused by prompts with the same beginning.
+    """
+
     def __init__(self, num_blocks: int, block_size: int, *, caching: bool = True) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -53,6 +61,7 @@ class BlockManager:
 
     @property
     def used(self) -> int:
+        """Blocks that a sequence uses."""
         return self.num_blocks - len(self._free) - len(self._idle)
 
     @property
@@ -66,9 +75,10 @@ class BlockManager:
         return len(self._free) + len(self._idle) - self._reserved
 
     def blocks_for(self, tokens: int) -> int:
+        """How many blocks hold so many tokens."""
         return -(-tokens // self.block_size)
 
-    def admit(self, prompt: Tokens[int], max_tokens: int) -> Pages | None:
+    def admit(self, prompt: abc.Sequence[int], max_tokens: int) -> Pages | None:
         """Pages with the cached beginning of `prompt` and room reserved for `max_tokens`; None if it does not fit."""
         digests, hits = self._longest_cached(prompt)
         pages = Pages(self.blocks_for(max_tokens))
@@ -96,8 +106,14 @@ class BlockManager:
             pages.table[pages.count] = block
             pages.count += 1
 
-    def fill(self, pages: Pages, tokens: Tokens[int], filled: int) -> None:
-        """The first `filled` of `tokens` are computed and final: offer the complete blocks for reuse."""
+    def publish(self, pages: Pages, tokens: abc.Sequence[int], filled: int) -> None:
+        """Record that the first `filled` of `tokens` are computed and final, and offer their complete blocks for reuse.
+
+        Args:
+            pages: The blocks of the sequence.
+            tokens: Its tokens, prompt and answer.
+            filled: How many of them have keys and values in the blocks.
+        """
         pages.filled = filled
         if not self._caching:
             return
@@ -124,7 +140,7 @@ class BlockManager:
         pages.table = pages.table[:0]
         pages.count = 0
 
-    def _longest_cached(self, prompt: Tokens[int]) -> tuple[list[bytes], list[int]]:
+    def _longest_cached(self, prompt: abc.Sequence[int]) -> tuple[list[bytes], list[int]]:
         """Digests and blocks of the cached beginning; the last token always stays out, for its logits are wanted."""
         digests: list[bytes] = []
         hits: list[int] = []
@@ -137,7 +153,7 @@ class BlockManager:
             hits.append(block)
         return digests, hits
 
-    def _digest(self, tokens: Tokens[int], index: int, before: list[bytes]) -> bytes:
+    def _digest(self, tokens: abc.Sequence[int], index: int, before: list[bytes]) -> bytes:
         block = tokens[index * self.block_size : (index + 1) * self.block_size]
         parent = before[index - 1] if index else b""
         return blake2b(parent + np.asarray(block, np.int64).tobytes(), digest_size=16).digest()

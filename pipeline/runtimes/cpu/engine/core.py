@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence as Tokens
+from collections import abc
 
 import numpy as np
 import numpy.typing as npt
 
 from .block_manager import BlockManager
 from .grammars import Grammars, Matcher
-from .paged_model import PagedModel, Slice, StepFailed
-from .request import FinishReason, Output, Refused, Request
-from .sampler import Row, choose
-from .scheduler import Scheduler, Work
+from .paged_model import PagedModel, StepFailed, TokenSlice
+from .request import EngineRequest, FinishReason, InvalidRequest, RequestOutput
+from .sampler import SamplingRow, choose
+from .scheduler import BatchScheduler, ScheduledTokens
 from .sequence import Sequence, Sink
 from .settings import EngineSettings
 from .speculation import Drafter, accepted
-from .stats import Counters, EngineStats
+from .stats import EngineCounters, EngineStats
 
 _log = logging.getLogger(__name__)
 _FAILURES_IN_A_ROW = 3  # steps that may fail before the engine gives up
@@ -30,6 +30,8 @@ _DEFAULT_CACHE_BYTES = 2**30
 
 
 class EngineCore:
+    """The engine of one target model and, if there is one, its draft. For one thread."""
+
     def __init__(
         self,
         target: PagedModel,
@@ -52,7 +54,7 @@ class EngineCore:
         num_blocks = self._num_blocks()
         self._blocks = _allocate(self._target, num_blocks, settings)
         draft_blocks = _allocate(self._draft, num_blocks, settings) if self._draft else None
-        self._scheduler = Scheduler(
+        self._scheduler = BatchScheduler(
             max_concurrency=settings.max_concurrency,
             step_tokens=settings.step_tokens,
             target=self._blocks,
@@ -68,43 +70,46 @@ class EngineCore:
                 adapt=settings.adapt_speculation,
             )
         self._sequences: dict[str, Sequence] = {}
-        self._counters = Counters()
+        self._counters = EngineCounters()
         self._failures = 0
 
-    def check(self, request: Request) -> None:
-        """Raise Refused if the request could never run."""
+    def check(self, request: EngineRequest) -> None:
+        """Raises InvalidRequest if the request could never run."""
         vocab = self._target.vocab_size
         ids = [*request.prompt, *(request.draft_tokens or ())]
         ids += [token for word in (*request.stop_words, *request.bad_words) for token in word]
         if not 0 <= min(ids) <= max(ids) < vocab:
             wrong = next(token for token in ids if not 0 <= token < vocab)
-            raise Refused(f"token_id = {wrong}: token ids must be 0 to {vocab - 1}")
+            raise InvalidRequest(f"token_id = {wrong}: token ids must be 0 to {vocab - 1}")
         total = len(request.prompt) + request.max_new_tokens
         if total > self.max_sequence_tokens:
-            raise Refused(
+            raise InvalidRequest(
                 f"max_new_tokens = {request.max_new_tokens}: with {len(request.prompt)} prompt tokens these are more "
                 f"than the {self.max_sequence_tokens} tokens a sequence may have"
             )
         if self._blocks.blocks_for(total) > self._blocks.num_blocks:
-            raise Refused(
+            raise InvalidRequest(
                 f"max_new_tokens = {request.max_new_tokens}: with {len(request.prompt)} prompt tokens these need "
                 f"{self._blocks.blocks_for(total)} KV cache blocks, there are {self._blocks.num_blocks}"
             )
         if len(request.draft_tokens or ()) > self._settings.max_draft_tokens:
-            raise Refused(
+            raise InvalidRequest(
                 f"draft_tokens = {len(request.draft_tokens or ())} tokens: are more than max_draft_tokens "
                 f"{self._settings.max_draft_tokens}"
             )
         draft_logits = request.draft_logits
         if draft_logits is not None and draft_logits.shape[-1] != vocab:
-            raise Refused(f"draft_logits: has rows of {draft_logits.shape[-1]} numbers, must have {vocab}")
+            raise InvalidRequest(
+                f"draft_logits: has rows of {draft_logits.shape[-1]} numbers, must have {vocab}"
+            )
         bias = request.embedding_bias
         if bias is not None and bias.shape != (vocab,):
-            raise Refused(f"embedding_bias: has shape {bias.shape}, must be ({vocab},)")
+            raise InvalidRequest(f"embedding_bias: has shape {bias.shape}, must be ({vocab},)")
         if request.guide is not None:
             self._guiding().check(request.guide)
 
-    def add(self, request: Request, sink: Sink) -> None:
+    def add(self, request: EngineRequest, sink: Sink) -> None:
+        """Take a request; `sink` is called with each of its outputs."""
         sequence = Sequence(request, sink, self._target.vocab_size, self._matcher(request))
         if self._draft is None or sequence.max_tokens > self._draft.max_positions:
             sequence.speculates = False
@@ -117,17 +122,21 @@ class EngineCore:
             self._finish(sequence, FinishReason.CANCELLED)
 
     def end_all(self, finish: FinishReason, error: str) -> None:
+        """End every request."""
         for sequence in list(self._sequences.values()):
             self._finish(sequence, finish, error)
 
     @property
     def idle(self) -> bool:
+        """Whether there are no requests."""
         return not self._sequences
 
     def stats(self) -> EngineStats:
+        """A snapshot of counters and queues."""
         return self._counters.snapshot(self._scheduler, self._blocks)
 
     def step(self) -> None:
+        """Admit, propose drafts, compute the target once for all sequences, choose tokens, send outputs."""
         started = time.perf_counter()
         for sequence in self._scheduler.admit():
             self._counters.admit(sequence)
@@ -140,7 +149,7 @@ class EngineCore:
             self._fail(work, error)
             return
         self._failures = 0
-        rows = [Row(piece.sequence, ahead) for piece in work for ahead in range(piece.rows)]
+        rows = [SamplingRow(piece.sequence, ahead) for piece in work for ahead in range(piece.rows)]
         choice = choose(logits, rows)
         made = at = 0
         for piece in work:
@@ -157,10 +166,12 @@ class EngineCore:
 
     def _guiding(self) -> Grammars:
         if self._grammars is None:
-            raise Refused("guided_decoding_guide_type: this engine was started without guided decoding")
+            raise InvalidRequest(
+                "guided_decoding_guide_type: this engine was started without guided decoding"
+            )
         return self._grammars
 
-    def _matcher(self, request: Request) -> Matcher | None:
+    def _matcher(self, request: EngineRequest) -> Matcher | None:
         """Tokens that end the answer: `end_id`, and stop words of one token that is no text."""
         if request.guide is None:
             return None
@@ -168,15 +179,19 @@ class EngineCore:
         ends = {word[0] for word in request.stop_words if len(word) == 1 and grammars.is_special(word[0])}
         return grammars.matcher(request.guide, ends if request.end_id is None else {request.end_id, *ends})
 
-    def _slice(self, piece: Work) -> Slice:
+    def _slice(self, piece: ScheduledTokens) -> TokenSlice:
         sequence, pages = piece.sequence, piece.sequence.target
         assert pages is not None
         past, end = pages.filled, pages.filled + piece.length
         self._blocks.extend(pages, end + len(piece.drafts))
-        return Slice(sequence.tokens[past:end] + piece.drafts, past, pages.table, piece.rows)
+        return TokenSlice(sequence.tokens[past:end] + piece.drafts, past, pages.table, piece.rows)
 
     def _advance(
-        self, piece: Work, chosen: list[int], log_probs: list[float], logits: npt.NDArray[np.float32]
+        self,
+        piece: ScheduledTokens,
+        chosen: list[int],
+        log_probs: list[float],
+        logits: npt.NDArray[np.float32],
     ) -> int:
         """Take what a step computed for one sequence; how many tokens it made."""
         sequence, pages = piece.sequence, piece.sequence.target
@@ -191,7 +206,7 @@ class EngineCore:
                 new.append(token)
             if finish:
                 break
-        self._blocks.fill(pages, sequence.tokens, min(filled, len(sequence.tokens)))
+        self._blocks.publish(pages, sequence.tokens, min(filled, len(sequence.tokens)))
         if self._drafter:
             self._drafter.settle(sequence)
         if not chosen:
@@ -222,8 +237,8 @@ class EngineCore:
         finish: FinishReason,
         error: str | None = None,
         *,
-        tokens: Tokens[int] = (),
-        log_probs: Tokens[float] = (),
+        tokens: abc.Sequence[int] = (),
+        log_probs: abc.Sequence[float] = (),
         logits: npt.NDArray[np.float32] | None = None,
     ) -> None:
         """Free what the sequence holds, then tell its sink."""
@@ -233,7 +248,7 @@ class EngineCore:
         self._counters.finished[finish] += 1
         self._send(sequence, output)
 
-    def _send(self, sequence: Sequence, output: Output) -> None:
+    def _send(self, sequence: Sequence, output: RequestOutput) -> None:
         try:
             sequence.sink(output)
         except Exception:
@@ -241,7 +256,7 @@ class EngineCore:
             if not output.finish:
                 self._finish(sequence, FinishReason.CANCELLED)
 
-    def _fail(self, work: list[Work], error: StepFailed) -> None:
+    def _fail(self, work: list[ScheduledTokens], error: StepFailed) -> None:
         _log.error("%s", error)
         self._failures += 1
         for piece in work:

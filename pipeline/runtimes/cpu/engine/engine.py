@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from .core import EngineCore
 from .grammars import Grammars, Vocabulary
 from .paged_model import PagedModel
-from .request import EngineStopped, FinishReason, Output, Refused, Request
+from .request import EngineRequest, EngineStopped, FinishReason, InvalidRequest, RequestOutput
 from .settings import EngineSettings
 from .stats import EngineStats
 
@@ -24,15 +24,23 @@ _log = logging.getLogger(__name__)
 
 
 class Engine:
-    """
+    """A model behind a thread of its own, which any thread may send requests to.
+
     >>> engine = Engine(Path("target"), None, EngineSettings())           # doctest: +SKIP
-    >>> engine.submit(Request("1", (1, 2, 3), 8, end_id=2), sink=print)   # doctest: +SKIP
+    >>> engine.submit(EngineRequest("1", (1, 2, 3), 8, end_id=2), sink=print)   # doctest: +SKIP
     """
 
     def __init__(
         self, target: Path, draft: Path | None, settings: EngineSettings, vocabulary: Vocabulary | None = None
     ) -> None:
-        """`vocabulary`: what answers are held to a form with; None: requests with a guide are refused."""
+        """Load the models and start the thread.
+
+        Args:
+            target: Folder with openvino_model.xml, openvino_model.bin and engine.json.
+            draft: The same of a draft model; None for no speculation.
+            settings: Sizes of the engine.
+            vocabulary: Tokenizer for guided decoding; None refuses requests with a guide.
+        """
         model = PagedModel(target, settings)
         grammars = Grammars(vocabulary, model.vocab_size) if vocabulary else None
         self._core = EngineCore(model, PagedModel(draft, settings) if draft else None, settings, grammars)
@@ -45,6 +53,7 @@ class Engine:
 
     @property
     def max_sequence_tokens(self) -> int:
+        """Tokens that prompt and answer may have together."""
         return self._core.max_sequence_tokens
 
     @property
@@ -52,14 +61,20 @@ class Engine:
         """Why the engine takes no more requests; None while it does."""
         return self._stopped
 
-    def submit(self, request: Request, sink: Callable[[Output], None]) -> None:
-        """Take a request; `sink` gets its outputs, the last one with `finish`.
+    def submit(self, request: EngineRequest, sink: Callable[[RequestOutput], None]) -> None:
+        """Take a request.
 
-        Raises Refused if it could never run, EngineStopped if the engine is closed or dead.
+        Args:
+            request: What to generate.
+            sink: Called on the engine's thread with each output; the last one has `finish`.
+
+        Raises:
+            InvalidRequest: The request could never run.
+            EngineStopped: The engine is closed, or its thread died.
         """
         self._core.check(request)
 
-        def forward(output: Output) -> None:
+        def forward(output: RequestOutput) -> None:
             if output.finish:
                 with self._lock:
                     self._in_flight.discard(request.id)
@@ -69,7 +84,7 @@ class Engine:
             if self._stopped:
                 raise EngineStopped(self._stopped)
             if request.id in self._in_flight:
-                raise Refused(f"a request with id {request.id!r} is in flight")
+                raise InvalidRequest(f"a request with id {request.id!r} is in flight")
             self._in_flight.add(request.id)
             self._inbox.put(lambda: self._core.add(request, forward))
 
@@ -78,6 +93,7 @@ class Engine:
         self._inbox.put(lambda: self._core.cancel(request_id))
 
     def stats(self) -> EngineStats:
+        """A snapshot of what the engine has done and holds."""
         return self._core.stats()
 
     def close(self) -> None:
@@ -117,7 +133,7 @@ class Engine:
             self._inbox.get()()
 
     def _end_all(self, finish: FinishReason) -> None:
-        """Nothing enters the inbox any more that matters: take what is there, and end it with the rest."""
+        """Drain the inbox, then finish all requests; later submissions are ignored."""
         self._read_inbox(wait=False)
         self._core.end_all(finish, self._stopped or "")
 

@@ -8,9 +8,8 @@ break and at most 20 spaces: a small model would never come to an end of it.
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+from collections import OrderedDict, abc
 from collections.abc import Collection
-from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -19,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
-from .request import Guide, Refused
+from .request import Guide, InvalidRequest
 
 _WHITESPACE = r"( |\n {0,20})?"
 # Half of llguidance's own or less: what is so ambiguous that a token costs milliseconds would hold up everybody else.
@@ -61,7 +60,7 @@ class Grammars:
         """Make the grammar of a guide, and keep it for `matcher`.
 
         Raises:
-            Refused: it is none, or has something that cannot be held to.
+            InvalidRequest: it is none, or has something that cannot be held to.
         """
         self._grammar(guide)
 
@@ -69,7 +68,7 @@ class Grammars:
         """At the beginning of an answer, which the tokens `ends` end where the form allows.
 
         Raises:
-            Refused: as `check`.
+            InvalidRequest: as `check`.
         """
         return self._matcher(self._grammar(guide), ends)
 
@@ -125,8 +124,10 @@ def _json_schema(text: str) -> str:
     return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": _WHITESPACE})
 
 
-def _refused(guide: Guide, why: str) -> Refused:
-    return Refused(f"guided_decoding_guide: cannot be held to as {guide.kind}: {' '.join(why.split())}")
+def _refused(guide: Guide, why: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"guided_decoding_guide: cannot be held to as {guide.kind}: {' '.join(why.split())}"
+    )
 
 
 Mask = npt.NDArray[np.bool_]
@@ -158,7 +159,7 @@ class Matcher:
         self._masks: dict[tuple[int, ...], Mask | None] = {}  # by drafts, for the answer as it is
         self.fault: str | None = None  # why the answer cannot go on
 
-    def allowed(self, ahead: Tokens[int]) -> Mask | None:
+    def allowed(self, ahead: abc.Sequence[int]) -> Mask | None:
         """[vocab_size], true for the tokens that may follow the answer and the drafts `ahead` of it.
 
         None where those drafts themselves may not come, so that they will not be kept; or where nothing may follow.
@@ -186,7 +187,7 @@ class Matcher:
         """Whether the form is whole, and nothing can follow."""
         return not self._ahead and self._inner.is_stopped()
 
-    def _go(self, ahead: Tokens[int]) -> bool:
+    def _go(self, ahead: abc.Sequence[int]) -> bool:
         common = next(
             (at for at, (one, other) in enumerate(zip(ahead, self._ahead, strict=False)) if one != other),
             min(len(ahead), len(self._ahead)),

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import ctypes
 import json
+from collections import abc
 from collections.abc import Iterator
-from collections.abc import Sequence as Tokens
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,10 +39,10 @@ class StepFailed(RuntimeError):
     """OpenVINO could not compute a step."""
 
 
-class Slice(NamedTuple):
+class TokenSlice(NamedTuple):
     """What one sequence contributes to a step."""
 
-    tokens: Tokens[int]  # to be computed now
+    tokens: abc.Sequence[int]  # to be computed now
     past: int  # tokens before them, already in the cache
     table: npt.NDArray[np.int32]  # the sequence's blocks, enough for past and tokens
     rows: int  # logits wanted: those after the last `rows` tokens
@@ -81,9 +81,9 @@ class PagedModel:
             cache.data[...] = 0  # attention reads whole blocks; what it masks must be finite
             self._request.set_tensor(name, cache)
         for length in (1, 2 * self.block_size):  # the first step of a kind is ten times as slow
-            self.forward([Slice([0] * length, 0, np.zeros(2, np.int32), 1)])
+            self.forward([TokenSlice([0] * length, 0, np.zeros(2, np.int32), 1)])
 
-    def forward(self, slices: Tokens[Slice]) -> npt.NDArray[np.float32]:
+    def forward(self, slices: abc.Sequence[TokenSlice]) -> npt.NDArray[np.float32]:
         """Logits [rows of all slices, vocab_size]; the array is overwritten by the next call."""
         ids: list[int] = []
         positions: list[int] = []
@@ -120,14 +120,14 @@ class PagedModel:
         logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
         return logits.reshape(-1, self.vocab_size)[:num_rows]
 
-    def _padding(self, num_tokens: int) -> Iterator[Slice]:
+    def _padding(self, num_tokens: int) -> Iterator[TokenSlice]:
         """Sequences whose results are thrown away, to fill up a step of `num_tokens`.
 
         All use the one spare block at once, which does no harm: they write the same keys and values there.
         """
         missing = _padded(num_tokens) - num_tokens
         for begin in range(0, missing, self.block_size):
-            yield Slice([0] * min(self.block_size, missing - begin), 0, self._spare, 0)
+            yield TokenSlice([0] * min(self.block_size, missing - begin), 0, self._spare, 0)
 
     def _set(self, name: str, values: list[int] | npt.NDArray[np.int32]) -> None:
         tensor = self._inputs[name]

@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out of it: `Request`, `Sampling`, `Guide`, `Output`, `Metrics`.
+"""What goes into the engine and what comes out of it: requests with sampling parameters and guides, outputs, metrics.
 
 Parameters mean what they mean to TensorRT-LLM's C++ executor, against which this was written (release 1.2):
 
@@ -26,6 +26,8 @@ _LEAST, _MOST = 1e-10, 1e10
 
 
 class FinishReason(StrEnum):
+    """Why an answer ended."""
+
     END_ID = "end_id"
     STOP_WORDS = "stop_words"
     GUIDE = "guide"  # the answer has all of the form that it was to have, and nothing may follow
@@ -37,7 +39,7 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-class Refused(ValueError):
+class InvalidRequest(ValueError):
     """The request can never run as it is; the message names the parameter and the limit."""
 
 
@@ -46,7 +48,7 @@ class EngineStopped(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingParams:
     """How the next token is chosen. 0 for `top_k` or `top_p` means "not set".
 
     `top_p` falls by `top_p_decay` with each token, not below `top_p_min`, and is restored by `top_p_reset_id`.
@@ -80,10 +82,12 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
+        """Whether the most likely token is taken."""
         return self.temperature == 0 or self.top_k == 1 or (self.top_k == 0 and self.top_p == 0)
 
     @property
     def penalized(self) -> bool:
+        """Whether any penalty is on."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     def next_top_p(self, top_p: float, token: int) -> float:
@@ -105,7 +109,7 @@ class Guide:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class EngineRequest:
     """One prompt to continue. `id` must differ from that of every request in flight."""
 
     id: str
@@ -113,7 +117,7 @@ class Request:
     max_new_tokens: int
     end_id: int | None
     min_new_tokens: int = 0
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_words: Words = ()
     bad_words: Words = ()
     embedding_bias: npt.NDArray[np.float32] | None = None  # [vocab_size], added to the logits
@@ -123,7 +127,9 @@ class Request:
     draft_logits: npt.NDArray[np.float32] | None = (
         None  # [draft_tokens, vocab_size] that those were drawn from
     )
-    draft_threshold: float | None = None  # see `acceptance`; None: a random number for each token
+    draft_threshold: float | None = (
+        None  # see `sampler.accept_or_resample`; None: a random number for each token
+    )
     log_probs: bool = False
     logits: bool = False  # those of each token, as the model gave them
     speculate: bool = True  # False: without the engine's draft model
@@ -140,7 +146,7 @@ class Request:
             ((abs(bias) <= _MOST) | np.isneginf(bias)).all() and np.isfinite(bias).any()
         ):
             right = f"numbers from {-_MOST:g} to {_MOST:g}, or -inf for some, but not all, of the tokens"
-            raise Refused(f"embedding_bias: must be {right}")
+            raise InvalidRequest(f"embedding_bias: must be {right}")
         drafts, logits = len(self.draft_tokens or ()), self.draft_logits
         if logits is not None:
             _check(
@@ -152,7 +158,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
+class RequestMetrics:
     """What a finished request cost. Times are `time.monotonic_ns()`, 0 if that moment never came."""
 
     num_input_tokens: int
@@ -169,7 +175,7 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class RequestOutput:
     """What one step added to a request. The last one has `finish` and `metrics`, and may have no tokens.
 
     `log_probs` has one number a token if the request asked for them, else none: the logarithm of the token's share
@@ -183,10 +189,10 @@ class Output:
     cum_log_prob: float = 0.0  # of all tokens so far
     finish: FinishReason | None = None
     error: str | None = None
-    metrics: Metrics | None = None
+    metrics: RequestMetrics | None = None
     logits: npt.NDArray[np.float32] | None = None  # [tokens, vocab_size]
 
 
 def _check(name: str, value: object, holds: bool, right: str) -> None:
     if not holds:
-        raise Refused(f"{name} = {value!r}: must be {right}")
+        raise InvalidRequest(f"{name} = {value!r}: must be {right}")

@@ -3,6 +3,13 @@
 The order is TensorRT-LLM's: bias, temperature, repetition, presence and frequency penalty, words that must not come,
 then top-k, then top-p. The form that an answer must have goes before those words. Where every row is greedy and nothing
 else was asked for, it is one argmax.
+
+Random numbers depend on nothing but what they are for: the request's seed, the position, the token. Because the noise
+for a position does not depend on who else runs or on whether a draft model helps, neither does the sampled token. Draft
+and target choose with the *same* noise, so they choose the same token whenever their distributions agree about it, and
+the token that goes out is always the target's own choice. (Daliri, Musco, Suresh: "Coupling without communication and
+drafter-invariant speculative decoding", 2024.) The generator is the finalizer of SplitMix64 (Steele, Lea, Flood 2014),
+applied to each part of the key in turn.
 """
 
 from __future__ import annotations
@@ -12,32 +19,34 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .noise import gumbel, stream, uniform
 from .sequence import Sequence
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.intp]
+Probabilities = npt.NDArray[np.float64]
 
 
-class Row(NamedTuple):
-    """Whose next token is wanted: after its tokens and the first `ahead` of its drafts."""
+class SamplingRow(NamedTuple):
+    """A position whose next token is wanted: after the tokens of a sequence and the first `ahead` of its drafts."""
 
     sequence: Sequence
     ahead: int
 
 
-class Choice(NamedTuple):
+class ChosenTokens(NamedTuple):
+    """The next token of each row."""
+
     tokens: list[int]
     log_probs: list[float]  # 0 where the request does not want them
 
 
-def choose(logits: Floats, rows: list[Row]) -> Choice:
-    """The next token for each row of `logits` [rows, vocab_size]."""
+def choose(logits: Floats, rows: list[SamplingRow]) -> ChosenTokens:
+    """Choose the next token for each row of `logits` [rows, vocab_size], greedy or sampled as its request says."""
     tokens = logits.argmax(axis=-1).tolist()
     log_probs = [0.0] * len(rows)
     special = [at for at, (sequence, ahead) in enumerate(rows) if not _plain(sequence, ahead)]
     if not special:
-        return Choice(tokens, log_probs)
+        return ChosenTokens(tokens, log_probs)
     picked = [rows[at] for at in special]
     processed = logits[special]  # a copy
     for row, (sequence, ahead) in zip(processed, picked, strict=True):
@@ -51,15 +60,15 @@ def choose(logits: Floats, rows: list[Row]) -> Choice:
         if not row.sequence.request.sampling.greedy and not _has_draft_logits(row)
     ]
     if sampled:
-        chosen[sampled] = sample([Draw.of(picked[at], processed[at]) for at in sampled])
+        chosen[sampled] = sample([RandomDraw.of(picked[at], processed[at]) for at in sampled])
     for at, row, token, (sequence, _) in zip(special, processed, chosen.tolist(), picked, strict=True):
         tokens[at] = token
         if sequence.request.log_probs:
             log_probs[at] = float(row[token] - _log_sum_exp(row))
-    return Choice(tokens, log_probs)
+    return ChosenTokens(tokens, log_probs)
 
 
-class Draw(NamedTuple):
+class RandomDraw(NamedTuple):
     """A token to be drawn at random; 0 for `top_k` or `top_p` keeps all tokens."""
 
     logits: Floats  # [vocab_size]
@@ -69,7 +78,7 @@ class Draw(NamedTuple):
     position: int  # of the token in the answer
 
     @classmethod
-    def of(cls, row: Row, logits: Floats) -> Draw:
+    def of(cls, row: SamplingRow, logits: Floats) -> RandomDraw:
         sequence, ahead = row
         sampling, top_p = sequence.request.sampling, sequence.top_p
         for token in sequence.drafts[:ahead]:
@@ -77,7 +86,8 @@ class Draw(NamedTuple):
         return cls(logits, sampling.top_k, top_p, sequence.seed, sequence.generated + ahead)
 
 
-def sample(draws: list[Draw]) -> list[int]:
+def sample(draws: list[RandomDraw]) -> list[int]:
+    """Draw a token for each entry, after top-k and top-p."""
     candidates = [_candidates(draw.logits, draw.top_k, draw.top_p) for draw in draws]
     sizes = [len(ids) for ids in candidates]
     noise = gumbel(
@@ -93,18 +103,18 @@ def sample(draws: list[Draw]) -> list[int]:
     return tokens
 
 
-def _has_draft_logits(row: Row) -> bool:
+def _has_draft_logits(row: SamplingRow) -> bool:
     return row.sequence.draft_logits is not None and row.ahead < len(row.sequence.drafts)
 
 
-def _judge(row: Row, logits: Floats) -> int:
+def _judge(row: SamplingRow, logits: Floats) -> int:
     """The token where one was proposed with its logits; `logits` are the target's, processed."""
     sequence, ahead = row
     assert sequence.draft_logits is not None
     drafted = sequence.draft_logits[ahead].astype(np.float32)  # a copy
     _process(drafted, sequence, ahead)
-    draw = Draw.of(row, logits)
-    return verdict(
+    draw = RandomDraw.of(row, logits)
+    return accept_or_resample(
         _probabilities(draw),
         _probabilities(draw._replace(logits=drafted)),
         sequence.drafts[ahead],
@@ -114,7 +124,7 @@ def _judge(row: Row, logits: Floats) -> int:
     )
 
 
-def _probabilities(draw: Draw) -> Probabilities:
+def _probabilities(draw: RandomDraw) -> Probabilities:
     """What the token is drawn from, as shares of all tokens."""
     ids = _candidates(draw.logits, draw.top_k, draw.top_p)
     values = draw.logits[ids].astype(np.float64)
@@ -199,10 +209,7 @@ def _log_sum_exp(row: Floats) -> np.float64:
     return np.float64(top + np.log(np.exp(row - top, dtype=np.float64).sum()))
 
 
-Probabilities = npt.NDArray[np.float64]
-
-
-def verdict(
+def accept_or_resample(
     p: Probabilities,
     q: Probabilities,
     token: int,
@@ -211,9 +218,22 @@ def verdict(
     position: int,
     threshold: float | None = None,
 ) -> int:
-    """The token for a position where `token` was proposed: it, or the one that takes its place.
+    """Accept the proposed token by its probabilities, or draw the one that takes its place.
 
-    `p`, `q`: [vocab_size], each with the sum 1. `seed` and `position` as in `noise`.
+        keep the proposed token x if p(x) > u q(x), u uniform in (0, 1); else draw one from max(p - q, 0), renormalised
+
+    with p the target's distribution and q the draft's. What comes out is distributed as p (Leviathan, Kalman, Matias:
+    "Fast inference from transformers via speculative decoding", 2023), provided that u tells nothing of how x was
+    drawn: what is random here comes from streams of its own. With a threshold in place of u, which TensorRT-LLM offers,
+    it is not. p and q are what is left after all of a request's sampling parameters, applied to both.
+
+    Args:
+        p: [vocab_size], sums to 1.
+        q: [vocab_size], sums to 1.
+        token: The proposed one.
+        seed: Of the request, see `gumbel`.
+        position: Of the token in the answer, see `gumbel`.
+        threshold: In place of u; None for a random number.
     """
     bar = uniform(stream(seed, 1), position) if threshold is None else threshold
     if p[token] > bar * q[token]:
@@ -229,3 +249,34 @@ def verdict(
         ids.astype(np.uint64),
     )
     return int(ids[(np.log(rest[ids]) + noise).argmax()])
+
+
+U64 = npt.NDArray[np.uint64]
+
+
+def gumbel(seeds: U64, positions: U64, tokens: U64) -> npt.NDArray[np.float64]:
+    """Standard Gumbel noise; the three arrays broadcast. argmax(log p + gumbel) is a sample from p."""
+    bits = _mix(_mix(_mix(seeds) ^ positions) ^ tokens)
+    noise: npt.NDArray[np.float64] = -np.log(-np.log(_uniform(bits)))
+    return noise
+
+
+def stream(seed: int, number: int) -> int:
+    """The seed of another stream of numbers, which tell nothing of those of the first."""
+    return (seed + number * 0x5851F42D4C957F2D) & 0xFFFFFFFFFFFFFFFF
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in (0, 1) for a position."""
+    return float(_uniform(_mix(_mix(np.array([seed], np.uint64)) ^ np.uint64(position)))[0])
+
+
+def _uniform(bits: U64) -> npt.NDArray[np.float64]:
+    return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52  # in (0, 1), never 0 or 1
+
+
+def _mix(x: U64) -> U64:
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -16,7 +16,7 @@ from .block_manager import BlockManager
 from .sequence import Sequence
 
 
-class Work(NamedTuple):
+class ScheduledTokens(NamedTuple):
     """What one step computes for a sequence: its next `length` tokens, then `drafts`."""
 
     sequence: Sequence
@@ -25,7 +25,9 @@ class Work(NamedTuple):
     rows: int  # logits wanted: 0 if the prompt is not done with this step, else 1 + len(drafts)
 
 
-class Scheduler:
+class BatchScheduler:
+    """Admits requests, and plans each step of the engine."""
+
     def __init__(
         self, *, max_concurrency: int, step_tokens: int, target: BlockManager, draft: BlockManager | None
     ) -> None:
@@ -38,10 +40,11 @@ class Scheduler:
         self._stuck = False  # the first that waits does not fit; nothing changes that but a release
 
     def add(self, sequence: Sequence) -> None:
+        """Queue a request."""
         self.waiting.append(sequence)
 
     def admit(self) -> list[Sequence]:
-        """Start those that fit; they are returned."""
+        """Start the waiting sequences that fit, oldest first, and return them."""
         admitted = []
         while self.waiting and not self._stuck and len(self.running) < self._max_concurrency:
             if not self._reserve(self.waiting[0]):
@@ -53,24 +56,25 @@ class Scheduler:
             admitted.append(sequence)
         return admitted
 
-    def plan(self) -> list[Work]:
-        work: list[Work] = []
+    def plan(self) -> list[ScheduledTokens]:
+        """Decide what the next step computes: at most `step_tokens` tokens, decoding sequences first."""
+        work: list[ScheduledTokens] = []
         prompts: list[Sequence] = []
         budget = self._step_tokens
         for sequence in self.running:
             if not sequence.decodes:
                 prompts.append(sequence)
                 continue
-            work.append(Work(sequence, 1, sequence.drafts, 1 + len(sequence.drafts)))
+            work.append(ScheduledTokens(sequence, 1, sequence.drafts, 1 + len(sequence.drafts)))
             budget -= 1 + len(sequence.drafts)
         for sequence in prompts:
             if budget <= 0:
                 break
             drafts = sequence.drafts
             if sequence.pending + len(drafts) <= budget:
-                work.append(Work(sequence, sequence.pending, drafts, 1 + len(drafts)))
+                work.append(ScheduledTokens(sequence, sequence.pending, drafts, 1 + len(drafts)))
             else:  # its last token and the drafts go together, in a later step
-                work.append(Work(sequence, min(sequence.pending - 1, budget), [], 0))
+                work.append(ScheduledTokens(sequence, min(sequence.pending - 1, budget), [], 0))
             budget -= work[-1].length + len(work[-1].drafts)
         return work
 

@@ -1,25 +1,26 @@
-"""Stop words and bad words, which are short sequences of token ids.
+"""One request while it runs: its tokens, its blocks, and what the choice of its next token depends on.
 
-A word matches at the end of the whole sequence, prompt included, as in TensorRT-LLM's kernels.
+Stop words and bad words are short sequences of token ids. A word matches at the end of the whole sequence, prompt
+included, as in TensorRT-LLM's kernels.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections import abc
 from collections.abc import Callable
-from collections.abc import Sequence as Tokens
 
 import numpy as np
 import numpy.typing as npt
 
 from .block_manager import Pages
 from .grammars import Matcher
-from .request import FinishReason, Metrics, Output, Request
+from .request import EngineRequest, FinishReason, RequestMetrics, RequestOutput
 
 
 class WordList:
-    """Words by their last token.
+    """Stop or bad words, by their last token.
 
     >>> words = WordList([(7,), (1, 2)])
     >>> words.ends([5, 1, 2]), words.ends([5, 2]), words.completions([5, 1]), words.completions([5])
@@ -28,7 +29,7 @@ class WordList:
 
     __slots__ = ("_heads", "longest")
 
-    def __init__(self, words: Tokens[Tokens[int]]) -> None:
+    def __init__(self, words: abc.Sequence[abc.Sequence[int]]) -> None:
         self._heads: dict[
             int, list[list[int]]
         ] = {}  # last token -> what must come before it, one list a word
@@ -57,10 +58,12 @@ def _ends_with(tokens: list[int], head: list[int], end: int) -> bool:
     return len(head) <= end and tokens[end - len(head) : end] == head
 
 
-Sink = Callable[[Output], None]
+Sink = Callable[[RequestOutput], None]
 
 
 class Sequence:
+    """The state of one request in the engine."""
+
     __slots__ = (
         "arrival_ns",
         "bad_words",
@@ -87,7 +90,9 @@ class Sequence:
         "top_p",
     )
 
-    def __init__(self, request: Request, sink: Sink, vocab_size: int, matcher: Matcher | None = None) -> None:
+    def __init__(
+        self, request: EngineRequest, sink: Sink, vocab_size: int, matcher: Matcher | None = None
+    ) -> None:
         sampling = request.sampling
         self.request = request
         self.sink = sink
@@ -126,6 +131,7 @@ class Sequence:
 
     @property
     def generated(self) -> int:
+        """Tokens of the answer so far."""
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
@@ -135,6 +141,7 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
+        """Tokens that the answer may still get."""
         return self.request.max_new_tokens - self.generated
 
     @property
@@ -175,14 +182,15 @@ class Sequence:
 
     def output(
         self,
-        tokens: Tokens[int],
-        log_probs: Tokens[float],
+        tokens: abc.Sequence[int],
+        log_probs: abc.Sequence[float],
         finish: FinishReason | None = None,
         error: str | None = None,
         logits: npt.NDArray[np.float32] | None = None,
-    ) -> Output:
+    ) -> RequestOutput:
+        """What one step added, for the request's sink; with `finish`, also what the request cost."""
         metrics = self._metrics() if finish else None
-        return Output(
+        return RequestOutput(
             self.request.id,
             tuple(tokens),
             tuple(log_probs),
@@ -193,9 +201,9 @@ class Sequence:
             logits,
         )
 
-    def _metrics(self) -> Metrics:
+    def _metrics(self) -> RequestMetrics:
         total, reused = (self.target.count, self.target.reused) if self.target else (0, 0)
-        return Metrics(
+        return RequestMetrics(
             num_input_tokens=self.num_prompt_tokens,
             num_output_tokens=self.generated,
             draft_tokens_total=self.draft_tokens_total,

@@ -8,6 +8,8 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
+    """Sizes of one engine."""
+
     max_concurrency: int = 8  # sequences that run at once; more wait
     max_batch_tokens: int = 512  # tokens computed in one step; longer prompts are computed in chunks
     max_sequence_tokens: int | None = None  # prompt and answer together; None: all positions the model has

@@ -2,7 +2,7 @@
 
 The rule of acceptance is equality: the target chooses its own token for every position (`sampler.choose`), and
 the proposed tokens are kept up to the first that differs. So the answer is exactly that of the target alone, greedy or
-sampled; see `noise` for why sampled tokens still agree often. No draft probabilities are needed, and tokens that a
+sampled; see `sampler` for why sampled tokens still agree often. No draft probabilities are needed, and tokens that a
 caller proposes are checked in the same way.
 """
 
@@ -14,9 +14,9 @@ from enum import Enum
 from statistics import median
 
 from .block_manager import BlockManager
-from .paged_model import PagedModel, Slice, StepFailed
-from .sampler import Row, choose
-from .scheduler import Scheduler
+from .paged_model import PagedModel, StepFailed, TokenSlice
+from .sampler import SamplingRow, choose
+from .scheduler import BatchScheduler
 from .sequence import Sequence
 
 _log = logging.getLogger(__name__)
@@ -44,10 +44,10 @@ class Drafter:
         self._blocks = blocks
         self._max_draft_tokens = max_draft_tokens
         self._step_tokens = step_tokens
-        self._pace = Pace() if adapt else None
+        self._adaptive = AdaptiveDrafting() if adapt else None
         self._read = 0  # tokens read by the first step of the last proposal, 0 if there was none
 
-    def propose(self, scheduler: Scheduler) -> None:
+    def propose(self, scheduler: BatchScheduler) -> None:
         """Set `drafts` of the sequences that decode, if that pays.
 
         One step of the draft model reads what it has not seen yet (after the first token, that is the prompt: it does
@@ -75,22 +75,22 @@ class Drafter:
         """After the target's step: what it did not accept is not in the draft's cache either."""
         if sequence.draft and sequence.target:
             filled = min(sequence.draft.filled, sequence.target.filled)
-            self._blocks.fill(sequence.draft, sequence.tokens, filled)
+            self._blocks.publish(sequence.draft, sequence.tokens, filled)
 
     def record(self, batch: int, tokens: int, seconds: float) -> None:
         """A step that was all decoding made `tokens`, proposals included in `seconds`."""
-        if self._pace and self._read <= 2 * batch:  # else it had to catch up, which is not the rule
-            self._pace.record(batch, drafted=self._read > 0, tokens=tokens, seconds=seconds)
+        if self._adaptive and self._read <= 2 * batch:  # else it had to catch up, which is not the rule
+            self._adaptive.record(batch, drafted=self._read > 0, tokens=tokens, seconds=seconds)
 
-    def _pays(self, scheduler: Scheduler, sequences: list[Sequence]) -> bool:
-        mode = self._pace.mode(len(scheduler.running)) if self._pace else Mode.DRAFT
-        if mode is Mode.TRIAL:
+    def _pays(self, scheduler: BatchScheduler, sequences: list[Sequence]) -> bool:
+        mode = self._adaptive.mode(len(scheduler.running)) if self._adaptive else DraftMode.DRAFT
+        if mode is DraftMode.TRIAL:
             return sum(map(_unread, sequences)) <= self._step_tokens
-        return mode is Mode.DRAFT
+        return mode is DraftMode.DRAFT
 
     def _read_up(self, sequences: list[Sequence]) -> list[Sequence]:
         """Read what is new, shortest first; the sequences that got their first proposal and want more."""
-        slices: list[Slice] = []
+        slices: list[TokenSlice] = []
         proposing: list[Sequence] = []
         for sequence in sorted(sequences, key=_unread):
             unread = _unread(sequence)
@@ -102,7 +102,7 @@ class Drafter:
                 proposing.append(sequence)
         return self._step(slices, proposing)
 
-    def _slice(self, sequence: Sequence, count: int, complete: bool) -> Slice:
+    def _slice(self, sequence: Sequence, count: int, complete: bool) -> TokenSlice:
         """The next `count` tokens; with the one before if there is but one.
 
         After a round in which all drafts were accepted two tokens are new, else one, and so in the steps that follow.
@@ -114,11 +114,11 @@ class Drafter:
         past = max(0, min(pages.filled, end - 2))
         self._blocks.extend(pages, end)
         pages.filled = end
-        return Slice(_between(sequence, past, end), past, pages.table, int(complete))
+        return TokenSlice(_between(sequence, past, end), past, pages.table, int(complete))
 
-    def _step(self, slices: list[Slice], proposing: list[Sequence]) -> list[Sequence]:
+    def _step(self, slices: list[TokenSlice], proposing: list[Sequence]) -> list[Sequence]:
         logits = self._model.forward(slices)
-        rows = [Row(sequence, len(sequence.drafts)) for sequence in proposing]
+        rows = [SamplingRow(sequence, len(sequence.drafts)) for sequence in proposing]
         more = []
         for (sequence, _), token in zip(rows, choose(logits, rows).tokens, strict=True):
             if token == sequence.request.end_id:
@@ -148,31 +148,43 @@ _WORTH = 1.1  # drafting must be faster by this factor, because its longer steps
 _FIRST_PAUSE, _LONGEST_PAUSE = 64, 8192  # steps between trials of the slower way
 
 
-class Mode(Enum):
+class DraftMode(Enum):
+    """What the next step does: decode alone, draft if that is cheap, or draft."""
+
     PLAIN = "plain"
     TRIAL = "trial"  # draft if the draft model has little to catch up with
     DRAFT = "draft"
 
 
-class Pace:
-    def __init__(self) -> None:
-        self._contests: dict[int, _Contest] = {}  # by bit length of the batch size
+class AdaptiveDrafting:
+    """Whether drafting pays, decided by measuring tokens a second with and without it.
 
-    def mode(self, batch: int) -> Mode:
-        contest = self._contest(batch)
-        if not contest.drafting:
-            return Mode.PLAIN
-        return Mode.TRIAL if contest.on_trial else Mode.DRAFT
+    What a draft model gains depends on the batch size, the machine and the text. So for each batch size (to a power of
+    two) both ways are tried, the faster one is kept, and the other is tried again now and then, ever less often while
+    it keeps losing. The answers do not depend on it.
+    """
+
+    def __init__(self) -> None:
+        self._comparisons: dict[int, _Comparison] = {}  # by bit length of the batch size
+
+    def mode(self, batch: int) -> DraftMode:
+        """What to do in the next step of `batch` sequences."""
+        comparison = self._comparison(batch)
+        if not comparison.drafting:
+            return DraftMode.PLAIN
+        return DraftMode.TRIAL if comparison.on_trial else DraftMode.DRAFT
 
     def record(self, batch: int, *, drafted: bool, tokens: int, seconds: float) -> None:
-        """One step in which all `batch` sequences decoded."""
-        self._contest(batch).record(drafted, tokens / seconds)
+        """Learn from one step in which all `batch` sequences decoded `tokens` in `seconds`."""
+        self._comparison(batch).record(drafted, tokens / seconds)
 
-    def _contest(self, batch: int) -> _Contest:
-        return self._contests.setdefault(batch.bit_length(), _Contest())
+    def _comparison(self, batch: int) -> _Comparison:
+        return self._comparisons.setdefault(batch.bit_length(), _Comparison())
 
 
-class _Contest:
+class _Comparison:
+    """Both ways at one batch size, measured in turns."""
+
     def __init__(self) -> None:
         self.drafting = True  # the way of the current phase
         self.on_trial = True

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from .block_manager import BlockManager
 from .request import FinishReason
-from .scheduler import Scheduler
+from .scheduler import BatchScheduler
 from .sequence import Sequence
 
 
@@ -37,7 +37,7 @@ class EngineStats:
 
 
 @dataclass(slots=True)
-class Counters:
+class EngineCounters:
     """Running totals; written by the engine thread only."""
 
     steps: int = 0
@@ -50,11 +50,12 @@ class Counters:
     finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
 
     def admit(self, sequence: Sequence) -> None:
+        """Count a sequence that starts."""
         self.prompt_tokens += sequence.num_prompt_tokens
         if sequence.target:
             self.prompt_tokens_reused += sequence.target.filled
 
-    def snapshot(self, scheduler: Scheduler, blocks: BlockManager) -> EngineStats:
+    def snapshot(self, scheduler: BatchScheduler, blocks: BlockManager) -> EngineStats:
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),

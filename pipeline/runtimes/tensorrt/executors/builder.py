@@ -27,7 +27,7 @@ from pipeline.errors import StageError, StoreError, UserError
 from pipeline.machine.gpus import read_gpus, visible
 from pipeline.progress import Progress, Task
 from pipeline.runtimes.tensorrt.executors.base import PROGRAM, TIMING_CACHE, BuildJob, BuildLog
-from pipeline.runtimes.tensorrt.executors.process import Launch, held_log, run
+from pipeline.runtimes.tensorrt.executors.process import BuilderProcess, held_log, run
 from pipeline.store import files, human_bytes
 
 _TAIL = 20  # lines that a failure shows
@@ -51,7 +51,7 @@ class _Attempt:
 def build(
     job: BuildJob,
     progress: Progress,
-    launch: Callable[[Path], Launch],
+    launch: Callable[[Path], BuilderProcess],
     *,
     executor: str,
     deadline_s: float | None,
@@ -64,7 +64,7 @@ def build(
     check_space(job)
     with held_log(job.log) as log, _workplace(job) as folder:
         cache = TimingCache(job, folder, progress)
-        cache.lend()
+        cache.copy_in()
         progress.say(f"    {PROGRAM} for {job.name}; its log: {job.log}")
         while True:
             attempt = _Attempt()
@@ -81,15 +81,15 @@ def build(
             if code == 0:
                 break
             causes = diagnose(attempt.lines, code)
-            if not (cache.lent and any(cause.drops_timing_cache for cause in causes)):
+            if not (cache.is_copied and any(cause.drops_timing_cache for cause in causes)):
                 raise failure(
                     f"{PROGRAM} for {job.name} failed (exit code {code})", attempt.tail, causes, job.log
                 )
             progress.say("    the kept timing cache may be why; building again without it")
-            cache.drop()
+            cache.discard()
             files.remove_tree(job.output)
             job.output.mkdir()
-        cache.take_back()
+        cache.publish()
     return BuildLog(
         executor=executor,
         command=job.shown,
@@ -146,27 +146,27 @@ def _listener(attempt: _Attempt, progress: Progress, task: Task) -> Callable[[st
 
 @dataclass(slots=True)
 class TimingCache:
-    """That of one build."""
+    """The timing cache of one build."""
 
     job: BuildJob
     folder: Path  # where the builder runs
     progress: Progress
-    lent: bool = False  # whether it started with the store's
+    is_copied: bool = False  # whether it started with the store's
 
-    def lend(self) -> None:
+    def copy_in(self) -> None:
         """Copy the store's cache, if there is one, to where the builder looks for it."""
         try:
             shutil.copyfile(self.job.timing_cache, self.folder / TIMING_CACHE)
         except FileNotFoundError:  # there is none yet, or another builder has just put it away
-            self.lent = False
+            self.is_copied = False
         except OSError as error:
             (self.folder / TIMING_CACHE).unlink(missing_ok=True)
             self._say("cannot be read", error)
         else:
-            self.lent = True
+            self.is_copied = True
 
-    def take_back(self) -> None:
-        """Publish what the builder wrote."""
+    def publish(self) -> None:
+        """Put what the builder wrote into the store."""
         written = self.folder / self.job.new_timing_cache
         if not written.is_file() or not written.stat().st_size:
             return
@@ -183,9 +183,9 @@ class TimingCache:
         except OSError as error:
             self._say("cannot be kept", error)
 
-    def drop(self) -> None:
-        """Put the store's cache away, and what is left of the copies."""
-        self.lent = False
+    def discard(self) -> None:
+        """Remove the store's cache, and what is left of the copies."""
+        self.is_copied = False
         try:
             self.job.timing_cache.unlink(missing_ok=True)
         except OSError as error:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from pipeline.contracts.launching import launch_facts
 from pipeline.errors import UserError
-from pipeline.machine.docker_images import find_image, pull_image
+from pipeline.machine.docker import find_image, pull_image
 from pipeline.progress import Progress
 from pipeline.runtimes.tensorrt.executors.base import UNBUFFERED, BuildJob, BuildLog
 from pipeline.runtimes.tensorrt.executors.builder import build, check_gpus
-from pipeline.runtimes.tensorrt.executors.process import Launch
+from pipeline.runtimes.tensorrt.executors.process import BuilderProcess
 
 CHECKPOINT, ENGINE, WORK = "/build/checkpoint", "/build/engine", "/build/work"  # as the container sees them
 PULL_DEADLINE_S = 3600.0
@@ -29,7 +29,7 @@ _ROOTLESS, _SELINUX = "name=rootless", "name=selinux"
 
 
 @dataclass(frozen=True, slots=True)
-class Docker:
+class DockerExecutor:
     """See `Executor`."""
 
     deadline_s: float | None = None
@@ -48,13 +48,13 @@ class Docker:
         progress.say(f"    image: {image.reference}")
         name = container_name(job)
 
-        def launch(folder: Path) -> Launch:
+        def launch(folder: Path) -> BuilderProcess:
             remove = (self.docker, "rm", "--force", name)
             subprocess.run(
                 remove, capture_output=True, check=False
             )  # of a builder whose guard was killed, too
             command = self.command(job, folder, name=name, image=image.reference, security=security)
-            return Launch(command, folder, os.environ, cleanup=remove)
+            return BuilderProcess(command, folder, os.environ, cleanup=remove)
 
         log = build(job, progress, launch, executor="docker", deadline_s=self.deadline_s)
         return replace(log, image=job.image, image_digest=image.digest, gpu=gpu.name, driver=gpu.driver)
@@ -87,7 +87,7 @@ class Docker:
         )
 
     def _security_options(self) -> list[str]:
-        """Raises UserError: Docker does not work here."""
+        """Raises UserError: DockerExecutor does not work here."""
         advice = "build with --executor native in a container of NVIDIA's, or with --executor print on another machine"
         if shutil.which(self.docker) is None:
             raise UserError(f"there is no {self.docker!r} on PATH; {advice}")

@@ -12,11 +12,11 @@ from pipeline.machine.programs import tensorrt_llm_of
 from pipeline.progress import Progress
 from pipeline.runtimes.tensorrt.executors.base import PROGRAM, UNBUFFERED, BuildJob, BuildLog
 from pipeline.runtimes.tensorrt.executors.builder import build, check_gpus
-from pipeline.runtimes.tensorrt.executors.process import Launch
+from pipeline.runtimes.tensorrt.executors.process import BuilderProcess
 
 
 @dataclass(frozen=True, slots=True)
-class Native:
+class NativeExecutor:
     """See `Executor`."""
 
     deadline_s: float | None = None
@@ -46,8 +46,8 @@ class Native:
         program, *arguments = job.command(job.checkpoint, job.output)
         program = shutil.which(program) or program
 
-        def launch(folder: Path) -> Launch:
-            return Launch((program, *arguments), folder, environment)
+        def launch(folder: Path) -> BuilderProcess:
+            return BuilderProcess((program, *arguments), folder, environment)
 
         log = build(job, progress, launch, executor="native", deadline_s=self.deadline_s)
         return replace(log, gpu=gpu.name, driver=gpu.driver)

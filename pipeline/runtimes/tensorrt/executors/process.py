@@ -31,7 +31,7 @@ _LINE_ENDS = re.compile(rb"[\r\n]+")  # progress bars return the carriage only
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class BuilderProcess:
     """What is started."""
 
     command: Sequence[str]
@@ -59,7 +59,7 @@ def held_log(path: Path) -> Iterator[BinaryIO]:
 
 
 def run(
-    launch: Launch,
+    launch: BuilderProcess,
     log: BinaryIO,
     *,
     deadline_s: float | None,

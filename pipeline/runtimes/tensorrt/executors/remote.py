@@ -1,4 +1,4 @@
-"""Engines that another machine builds: `Printed` hands a job on, `render` writes a script, `Adopted` takes the result.
+"""Engines that another machine builds: the job that is handed on, the script for it, and taking what it built.
 
 A person reads the script first, then runs it. It checks the GPU and the version of TensorRT-LLM, builds every engine
 with trtllm-build of that machine or in the container that will serve, and leaves for each a folder:
@@ -33,7 +33,7 @@ _TAIL = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Printed:
+class PrintExecutor:
     """See `Executor`: runs nothing here."""
 
     def check(self, version: str) -> None:
@@ -44,7 +44,7 @@ class Printed:
 
 
 @dataclass(frozen=True, slots=True)
-class Adopted:
+class AdoptExecutor:
     """See `Executor`: takes what was built elsewhere as if it had been built here."""
 
     folder: Path
@@ -150,7 +150,7 @@ _PATHS = 5  # words of the command before the flags: the program and two flags w
 
 
 @dataclass(frozen=True, slots=True)
-class Handover:
+class RemoteEngine:
     """An engine that another machine is to build."""
 
     step: str  # "build.target"
@@ -192,7 +192,7 @@ class Handover:
         return [shlex.join(line) for line in lines]
 
 
-def render(recipe: str, words: str, engines: Sequence[Handover]) -> str:
+def render(recipe: str, words: str, engines: Sequence[RemoteEngine]) -> str:
     """The script. `recipe`: its name; `words`: how the recipe is called on the command line, quoted for a shell."""
     import jinja2
 

@@ -1,7 +1,8 @@
-"""The Hugging Face Hub as this machine can reach it. Only heads of answers are asked for, and the token is never shown.
+"""The Hugging Face Hub as this machine can reach it, and the ports that are taken.
 
-The rules are huggingface_hub's (HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN, HF_HOME), without its import, which takes longer
-than all else that is looked at.
+Of the Hub, only heads of answers are asked for, and the token is never shown. The rules are huggingface_hub's
+(HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN, HF_HOME), without its import, which takes longer than all else that is looked
+at. Ports are those of /proc/net/tcp, as `ss -ltnp` reads it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import http.client
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -124,3 +126,67 @@ def _token(environment: Mapping[str, str]) -> tuple[str | None, str | None]:
     except (OSError, UnicodeDecodeError):
         return None, None
     return (str(file), token) if token else (None, None)
+
+
+_ROOT = Path("/")
+_LISTENING = "0A"
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A socket that listens."""
+
+    port: int
+    pid: int | None  # None: a process of another user, or of another container
+    program: str | None
+
+
+def listeners(ports: Sequence[int], root: Path = _ROOT) -> dict[int, Listener]:
+    """Port -> who listens there, on whichever address, of those that are taken. `root`: where proc/ lies."""
+    sockets = dict(_listening(root, set(ports)))  # inode -> port
+    found = {port: Listener(port, None, None) for port in sockets.values()}
+    if sockets:
+        for inode, pid in _holders(root, set(sockets)):
+            found[sockets[inode]] = Listener(sockets[inode], pid, _program(root, pid))
+    return dict(sorted(found.items()))
+
+
+def _listening(root: Path, ports: set[int]) -> Iterator[tuple[str, int]]:
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = (root / "proc/net" / name).read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            continue  # a kernel without IPv6
+        for line in lines:
+            cells = line.split()
+            port = int(cells[1].rpartition(":")[2], 16)
+            if cells[3] == _LISTENING and port in ports:
+                yield cells[9], port
+
+
+def _holders(root: Path, inodes: set[str]) -> Iterator[tuple[str, int]]:
+    """The processes that have one of the sockets open, as far as this user may see."""
+    wanted = {f"socket:[{inode}]": inode for inode in inodes}
+    for process in (root / "proc").iterdir():
+        if process.name.isdigit():
+            for link in _links(process / "fd"):
+                if link in wanted:
+                    yield wanted[link], int(process.name)
+
+
+def _links(folder: Path) -> Iterator[str]:
+    """What the descriptors of a process are; of another user's, nothing."""
+    try:
+        descriptors = os.listdir(folder)
+    except OSError:
+        return
+    for descriptor in descriptors:
+        with suppress(OSError):  # closed by now
+            yield os.readlink(folder / descriptor)
+
+
+def _program(root: Path, pid: int) -> str | None:
+    try:
+        return (root / f"proc/{pid}/comm").read_text(encoding="utf-8").strip()
+    except OSError:
+        return None

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import locale
+import os
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 
-from pipeline.doctor.judging import Found, judge, unreadable
-from pipeline.doctor.needs import hub_repositories
-from pipeline.doctor.report import SCHEMA, Report
+from pipeline.doctor.report import SCHEMA, Report, Text
 from pipeline.doctor.sections import sections
+from pipeline.doctor.verdicts import DoctorFacts, hub_repositories, judge, unreadable
 from pipeline.errors import InvalidInput, UserError
 from pipeline.machine.inventory import DEADLINE_S, MARGIN, Inventory, take
-from pipeline.machine.locale_clock import now, read_text
 from pipeline.machine.packages import read_extras, read_python, version_of
 from pipeline.machine.probe import Late, begin
 from pipeline.plan.preflight import findings
@@ -55,7 +57,7 @@ def examine(names: Sequence[str], store: Store, *, deadline_s: float = DEADLINE_
     said = {name: findings(recipe) for name, recipe in recipes.items() if isinstance(recipe, Recipe)}
     machine, (server, in_store) = looking()["machine"], others().values()
     assert isinstance(machine, Inventory), "it keeps its own deadline, which is earlier"
-    found = Found(
+    found = DoctorFacts(
         machine=machine,
         extras=read_extras(),
         server_problem=server.reason if isinstance(server, Late) else server,
@@ -103,3 +105,17 @@ def _in_store(store: Store) -> dict[str, int]:
     made = (artifact.manifest for artifact in store.scan()[0])
     sources = {str(one.settings.get("source", "")): one.total_bytes for one in made if one.stage == "fetch"}
     return {source.removeprefix("hf:"): size for source, size in sources.items() if source.startswith("hf:")}
+
+
+def read_text(environment: Mapping[str, str] = os.environ) -> Text:
+    """Encodings and locale of this process."""
+    language = next(
+        (value for name in ("LC_ALL", "LC_CTYPE", "LANG") if (value := environment.get(name))), ""
+    )
+    output = getattr(sys.stdout, "encoding", None) or locale.getpreferredencoding(False)
+    return Text(locale.getpreferredencoding(False), output, sys.getfilesystemencoding(), language)
+
+
+def now() -> str:
+    """The time as this machine has it, in ISO 8601 and UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -6,11 +6,10 @@ a server of this machine what is installed on it, a container a Docker that has 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.contracts.rules import rule
-from pipeline.doctor import needs
 from pipeline.doctor.report import Obstacle, Verdict, Way, WayName
 from pipeline.errors import InvalidInput
 from pipeline.machine.inventory import Inventory
@@ -18,19 +17,20 @@ from pipeline.machine.packages import Extra
 from pipeline.plan.machine_facts import MachineFacts, SoftwareFacts
 from pipeline.plan.model_facts import offline_facts
 from pipeline.plan.parallelism import parallelism
-from pipeline.plan.plan import TARGET
+from pipeline.plan.plan import REVISIONS, TARGET
 from pipeline.plan.preflight import Finding, findings
 from pipeline.plan.preflight.context import make_context
 from pipeline.plan.preflight.needs import needs_of, needs_to_build, needs_to_serve
 from pipeline.plan.preflight.run_rules import machine_findings
-from pipeline.recipe import Recipe
+from pipeline.prepare.packages_needed import needs_of_stage
+from pipeline.recipe import HubSource, Recipe, TensorRTRuntime
 
 _ALL: tuple[WayName, ...] = ("build", "local", "docker")
 _REFUSED = 400  # HTTP statuses from here on
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DoctorFacts:
     """All that a recipe is held against."""
 
     machine: Inventory
@@ -41,7 +41,7 @@ class Found:
     def facts(self, recipe: Recipe, way: WayName) -> MachineFacts:
         """As rules see the machine: what the store has of a recipe needs no room, and no hub."""
         facts, here = self.machine.facts(), self.in_store
-        held = sum(here.get(repo, 0) for repo in needs.hub_repositories(recipe))
+        held = sum(here.get(repo, 0) for repo in hub_repositories(recipe))
         store = replace(facts.store, held_bytes=held) if facts.store is not None else None
         hub = {repo: status for repo, status in facts.hub.items() if repo not in here}
         return replace(
@@ -63,7 +63,7 @@ class Found:
         return replace(here.software.facts(), programs=frozenset(mpirun | server))
 
 
-def judge(name: str, recipe: Recipe, of_recipe: tuple[Finding, ...], found: Found) -> Verdict:
+def judge(name: str, recipe: Recipe, of_recipe: tuple[Finding, ...], found: DoctorFacts) -> Verdict:
     """Whether a recipe can be built and deployed here. `of_recipe`: what is to be said of it on any machine."""
     names: tuple[WayName, ...] = ("build", "local") if recipe.runtime.kind == "cpu" else _ALL
     said = {way: (*of_recipe, *_findings(way, recipe, found)) for way in names}
@@ -83,7 +83,7 @@ def judge(name: str, recipe: Recipe, of_recipe: tuple[Finding, ...], found: Foun
     )
 
 
-def _findings(way: WayName, recipe: Recipe, found: Found) -> Iterator[Finding]:
+def _findings(way: WayName, recipe: Recipe, found: DoctorFacts) -> Iterator[Finding]:
     """What is to be said of this machine."""
     facts, wanted = found.facts(recipe, way), needs_of(make_context(recipe, offline_facts(recipe)))
     if way == "build":
@@ -107,17 +107,75 @@ def _way(name: WayName, said: Iterable[Finding], lacking: Iterable[Obstacle]) ->
     return Way(name, not unique, unique)
 
 
-def _of_needs(way: WayName, recipe: Recipe, found: Found) -> Iterator[Obstacle]:
+def _of_needs(way: WayName, recipe: Recipe, found: DoctorFacts) -> Iterator[Obstacle]:
     match way, recipe.runtime.kind:
         case "build", _:
-            yield from needs.packages(needs.extras_to_build(recipe), found.extras)
-            yield from needs.hub(recipe, found.machine, found.in_store)
-            yield from needs.engine_builder(recipe, found.machine)
+            yield from package_obstacles(extras_to_build(recipe), found.extras)
+            yield from hub_obstacles(recipe, found.machine, found.in_store)
+            yield from builder_obstacles(recipe, found.machine)
         case "local", "cpu":
-            yield from needs.packages(("", "server"), found.extras)
+            yield from package_obstacles(("", "server"), found.extras)
             if found.server_problem:
                 yield Obstacle("Triton", found.server_problem)
 
 
 def _obstacle(finding: Finding) -> Obstacle:
     return Obstacle(finding.keys[0], finding.problem, finding.fix, finding.rule)
+
+
+def hub_repositories(recipe: Recipe) -> dict[str, str | None]:
+    """Repository -> revision, of the models that come from the hub."""
+    asked = [recipe.model, *([recipe.draft] if recipe.draft is not None else [])]
+    return {one.source.repo: one.revision for one in asked if isinstance(one.source, HubSource)}
+
+
+def extras_to_build(recipe: Recipe) -> tuple[str, ...]:
+    """The extras that a build imports; "" is what every part needs."""
+    needed = (need.extra for stage in REVISIONS for need in needs_of_stage(recipe, stage))
+    return tuple(dict.fromkeys(("", *needed)))
+
+
+def package_obstacles(names: Sequence[str], extras: Sequence[Extra]) -> Iterator[Obstacle]:
+    """What is not installed of some extras."""
+    for extra in extras:
+        if extra.name in names and extra.lacking:
+            lacking = ", ".join(
+                f"{one.name}{one.wanted} is missing" if one.installed is None
+                else f"{one.name} is {one.installed}, wanted is {one.wanted}"
+                for one in extra.lacking
+            )  # fmt: skip
+            yield Obstacle("packages", lacking, extra.install)
+
+
+def hub_obstacles(recipe: Recipe, found: Inventory, in_store: Mapping[str, int]) -> Iterator[Obstacle]:
+    """Models that would have to be downloaded, and cannot be. `in_store`: repositories that are there already."""
+    if found.hub is None or in_store.keys() >= hub_repositories(recipe).keys():
+        return
+    if found.hub.offline:
+        yield Obstacle("hub", "HF_HUB_OFFLINE is set, and the store lacks the model", "unset HF_HUB_OFFLINE")
+    elif found.hub.problem:
+        fix = "set HF_ENDPOINT to a mirror that this machine reaches, or HTTPS_PROXY"
+        yield Obstacle("hub", f"{found.hub.problem}; the store lacks the model", fix)
+
+
+def builder_obstacles(recipe: Recipe, found: Inventory) -> Iterator[Obstacle]:
+    """Who would run trtllm-build: this machine, or a container on it."""
+    runtime = recipe.runtime
+    if not isinstance(runtime, TensorRTRuntime):
+        return
+    native = _native_builder(runtime.version, found)
+    docker = found.docker.problem if found.docker is not None else ""
+    if native and docker:
+        fix = "start Docker, or pipeline build RECIPE --executor print for a machine that can"
+        yield Obstacle("trtllm-build", f"{native}; {docker}", fix)
+
+
+def _native_builder(version: str, found: Inventory) -> str:
+    """Why trtllm-build does not run here; empty if it does."""
+    if found.builder is None:
+        return ""
+    if found.builder.path is None:
+        return "there is no trtllm-build on PATH"
+    if found.builder.version not in (None, version):
+        return f"trtllm-build is of TensorRT-LLM {found.builder.version}, the recipe wants {version}"
+    return ""
