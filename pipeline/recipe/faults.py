@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 
 from pipeline.errors import Fault
 from pipeline.recipe.recipe import Recipe
-from pipeline.recipe.sections import Section
+from pipeline.recipe.sections import RecipeSection
 from pipeline.recipe.validators import InvalidValue, Problem, RecipeValues, broken_rules
 from pipeline.recipe.yaml_reader import Document, KeyPath, dotted
 
@@ -85,7 +85,7 @@ class ValidValues(RecipeValues):
             default = info.get_default(call_default_factory=True, validated_data={}) if info else None
             if default is PydanticUndefined:
                 raise InvalidValue(".".join(map(str, path)))
-            value = default.model_dump(mode="json") if isinstance(default, Section) else default
+            value = default.model_dump(mode="json") if isinstance(default, RecipeSection) else default
         return list(value) if isinstance(value, tuple) else value
 
 
@@ -238,19 +238,19 @@ def _allowed(path: KeyPath, data: Mapping[str, Any]) -> str:
     return f"{hint}allowed{' here' if elsewhere and not near else ''}: {', '.join(names)}"
 
 
-def members(annotation: Any) -> list[type[Section]]:
+def members(annotation: Any) -> list[type[RecipeSection]]:
     """The sections that an annotation allows.
 
     >>> from pipeline.recipe.sections import Limits
     >>> [section.__name__ for section in members(Limits | None)]
     ['Limits']
     """
-    if isinstance(annotation, type) and issubclass(annotation, Section):
+    if isinstance(annotation, type) and issubclass(annotation, RecipeSection):
         return [annotation]
     return [section for part in get_args(annotation) for section in members(part)]
 
 
-def tag(section: type[Section]) -> tuple[str, str]:
+def tag(section: type[RecipeSection]) -> tuple[str, str]:
     """The key and value that tell a member of a union, such as ("kind", "cpu")."""
     for name, info in section.model_fields.items():
         if get_origin(info.annotation) is Literal and len(get_args(info.annotation)) == 1:
@@ -258,7 +258,7 @@ def tag(section: type[Section]) -> tuple[str, str]:
     raise TypeError(f"{section.__name__} has no tag")
 
 
-def choose(info: FieldInfo, value: Any) -> type[Section] | None:
+def choose(info: FieldInfo, value: Any) -> type[RecipeSection] | None:
     """The section that `value` is meant as; None where its tag does not say."""
     sections = members(info.annotation)
     if len(sections) == 1:
@@ -267,9 +267,9 @@ def choose(info: FieldInfo, value: Any) -> type[Section] | None:
     return next((section for section in sections if given.get(tag(section)[0]) == tag(section)[1]), None)
 
 
-def section_at(root: type[Section], data: Any, path: KeyPath) -> type[Section] | None:
+def section_at(root: type[RecipeSection], data: Any, path: KeyPath) -> type[RecipeSection] | None:
     """The section whose keys stand at `path`; None where there is none, or it cannot be told."""
-    section: type[Section] | None = root
+    section: type[RecipeSection] | None = root
     for part in path:
         if section is None or not isinstance(part, str) or part not in section.model_fields:
             return None
@@ -278,7 +278,7 @@ def section_at(root: type[Section], data: Any, path: KeyPath) -> type[Section] |
     return section
 
 
-def field_at(root: type[Section], data: Any, path: KeyPath) -> FieldInfo | None:
+def field_at(root: type[RecipeSection], data: Any, path: KeyPath) -> FieldInfo | None:
     """The field at `path` (of a list's item: the list)."""
     while path and isinstance(path[-1], int):
         path = path[:-1]
@@ -288,13 +288,13 @@ def field_at(root: type[Section], data: Any, path: KeyPath) -> FieldInfo | None:
     return section.model_fields.get(str(path[-1])) if section else None
 
 
-def without_tags(root: type[Section], location: Sequence[str | int]) -> KeyPath:
+def without_tags(root: type[RecipeSection], location: Sequence[str | int]) -> KeyPath:
     """Pydantic's location of an error, less the tags of unions that it puts in.
 
     ("runtime", "cpu", "threads") -> ("runtime", "threads")
     """
     path: list[str | int] = []
-    section: type[Section] | None = root
+    section: type[RecipeSection] | None = root
     rest = list(location)
     while rest:
         part = rest.pop(0)
@@ -309,7 +309,7 @@ def without_tags(root: type[Section], location: Sequence[str | int]) -> KeyPath:
     return tuple(path)
 
 
-def all_keys(root: type[Section], prefix: str = "") -> Iterator[str]:
+def all_keys(root: type[RecipeSection], prefix: str = "") -> Iterator[str]:
     """Every dotted key, of all members of unions."""
     for name, info in root.model_fields.items():
         yield prefix + name

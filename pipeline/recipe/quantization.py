@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pipeline.recipe.sections import Section
+from pipeline.recipe.sections import RecipeSection
 from pipeline.recipe.source import Dataset
 
 Format = Literal["none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4", "auto"]
@@ -21,7 +21,7 @@ KvCacheFormat = Literal["auto", "fp8"]
 MIN_SAMPLES, MAX_SAMPLES = 128, 512
 
 
-class Calibration(Section):
+class Calibration(RecipeSection):
     """The text on which the scales are measured."""
 
     dataset: Dataset = Field(
@@ -45,7 +45,7 @@ class Calibration(Section):
     )
 
 
-class Gate(Section):
+class Gate(RecipeSection):
     """How far the quantized model may be from the original on held-out text; beyond it the build stops."""
 
     max_perplexity_increase: float = Field(
@@ -60,7 +60,7 @@ class Gate(Section):
     samples: int = Field(default=64, ge=1, le=10_000, description="Held-out samples that are compared.")
 
 
-class AutoQuantization(Section):
+class AutoQuantization(RecipeSection):
     """The budget of format `auto`: the best mix of formats, layer by layer."""
 
     effective_bits: float = Field(ge=4, le=16, description="Average bits a weight of the quantized layers.")
@@ -69,7 +69,7 @@ class AutoQuantization(Section):
     )
 
 
-class Quantization(Section):
+class Quantization(RecipeSection):
     """What the calibrate and evaluate stages do."""
 
     format: Format = Field(

@@ -17,7 +17,15 @@ from pipeline.recipe.library import packaged
 from pipeline.recipe.quantization import DraftFormat, Quantization
 from pipeline.recipe.response_cache import CacheSettings
 from pipeline.recipe.runtime import CpuRuntime, Runtime
-from pipeline.recipe.sections import KvCache, Limits, Scheduler, Section, Slo, TransactionPolicy, refusal
+from pipeline.recipe.sections import (
+    KvCache,
+    Limits,
+    RecipeSection,
+    Scheduler,
+    Slo,
+    TransactionPolicy,
+    refusal,
+)
 from pipeline.recipe.source import Checkpoint
 from pipeline.recipe.validators import RecipeValues, broken_rules
 
@@ -72,7 +80,7 @@ class RecipeProvenance:
         )
 
 
-class Recipe(Section):
+class Recipe(RecipeSection):
     """One recipe per model becomes a running Triton deployment that streams tokens."""
 
     name: Annotated[

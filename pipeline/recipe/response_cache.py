@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from pipeline.recipe.sections import Section, refusal, require_tag
+from pipeline.recipe.sections import RecipeSection, refusal, require_tag
 from pipeline.recipe.source import HubSource, Revision, Source
 
 PASSWORD = "PIPELINE_CACHE_PASSWORD"  # environment variable, read where the cache is used
@@ -77,7 +77,7 @@ CheckName = Literal[
 ]  # see pipeline.cache.semantic.verification.checks
 
 
-class DynamicSettings(Section):
+class DynamicSettings(RecipeSection):
     """Questions whose answers change, and how long those may be served."""
 
     ttl_s: int = Field(default=600, ge=1, le=86_400, description="Age at which such an answer is dropped.")
@@ -90,7 +90,7 @@ class DynamicSettings(Section):
     )
 
 
-class SemanticSettings(Section):
+class SemanticSettings(RecipeSection):
     """Answers to questions that mean the same: near ones that checks and a learned scorer find to ask for the same."""
 
     min_similarity: float = Field(
@@ -126,7 +126,7 @@ class SemanticSettings(Section):
     )
 
 
-class RedactionPattern(Section):
+class RedactionPattern(RecipeSection):
     """Something that must not be kept."""
 
     name: str = Field(
@@ -135,7 +135,7 @@ class RedactionPattern(Section):
     pattern: Pattern = Field(description="Regular expression.", examples=[r"\bC-\d{8}\b"])
 
 
-class RedactionSettings(Section):
+class RedactionSettings(RecipeSection):
     """What keeps an answer from being stored: nothing is blacked out."""
 
     kinds: tuple[Kind, ...] = Field(
@@ -154,7 +154,7 @@ class RedactionSettings(Section):
     patterns: tuple[RedactionPattern, ...] = Field(default=(), description="More of them.", strict=False)
 
 
-class EncryptionSettings(Section):
+class EncryptionSettings(RecipeSection):
     """Encryption at rest (AES-256-GCM). The key is 32 bytes in base64; without one, the cache is not opened."""
 
     key_env: str | None = Field(
@@ -171,7 +171,7 @@ class EncryptionSettings(Section):
         return self
 
 
-class SqliteSettings(Section):
+class SqliteSettings(RecipeSection):
     """One file, shared by the processes of one machine."""
 
     model_config = ConfigDict(json_schema_extra=require_tag)
@@ -180,14 +180,14 @@ class SqliteSettings(Section):
     path: str | None = Field(default=None, min_length=1, description="The file; by default one in the store.")
 
 
-class RedisSettings(Section):
+class RedisSettings(RecipeSection):
     """A Redis or Valkey server, shared between machines. Its query engine, where it has one, finds what is near."""
 
     kind: Literal["redis"] = Field(description="Which backend this is.")
     url: RedisUrl = Field(description="Address of the server.", examples=["redis://host:6379/0"])
 
 
-class PgvectorSettings(Section):
+class PgvectorSettings(RecipeSection):
     """A PostgreSQL server with pgvector 0.8 or later, shared between machines."""
 
     kind: Literal["pgvector"] = Field(description="Which backend this is.")
@@ -196,7 +196,7 @@ class PgvectorSettings(Section):
     )
 
 
-class CacheSettings(Section):
+class CacheSettings(RecipeSection):
     """Exact lookup, and semantic lookup where `semantic` is given."""
 
     enabled: bool = Field(default=False, description="Answer repeated requests from the cache.")

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from pipeline.recipe.sections import Section, refusal, require_tag
+from pipeline.recipe.sections import RecipeSection, refusal, require_tag
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+(rc\d+|\.post\d+)?", re.ASCII)
 _GPU = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -37,7 +37,7 @@ Version = Annotated[
 Gpu = Annotated[str, AfterValidator(_gpu), Field(json_schema_extra={"pattern": f"^{_GPU.pattern}$"})]
 
 
-class CpuRuntime(Section):
+class CpuRuntime(RecipeSection):
     """The embedded default: OpenVINO with a paged KV cache and in-flight batching, on this machine's CPU."""
 
     model_config = ConfigDict(json_schema_extra=require_tag)
@@ -65,7 +65,7 @@ class CpuRuntime(Section):
     )
 
 
-class _GpuRuntime(Section):
+class _GpuRuntime(RecipeSection):
     """What the two TensorRT-LLM runtimes share."""
 
     version: Version = Field(description="Version of TensorRT-LLM.", examples=["1.2.1"])
@@ -95,7 +95,7 @@ class TensorRTRuntime(_GpuRuntime):
     )
 
 
-class NGramSpeculation(Section):
+class NGramSpeculation(RecipeSection):
     """Tokens proposed from repetitions in the text so far."""
 
     method: Literal["ngram"] = Field(description="How tokens are proposed.")
@@ -105,7 +105,7 @@ class NGramSpeculation(Section):
     )
 
 
-class MtpSpeculation(Section):
+class MtpSpeculation(RecipeSection):
     """Tokens proposed by the multi-token prediction layers that the checkpoint brings along."""
 
     method: Literal["mtp"] = Field(description="How tokens are proposed.")

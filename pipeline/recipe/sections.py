@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 
-class Section(BaseModel):
+class RecipeSection(BaseModel):
     """A mapping of the recipe file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -28,7 +28,7 @@ def require_tag(schema: dict[str, Any]) -> None:
     schema["required"] = ["kind", *schema.get("required", [])]
 
 
-class Limits(Section):
+class Limits(RecipeSection):
     """Engine limits, Triton parameters and client limits all come from here."""
 
     max_input_tokens: int = Field(ge=1, le=10_000_000, description="Longest prompt.")
@@ -47,7 +47,7 @@ class Limits(Section):
         return self.max_input_tokens + self.max_output_tokens
 
 
-class KvCache(Section):
+class KvCache(RecipeSection):
     """The keys and values of the tokens so far, in pages."""
 
     memory_fraction: float | None = Field(
@@ -67,7 +67,7 @@ class KvCache(Section):
     )
 
 
-class Scheduler(Section):
+class Scheduler(RecipeSection):
     """Which requests take part in the next step."""
 
     chunked_context: bool = Field(
@@ -85,7 +85,7 @@ class Scheduler(Section):
     )
 
 
-class TransactionPolicy(Section):
+class TransactionPolicy(RecipeSection):
     """How many responses Triton's models send to one request."""
 
     decoupled: bool = Field(
@@ -95,7 +95,7 @@ class TransactionPolicy(Section):
     )
 
 
-class Slo(Section):
+class Slo(RecipeSection):
     """The latencies to meet; `plan` and `bench` judge by them."""
 
     ttft_p95_ms: float | None = Field(default=None, gt=0, description="Time to first token, 95th percentile.")

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetJsonSchemaH
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import core_schema
 
-from pipeline.recipe.sections import Section, refusal
+from pipeline.recipe.sections import RecipeSection, refusal
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _DATASET = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
@@ -163,7 +163,7 @@ def _revision(text: str) -> str:
 Revision = Annotated[str, AfterValidator(_revision)]
 
 
-class Checkpoint(Section):
+class Checkpoint(RecipeSection):
     """A model as it is published: weights in safetensors, a config and a tokenizer."""
 
     source: Source = Field(

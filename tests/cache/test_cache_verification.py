@@ -34,15 +34,14 @@ def of(category: str) -> list[tuple[str, str]]:
     return [(pair["a"], pair["b"]) for pair in PAIRS if pair["category"] == category]
 
 
-@pytest.mark.parametrize(("one", "other"), of("seen"))
-def test_one_answer_serves_both(one: str, other: str) -> None:
-    assert objection(one, other) is None
+def test_one_answer_serves_both() -> None:
+    refused = {pair: why for pair in of("seen") if (why := objection(*pair)) is not None}
+    assert refused == {}
 
 
-@pytest.mark.parametrize(("one", "other"), of("near"))
-def test_each_has_an_answer_of_its_own(one: str, other: str) -> None:
-    assert objection(one, other) is not None
-    assert objection(other, one) is not None
+def test_each_has_an_answer_of_its_own() -> None:
+    served = [(a, b) for a, b in of("near") if objection(a, b) is None or objection(b, a) is None]
+    assert served == []
 
 
 def test_most_repeats_are_seen() -> None:
