@@ -84,6 +84,7 @@ def test_from_a_package_to_an_answer_and_back(
     assert not docker.called("pull")
 
 
+@pytest.mark.slow
 def test_the_container_goes_when_its_owner_is_killed(
     gpu_package: Path, docker: StandInDocker, tmp_path: Path
 ) -> None:
