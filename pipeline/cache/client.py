@@ -216,7 +216,20 @@ class CachingClient:
         return CachedStream(self, CachedRequest.of(prompt, request))
 
     def generate(self, prompt: Prompt, **request: Unpack[RequestOptions]) -> Answer:
-        """Generate a complete answer; arguments as `stream` takes them."""
+        """Generate a complete answer; arguments as `stream` takes them.
+
+        It raises the errors of `Client.generate`, too.
+
+        Args:
+            prompt: text, or chat messages.
+            **request: see `RequestOptions`.
+
+        Returns:
+            The answer, from the cache or from the model.
+
+        Raises:
+            Refused: `ttl_s` is not above 0.
+        """
         with self.stream(prompt, **request) as stream:
             for _ in stream:
                 pass
@@ -303,11 +316,35 @@ class AsyncCachingClient:
         self.cache.close()
 
     def stream(self, prompt: Prompt, **request: Unpack[RequestOptions]) -> AsyncCachedStream:
-        """Stream an answer; see `CachingClient.stream`. The stream is entered with `async with`."""
+        """Stream an answer; see `CachingClient.stream`. The stream is entered with `async with`.
+
+        Args:
+            prompt: text, or chat messages.
+            **request: see `RequestOptions`.
+
+        Returns:
+            A stream, to be entered with `async with` and iterated over with `async for`.
+
+        Raises:
+            Refused: `ttl_s` is not above 0.
+        """
         return AsyncCachedStream(self, CachedRequest.of(prompt, request))
 
     async def generate(self, prompt: Prompt, **request: Unpack[RequestOptions]) -> Answer:
-        """Generate a complete answer; arguments as `stream` takes them."""
+        """Generate a complete answer; arguments as `stream` takes them.
+
+        It raises the errors of `AsyncClient.generate`, too.
+
+        Args:
+            prompt: text, or chat messages.
+            **request: see `RequestOptions`.
+
+        Returns:
+            The answer, from the cache or from the model.
+
+        Raises:
+            Refused: `ttl_s` is not above 0.
+        """
         async with self.stream(prompt, **request) as stream:
             async for _ in stream:
                 pass

@@ -152,15 +152,29 @@ class ResponseCache:
     _logged: set[tuple[object, ...]] = field(default_factory=set)  # kinds of failures
 
     def may_answer(self, question: Question) -> bool:
-        """Whether a request is looked up and stored: its answer is the same each time, or `keep_sampled` is set."""
+        """Whether a request is looked up and stored: its answer is always the same, or `keep_sampled` is set.
+
+        Args:
+            question: of the request.
+        """
         return question.repeatable or self.keep_sampled
 
     def may_wait(self, question: Question) -> bool:
-        """Whether a lookup may take too long for an event loop: it asks a server, or embeds the question."""
+        """Whether a lookup may take too long for an event loop: it asks a server, or embeds the question.
+
+        Args:
+            question: that would be looked up.
+        """
         return self.backend.remote or (self.semantic is not None and question.comparable)
 
     def lookup(self, question: Question) -> Hit | None:
-        """Look up an answer to this request, or to one that means the same; None if there is none. Raises nothing."""
+        """Look up an answer to this request, or to one that means the same; None if there is none.
+
+        Raises nothing.
+
+        Args:
+            question: of the request.
+        """
         if not self.may_answer(question):
             self.counters.add("uncacheable")
             return None
@@ -221,11 +235,19 @@ class ResponseCache:
         """Return a context that no Exception leaves; see `failed`.
 
         Where the block returns from its function, what follows it runs after a failure only.
+
+        Args:
+            step: what the block does, for the log and the counters.
         """
         return _Contained(self, step)
 
     def failed(self, step: Step, error: Exception) -> None:
-        """Count a failure of the cache, and log the first one of each type at each line of code."""
+        """Count a failure of the cache, and log the first one of each type at each line of code.
+
+        Args:
+            step: what failed, for the log and the counter `failed_STEP`.
+            error: what it raised.
+        """
         self.counters.add(f"failed_{step}")
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:

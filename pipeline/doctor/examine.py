@@ -29,7 +29,10 @@ _GRACE_S = 60.0  # beside the inventory's own deadline, which it keeps
 def examine(names: Sequence[str], store: Store, *, deadline_s: float = DEADLINE_S) -> Report:
     """The whole report. Judging the recipes adds some tenths of a second to the deadline.
 
-    `names`: recipes to judge; empty for all packaged ones.
+    Args:
+        names: recipes to judge; empty for all packaged ones.
+        store: where checkpoints and artifacts are looked for.
+        deadline_s: seconds for looking at the machine; what is late is reported as such.
 
     Raises:
         UserError: there is no recipe of such a name.

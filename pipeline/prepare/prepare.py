@@ -186,11 +186,15 @@ def plan_build(
 def check_recipe(recipe: Recipe) -> tuple[Finding, ...]:
     """Judge a recipe without download and store: what `pipeline recipes validate` prints.
 
+    Args:
+        recipe: as it was loaded.
+
     Returns:
         Warnings and notes.
 
     Raises:
-        InvalidInput: What it asks for does not exist, or its runtime refuses it; with all findings that stop it.
+        InvalidInput: What it asks for does not exist, or its runtime refuses it; with all findings that
+            stop it.
     """
     return refuse(recipe, with_folder_problems(read_recipe_facts(recipe)).findings())
 

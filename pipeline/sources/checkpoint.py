@@ -125,7 +125,16 @@ def is_offline() -> bool:
 
 
 def find_fetched(source: HubSource, revision: str | None, store: Store) -> Path | None:
-    """Find the store's checkpoint of a Hub source at a revision (a commit, or the name it was fetched by)."""
+    """Find the store's checkpoint of a Hub source at a revision (a commit, or the name it was fetched by).
+
+    Args:
+        source: the repository on the Hub.
+        revision: a commit, branch or tag; None: one that was fetched without naming a revision.
+        store: where to look.
+
+    Returns:
+        The folder of the checkpoint; None if it is not in the store.
+    """
     for artifact in store.list():
         settings, facts = artifact.manifest.settings, artifact.manifest.facts
         ours = artifact.manifest.stage == "fetch" and settings.get("source") == str(source)

@@ -68,6 +68,19 @@ class PgvectorBackend(PackedBackend):
     def near(
         self, scope: bytes, vector: Vector, count: int, min_similarity: float = ANY
     ) -> Sequence[Candidate]:
+        """Find the entries of a scope with the nearest questions, the nearest first.
+
+        The server's HNSW index finds them; if embeddings are encrypted, an index in memory.
+
+        Args:
+            scope: where to search.
+            vector: float32 [dimensions] of length 1.
+            count: how many are wanted at most.
+            min_similarity: cosine; entries that are less near are left out. By default none is.
+
+        Returns:
+            Keys, questions and cosines; some of the entries may have expired since.
+        """
         if self._codec.sealed:
             return self._indexes.near(scope, vector, count, min_similarity, self._turns)
         found = self._rows(
@@ -81,13 +94,30 @@ class PgvectorBackend(PackedBackend):
         return self._codec.candidates(found)
 
     def remove(self, keys: Iterable[bytes]) -> int:
+        """Remove entries by their keys, in one transaction.
+
+        Args:
+            keys: of the entries; those that are not there are passed over.
+
+        Returns:
+            How many were there.
+        """
         return self._delete("key = ANY(%s)", list(keys))
 
     def purge(self, which: EntryFilter = ALL_ENTRIES) -> int:
+        """Remove the selected entries, in one transaction.
+
+        Args:
+            which: selects them; by default all.
+
+        Returns:
+            How many there were.
+        """
         condition, values = sql_where(which, "%s")
         return self._delete(condition, *values)
 
     def items(self) -> Iterator[StoredEntry]:
+        """Yield all entries that can be read, the newest first; 256 are fetched at a time."""
         below = 2**63 - 1
         while page := self._rows(
             "SELECT e.id, e.key, e.scope, e.engine, e.tenant, e.turn, e.answer, u.used,"
@@ -103,10 +133,12 @@ class PgvectorBackend(PackedBackend):
             below = page[-1][0]
 
     def removals(self) -> int:
+        """Return a number that changes whenever any process removes or replaces an entry."""
         row = self._one(f"SELECT removals FROM {NAME}.totals WHERE cache = %s", self._name)
         return 0 if row is None else int(row[0])
 
     def usage(self) -> Usage:
+        """Return how full the cache is: entries, bytes, those with embeddings, and the oldest."""
         row = self._one(
             f"SELECT entries, bytes, vectors, (SELECT min(created) FROM {NAME}.entries e WHERE e.cache = t.cache)"
             f" FROM {NAME}.totals t WHERE cache = %s",
@@ -115,6 +147,7 @@ class PgvectorBackend(PackedBackend):
         return Usage(0, 0, 0, None) if row is None else Usage(*row)
 
     def describe(self) -> Mapping[str, str]:
+        """Describe kind, server, name, schema, versions, and where embeddings are searched, for people."""
         row = self._one(
             "SELECT current_setting('server_version'), extversion FROM pg_extension WHERE extname = 'vector'"
         )
@@ -129,6 +162,7 @@ class PgvectorBackend(PackedBackend):
         }
 
     def close(self) -> None:
+        """Write when entries were last used, if the server can be reached, and close the connections."""
         with suppress(BackendDown):  # what was used last is not worth more than leaving
             self._flush()
         self._database.close()

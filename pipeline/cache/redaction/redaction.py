@@ -62,7 +62,15 @@ class Redaction:
                 raise ValueError(f"{name} = {pattern}: is not a regular expression ({error})") from None
 
     def objection(self, turn: str, answer: str) -> str | None:
-        """The kind that a question or its answer holds, None if they may be kept."""
+        """The kind that a question or its answer holds, None if they may be kept.
+
+        Args:
+            turn: text of the question.
+            answer: text of its answer.
+
+        Returns:
+            The first kind that is found, in the order of `KINDS`, then the name of an own pattern.
+        """
         return next((kind for kind, holds in self._kinds.items() if holds(turn) or holds(answer)), None)
 
 

@@ -74,6 +74,19 @@ class RedisBackend(PackedBackend):
     def near(
         self, scope: bytes, vector: Vector, count: int, min_similarity: float = ANY
     ) -> Sequence[Candidate]:
+        """Find the entries of a scope with the nearest questions, the nearest first.
+
+        The server's query engine finds them; without one, or if embeddings are encrypted, an index in memory.
+
+        Args:
+            scope: where to search.
+            vector: float32 [dimensions] of length 1.
+            count: how many are wanted at most.
+            min_similarity: cosine; entries that are less near are left out. By default none is.
+
+        Returns:
+            Keys, questions and cosines; some of the entries may have expired since.
+        """
         if self._indexed_there:
             near = self._engine.near(scope, vector, count, min_similarity)
             turns = self._server.together([("HGET", self._at(key), "turn") for key, _ in near])
@@ -87,11 +100,27 @@ class RedisBackend(PackedBackend):
         )
 
     def remove(self, keys: Iterable[bytes]) -> int:
+        """Remove entries by their keys, 256 at a time.
+
+        Args:
+            keys: of the entries; those that are not there are passed over.
+
+        Returns:
+            How many were there.
+        """
         wanted = list(keys)
         pages = [wanted[at : at + _PAGE] for at in range(0, len(wanted), _PAGE)]
         return sum(int(self._run(self._remove, *page)) for page in pages)
 
     def purge(self, which: EntryFilter = ALL_ENTRIES) -> int:
+        """Remove the selected entries, 256 at a time.
+
+        Args:
+            which: selects them; by default all.
+
+        Returns:
+            How many there were.
+        """
         before = "" if which.before is None else repr(which.before)
         ids = [id.hex() if id is not None else "" for id in (which.scope, which.engine, which.tenant)]
         gone, last = 0, b"-1"
@@ -101,6 +130,7 @@ class RedisBackend(PackedBackend):
         return gone
 
     def items(self) -> Iterator[StoredEntry]:
+        """Yield all entries that can be read, the newest first; 256 are fetched at a time."""
         below = b"+inf"
         while page := self._server.call(
             "ZREVRANGEBYSCORE", self._prefix + "order", below, "-inf", "WITHSCORES", "LIMIT", 0, _PAGE
@@ -109,9 +139,11 @@ class RedisBackend(PackedBackend):
             yield from self._kept(keys)
 
     def removals(self) -> int:
+        """Return a number that changes whenever any process removes or replaces an entry."""
         return int(self._server.call("HGET", self._prefix + "totals", "removals") or 0)
 
     def usage(self) -> Usage:
+        """Return how full the cache is: entries, bytes, those with embeddings, and the oldest."""
         totals, entries, first = self._server.together(
             [
                 ("HMGET", self._prefix + "totals", "bytes", "embedded"),
@@ -124,6 +156,7 @@ class RedisBackend(PackedBackend):
         return Usage(entries, int(totals[0] or 0), int(totals[1] or 0), oldest)
 
     def describe(self) -> Mapping[str, str]:
+        """Describe kind, server, name, version, and where embeddings are searched, for people."""
         told = self._server.call("INFO", "server")
         kind = "valkey" if "valkey_version" in told else "redis"
         return {
@@ -135,6 +168,7 @@ class RedisBackend(PackedBackend):
         }
 
     def close(self) -> None:
+        """Write when entries were last used, if the server can be reached, and close the connections."""
         with suppress(BackendDown):  # what was used last is not worth more than leaving
             self._flush()
         self._server.close()

@@ -33,7 +33,10 @@ class RedisAddress:
 
     @classmethod
     def parse(cls, url: str) -> RedisAddress:
-        """Read redis://[user@]host[:port][/database], rediss:// for TLS, with ?ca=FILE; valkey:// is the same.
+        """Read redis://[user@]host[:port][/database], rediss:// for TLS with ?ca=FILE; valkey:// is the same.
+
+        Args:
+            url: the address, without a password.
 
         Raises:
             ValueError: the address is malformed; the text says how, and never shows a password.
@@ -71,7 +74,11 @@ class RedisAddress:
         )
 
     def options(self, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-        """Return the arguments of `redis.Redis`; the password is that of the environment."""
+        """Return the arguments of `redis.Redis`; the password is that of the environment.
+
+        Args:
+            environ: environment variables, by default this process's; `PIPELINE_CACHE_PASSWORD` is read.
+        """
         given: dict[str, Any] = {"host": self.host, "port": self.port, "db": self.database}
         if self.user:
             given["username"] = self.user

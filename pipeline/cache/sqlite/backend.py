@@ -47,7 +47,16 @@ class SqliteBackend(PackedBackend):
         codec: Codec | None = None,
         power_safe: bool = True,
     ) -> None:
-        """`power_safe`: an answer that was put outlives a power cut, not only the death of this process."""
+        """
+        Args:
+            path: of the file, which is made if need be.
+            capacity: how much is kept at most; None: the defaults of `Capacity`.
+            codec: encrypts what is kept; None: nothing is encrypted.
+            power_safe: an answer that was put outlives a power cut, not only the death of this process.
+
+        Raises:
+            BackendDown: the file cannot be used; the text says why.
+        """
         super().__init__(capacity, codec, flush_every=_TOUCHES)
         self.path = path
         self._power_safe = power_safe
@@ -63,19 +72,49 @@ class SqliteBackend(PackedBackend):
     def near(
         self, scope: bytes, vector: Vector, count: int, min_similarity: float = ANY
     ) -> Sequence[Candidate]:
+        """Find the entries of a scope with the nearest questions, the nearest first.
+
+        An index in memory finds them.
+
+        Args:
+            scope: where to search.
+            vector: float32 [dimensions] of length 1.
+            count: how many are wanted at most.
+            min_similarity: cosine; entries that are less near are left out. By default none is.
+
+        Returns:
+            Keys, questions and cosines; some of the entries may have expired since.
+        """
         with self._reading():
             return self._indexes.near(scope, vector, count, min_similarity, self._turns)
 
     def remove(self, keys: Iterable[bytes]) -> int:
+        """Remove entries by their keys, in one transaction.
+
+        Args:
+            keys: of the entries; those that are not there are passed over.
+
+        Returns:
+            How many were there.
+        """
         with self._transaction() as writer:
             return sum(writer.execute("DELETE FROM entries WHERE key = ?", (key,)).rowcount for key in keys)
 
     def purge(self, which: EntryFilter = ALL_ENTRIES) -> int:
+        """Remove the selected entries, in one transaction.
+
+        Args:
+            which: selects them; by default all.
+
+        Returns:
+            How many there were.
+        """
         condition, values = sql_where(which, "?")
         with self._transaction() as writer:
             return writer.execute(f"DELETE FROM entries WHERE {condition}", values).rowcount
 
     def items(self) -> Iterator[StoredEntry]:
+        """Yield all entries that can be read, the newest first; 256 are fetched at a time."""
         below = None
         while True:
             with self._reading():
@@ -97,10 +136,12 @@ class SqliteBackend(PackedBackend):
             below = rows[-1][0]
 
     def removals(self) -> int:
+        """Return a number that changes whenever any process removes or replaces an entry."""
         with self._reading():
             return int(self._reader().execute("SELECT removals FROM totals").fetchone()[0])
 
     def usage(self) -> Usage:
+        """Return how full the cache is: entries, bytes, those with embeddings, and the oldest."""
         with self._reading():
             reader = self._reader()
             entries, size, vectors = reader.execute("SELECT entries, bytes, vectors FROM totals").fetchone()
@@ -108,6 +149,7 @@ class SqliteBackend(PackedBackend):
         return Usage(entries, size, vectors, oldest)
 
     def describe(self) -> Mapping[str, str]:
+        """Describe kind, path, schema and SQLite's version, for people."""
         return {
             "kind": "sqlite",
             "path": str(self.path),
@@ -116,6 +158,10 @@ class SqliteBackend(PackedBackend):
         }
 
     def close(self) -> None:
+        """Write when entries were last used, if that is possible, and close the file.
+
+        A second call does nothing.
+        """
         if self._closed:
             return
         with suppress(BackendDown):  # what was used last is not worth more than leaving

@@ -25,9 +25,14 @@ _WIDTH, _HEIGHT = 760, 200  # of the picture, in its own units
 
 
 def write_report(metrics: Sequence[EvaluationMetrics], verdict: GateVerdict, directory: Path) -> None:
-    """Write both files into `directory`, which is made if need be; the files that the runtime loads come first.
+    """Write report.json and report.html into `directory`, which is made if need be.
 
-    Nothing is written where the report says the same already.
+    The files that the runtime loads come first. Nothing is written where the report says the same already.
+
+    Args:
+        metrics: figures of each export, those of the files that the runtime loads first.
+        verdict: the judgement of these figures.
+        directory: the folder of the report.
     """
     directory.mkdir(parents=True, exist_ok=True)
     content = {"verdict": verdict.to_json(), "metrics": [one.to_json() for one in metrics]}

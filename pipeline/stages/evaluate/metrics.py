@@ -91,7 +91,12 @@ class EvaluationMetrics:
 
 
 def write_metrics(metrics: Sequence[EvaluationMetrics], directory: Path) -> None:
-    """Write metrics.json, the figures of all exports, into a folder."""
+    """Write metrics.json, the figures of all exports, into a folder.
+
+    Args:
+        metrics: figures of each export.
+        directory: the folder, which must exist.
+    """
     content = {"schema": SCHEMA, "exports": [one.to_json() for one in metrics]}
     text = json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True)
     (directory / FILE).write_text(text + "\n", encoding="utf-8")
@@ -99,6 +104,9 @@ def write_metrics(metrics: Sequence[EvaluationMetrics], directory: Path) -> None
 
 def read_metrics(directory: Path) -> tuple[EvaluationMetrics, ...]:
     """Read the figures that an evaluation left in its folder, for each export.
+
+    Args:
+        directory: the folder, with its metrics.json.
 
     Raises:
         StageError: Another version of pipeline wrote them.

@@ -34,11 +34,24 @@ class Learned:
     dial: ClassVar[Literal["min_score"]] = "min_score"
 
     def prepare(self, text: str) -> None:
-        """See `Scorer.prepare`."""
+        """See `Scorer.prepare`.
+
+        Args:
+            text: of a question.
+        """
         self.scorer.prepare(text)
 
     def objection(self, asked: str, kept: str, similarity: float) -> str | None:
-        """What a forbidding check says; what any check says, or "meaning: …", where the score is too low."""
+        """What a forbidding check says; where the score is too low, what any check says, or "meaning: …".
+
+        Args:
+            asked: text of the question that is asked.
+            kept: text of the question whose answer is stored.
+            similarity: cosine of their embeddings.
+
+        Returns:
+            Why the stored answer does not serve; None if it does.
+        """
         asked, kept = respelled(asked, kept, self.knows)
         if asked == kept:
             return None
@@ -57,7 +70,16 @@ class Learned:
         return tuple(name for name in self.checks if name in FORBIDDING)
 
     def objecting(self, asked: str, kept: str, similarity: float) -> tuple[bool, ...]:
-        """Which of them object."""
+        """Which of `checks_alone` object.
+
+        Args:
+            asked: text of the question that is asked.
+            kept: text of the question whose answer is stored.
+            similarity: cosine of their embeddings.
+
+        Returns:
+            One value for each of `checks_alone`, in that order.
+        """
         asked, kept = respelled(asked, kept, self.knows)
         if asked == kept:
             return (False,) * len(self.checks_alone)
@@ -65,7 +87,17 @@ class Learned:
         return tuple(known.forbidden([name]) is not None for name in self.checks_alone)
 
     def value(self, asked: str, kept: str, similarity: float) -> float:
-        """The score that `min_score` is about: log odds, above what the scorer itself asks for."""
+        """The score that `min_score` is about: log odds, above what the scorer itself asks for.
+
+        Args:
+            asked: text of the question that is asked.
+            kept: text of the question whose answer is stored.
+            similarity: cosine of their embeddings.
+
+        Returns:
+            The score. It is infinite for equal questions; without words to score, the checks decide
+            between infinite and minus infinite.
+        """
         asked, kept = respelled(asked, kept, self.knows)
         return math.inf if asked == kept else self._score(asked, kept, facts(asked, kept, similarity))
 

@@ -81,7 +81,11 @@ class Scorer:
         return float(self._linear("out2", _silu(self._linear("out1", decisive)))[0])
 
     def prepare(self, text: str) -> None:
-        """Keep what is needed of a text, as long as the encoder's states of it are at hand."""
+        """Keep what is needed of a text, as long as the encoder's states of it are at hand.
+
+        Args:
+            text: of a question.
+        """
         self._projected(text)
 
     def _beside(self, one: Projected, other: Projected) -> Array:
@@ -147,6 +151,9 @@ class Scorer:
 
 def load_scorer(states: StatesOf) -> Scorer:
     """The one of this package, for all-MiniLM-L6-v2.
+
+    Args:
+        states: returns the encoder's states of a text, float32 [tokens, width], or None if it has none.
 
     Raises:
         AnotherEncoder: `states` are not those of that encoder.

@@ -17,10 +17,20 @@ class Checked:
     checks: tuple[str, ...]
 
     def prepare(self, text: str) -> None:
-        """Nothing: a question is read when there is another beside it."""
+        """Do nothing: a question is read when there is another beside it.
+
+        Args:
+            text: of a question; not used.
+        """
 
     def objection(self, asked: str, kept: str, similarity: float) -> str | None:
-        """What the first check that objects says, such as "numbers: 3 and 4"; None if none does."""
+        """What the first check that objects says, such as "numbers: 3 and 4"; None if none does.
+
+        Args:
+            asked: text of the question that is asked.
+            kept: text of the question whose answer is stored.
+            similarity: cosine of their embeddings; not used.
+        """
         del similarity  # the threshold is the layer's
         if asked == kept:
             return None
@@ -38,12 +48,27 @@ class Checked:
         return self.checks
 
     def value(self, asked: str, kept: str, similarity: float) -> float:
-        """What `dial` is about: nothing but the similarity."""
+        """What `dial` is about: nothing but the similarity.
+
+        Args:
+            asked: text of the question that is asked; not used.
+            kept: text of the question whose answer is stored; not used.
+            similarity: cosine of their embeddings.
+        """
         del asked, kept
         return similarity
 
     def objecting(self, asked: str, kept: str, similarity: float) -> tuple[bool, ...]:
-        """Which of the checks object."""
+        """Which of the checks object.
+
+        Args:
+            asked: text of the question that is asked.
+            kept: text of the question whose answer is stored.
+            similarity: cosine of their embeddings; not used.
+
+        Returns:
+            One value for each of `checks`, in that order.
+        """
         del similarity
         one, other = read(asked), read(kept)
         return tuple(asked != kept and CHECKS[name](one, other) is not None for name in self.checks)
@@ -51,6 +76,9 @@ class Checked:
 
 def default_verifier(checks: Sequence[str] | None = None) -> Checked:
     """All checks, or the named ones.
+
+    Args:
+        checks: names of `CHECKS`, in the order in which they are asked; None: all.
 
     Raises:
         ValueError: a name is not known.
