@@ -47,7 +47,13 @@ def find_recipe(path_or_name: str) -> Path:
 
 
 def headline(text: str) -> str:
-    """What a recipe is for: its first comment line.
+    """Return what a recipe is for: its first line, if that is a comment.
+
+    Args:
+        text: the whole file of the recipe.
+
+    Returns:
+        The comment without "#"; empty if the first line is none.
 
     >>> headline("# A small pair.\\nname: x\\n")
     'A small pair.'

@@ -119,7 +119,14 @@ class Recipe(RecipeSection):
         return self._provenance.words or ("RECIPE",)
 
     def read_from(self, provenance: RecipeProvenance) -> Self:
-        """The same recipe, with where it came from."""
+        """Return the same recipe, with where it came from.
+
+        Args:
+            provenance: the file and the overrides that it was read from.
+
+        Returns:
+            A copy; this recipe stays as it is.
+        """
         copy = self.model_copy()
         copy._provenance = provenance
         return copy

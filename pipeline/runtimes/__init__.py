@@ -12,7 +12,11 @@ __all__ = ["AUTO", "EngineBuildRequest", "Engines", "ExecutorChoice", "Runtime",
 
 
 def runtime_of(recipe: Recipe) -> Runtime:
-    """The runtime that the recipe names."""
+    """Return the runtime that the recipe names.
+
+    Args:
+        recipe: its `runtime.kind` decides; the module of that runtime is imported here.
+    """
     match recipe.runtime.kind:
         case "cpu":
             from pipeline.runtimes.cpu.runtime import CpuBackend

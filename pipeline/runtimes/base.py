@@ -71,7 +71,14 @@ class Runtime(Protocol):
         """
 
     def build(self, inputs: EngineBuildRequest) -> Mapping[str, Json]:
-        """Make one engine in the empty folder `inputs.into`. Returns facts for the engine's manifest."""
+        """Make one engine in the empty folder `inputs.into`.
+
+        Args:
+            inputs: what the engine is built from, where, and by whom.
+
+        Returns:
+            Facts for the engine's manifest.
+        """
 
     def preview_deployment(self, recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:
         """Work out the deployment.json of a package that is not made yet, as far as launching depends on it.
@@ -90,6 +97,9 @@ class Runtime(Protocol):
         """What `package` depends on besides the engines: part of the package's key in the store.
 
         These are limits, parameters, and digests of the sources of the Triton models.
+
+        Args:
+            recipe: The recipe.
         """
 
     def package(self, recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:

@@ -142,7 +142,15 @@ class RankMemory:
         return self.capacity - self.used
 
     def group(self, name: str, role: str | None = None) -> int:
-        """Sum the bytes of a group of lines, such as "weights"; of one model if `role` is given."""
+        """Sum the bytes of a group of lines, such as "weights"; of one model if `role` is given.
+
+        Args:
+            name: the group: "weights", "kv_cache", "activations", "graphs", "communication" or "runtime".
+            role: "target" or "draft", for the lines of that model only; None sums all lines of the group.
+
+        Returns:
+            Bytes; 0 if there are no such lines.
+        """
         return sum(line.bytes for line in self.lines if line.group == name and role in (None, line.role))
 
 

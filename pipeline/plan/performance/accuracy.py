@@ -38,7 +38,14 @@ class Estimate:
     high: float | None = None
 
     def scaled(self, factor: float) -> Estimate:
-        """Multiply value and ends by a factor."""
+        """Multiply value and ends by a factor.
+
+        Args:
+            factor: above 0, so that the low end stays the low one.
+
+        Returns:
+            A new estimate; ends that are not known stay unknown.
+        """
         return self._with(lambda value: value * factor)
 
     def shortened(self) -> Estimate:

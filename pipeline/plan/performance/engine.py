@@ -75,15 +75,35 @@ class EngineSpeed:
         return self.load.ranks * self.load.stages
 
     def step(self, step: EngineStep) -> StepTime:
-        """Compute the time of one step."""
+        """Compute the time of one step.
+
+        Args:
+            step: the sequences that generate, and the piece of a prompt beside them.
+
+        Returns:
+            Seconds, by what they are spent on; `total` is their sum.
+        """
         return step_time(step, self.load, self.rates, self.efficiency)
 
     def decode(self, sequences: float, context: float, tokens_each: float = 1) -> float:
-        """Compute the seconds of a step that only generates; with more than one token each, it verifies drafts."""
+        """Compute the seconds of a step that only generates; with several tokens each, it verifies drafts.
+
+        Args:
+            sequences: requests that generate at the same time.
+            context: tokens that each of them has behind it.
+            tokens_each: tokens that each of them adds in the step: 1, or more where drafts are verified.
+        """
         return self.step(EngineStep(sequences, context, tokens_each)).total
 
     def prefill(self, prompts: float, tokens: float) -> float:
-        """Compute the seconds of prompts that are done together while nothing else runs, one piece after the other."""
+        """Compute the seconds of prompts that are done together while nothing else runs.
+
+        They are done in pieces of the same size, one after the other.
+
+        Args:
+            prompts: number of prompts.
+            tokens: length of each prompt.
+        """
         whole, size = prompts * tokens, self._piece(0, tokens)
         pieces = max(1, math.ceil(whole / size))
         each = whole / pieces
@@ -96,7 +116,13 @@ class EngineSpeed:
         return self.efficiency.prompt_s + pieces * (one.total - one.attention + attention)
 
     def first_token(self, prompt_tokens: int, sequences: float = 0, context: float = 0) -> float:
-        """Compute the seconds from the start of a prompt to its first token, beside sequences that generate."""
+        """Compute the seconds from the start of a prompt to its first token, beside sequences that generate.
+
+        Args:
+            prompt_tokens: length of the prompt.
+            sequences: requests that generate meanwhile; 0: the prompt is alone.
+            context: tokens that each of those requests has behind it.
+        """
         size = self._piece(sequences, prompt_tokens)
         pieces = math.ceil(prompt_tokens / size)
         total = self.efficiency.prompt_s
@@ -107,9 +133,16 @@ class EngineSpeed:
         return total
 
     def mixed_step(self, sequences: float, work: Workload) -> tuple[float, float]:
-        """Seconds of a step with a piece of prompt, and how many such steps there are for each token of an answer.
+        """Compute the seconds of a step with a piece of prompt, and how often such a step comes.
 
         In the steady state, as many prompts begin as answers end.
+
+        Args:
+            sequences: requests that generate at the same time.
+            work: lengths of prompt and answer, the same for all requests.
+
+        Returns:
+            Seconds of one such step, and the number of such steps for each token of an answer.
         """
         arriving = sequences * work.prompt_tokens / work.output_tokens
         piece = min(self._piece(sequences, work.prompt_tokens), max(float(work.prompt_tokens), arriving))
@@ -136,22 +169,55 @@ class EngineSpeed:
         return max(1, int(self.step_tokens / each))
 
     def token_interval(self, sequences: float, work: Workload) -> float:
-        """Mean time between tokens of each of so many sequences, prompts of new ones included."""
+        """Mean time between tokens of each of so many sequences, prompts of new ones included.
+
+        Args:
+            sequences: requests that generate at the same time.
+            work: lengths of prompt and answer, the same for all requests.
+
+        Returns:
+            Seconds.
+        """
         return self.decode(sequences, work.mean_context) + self.prompt_share(sequences, work)
 
     def prompt_share(self, sequences: float, work: Workload) -> float:
-        """What the prompts of new sequences add to the mean time between tokens."""
+        """What the prompts of new sequences add to the mean time between tokens.
+
+        Args:
+            sequences: requests that generate at the same time.
+            work: lengths of prompt and answer, the same for all requests.
+
+        Returns:
+            Seconds for each token of an answer.
+        """
         mixed, often = self.mixed_step(sequences, work)
         alone = self.decode(sequences, work.mean_context)
         return often * mixed - min(often, 1.0) * alone
 
     def static_batch(self, batch: int, work: Workload) -> float:
-        """All prompts, then all answers, of a batch that starts and ends together."""
+        """Compute the seconds of a batch that starts and ends together: all prompts, then all answers.
+
+        Args:
+            batch: number of requests.
+            work: lengths of prompt and answer, the same for all requests.
+
+        Returns:
+            Seconds from the start of the first prompt to the end of the last answer.
+        """
         generating = (work.output_tokens - 1) * self.decode(batch, work.mean_context)
         return self.prefill(batch, work.prompt_tokens) + generating
 
     def run(self, requests: int, most: int, work: Workload) -> float:
-        """So many requests that all wait at the start, at most `most` at a time."""
+        """Compute the seconds of so many requests that all wait at the start, at most `most` at a time.
+
+        Args:
+            requests: number of requests.
+            most: requests that may run at a time; fewer do if `most_decoding` is lower.
+            work: lengths of prompt and answer, the same for all requests.
+
+        Returns:
+            Seconds until the last answer ends.
+        """
         together = min(requests, most, self.most_decoding(work))
         waves, rest = divmod(requests, together)
         seconds = waves * work.output_tokens * self.token_interval(together, work)

@@ -51,7 +51,16 @@ class WorkloadOptions:
     acceptance: float | None = None
 
     def question(self, limits: Limits) -> ComparisonSettings:
-        """Complete the options by a recipe's limits. Without devices: all that have a price, or all that are known."""
+        """Complete the options by a recipe's limits.
+
+        Without devices, all GPUs are taken that have a price, or all that are known.
+
+        Args:
+            limits: of the recipe; its longest prompt and answer stand in for lengths that are not given.
+
+        Returns:
+            The settings of a comparison, with nothing left open but prices and the acceptance of a draft.
+        """
         return ComparisonSettings(
             work=Workload(
                 self.prompt_tokens or limits.max_input_tokens, self.output_tokens or limits.max_output_tokens

@@ -69,7 +69,11 @@ class GeneratedConfig:
         return found
 
     def of_package(self, section: str) -> Mapping[str, Any]:
-        """Return a section of the package's settings; empty if it has none."""
+        """Return a section of the package's settings; empty if it has none.
+
+        Args:
+            section: its key in the package's settings, such as "limits" or "requirements".
+        """
         found = self.package.get(section, {})
         assert isinstance(found, Mapping), "sections are mappings"
         return found

@@ -62,6 +62,9 @@ ALLOWABLE = frozenset(one.id for one in rules() if not one.never_allowed)
 def check_allowed(names: Iterable[str]) -> frozenset[str]:
     """Check the ids of `--allow`.
 
+    Args:
+        names: ids of rules, as the user gives them; one may come twice.
+
     Returns:
         The ids as a set.
 
@@ -85,7 +88,15 @@ def check_allowed(names: Iterable[str]) -> frozenset[str]:
 
 
 def allow(found: Sequence[Finding], allowed: frozenset[str]) -> tuple[Finding, ...]:
-    """Mark the errors among findings that a user lets pass."""
+    """Mark the errors among findings that a user lets pass.
+
+    Args:
+        found: all findings.
+        allowed: ids of the rules that the user lets pass; those that may never be allowed have no effect.
+
+    Returns:
+        All findings in the same order, with `allowed` set on those errors.
+    """
     return tuple(
         replace(one, allowed=True) if one.severity == "error" and one.rule in allowed & ALLOWABLE else one
         for one in found
@@ -93,7 +104,16 @@ def allow(found: Sequence[Finding], allowed: frozenset[str]) -> tuple[Finding, .
 
 
 def manifest_findings(found: Sequence[Finding]) -> dict[str, Json]:
-    """Return what the manifest of an engine or a package keeps of findings: warnings, and errors that were allowed."""
+    """Return what the manifest of an engine or a package keeps of findings.
+
+    These are warnings, and errors that were allowed.
+
+    Args:
+        found: all findings; notes and errors that stop are left out.
+
+    Returns:
+        One key with a record for each of them; an empty mapping if there are none.
+    """
     worth = [one for one in found if one.severity == "warning" or one.allowed]
     records: list[Json] = [
         {"rule": one.rule, "severity": one.severity, "allowed": one.allowed, "text": str(one)}
@@ -103,5 +123,12 @@ def manifest_findings(found: Sequence[Finding]) -> dict[str, Json]:
 
 
 def finding_lines(found: Sequence[Finding]) -> list[str]:
-    """Write a line for each warning, and each error that was allowed."""
+    """Write a line for each warning, and each error that was allowed.
+
+    Args:
+        found: all findings; notes and errors that stop get no line.
+
+    Returns:
+        The lines in the order of the findings, each with the id of its rule at the end.
+    """
     return [f"{one.mark}: {one} [{one.rule}]" for one in found if one.severity == "warning" or one.allowed]

@@ -83,15 +83,26 @@ def findings(
 
 
 def machine_findings(needs: MachineNeeds, machine: MachineFacts) -> tuple[Finding, ...]:
-    """Run the rules of machines on needs alone, as of a package; what they find, the gravest first."""
+    """Run the rules of machines on needs alone, as of a package; return what they find, the gravest first.
+
+    Args:
+        needs: what the machine must have.
+        machine: what it has.
+    """
     return _sorted(_of_machine(needs, machine))
 
 
 def refuse(recipe: Recipe, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Raise if a finding refuses the recipe; else return the findings: warnings, notes, and errors that are allowed.
+    """Raise if a finding refuses the recipe; else return the findings.
+
+    What is returned are warnings, notes, and errors that are allowed.
+
+    Args:
+        recipe: the recipe that was checked; its file and lines are named in the error.
+        found: all findings of the recipe, after `allow`.
 
     Raises:
-        InvalidInput: with every other error as a fault, at its line of the recipe.
+        InvalidInput: with every error that is not allowed as a fault, at its line of the recipe.
     """
     stopping = [finding for finding in found if finding.stops]
     if stopping:

@@ -89,7 +89,11 @@ class Engine:
             self._inbox.put(lambda: self._core.add(request, forward))
 
     def cancel(self, request_id: str) -> None:
-        """End a request before the next step; its last output says CANCELLED. Unknown ids are ignored."""
+        """End a request before the next step; its last output says CANCELLED. Unknown ids are ignored.
+
+        Args:
+            request_id: `id` of a request that was submitted.
+        """
         self._inbox.put(lambda: self._core.cancel(request_id))
 
     def stats(self) -> EngineStats:

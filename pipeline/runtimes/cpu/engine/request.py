@@ -91,7 +91,15 @@ class SamplingParams:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     def next_top_p(self, top_p: float, token: int) -> float:
-        """What `top_p` becomes after `token`; 0 stays "not set"."""
+        """Compute what `top_p` becomes after `token`; 0 stays "not set".
+
+        Args:
+            top_p: what it is before the token.
+            token: id of the token that was chosen.
+
+        Returns:
+            The lower value, or the request's own `top_p` where the token is `top_p_reset_id`.
+        """
         if not self.top_p:
             return 0.0
         return self.top_p if token == self.top_p_reset_id else max(top_p * self.top_p_decay, self.top_p_min)

@@ -33,10 +33,19 @@ def build_ir(
 ) -> dict[str, Any]:
     """Write the model into `into`; return its facts, which engine.json holds too.
 
-    `precision` is what the engine computes in and keeps keys and values in. `simulate_activations` rounds the
-    inputs of quantized layers, keys and values by the checkpoint's scales; without it only the weights are
-    quantized. Raises CheckpointError with everything that is wrong with the files, and UserError for a format
-    that this runtime lacks.
+    Args:
+        checkpoint_dir: folder of a checkpoint in the Hugging Face layout.
+        into: folder for the three files; made if it is not there.
+        precision: what the engine computes in, and keeps keys and values in: "f32" or "bf16".
+        simulate_activations: round inputs of quantized layers, keys and values by the checkpoint's scales;
+            without it only the weights are quantized.
+        progress: where to report.
+
+    Raises:
+        CheckpointError: with everything that is wrong with the files.
+        UserError: this runtime lacks the format or the precision, or the model has experts.
+        StageError: the model leaves tensors out, or OpenVINO cannot write it.
+        OSError: there is no room.
     """
     if precision not in PRECISIONS:
         raise UserError(f"precision {precision!r} is not known; {' and '.join(PRECISIONS)} are")

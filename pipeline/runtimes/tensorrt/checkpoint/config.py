@@ -50,10 +50,16 @@ def rank_config(
 
 
 def describe(model: Architecture) -> dict[str, Any]:
-    """What the file says of the model, whatever its format and however it is divided.
+    """Return what the file says of the model, whatever its format and however it is divided.
 
     `hidden_act`: a gated feed-forward is implied by "silu" for Llama and Qwen; experts and Phi-3 say "swiglu"
     (models/llama/config.py, models/phi3/config.py).
+
+    Args:
+        model: its family, which is one of `MODEL_TYPES`, and its sizes.
+
+    Returns:
+        Keys and values of config.json; `rank_config` adds the rest of the file.
     """
     config: dict[str, Any] = {
         "architecture": model.class_name,

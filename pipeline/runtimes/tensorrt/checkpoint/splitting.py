@@ -27,11 +27,22 @@ FORMATS = (Format.NONE, Format.FP8)  # of linear layers that can be divided
 def split(
     source: CheckpointReader, sizes: Parallelism, folder: Path, progress: Progress
 ) -> Mapping[str, Json]:
-    """Write config.json and one file a rank into `folder`, which must not exist; the facts of it.
+    """Write config.json and one file a rank into `folder`, which must not exist; return the facts of it.
+
+    Args:
+        source: the checkpoint, unquantized or FP8.
+        sizes: over how many GPUs the model is spread, and how.
+        folder: where to write; folders above it are made.
+        progress: where to report.
+
+    Returns:
+        Ranks, bytes of all of them, type of the weights, and tensors in a rank.
 
     Raises:
-        InvalidInput: the sizes do not divide the model. UserError: it is quantized in a format that is not split here.
+        InvalidInput: the sizes do not divide the model.
+        UserError: it is quantized in a format that is not split here.
         StageError: tensors are missing, or not of their types, or scales differ that must be the same.
+        CheckpointError: what was written is not as asked for.
     """
     model, quantization = source.architecture, source.quantization
     if quantization.format not in FORMATS:

@@ -19,7 +19,11 @@ __all__ = ["BuildJob", "BuildLog", "Executor", "executor_of", "timing_cache_file
 
 
 def executor_of(choice: ExecutorChoice) -> Executor:
-    """The executor that was chosen."""
+    """Return the executor that was chosen.
+
+    Args:
+        choice: its name, the seconds for one engine, the GPUs that may be used; for `adopt` also the folder.
+    """
     match choice.name:
         case "auto":
             return _Auto(choice)

@@ -63,7 +63,10 @@ class Executor(Protocol):
     """See `executor_of` for those that there are."""
 
     def check(self, version: str) -> None:
-        """Before any work is done for it: whether this machine can run a job for that version of TensorRT-LLM.
+        """Check, before any work is done, that this machine can run a job for that version of TensorRT-LLM.
+
+        Args:
+            version: of TensorRT-LLM, in full, such as "1.2.1".
 
         Raises:
             UserError: it cannot; the text says why, and what would do.
@@ -72,9 +75,18 @@ class Executor(Protocol):
     def run(self, job: BuildJob, progress: Progress) -> BuildLog:
         """Have `job.output` filled.
 
+        Args:
+            job: the engine to build.
+            progress: where to report.
+
+        Returns:
+            What was run, what it printed, and how long it took.
+
         Raises:
-            UserError: this machine cannot run it. StageError: the builder failed; the text has its last lines and the
-            likely cause. BuiltElsewhere: the job is for another machine.
+            UserError: this machine cannot run it.
+            StageError: the builder failed; the text has its last lines and the likely cause.
+            StoreError: the disk has no room for the engine.
+            BuiltElsewhere: the job is for another machine.
         """
 
 
@@ -109,7 +121,15 @@ class BuildJob:
     sm: int  # of that GPU: 90
 
     def command(self, checkpoint: Path | str, output: Path | str) -> tuple[str, ...]:
-        """The command as its runner sees the paths, to be run where the timing cache lies."""
+        """Return the command as its runner sees the paths, to be run where the timing cache lies.
+
+        Args:
+            checkpoint: folder of the checkpoint, as the runner sees it.
+            output: folder for the engine, as the runner sees it.
+
+        Returns:
+            The program and its arguments.
+        """
         return (
             PROGRAM,
             *("--checkpoint_dir", str(checkpoint)),
@@ -133,5 +153,11 @@ class BuildJob:
 
 
 def timing_cache_file(caches: Path, version: str, gpu: str) -> Path:
-    """Where the store keeps the cache that builders of this version on this GPU share."""
+    """Return where the store keeps the cache that builders of this version on this GPU share.
+
+    Args:
+        caches: folder of the store that outlives artifacts.
+        version: of TensorRT-LLM.
+        gpu: as the recipe names it, such as "h100-sxm-80g".
+    """
     return caches / "timing" / f"{version}-{gpu}.cache"
