@@ -81,7 +81,14 @@ class Stats:
         return self.accepted_tokens / self.draft_tokens
 
     def itl_percentile(self, percent: float) -> float | None:
-        """`percentile(itl_ms, percent)`, or None if there were fewer than two chunks."""
+        """`percentile(itl_ms, percent)`, or None if there were fewer than two chunks.
+
+        Args:
+            percent: which percentile, 0 to 100; 50 is the median.
+
+        Returns:
+            Milliseconds between two chunks, or None.
+        """
         return percentile(self.itl_ms, percent) if self.itl_ms else None
 
     def as_dict(self) -> dict[str, object]:

@@ -40,6 +40,13 @@ class ClientError(Exception):
     """
 
     def __init__(self, message: str, *, request_id: str = "") -> None:
+        """Make an error.
+
+        Args:
+            message: one line that can be shown to a user.
+            request_id: the id under which the server logged the request; empty if the error
+                concerns no one request.
+        """
         super().__init__(message)
         self.request_id = request_id
 
@@ -58,6 +65,13 @@ class PromptTooLong(Refused):
     """
 
     def __init__(self, tokens: int, most: int, *, at_least: bool = False) -> None:
+        """Make the error, and its message from the numbers.
+
+        Args:
+            tokens: number of tokens of the prompt; a lower bound if `at_least`.
+            most: number of tokens that the engine takes.
+            at_least: whether the prompt is so long that it was refused without being tokenized.
+        """
         self.tokens, self.most, self.at_least = tokens, most, at_least
         super().__init__(f"the prompt has {self.count} tokens, and this model takes at most {most}")
 

@@ -86,6 +86,9 @@ class PromptLimit:
     def check(self, text: str) -> int:
         """Count the tokens of a prompt, without holding the interpreter's lock.
 
+        Args:
+            text: the whole prompt as the model gets it, with the chat template applied.
+
         Returns:
             Number of tokens.
 
@@ -223,14 +226,23 @@ class Conversation:
     turns: list[tuple[str, str]] = field(default_factory=list)
 
     def messages(self, question: str) -> list[Message]:
-        """Return the messages of a request: system prompt, all turns, and `question`."""
+        """Return the messages of a request: system prompt, all turns, and `question`.
+
+        Args:
+            question: what the user asks now. It is not kept: `add` does that, once there is an answer.
+        """
         messages = [{"role": "system", "content": self.system}] if self.system else []
         for asked, answered in self.turns:
             messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
         return [*messages, {"role": "user", "content": question}]
 
     def add(self, question: str, answer: str) -> None:
-        """Append a turn."""
+        """Append a turn.
+
+        Args:
+            question: what the user asked.
+            answer: the text that the model answered.
+        """
         self.turns.append((question, answer))
 
     def forget_oldest(self) -> bool:

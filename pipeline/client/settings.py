@@ -60,7 +60,14 @@ class Retries:
             raise ValueError(f"attempts = {self.attempts}: must be 1 or more")
 
     def backoff_s(self, failures: int) -> float:
-        """Seconds to wait after so many failures; half of it is random, so that clients do not return together."""
+        """Seconds to wait after so many failures; half is random, so that clients do not return together.
+
+        Args:
+            failures: attempts that have failed so far, 1 or more.
+
+        Returns:
+            Seconds: between half of the backoff and all of it, and at most `longest_s`.
+        """
         most = min(self.first_s * 2.0 ** (failures - 1), self.longest_s)
         return float(most * (0.5 + 0.5 * random.random()))
 

@@ -72,6 +72,9 @@ class Architecture:
     def read(cls, directory: Path) -> Architecture:
         """Read `directory`/config.json.
 
+        Args:
+            directory: folder of the checkpoint.
+
         Raises:
             InvalidInput: with every reason why the model cannot be built.
             SourceError: there is no config.json.
@@ -85,6 +88,10 @@ class Architecture:
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: str = "config.json") -> Architecture:
         """Read the content of a config.json; `where` names it in errors.
+
+        Args:
+            config: the content of a config.json.
+            where: what errors call it, such as its path.
 
         Raises:
             InvalidInput: with every reason why the model cannot be built.

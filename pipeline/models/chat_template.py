@@ -45,6 +45,12 @@ class ChatTemplate:
     def __init__(
         self, source: str | Mapping[str, str], special_tokens: Mapping[str, str] | None = None
     ) -> None:
+        """Make a template. It is compiled with its first rendering, or by `compile`.
+
+        Args:
+            source: Jinja source of the only template, or of several by name.
+            special_tokens: variables of the templates, such as `bos_token`; None: there are none.
+        """
         self.sources = {"default": source} if isinstance(source, str) else dict(source)
         self.special_tokens = dict(special_tokens or {})
 

@@ -49,13 +49,26 @@ class CheckpointQuantization:
     producer: str = ""  # "modelopt 0.47.0"
 
     def format_of(self, layer: str) -> Format:
-        """Return the format of one linear layer."""
+        """Return the format of one linear layer.
+
+        Args:
+            layer: its name, such as "model.layers.0.self_attn.q_proj".
+
+        Returns:
+            The format of the checkpoint, or `Format.NONE` if the layer is one of those left out.
+        """
         left_alone = any(fnmatchcase(layer, pattern) for pattern in self.excluded)
         return Format.NONE if left_alone else self.format
 
     @classmethod
     def read(cls, directory: Path) -> CheckpointQuantization:
         """Read a folder's config.json and hf_quant_config.json.
+
+        Args:
+            directory: folder of the checkpoint; it need not hold a hf_quant_config.json.
+
+        Returns:
+            How the checkpoint is quantized; format `Format.NONE` if neither file says that it is.
 
         Raises:
             CheckpointError: they disagree, or are not ModelOpt's.
@@ -82,7 +95,16 @@ class CheckpointQuantization:
     def of(
         cls, directory: Path, settings: Mapping[str, Any], producer: Mapping[str, str] | None = None
     ) -> CheckpointQuantization:
-        """Read `quant_algo` and the keys beside it. Raises CheckpointError if they are not known."""
+        """Read `quant_algo` and the keys beside it.
+
+        Args:
+            directory: folder of the checkpoint, named in errors; nothing is read from it.
+            settings: `quantization_config`, or `quantization` of hf_quant_config.json, or both merged.
+            producer: name and version of the program that quantized; None: as `settings` say.
+
+        Raises:
+            CheckpointError: the algorithm is not known, or a key is missing or of the wrong kind.
+        """
         algorithm = settings.get("quant_algo")
         if algorithm is not None and algorithm not in tuple(ALGORITHMS):
             known = ", ".join(ALGORITHMS)

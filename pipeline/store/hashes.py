@@ -34,6 +34,11 @@ class FileHashes:
     """
 
     def __init__(self, path: Path | None) -> None:
+        """Remember hashes in a file. It is read when the first hash is asked for.
+
+        Args:
+            path: the JSON file, which need not exist; None: nothing outlives the process.
+        """
         self._path = path
         self._known: dict[str, list[int | str]] | None = None
         self._new: dict[str, list[int | str]] = {}

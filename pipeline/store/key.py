@@ -78,6 +78,9 @@ class ArtifactKey:
 def canonical(value: Json) -> str:
     """Write a value as JSON with sorted keys, no blanks and ASCII only.
 
+    Args:
+        value: None, a truth value, a finite number, text, or lists and mappings of these; keys are text.
+
     Raises:
         ValueError: something in it is no JSON; the text names its place.
     """
@@ -85,7 +88,14 @@ def canonical(value: Json) -> str:
 
 
 def digest_of(value: Json) -> str:
-    """Return the SHA-256 of `canonical(value)`, 64 hexadecimal digits."""
+    """Return the SHA-256 of `canonical(value)`, 64 hexadecimal digits.
+
+    Args:
+        value: what `canonical` takes.
+
+    Raises:
+        ValueError: something in it is no JSON; the text names its place.
+    """
     return hashlib.sha256(canonical(value).encode("ascii")).hexdigest()
 
 

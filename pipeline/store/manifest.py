@@ -67,6 +67,9 @@ class Manifest(_Frozen):
     def load(cls, directory: Path) -> Manifest:
         """Read `manifest.json` of a directory.
 
+        Args:
+            directory: folder of an artifact.
+
         Raises:
             StoreError: it is missing, damaged, or of another schema.
         """
@@ -89,7 +92,14 @@ class Manifest(_Frozen):
             raise StoreError(f"{path}: damaged: {where}: {first['msg']}") from error
 
     def write(self, directory: Path) -> None:
-        """Write `manifest.json` and its readable twin into a directory."""
+        """Write `manifest.json` and its readable twin into a directory.
+
+        Args:
+            directory: folder of the artifact; it must exist.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
         text = json.dumps(
             self.model_dump(mode="json", by_alias=True), indent=2, ensure_ascii=False, allow_nan=False
         )

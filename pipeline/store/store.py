@@ -46,6 +46,11 @@ class Store:
     """
 
     def __init__(self, root: Path) -> None:
+        """Open the store at `root`. Folders are made when the first artifact is.
+
+        Args:
+            root: folder of the store, which need not exist; "~" is not expanded here, but by `at`.
+        """
         self.root = root
         self.artifacts = root / "artifacts"
         self.work = root / "work"
@@ -69,7 +74,11 @@ class Store:
 
     @classmethod
     def at(cls, root: Path | None) -> Store:
-        """Open the store at `root`, or the default one if it is None."""
+        """Open the store at `root`, or the default one if it is None.
+
+        Args:
+            root: folder of the store, which need not exist; "~" is expanded. None: the one of `default`.
+        """
         return cls.default() if root is None else cls(root.expanduser().absolute())
 
     @property
@@ -90,6 +99,9 @@ class Store:
 
     def find(self, key: ArtifactKey) -> Artifact | None:
         """Look up the published artifact of a key, and put it into use (see `use`).
+
+        Args:
+            key: what the artifact is made from.
 
         Returns:
             The artifact, or None if it is not published.
@@ -114,6 +126,10 @@ class Store:
 
     def check(self, artifact: Artifact, progress: Progress | None = None) -> None:
         """Make sure, before an artifact is used, that its files are those that were published.
+
+        Args:
+            artifact: what is about to be used.
+            progress: is told the bytes as they are hashed; None: nobody is told.
 
         Raises:
             DamagedArtifact: with all that differ.
@@ -143,6 +159,9 @@ class Store:
     def get(self, name: str) -> Artifact:
         """Look an artifact up by its name, its digest, or the beginning of either if only one begins so.
 
+        Args:
+            name: such as "fetch-a0606687625223042420", or 64 hexadecimal digits, or the beginning of either.
+
         Raises:
             UserError: there is none, or several.
         """
@@ -158,7 +177,15 @@ class Store:
         raise UserError(f"no artifact {name!r} in {self.root}; `{self.command('ls')}` shows what there is")
 
     def newest(self, stage: str, recipe: str) -> Artifact | None:
-        """Return the artifact of a stage that a recipe obtained last, or None."""
+        """Return the artifact of a stage that a recipe obtained last, or None.
+
+        Args:
+            stage: name of the stage, such as "fetch".
+            recipe: name of the recipe that its manifest holds: the one that asked for the artifact first.
+
+        Returns:
+            The artifact that was used last of those that fit; None if none does.
+        """
         fitting = (a for a in self.list() if (a.manifest.stage, a.manifest.recipe) == (stage, recipe))
         return next(fitting, None)
 
@@ -264,8 +291,14 @@ class Store:
     def use(self, artifact: Artifact) -> bool:
         """Keep `gc`, of any process, from removing an artifact until `close`.
 
+        Args:
+            artifact: a published artifact of this store.
+
         Returns:
             Whether it is still there.
+
+        Raises:
+            OSError: its lock cannot be opened, for another reason than that the store may only be read.
         """
         with self._guard:
             if artifact.name not in self._used:

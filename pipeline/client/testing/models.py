@@ -58,7 +58,14 @@ def bls(
 
 
 def llmapi(name: str = "tensorrt_llm", *, decoupled: bool = True) -> config_pb.ModelConfig:
-    """Make the configuration of the LLM API's model: no batch dimension, its own tensor names, cumulative text."""
+    """Make the configuration of the LLM API's model.
+
+    It has no batch dimension, its own tensor names, and cumulative text.
+
+    Args:
+        name: of the model.
+        decoupled: whether it streams.
+    """
     config = _config(name, _LLMAPI_INPUTS, _LLMAPI_OUTPUTS, required={"text_input"})
     config.model_transaction_policy.decoupled = decoupled
     return config
