@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -18,6 +18,7 @@ from pipeline.cli.options import complete_recipe, set_option, store_option
 if TYPE_CHECKING:
     from socket import socket
 
+    from pipeline.gateway.metric_names import MetricNames
     from pipeline.serving.gateway_process import GatewayLaunch
     from pipeline.store import Store
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
+_GIVEN = "pipeline.given"  # key of click's `Context.meta`: name of an option -> its words
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -74,6 +76,13 @@ _OPTIONS = (
         "--traces",
         metavar="URL",
         help="OTLP receiver for spans, such as http://localhost:4318; by default $OTEL_EXPORTER_OTLP_ENDPOINT.",
+    ),
+    click.option(
+        "--metric-names",
+        default="",
+        metavar="NAMES",
+        callback=lambda _, __, given: _metric_names(given),
+        help="Show the metrics at /metrics under these names, too: vllm, gen_ai (OpenTelemetry's), or vllm,gen_ai.",
     ),
     click.option(
         "--log-format",
@@ -130,6 +139,7 @@ def command(
     max_connections: int,
     drain_s: int,
     traces: str | None,
+    metric_names: tuple[MetricNames, ...],
     log_format: str,
     descriptors: tuple[int, ...],
     parent: int | None,
@@ -195,6 +205,7 @@ def command(
             origins=allowed_origins,
             tracer=make_tracer(traces),
             log_as_json=log_format == "json",
+            metric_names=metric_names,
         )
         limits = ConnectionLimits(connections=max_connections)
         server = GatewayServer(gateway, host, port, limits=limits, drain_s=drain_s)
@@ -211,7 +222,7 @@ def gateway_command(
     """Bind the sockets of a gateway that `serve` starts, and make its command line.
 
     Args:
-        context: Of a command with `gateway_options`, whose values are handed on.
+        context: Of a `StartsGateway` command, whose options are handed on.
         recipes: Names or files of recipes, whose servers are announced in `store`.
         overrides: Values of `--set`.
         store: Of artifacts.
@@ -227,15 +238,13 @@ def gateway_command(
     from pipeline.serving.gateway_process import GatewayLaunch
 
     tenants = Tenants.load(values["keys"]) if values["keys"] else Tenants()
-    words: list[str] = []
-    names = {option.name for option in _gateway_parameters()} - {"port"}
-    for option in context.command.params:
-        if option.name in names and context.get_parameter_source(option.name) is not ParameterSource.DEFAULT:
-            value = values[option.name]
-            for one in value if option.multiple else (value,):
-                words += [option.opts[0], str(one.absolute() if isinstance(one, Path) else one)]
-    for override in overrides:
-        words += ["--set", override]
+    words = [word for override in overrides for word in ("--set", override)]
+    given: dict[str, Any] = context.meta[_GIVEN]
+    for option in _gateway_parameters():
+        if option.name in given and option.name != "port":
+            value = given[option.name]
+            for one in value if isinstance(value, list) else (value,):
+                words += [option.opts[0], one]
     usual = context.get_parameter_source("port") is ParameterSource.DEFAULT
     port = values["port"]
     if usual and not _can_bind(values["host"], port):
@@ -254,6 +263,15 @@ def gateway_command(
             needs_key=tenants.require_keys,
             drain_s=values["drain_s"],
         )
+
+
+class StartsGateway(click.Command):
+    """A command with `gateway_options` that hands them on: it keeps the words that were given."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given, _, _ = self.make_parser(ctx).parse_args(list(args))
+        ctx.meta[_GIVEN] = given
+        return super().parse_args(ctx, args)
 
 
 def _gateway_parameters() -> Sequence[click.Parameter]:
@@ -300,6 +318,16 @@ def _require_packages(
     needs += [Need("traces", "traces")] if traces or any(map(os.environ.get, ENDPOINT_VARIABLES)) else []
     needs += [need for name in recipes for need in needs_of_cache(load_recipe(name, overrides), store)]
     require("the gateway", needs)
+
+
+def _metric_names(text: str) -> tuple[MetricNames, ...]:
+    names = tuple(dict.fromkeys(filter(None, text.replace(" ", "").split(","))))
+    unknown = [name for name in names if name not in ("vllm", "gen_ai")]
+    if unknown:
+        raise click.BadParameter(
+            f"{', '.join(unknown)}: there are vllm and gen_ai", param_hint="--metric-names"
+        )
+    return cast("tuple[MetricNames, ...]", names)
 
 
 def _endpoint(text: str) -> tuple[str, str]:

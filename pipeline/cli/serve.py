@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from pipeline.cli.gateway import gateway_command, gateway_options
+from pipeline.cli.gateway import StartsGateway, gateway_command, gateway_options
 from pipeline.cli.options import complete_recipe, set_option, store_option
 from pipeline.cli.output import reporter
 from pipeline.cli.serving import package_of, serve_options_of, serving_options, stop_on_signals
 
 
-@click.command(name="serve")
+@click.command(name="serve", cls=StartsGateway)
 @click.argument("recipes", nargs=-1, required=True, metavar="RECIPE…", shell_complete=complete_recipe)
 @set_option
 @store_option
