@@ -33,12 +33,13 @@ from pipeline.progress import Progress, Silent, Task
 from pipeline.serving.announcement import Announcement
 from pipeline.serving.control import ControlServer
 from pipeline.serving.gateway_process import GatewayLaunch, GatewayProcess
-from pipeline.serving.health import ProbeGeneration
 from pipeline.serving.launch import Launcher, ServeOptions
 from pipeline.serving.launch_docker import DockerLauncher
 from pipeline.serving.launch_gpu import NativeLauncher
 from pipeline.serving.log_files import log_folder, rotate
+from pipeline.serving.monitor import HealthIssue, HealthMonitor
 from pipeline.serving.preflight import check_container, check_local, refuse
+from pipeline.serving.probe import ProbeGeneration
 from pipeline.serving.server import StartCancelled, TritonServer, local_launcher
 from pipeline.serving.supervisor import Supervisor
 from pipeline.store import FileHashes
@@ -140,7 +141,7 @@ class TritonComponent:
         self.warm: ProbeGeneration | None = None  # the last answer of the warm-up
         self._progress = progress
         self._verified = False
-        self._next_check = 0.0
+        self._monitor: HealthMonitor | None = None
 
     @property
     def name(self) -> str:
@@ -172,25 +173,37 @@ class TritonComponent:
                 raise verification.failure from error
             raise
         self._verified = True
-        self._next_check = time.monotonic() + self.options.health_interval_s
+        server, options = self.server, self.options
+        self._monitor = HealthMonitor(
+            server.deployment, server.grpc_url, server.metrics_url, server.pids,
+            interval_s=options.health_interval_s, hang_timeout_s=options.hang_timeout_s,
+        )  # fmt: skip
+        try:
+            self._monitor.first_round(server.start_deadline_s, stop)
+        except ServerError as error:
+            raise server.failure(str(error)) from None
 
-    def fault(self) -> str | None:
+    def check(self) -> HealthIssue | None:
         """See `supervisor.Component`."""
         code = self.server.exit_code
         if code is not None:
-            return str(self.server.failure(f"Triton for {self.name} {exit_reason(code)}"))
-        if not self.options.health_interval_s or time.monotonic() < self._next_check:
-            return None
-        self._next_check = time.monotonic() + self.options.health_interval_s
-        try:
-            self.server.check_health()
-        except ServerError as error:
-            return str(error)
-        return None
+            why = self.server.failure(f"Triton for {self.name} {exit_reason(code)}", tail=False)
+            return HealthIssue("fault", str(why))
+        assert self._monitor is not None, "start made it"
+        found = self._monitor.check()
+        if found is None or found.kind == "doubt":
+            return found
+        why = self.server.failure(f"Triton for {self.name} is ill: {found.reason}", tail=False)
+        return HealthIssue("fault", str(why))
 
     def stop(self, *, at_once: bool) -> None:
         """See `supervisor.Component`."""
-        self.server.stop(at_once=at_once)
+        monitor, self._monitor = self._monitor, None
+        if at_once:
+            self.server.stop(at_once=True)
+        if monitor is not None:
+            monitor.close()
+        self.server.stop()
 
     @property
     def words(self) -> str:
