@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import UserError
+from pipeline.errors import ServerError, UserError
 from pipeline.gateway.served_model import ServedModel, load_chat_template
 from pipeline.gateway.tools.dialects import dialect_of
 from pipeline.prepare import prepare
@@ -21,6 +22,8 @@ from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.repository import check_without_weights
 from pipeline.triton.running import SUPERVISED, RunningServer
+
+_log = logging.getLogger("pipeline.gateway")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,28 @@ def load_served_model(located: LocatedModel, store: Store, *, max_waiting: int) 
         max_waiting=max_waiting,
         stall_s=5.0 if itl_ms is None else itl_ms / 100,
     )
+
+
+def read_restarts(names: Sequence[str], store: Store) -> dict[str, dict[str, int]]:
+    """Read how often the supervisor restarted what serves each model.
+
+    Args:
+        names: of recipes that are served on this machine.
+        store: where their servers are announced.
+
+    Returns:
+        Name -> component ("triton", "gateway") -> restarts; without those that are not announced now.
+    """
+    found = {}
+    for name in names:
+        try:
+            record = RunningServer.read(store.running, name)
+        except ServerError as error:
+            _log.warning("no restarts: %s", error)
+            continue
+        if record is not None:
+            found[name] = {"triton": 0, "gateway": 0, **record.restarts}
+    return found
 
 
 def locate_models(

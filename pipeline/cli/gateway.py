@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -75,7 +76,8 @@ _OPTIONS = (
     click.option(
         "--traces",
         metavar="URL",
-        help="OTLP receiver for spans, such as http://localhost:4318; by default $OTEL_EXPORTER_OTLP_ENDPOINT.",
+        help="OTLP/HTTP receiver for spans, such as http://localhost:4318; by default $OTEL_EXPORTER_OTLP_ENDPOINT. "
+        "`pipeline serve` hands it to Triton, too.",
     ),
     click.option(
         "--metric-names",
@@ -170,7 +172,7 @@ def command(
         return
     artifacts = Store.at(store)
     _require_packages(recipes, overrides, artifacts, traces)
-    from pipeline.cli.discovery import load_served_model, locate_models
+    from pipeline.cli.discovery import load_served_model, locate_models, read_restarts
     from pipeline.gateway.access_log import log_to_stderr
     from pipeline.gateway.app import Gateway
     from pipeline.gateway.server import ConnectionLimits, GatewayServer, bound_sockets
@@ -206,6 +208,7 @@ def command(
             tracer=make_tracer(traces),
             log_as_json=log_format == "json",
             metric_names=metric_names,
+            restarts=partial(read_restarts, [name for name in models if name not in elsewhere], artifacts),
         )
         limits = ConnectionLimits(connections=max_connections)
         server = GatewayServer(gateway, host, port, limits=limits, drain_s=drain_s)

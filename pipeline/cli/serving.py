@@ -14,7 +14,7 @@ from pipeline.cli.options import allow_option
 
 if TYPE_CHECKING:
     from pipeline.progress import Progress
-    from pipeline.serving.launch import Ports, ServeOptions
+    from pipeline.serving.launch import Ports, ServeOptions, traces_endpoint
     from pipeline.store import Store
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -108,6 +108,7 @@ def serve_options_of(
         hashes=shelf.hashes,
         allowed=values["allowed"],
         recipe=words,
+        traces=traces_endpoint(values.get("traces")),
         **more,
     )
 
