@@ -43,7 +43,11 @@ class Pace:
     speedup: float = 1.0
 
     def __call__(self, seconds: float) -> str:
-        """Write a duration as Prometheus reads it."""
+        """Write a duration as Prometheus reads it.
+
+        Args:
+            seconds: in production.
+        """
         ms = max(1, round(1000 * seconds / self.speedup))
         unit, size = next(
             (unit, size)
@@ -53,7 +57,11 @@ class Pace:
         return f"{ms // size}{unit}"
 
     def count(self, observations: int) -> int:
-        """Scale a number of observations within a window."""
+        """Scale a number of observations within a window.
+
+        Args:
+            observations: in a window of production.
+        """
         return max(1, round(observations / self.speedup))
 
 
@@ -284,18 +292,16 @@ def _kv_pressure(name: str) -> Alert:
 
 def _false_hit(name: str, pace: Pace) -> Alert:
     reports = f'pipeline_cache_events_total{{model="{name}",event="false_hit_reported"}}'
-    hour = pace(3600)
     return Alert(
         name="PipelineCacheFalseHit",
         severity="warning",
-        # `increase` does not see that a series begins, and this one may begin with the first report.
-        expr=f"sum by (model) (({reports} unless {reports} offset {hour}) or increase({reports}[{hour}])) > 0",
+        expr=f"sum by (model) (increase({reports}[{pace(3600)}])) > 0",
         hold_s=0,
         summary=f"{name}: the cache answered with another question's answer",
         description="{figure} answers from the cache were reported as wrong within an hour.",
         figure="%.0f",
         example=Example(
-            firing={reports: "_x80 1x40"},
+            firing={reports: "0x80 1x40"},
             quiet={reports: "2x120"},
             minute=90,
             figure="1",
@@ -383,7 +389,7 @@ def rules_file(recipes: Sequence[Recipe], pace: Pace, runbook_url: str) -> dict[
         runbook_url: of the page that has a section for each alert.
     """
     alerts = {
-        f"pipeline-{recipe.name}": [
+        f"pipeline-alerts-{recipe.name}": [
             _rule(alert, pace, runbook_url, recipe.name) for alert in alerts_of(recipe, pace)
         ]
         for recipe in recipes
@@ -391,7 +397,7 @@ def rules_file(recipes: Sequence[Recipe], pace: Pace, runbook_url: str) -> dict[
     groups = {
         "pipeline-records": list(recording_rules(recipes, pace)),
         **alerts,
-        "pipeline-targets": [_rule(target_down(pace), pace, runbook_url)],
+        "pipeline-scrapes": [_rule(target_down(pace), pace, runbook_url)],
     }
     return {"groups": [{"name": name, "rules": rules} for name, rules in groups.items()]}
 
