@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
 import sys
 import termios
@@ -103,20 +104,21 @@ def _keys() -> Iterator[Callable[[float], bool]]:
     if not sys.stdin.isatty():
         yield _pause
         return
-    before = termios.tcgetattr(sys.stdin)
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
 
     def pressed(seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while (left_s := deadline - time.monotonic()) > 0:
-            if select.select([sys.stdin], [], [], left_s)[0] and sys.stdin.read(1) in ("q", "Q", ""):
+            if select.select([keyboard], [], [], left_s)[0] and os.read(keyboard, 1) in (b"q", b"Q", b""):
                 return True
         return False
 
     try:
-        tty.setcbreak(sys.stdin)
+        tty.setcbreak(keyboard)
         yield pressed
     finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
 def _pause(seconds: float) -> bool:

@@ -257,7 +257,8 @@ class LiveDeployment:
     def as_json(self) -> dict[str, Any]:
         """Return all of it, figures beside the rest, as JSON has it."""
         whole = asdict(self)
-        return {**whole, **whole.pop("figures")}
+        figures = whole.pop("figures")
+        return {**whole, **figures}
 
 
 class LiveView:

@@ -5,45 +5,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.box import SIMPLE
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from pipeline.serving.live import LiveDeployment
 from pipeline.store import human_bytes
 
 _COLORS = {"ready": "green", "failed": "red", "unready": "red", "gone": "red"}
+_LEFT = ("deployment", "state")
 _COLUMNS = (
-    "deployment", "state", "up", "running", "waiting", "stalled", "tok/s", "TTFT p50", "p95", "ITL p50", "p95", "KV",
-    "cache hits", "requests", "restarts", "memory",
+    *_LEFT, "up", "run/wait/stall", "tok/s", "TTFT p50/p95", "ITL p50/p95", "KV", "hits", "requests", "restarts",
+    "memory",
 )  # fmt: skip
 
 
-def top_table(deployments: Sequence[LiveDeployment], hint: str = "") -> Table:
+def top_table(deployments: Sequence[LiveDeployment], hint: str = "") -> Group:
     """Make the table; latencies in milliseconds.
 
     Args:
-        deployments: one row each, with the reason below where it is not ready.
+        deployments: one row each; below are the reasons why some are not ready.
         hint: written below.
     """
-    table = Table(box=SIMPLE, pad_edge=False, caption=hint, caption_justify="left")
+    table = Table(box=SIMPLE, pad_edge=False, padding=(0, 1))
     for column in _COLUMNS:
-        table.add_column(column, justify="left" if column in _COLUMNS[:2] else "right", no_wrap=True)
+        table.add_column(column, justify="left" if column in _LEFT else "right", no_wrap=True)
     for one in deployments:
         figures = one.figures
-        color = _COLORS.get(one.state, "yellow")
         table.add_row(
             one.name,
-            f"[{color}]{one.state}[/]",
+            f"[{_COLORS.get(one.state, 'yellow')}]{one.state}[/]",
             _duration(one.up_s),
-            *map(_number, (figures.running, figures.waiting, figures.stalled, figures.tokens_per_s)),
-            *map(_ms, (figures.ttft_p50_ms, figures.ttft_p95_ms, figures.itl_p50_ms, figures.itl_p95_ms)),
-            *map(_share, (figures.kv_used, figures.cache_hits)),
+            "/".join(map(_number, (figures.running, figures.waiting, figures.stalled))),
+            _number(figures.tokens_per_s),
+            "/".join(map(_ms, (figures.ttft_p50_ms, figures.ttft_p95_ms))),
+            "/".join(map(_ms, (figures.itl_p50_ms, figures.itl_p95_ms))),
+            _share(figures.kv_used),
+            _share(figures.cache_hits),
             _number(figures.requests),
             str(sum(one.restarts.values())),
             "-" if one.memory_bytes is None else human_bytes(one.memory_bytes),
         )
-        if one.reason:
-            table.add_row(f"  {one.reason}")
-    return table
+    reasons = [f"{one.name}: {one.reason}" for one in deployments if one.reason]
+    return Group(table, *(Text(line) for line in reasons), *([Text(hint, "dim")] if hint else []))
 
 
 def _number(value: float | None) -> str:
