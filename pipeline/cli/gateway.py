@@ -146,7 +146,7 @@ def command(
     needs += [Need("traces", "traces")] if traces or any(map(os.environ.get, ENDPOINT_VARIABLES)) else []
     needs += [need for name in recipes for need in needs_of_cache(load_recipe(name, overrides), artifacts)]
     require("the gateway", needs)
-    from pipeline.cli.discovery import load_served_model, locate_models
+    from pipeline.cli.discovery import load_served_model, locate_models, record_followers
     from pipeline.gateway.access_log import log_to_stderr
     from pipeline.gateway.app import Gateway
     from pipeline.gateway.server import ConnectionLimits, GatewayServer, bound_sockets
@@ -182,6 +182,7 @@ def command(
             tracer=make_tracer(traces),
             log_as_json=log_format == "json",
             metric_names=metric_names,
+            followers=record_followers(located, artifacts, max_waiting=max_waiting),
         )
         limits = ConnectionLimits(connections=max_connections)
         server = GatewayServer(gateway, host, port, limits=limits, drain_s=drain_s)

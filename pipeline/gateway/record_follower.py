@@ -74,7 +74,7 @@ class RecordFollower:
             await model.aclose()
 
     async def _look(self, models: MutableMapping[str, ServedModel]) -> None:
-        file = RunningServer.file(self._folder, self.name)
+        file = self._folder / f"{self.name}.json"
         try:
             stat = file.stat()
             seen = (stat.st_mtime_ns, stat.st_ino)
