@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 
 from pipeline.errors import PipelineError
@@ -52,6 +52,11 @@ class RecordFollower:
     def replaced_requests(self) -> int:
         """Number of requests that are under way with models that were replaced."""
         return sum(model.holders for model in self._replaced)
+
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        """Component -> how often it was started again, as the record says."""
+        return {} if self._record is None else self._record.restarts
 
     async def run(self, models: MutableMapping[str, ServedModel]) -> None:
         """Follow the record until the task is cancelled.
