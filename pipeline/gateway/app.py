@@ -112,9 +112,7 @@ class Gateway:
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        following = [
-            asyncio.create_task(follower.run(self.models)) for follower in self._followers.values()
-        ]
+        following = [asyncio.create_task(follower.run(self.models)) for follower in self._followers.values()]
         yield
         for task in following:
             task.cancel()

@@ -160,7 +160,7 @@ class FairQueue:
             clock: monotonic time in seconds.
         """
         self._slots, self._max_waiting, self._s_per_token = slots, max_waiting, s_per_token
-        self._paused = False
+        self.paused = False  # see `pause`
         self._clock = clock
         self._running: Counter[str] = Counter()  # by tenant
         self._waiting: Counter[str] = Counter()  # by tenant, without zeros
@@ -199,7 +199,7 @@ class FairQueue:
         Args:
             paused: false ends the pause.
         """
-        self._paused = paused
+        self.paused = paused
         self._fill()
 
     @asynccontextmanager
@@ -250,7 +250,7 @@ class FairQueue:
 
     @property
     def _has_free_slot(self) -> bool:
-        return self.running < self._slots and not self._paused
+        return self.running < self._slots and not self.paused
 
     def _fill(self) -> None:
         """Give all free slots to requests that wait."""

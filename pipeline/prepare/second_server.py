@@ -51,9 +51,7 @@ class MemoryBeside:
         figures = f"{self.needed_bytes / 2**30:.2f} GiB needed, {self.free_bytes / 2**30:.2f} GiB free"
         if self.sequences is None:
             return f"{figures} ({self.basis})"
-        return (
-            f"{figures}, KV cache for {self.sequences} of {self.wanted} whole requests at a time ({self.basis})"
-        )
+        return f"{figures}, KV cache for {self.sequences} of {self.wanted} whole requests at a time ({self.basis})"
 
 
 def memory_beside(
@@ -91,7 +89,9 @@ def beside(memory: MemoryPlan, free_bytes: int) -> MemoryBeside:
     if memory.spec.pool_bytes is not None:
         # The cache has a fixed size, and is needed whole.
         needed = fullest.used
-    return MemoryBeside(needed, free_bytes, squeezed.sequences, memory.concurrency, "by the plan of its recipe")
+    return MemoryBeside(
+        needed, free_bytes, squeezed.sequences, memory.concurrency, "by the plan of its recipe"
+    )
 
 
 def _by_files(package: Path, deployment: Deployment, free_bytes: int) -> MemoryBeside:

@@ -21,8 +21,8 @@ from pipeline.gateway.embeddings import EmbeddingModel
 from pipeline.gateway.limits import FairQueue
 from pipeline.gateway.metric_names import MetricNames
 from pipeline.gateway.metrics import Restarts
-from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.record_follower import RecordFollower
+from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.server import ConnectionLimits, GatewayServer
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.traces import Tracer

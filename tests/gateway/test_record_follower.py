@@ -76,9 +76,7 @@ class Exchange:
         return asked
 
     def ready(self) -> dict[str, Any]:
-        answer: dict[str, Any] = httpx.get(
-            f"{self.running.url}/readyz", timeout=30, trust_env=False
-        ).json()
+        answer: dict[str, Any] = httpx.get(f"{self.running.url}/readyz", timeout=30, trust_env=False).json()
         return answer
 
     def model(self) -> dict[str, Any]:
@@ -134,7 +132,7 @@ def test_all_choices_of_a_request_come_from_one_package(exchange: Exchange) -> N
 def test_while_triton_is_started_again_requests_wait(exchange: Exchange) -> None:
     exchange.switch(state="restarting")
     queue = exchange.running.gateway.models["tiny"].queue
-    wait_for(lambda: queue._paused, "the queue waits")
+    wait_for(lambda: queue.paused, "the queue waits")
     asked = exchange.begin()
     assert queue.waiting == 1
     exchange.switch(grpc_url=exchange.new.url, state="starting")
