@@ -14,7 +14,7 @@ from pipeline.cli.options import allow_option
 
 if TYPE_CHECKING:
     from pipeline.progress import Progress
-    from pipeline.serving.launch import Ports, ServeOptions, traces_endpoint
+    from pipeline.serving.launch import Ports, ServeOptions
     from pipeline.store import Store
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -89,7 +89,7 @@ def serve_options_of(
         ports: Ports to take whatever the options say.
         more: Other fields of `ServeOptions`.
     """
-    from pipeline.serving.launch import Ports, ServeOptions
+    from pipeline.serving.launch import Ports, ServeOptions, traces_endpoint
     from pipeline.serving.restart import RestartPolicy
 
     address = values["address"]
