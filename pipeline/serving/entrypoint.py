@@ -34,7 +34,7 @@ from pathlib import Path
 from pipeline.errors import Fault, InvalidInput, PipelineError
 from pipeline.progress import Lines
 from pipeline.serving.health import DEFAULT_FILE, FILE_VARIABLE
-from pipeline.serving.launch import ANYWHERE, Ports, ServeOptions
+from pipeline.serving.launch import ANYWHERE, Ports, ServeOptions, traces_endpoint
 from pipeline.serving.restart import RestartPolicy
 from pipeline.serving.serve import serve
 from pipeline.triton.deployment import CONTAINER_ROOT
@@ -124,6 +124,7 @@ def _serve(settings: EntrypointSettings, log: Path, stop: threading.Event) -> No
         hang_timeout_s=settings.hang_timeout_s,
         restart=settings.restart,
         target="local",
+        traces=traces_endpoint(),
     )
     serve([(settings.package, options)], Lines(), stop, ready_file=settings.ready_file)
 
