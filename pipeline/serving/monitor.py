@@ -10,7 +10,7 @@ wait, Triton's page of metrics is read, and a server is hung only if
 - or the engine has room, so that the probe does not wait there, and neither it nor a second one is answered.
 
 Busy is not ill: a probe that waits behind long answers may wait for ever. Besides, the processes of the server are
-looked at several times a second: one of Triton's that is gone, or any that is stopped (SIGSTOP), is a fault at once.
+looked at several times a second: one of a model that is gone, or any that is stopped (SIGSTOP), is a fault at once.
 
 It does not tell a slow server from a fast one, and judges no answer: one that came is enough.
 """
@@ -47,6 +47,8 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 ENSEMBLE = "ensemble"
 _STEPS = ("preprocessing", "tensorrt_llm", "postprocessing")  # of the ensemble
 
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy stands between
+
 _FIRST_POLL_S = 0.01
 _PAGE_TIMEOUT_S = 0.5
 _HELD_UP_S = 2.0
@@ -56,7 +58,7 @@ _FAILURES = 3  # probes that fail one after the other: one may be a mishap
 _STOPPED_S = 1.0  # debuggers and profilers stop a process for a moment
 _COMPUTING_SHARE = 0.1  # of a core: an idle server uses less
 _COMPUTING_S = 60.0  # a step of an engine that computes here may take so long
-_TRITONS = ("tritonserver", "triton_python_b")  # names of processes, as far as /proc has them
+_STUB = "triton_python_b"  # the process of a Python model, as far as /proc has its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +211,8 @@ class ProcessWatch:
         for pid, known in self._known.items():
             stat = ProcessStat.of(pid)
             if stat is None or stat.start != known.start:
-                # Others, such as a compiler that the engine started, may come and go.
-                if known.name in _TRITONS:
+                # Others, such as a compiler that the engine started, may come and go; the server's end is no secret.
+                if known.name == _STUB:
                     return HealthIssue("fault", f"process {pid} ({known.name}) is gone")
                 continue
             if not stat.stopped:
@@ -367,7 +369,7 @@ def probed_paths(deployment: Deployment) -> dict[str, tuple[str, ...]]:
 
 def _read_page(url: str) -> MetricsPage | None:
     try:
-        with urllib.request.urlopen(url, timeout=_PAGE_TIMEOUT_S) as response:
+        with _OPENER.open(url, timeout=_PAGE_TIMEOUT_S) as response:
             return MetricsPage.parse(response.read().decode(errors="replace"))
     except (urllib.error.URLError, http.client.HTTPException, OSError):
         return None

@@ -47,6 +47,8 @@ from pipeline.triton.deployment import ENTRY, Deployment
 from pipeline.triton.repository import check_package, check_without_weights
 from pipeline.triton.running import RunningServer
 
+_ENDING_S = 0.5
+
 
 def serve(
     packages: Sequence[tuple[Path, ServeOptions]],
@@ -185,16 +187,16 @@ class TritonComponent:
 
     def check(self) -> HealthIssue | None:
         """See `supervisor.Component`."""
-        code = self.server.exit_code
-        if code is not None:
-            why = self.server.failure(f"Triton for {self.name} {exit_reason(code)}", tail=False)
-            return HealthIssue("fault", str(why))
         assert self._monitor is not None, "start made it"
-        found = self._monitor.check()
-        if found is None or found.kind == "doubt":
-            return found
-        why = self.server.failure(f"Triton for {self.name} is ill: {found.reason}", tail=False)
-        return HealthIssue("fault", str(why))
+        code, why = self.server.exit_code(), ""
+        if code is None:
+            found = self._monitor.check()
+            if found is None or found.kind == "doubt":
+                return found
+            # When the server dies, its models do, too, and may be seen first.
+            code, why = self.server.exit_code(_ENDING_S), f"is ill: {found.reason}"
+        why = why if code is None else exit_reason(code)
+        return HealthIssue("fault", str(self.server.failure(f"Triton for {self.name} {why}", tail=False)))
 
     def stop(self, *, at_once: bool) -> None:
         """See `supervisor.Component`."""

@@ -155,10 +155,18 @@ class TritonServer:
         """Whether the server's process is there; `check_health` tells more."""
         return self._guard is not None and self._guard.poll() is None
 
-    @property
-    def exit_code(self) -> int | None:
-        """How a server ended by itself, or 128 + signal; None while it runs, or if it was never started."""
-        return None if self._guard is None else self._guard.poll()
+    def exit_code(self, timeout_s: float = 0.0) -> int | None:
+        """How a server ended by itself: its exit code, or 128 + signal.
+
+        Args:
+            timeout_s: Time to wait for that.
+
+        Returns:
+            None if it runs on, or was never started.
+        """
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return None if self._guard is None else self._guard.wait(timeout_s)
+        return None
 
     @property
     def pids(self) -> tuple[int, ...]:
