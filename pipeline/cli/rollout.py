@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import shlex
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,7 @@ import click
 
 from pipeline.cli.options import allow_option, complete_recipe, json_option, set_option, store_option
 from pipeline.cli.output import note, print_json, reporter
-from pipeline.errors import UserError
+from pipeline.errors import ServerError, UserError
 
 if TYPE_CHECKING:
     from pipeline.recipe import Recipe
@@ -88,19 +90,19 @@ def command(
     if package is not None and (build or overrides):
         raise click.UsageError("--package takes a package as it is: leave out --build and --set")
     shelf = Store.at(store)
-    name, server, loaded = _find(recipe, overrides, shelf)
+    name, server, found = find_running(recipe, overrides, shelf)
     words = server.recipe
-    if package is None:
-        source = str(loaded.provenance.file) if loaded.provenance.file else recipe
+    if package is not None:
+        package, found = package.resolve(), None
+    elif found is None:
+        raise click.UsageError(f"{name} was served from a package alone: name a RECIPE, or --package")
+    else:
         package, words = package_of(
-            source, loaded.provenance.overrides, shelf, build=build, offline=offline,
+            str(found.provenance.file), found.provenance.overrides, shelf, build=build, offline=offline,
             report=reporter(silent=as_json), allowed=allowed,
         )  # fmt: skip
-        known: Recipe | None = loaded
-    else:
-        package, known = package.resolve(), None
     exchange(
-        "rollout", name, server, package, known, shelf,
+        "rollout", name, server, package, found, shelf,
         words=words, skip_golden=skip_golden, in_place=in_place, drain_s=drain_s, dry_run=dry_run, as_json=as_json,
     )  # fmt: skip
 
@@ -167,7 +169,7 @@ def exchange(
         return
     if server.control is None:
         raise UserError(f"{name}: its server takes no commands; stop it, and serve the other package")
-    request = {"name": name, "golden": not skip_golden, "in_place": in_place, "drain_s": drain_s}
+    request: dict[str, Any] = {"name": name, "golden": not skip_golden, "in_place": in_place, "drain_s": drain_s}
     if do == "rollout":
         request |= {"package": str(package), "recipe": list(words)}
     try:
@@ -181,9 +183,36 @@ def exchange(
         print_json(result)
 
 
-def _find(word: str, overrides: tuple[str, ...], store: Store) -> tuple[str, RunningServer, Recipe]:
-    """The deployment that a word means, and the recipe that its next package is made from."""
+def find_running(
+    word: str, overrides: Sequence[str], store: Store
+) -> tuple[str, RunningServer, Recipe | None]:
+    """Find a deployment that runs, and the recipe that its next package is made from.
+
+    Args:
+        word: name of the deployment, or name or file of its recipe.
+        overrides: values of `--set`, besides those that it is served with.
+        store: where it is announced.
+
+    Returns:
+        Its name, its record, and the recipe; None for a deployment that was served from a package alone.
+
+    Raises:
+        InvalidInput: there is no such recipe, or it has faults.
+        ServerError: it does not run.
+    """
     from pipeline.recipe import load_recipe
     from pipeline.triton.running import SUPERVISED, RunningServer
 
-    raise NotImplementedError
+    server = None if "/" in word else RunningServer.find(store.running, word, states=SUPERVISED)
+    if server is not None:
+        if not server.recipe:
+            return word, server, None
+        file, *words = server.recipe
+        given = [value for key, value in pairwise(words) if key == "--set"]
+        return word, server, load_recipe(file, (*given, *overrides))
+    recipe = load_recipe(word, overrides)
+    server = RunningServer.find(store.running, recipe.name, states=SUPERVISED)
+    if server is None:
+        serve = shlex.join(("pipeline", "serve", *recipe.words, *store.words))
+        raise ServerError(f"{recipe.name} is not running, so there is nothing to exchange; {serve}")
+    return recipe.name, server, recipe

@@ -6,8 +6,8 @@
     rollback   the same with the package that was served before
 
 Until the switch, whatever goes wrong ends the new Triton and leaves the old one untouched; so does a cancellation. When
-the gateway cannot load the new package, the switch is undone. With `in_place` the old Triton ends first: for two that do
-not fit in memory. Requests then wait in the gateway, and if the new package fails, the old one is started again.
+the gateway cannot load the new package, the switch is undone. With `in_place` the old Triton ends first, for two that
+do not fit in memory. Requests then wait in the gateway, and if the new package fails, the old one is started again.
 
 Who decides whether two fit is `pipeline.prepare.second_server`, before this is asked for.
 """
