@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -158,21 +158,25 @@ class PlanInputs:
     sources: Mapping[str, ResolvedSource]  # role -> checkpoint
     dataset: Mapping[str, Json]  # identity of the calibration set
     tools: Mapping[str, Mapping[str, str]]  # stage -> distribution -> version
+    golden: Mapping[str, Json] = field(
+        default_factory=dict
+    )  # {"golden": questions of the package}, or nothing
 
     def plan_facts(self, emitted: GeneratedConfig) -> PlanFacts:
         """The form that `make_plan` takes."""
         sources = {role: source.identity for role, source in self.sources.items()}
-        return PlanFacts(sources, self.dataset, self.tools, emitted.build, emitted.package)
+        package = {**emitted.package, **self.golden}
+        return PlanFacts(sources, self.dataset, self.tools, emitted.build, package)
 
 
 def read_plan_inputs(
     recipe: Recipe, store: Store, *, offline: bool = False, progress: Progress | None = None
 ) -> PlanInputs:
-    """Resolve checkpoints (which hashes local ones, and asks the Hub what a branch is), data set and tools.
+    """Resolve checkpoints (which hashes local ones, and asks the Hub what a branch is), data set, tools, questions.
 
     Raises:
         SourceError: A checkpoint does not exist, or the Hub cannot be asked.
-        InvalidInput: A local folder is not a checkpoint.
+        InvalidInput: A local folder is not a checkpoint, or the golden questions have faults by now.
     """
     sources = {
         role: resolve_checkpoint(checkpoint, store=store, offline=offline, progress=progress)
@@ -180,7 +184,8 @@ def read_plan_inputs(
     }
     calibration = recipe.quantization.calibration
     dataset = {} if calibration is None else dataset_identity(calibration.dataset)
-    return PlanInputs(sources, dataset, tool_versions(runtime_of(recipe)))
+    golden = {} if recipe.golden is None else {"golden": recipe.golden.read().document}
+    return PlanInputs(sources, dataset, tool_versions(runtime_of(recipe)), golden)
 
 
 def tool_versions(runtime: Runtime) -> dict[str, dict[str, str]]:

@@ -90,7 +90,10 @@ def copy_recipe(file: Path, destination: str, *, force: bool = False) -> Path:
 
 def _relocated(text: str, file: Path, target: Path) -> str:
     for node in sorted(_local_values(yaml.compose(text)), key=lambda node: -int(node.start_mark.index)):
-        absolute = json.dumps(str(parse_source(node.value, file.resolve().parent)), ensure_ascii=False)
+        folder = file.resolve().parent
+        is_source = node.value.startswith("local:")
+        path = parse_source(node.value, folder) if is_source else folder / node.value
+        absolute = json.dumps(str(path), ensure_ascii=False)
         text = text[: node.start_mark.index] + absolute + text[node.end_mark.index :]
     lines = text.splitlines(keepends=True)
     for number, line in enumerate(lines):
@@ -105,6 +108,8 @@ def _local_values(node: yaml.Node | None) -> Iterator[yaml.ScalarNode]:
         for key, value in node.value:
             if isinstance(value, yaml.ScalarNode) and key.value in _KEYS and value.value.startswith("local:"):
                 yield value
+            elif key.value == "golden" and isinstance(value, yaml.MappingNode):
+                yield from (path for name, path in value.value if name.value == "file")
             else:
                 yield from _local_values(value)
 

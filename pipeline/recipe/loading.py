@@ -14,6 +14,8 @@ from pydantic import ValidationError
 
 from pipeline import resources
 from pipeline.errors import Fault, InvalidInput
+from pipeline.golden import read_questions
+from pipeline.reading import UnreadableFile
 from pipeline.recipe.faults import fault_of, faults_of
 from pipeline.recipe.library import find_recipe
 from pipeline.recipe.recipe import Recipe, RecipeProvenance
@@ -49,10 +51,32 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
     except ValidationError as error:
         found, more = faults_of(error, document, _MOST_FAULTS)
         faults = faults + found
+    faults = faults + _golden_faults(document, file)
     if faults:
         faults = sorted(faults, key=lambda fault: (fault.where == "--set", fault.line or 0))
         raise InvalidInput(str(file), faults[:_MOST_FAULTS], more + len(faults[_MOST_FAULTS:]))
     return recipe.read_from(RecipeProvenance(file.resolve(), tuple(overrides)))
+
+
+def _golden_faults(document: Document, file: Path) -> list[Fault]:
+    """Faults of the recipe's golden questions, each with the line of their own file."""
+    golden, limits = (document.data.get(key) for key in ("golden", "limits"))
+    named = golden.get("file") if isinstance(golden, dict) else None
+    if not isinstance(named, str) or not named:
+        return []
+    path, place = file.resolve().parent / named, document.place(("golden", "file"))
+    try:
+        questions, faults = read_questions(path, shown(path))
+    except UnreadableFile as error:
+        return [
+            Fault(error.fault.problem, where=place.where, line=place.line, key="golden.file", value=str(path))
+        ]
+    most = limits.get("max_output_tokens") if isinstance(limits, dict) else None
+    if isinstance(most, int) and any((one.max_tokens or 0) > most for one in questions):
+        longest = max(one.max_tokens or 0 for one in questions)
+        problem = f"asks for {longest} tokens, and limits.max_output_tokens is {most}"
+        faults.append(Fault(problem, where=place.where, line=place.line, key="golden.file", value=str(path)))
+    return faults
 
 
 def _context(file: Path) -> dict[str, object]:

@@ -18,6 +18,7 @@ from pipeline.recipe.quantization import DraftFormat, Quantization
 from pipeline.recipe.response_cache import CacheSettings
 from pipeline.recipe.runtime import CpuRuntime, Runtime
 from pipeline.recipe.sections import (
+    GoldenQuestions,
     KvCache,
     Limits,
     RecipeSection,
@@ -104,6 +105,9 @@ class Recipe(RecipeSection):
         default_factory=TransactionPolicy, description="How requests are answered."
     )
     slo: Slo = Field(default_factory=Slo, description="Latencies to meet.")
+    golden: GoldenQuestions | None = Field(
+        default=None, description="Questions that a package must answer before it takes traffic."
+    )
     cache: CacheSettings = Field(default_factory=CacheSettings, description="The response cache.")
 
     _provenance: RecipeProvenance = PrivateAttr(default_factory=RecipeProvenance)

@@ -6,10 +6,14 @@ sections are in `validators.py` and hold for a whole recipe.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
+
+from pipeline.golden import GoldenSet
 
 
 class RecipeSection(BaseModel):
@@ -26,6 +30,11 @@ def refusal(problem: str, fix: str = "") -> PydanticCustomError:
 def require_tag(schema: dict[str, Any]) -> None:
     """Make the JSON schema of a union's default member ask for `kind`, as the loader does."""
     schema["required"] = ["kind", *schema.get("required", [])]
+
+
+def _beside_recipe(text: str, info: ValidationInfo) -> str:
+    """A path that is relative to the folder of the recipe, made absolute."""
+    return os.path.normpath(((info.context or {}).get("folder") or Path.cwd()) / Path(text))
 
 
 class Limits(RecipeSection):
@@ -93,6 +102,28 @@ class TransactionPolicy(RecipeSection):
         description="Stream: many responses to one request. If false, each request has one response, the whole answer, "
         "as clients that call infer() need it: KServe tools, benchmarks.",
     )
+
+
+class GoldenQuestions(RecipeSection):
+    """Prompts with checks of their answers, by which a package is judged before it takes traffic."""
+
+    file: Annotated[str, AfterValidator(_beside_recipe)] = Field(
+        min_length=1,
+        description="JSON lines, each a question; relative to the folder of the recipe.",
+        examples=["golden/tiny-cpu.jsonl"],
+    )
+    min_passed: float = Field(
+        default=1.0, gt=0, le=1, description="Share of the questions that must be answered right."
+    )
+
+    def read(self) -> GoldenSet:
+        """Read the file.
+
+        Raises:
+            UnreadableFile: It cannot be read.
+            InvalidInput: With every fault of it.
+        """
+        return GoldenSet.read(Path(self.file), self.min_passed)
 
 
 class Slo(RecipeSection):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.golden import write_document
 from pipeline.plan.parallelism import parallelism
 from pipeline.plan.plan import DRAFT, UNIFIED, Step, evaluated_exports, rank_exports
 from pipeline.plan.preflight import Finding, manifest_findings
@@ -143,6 +144,9 @@ def _package(work: StageInput) -> Facts:
         target=work.inputs["target"], draft=work.inputs.get("draft"), tokenizer=work.inputs["tokenizer"]
     )
     facts = runtime_of(work.recipe).package(work.recipe, engines, work.into, work.progress)
+    # As they are in the step's key, whatever has become of their file since.
+    if (golden := work.step.key.settings.get("golden")) is not None:
+        write_document(golden, work.into)
     return {**facts, **manifest_findings(work.findings)}
 
 
