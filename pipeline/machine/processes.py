@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 _STUB = "triton_python_backend_stub"
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentProcess:
-    """One process. `name`: the model of a Python stub; else the program, and for our own its command."""
+    """One process. `name`: the model of a Python stub; the verb of a `pipeline` command; else the program."""
 
     pid: int
     name: str
@@ -49,24 +51,23 @@ class ProcessMemory:
 
 
 def processes_below(pid: int) -> Iterator[DeploymentProcess]:
-    """Yield a process and all that it started, parents first; what ends meanwhile is left out.
+    """Yield a process and all that descend from it; what ends meanwhile is left out.
 
     Args:
         pid: of the first.
     """
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-        children = [
-            int(child)
-            for task in Path(f"/proc/{pid}/task").glob("*/children")
-            for child in task.read_text(encoding="utf-8").split()
-        ]
-    except (FileNotFoundError, ProcessLookupError):
+        first = psutil.Process(pid)
+        family = [first, *first.children(recursive=True)]
+    except psutil.NoSuchProcess:
         return
-    if command:
-        yield DeploymentProcess(pid, _name(command))
-    for child in children:
-        yield from processes_below(child)
+    for process in family:
+        try:
+            command = process.cmdline()
+        except psutil.Error:
+            continue
+        if command:
+            yield DeploymentProcess(process.pid, _name(command))
 
 
 def _name(command: list[str]) -> str:
