@@ -77,5 +77,6 @@ def _memory_words(memory: MemoryPlan | None) -> str:
     held = f"{memory.sequences} x {spec.sequence_tokens} tokens at a time, {spec.concurrency} wanted"
     short = -memory.tightest.headroom
     if memory.verdict == "does not fit" and short > 0:
-        return f"does not fit: {short / 2**30:.1f} GiB too much on a GPU before any KV cache"
+        place = "on a GPU" if spec.is_gpu else "for this machine's memory"
+        return f"does not fit: {short / 2**30:.1f} GiB too much {place} before any KV cache"
     return f"{memory.verdict}: {held}"

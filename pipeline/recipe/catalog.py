@@ -1,4 +1,4 @@
-"""What `pipeline recipes` does with files: list the packaged ones, copy one to change it, print the JSON schema.
+"""What the command line does with files of recipes: list the packaged ones, copy or write one, print the JSON schema.
 
 A copy works where it is put: `local:` paths become absolute, comments name the copy. The schema, for editors and other
 tools, is checked in beside this file; it has every key, type, bound and description, but no rules that span fields.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic.json_schema import GenerateJsonSchema
@@ -20,6 +22,7 @@ from pipeline.recipe.library import headline, packaged
 from pipeline.recipe.loading import load_recipe
 from pipeline.recipe.recipe import Recipe
 from pipeline.recipe.source import parse_source
+from pipeline.recipe.yaml_reader import dump_yaml
 
 SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
 _KEYS = ("source", "dataset")  # whose values may be local: paths
@@ -112,6 +115,42 @@ def _local_values(node: yaml.Node | None) -> Iterator[yaml.ScalarNode]:
                 yield from (path for name, path in value.value if name.value == "file")
             else:
                 yield from _local_values(value)
+
+
+def annotated_yaml(head: Sequence[str], values: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
+    """Write values as a recipe file, with a comment above each key that has a reason.
+
+    Args:
+        head: lines of the comment that the file begins with.
+        values: sections and their values; a key that is None is left out, and only its comment is written.
+        reasons: dotted key -> why it has its value.
+
+    >>> print(annotated_yaml(["Mine."], {"name": "x", "limits": {"max_concurrency": 4}},
+    ...     {"limits.max_concurrency": "four fit"}), end="")
+    # Mine.
+    name: x
+    limits:
+      # four fit
+      max_concurrency: 4
+    """
+    return "".join(f"# {line}\n" for line in head) + "".join(_annotated(values, reasons, ""))
+
+
+def _annotated(values: Mapping[str, Any], reasons: Mapping[str, str], path: str) -> Iterator[str]:
+    indent = "  " * path.count(".")
+    for key, value in values.items():
+        here = f"{path}{key}"
+        why = reasons.get(here, "")
+        for line in textwrap.wrap(why if value is not None else f"{key}: {why}" if why else "", 100):
+            yield f"{indent}# {line}\n"
+        if isinstance(value, Mapping) and any(name.startswith(f"{here}.") for name in reasons):
+            yield f"{indent}{key}:\n"
+            yield from _annotated(value, reasons, f"{here}.")
+        elif isinstance(value, Mapping):
+            flow = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000)
+            yield f"{indent}{key}: {flow}"
+        elif value is not None:
+            yield textwrap.indent(dump_yaml({key: value}), indent)
 
 
 class _Untitled(GenerateJsonSchema):

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from pipeline.serving.launch import Ports
 from tests.e2e.conftest import Build
+from tests.support import CHECKPOINTS
 from tests.support.command import Command, pasted
 
-SETS = ("name=own-llama", "draft=null", "quantization={format: none}", "limits.max_output_tokens=8")
+SETS = ("name=own-llama", "draft=null", "limits.max_output_tokens=8")
 
 
 def run(arguments: list[str], folder: Path, store: str = "", typed: str = "") -> str:
@@ -32,8 +33,8 @@ def run(arguments: list[str], folder: Path, store: str = "", typed: str = "") ->
     return f"{done.stdout}{done.stderr}\nexit code {done.returncode}"
 
 
-def test_an_own_recipe_from_its_copy_to_its_answer(build: Build, store: Path, tmp_path: Path) -> None:
-    """A file with a blank in its path, overrides, a store given in either way, another address and port."""
+def test_an_own_model_from_its_checkpoint_to_its_answer(build: Build, store: Path, tmp_path: Path) -> None:
+    """init, build, serve, stream: with a blank in a path, overrides, a store given in either way, another address."""
     build("tiny-cpu", "draft=null", "quantization={format: none}")  # so that only the package is made below
     here, there = tmp_path / "here", tmp_path / "there"
     (here / "my recipes").mkdir(parents=True)
@@ -41,9 +42,15 @@ def test_an_own_recipe_from_its_copy_to_its_answer(build: Build, store: Path, tm
     pipeline = [sys.executable, "-m", "pipeline.cli.main"]
     own = ("my recipes/own llama.yaml", *(word for one in SETS for word in ("--set", one)))
 
-    copied = run([*pipeline, "recipes", "copy", "tiny-cpu", own[0]], here)
+    copied = run([*pipeline, "recipes", "copy", "tiny-cpu", "my recipes"], here)
     assert "exit code 0" in run(pasted(following(copied, "next: edit it, then (pipeline recipes .*)")), here)
     shelf = os.path.relpath(store, here)
+    source = f"local:{CHECKPOINTS / 'support-target'}"
+    made = run([*pipeline, "init", source, "--output", own[0]], here, shelf)
+    building = following(made, "next: (pipeline build .*)")
+    assert building.startswith(f"pipeline build '{here / own[0]}' --store ")
+    assert "exit code 0" in run(pasted(building.replace(" build ", " plan ")), there)
+    assert "exit code 0" in run([*pipeline, "recipes", "validate", own[0]], here)
     refused = run([*pipeline, "deploy", *own, "--store", shelf], here)
     built = run(pasted(following(refused, "is not built .* run (pipeline build .*), or")), there)
     assert "exit code 0" in built

@@ -1,0 +1,152 @@
+"""`pipeline init`: a recipe for a model of one's own, with limits that fit."""
+
+from __future__ import annotations
+
+import shlex
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.cli.options import json_option, store_option
+from pipeline.cli.output import note, print_json, reporter
+from pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from pipeline.prepare.initial_recipe import InitialRecipe
+    from pipeline.recipe import HubSource, LocalSource
+
+
+def _source(_context: click.Context, _parameter: click.Parameter, text: str) -> HubSource | LocalSource:
+    from pydantic_core import PydanticCustomError
+
+    from pipeline.recipe.source import parse_source
+
+    try:
+        return parse_source(text)
+    except PydanticCustomError as error:
+        fix = (error.context or {}).get("fix", "")
+        raise click.BadParameter(f"{text}: {error.message()}; {fix}") from None
+
+
+def _complete_gpu(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    from pipeline.contracts.gpus import gpus
+
+    return [CompletionItem(one.name) for one in gpus() if one.name.startswith(incomplete)]
+
+
+@click.command(name="init")
+@click.argument("source", metavar="hf:ORG/NAME|local:FOLDER", callback=_source)
+@click.option(
+    "--gpu",
+    metavar="NAME",
+    shell_complete=_complete_gpu,
+    help="GPU that it is to run on, such as l4-24g; by default what this machine has, or its CPU.",
+)
+@click.option(
+    "--gpus",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    help="So many of them at most; by default all of this machine, or 8.",
+)
+@click.option(
+    "--runtime",
+    type=click.Choice(["cpu", "tensorrt", "pytorch"]),
+    help="By default cpu without a GPU, else tensorrt, and pytorch for what that does not run.",
+)
+@click.option("--name", metavar="NAME", help="Name of the deployment; by default that of the model.")
+@click.option("--max-input-tokens", type=click.IntRange(min=1), metavar="N", help="Longest prompt.")
+@click.option("--max-output-tokens", type=click.IntRange(min=1), metavar="N", help="Longest answer.")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
+    metavar="FILE",
+    help="Where to write it; by default NAME.yaml, and - is standard output.",
+)
+@click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
+@click.option("--dry-run", is_flag=True, help="Print the recipe, and write nothing.")
+@store_option
+@click.option("--offline", is_flag=True, help="Ask no hub; use what is known, and what the store has.")
+@json_option
+def command(
+    source: HubSource | LocalSource,
+    gpu: str | None,
+    gpus: int | None,
+    runtime: Any,
+    name: str | None,
+    max_input_tokens: int | None,
+    max_output_tokens: int | None,
+    output: Path | None,
+    force: bool,
+    dry_run: bool,
+    store: Path | None,
+    offline: bool,
+    as_json: bool,
+) -> None:
+    """Write a recipe for a model of your own: limits and formats that fit, each with its reason in a comment.
+
+    No weights are downloaded: config.json and the headers of the files say what fits. What is written passes `pipeline
+    recipes validate` and `pipeline plan`; a model that fits nowhere is refused with the reason (exit code 2).
+
+    \b
+    pipeline init hf:Qwen/Qwen2.5-0.5B-Instruct
+    pipeline init local:./my-model --output my.yaml
+    pipeline init hf:meta-llama/Llama-3.3-70B-Instruct --gpu h100-sxm-80g --gpus 4 --dry-run
+    """
+    from pipeline.prepare.initial_recipe import InitRequest, initial_recipe
+    from pipeline.recipe.catalog import annotated_yaml
+    from pipeline.store import Store
+
+    shelf = Store.at(store)
+    request = InitRequest(source, gpu, gpus, runtime, name, max_input_tokens, max_output_tokens)
+    first = initial_recipe(request, shelf, offline=offline, progress=reporter(silent=as_json))
+    file = output or Path(f"{first.recipe.name}.yaml")
+    prints = dry_run or str(file) == "-"
+    text = annotated_yaml(_head(first, file), first.values, first.reasons)
+    if not prints:
+        _write(file, text, force=force)
+    if as_json:
+        print_json(
+            {
+                "file": None if prints else str(file.absolute()),
+                "place": first.place,
+                "verdict": first.report.verdict,
+                "recipe": first.recipe.model_dump(mode="json"),
+                "reasons": dict(first.reasons),
+            }
+        )
+        return
+    if prints:
+        click.echo(text, nl=False)
+    note(f"{first.recipe.name} on {first.place}: {first.report.verdict}")
+    if not prints:
+        words = shlex.join((str(file.absolute()), *shelf.words))
+        click.echo(f"wrote {file}")
+        click.echo(f"next: pipeline build {words}")
+        click.echo(f'then: pipeline serve {words}   ask: pipeline stream {words} "…"')
+
+
+def _head(first: InitialRecipe, file: Path) -> list[str]:
+    named = shlex.quote(str(file)) if str(file) != "-" else "RECIPE"
+    return [
+        f"{first.recipe.model.source} on {first.place}, by pipeline init on {datetime.now(UTC):%Y-%m-%d}.",
+        f"pipeline build {named} && pipeline serve {named}",
+        f"A comment says why the value below it is what it is. After a change: pipeline recipes validate {named}",
+    ]
+
+
+def _write(file: Path, text: str, *, force: bool) -> None:
+    try:
+        with file.open("w" if force else "x", encoding="utf-8") as opened:
+            opened.write(text)
+    except FileExistsError:
+        raise UserError(f"{file} exists; give --force to overwrite it, or name another --output") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror}") from error

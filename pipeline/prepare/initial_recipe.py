@@ -1,0 +1,511 @@
+"""A first recipe for a model of one's own: what fits a GPU or this machine, with the reason of every derived value.
+
+    first = initial_recipe(InitRequest(HubSource("org/name"), gpu="l4-24g"), store)
+    first.recipe, first.reasons["limits.max_concurrency"]
+
+Nothing is judged by rules of its own: sizes come from `model_probe`, formats, splits and loads from the comparison that
+`pipeline plan --compare` prints, budgets and drafts from the packaged recipes, and the result is held against the very
+report of `pipeline plan`. What fits nowhere is refused with what each option lacks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from pipeline.contracts.gpus import gpu as gpu_of
+from pipeline.contracts.releases import TRACKS, Track, releases
+from pipeline.errors import Fault, InvalidInput, UserError
+from pipeline.machine.inventory import take
+from pipeline.models.sizes import ModelSizes
+from pipeline.plan.compatibility import check_compatibility
+from pipeline.plan.machine_facts import GpuFacts, contract_name
+from pipeline.plan.memory.tensors import parameter_counts
+from pipeline.plan.model_facts import TokenizerFacts, read_model_facts
+from pipeline.plan.performance import WorkloadOptions
+from pipeline.plan.performance.compare import Comparison, DeploymentOption
+from pipeline.plan.plan import TARGET
+from pipeline.plan.report import PlanReport
+from pipeline.prepare.model_probe import probe_models
+from pipeline.prepare.report import compare_recipe, make_report
+from pipeline.progress import Progress, Silent
+from pipeline.recipe import Draft, HubSource, LocalSource, Recipe
+from pipeline.recipe.catalog import entries
+from pipeline.sources import HubCheckpoint, is_offline, resolve_checkpoint
+from pipeline.store import Store
+
+Kind = Literal["cpu", "tensorrt", "pytorch"]
+
+# What costs the least quality comes first; weights that are published quantized stay as they are.
+_FORMATS: Mapping[Kind, tuple[str, ...]] = {
+    "cpu": ("none", "fp8", "int4_awq"),
+    "tensorrt": ("fp8", "none", "int4_awq"),
+    "pytorch": ("fp8", "none", "int4_awq", "nvfp4"),
+}
+# Prompt, answer, requests at a time: the most that is proposed. Memory and the SLO decide what is left of the last.
+_MOST = {"cpu": (2048, 512, 8), "tensorrt": (8192, 1024, 64), "pytorch": (8192, 1024, 64)}
+_SLO = {"ttft_p95_ms": 2000, "itl_p95_ms": 50}
+_ACCEPTANCE = 0.7
+_MAX_GPUS = 8
+# Requests at a time, for which more GPUs are taken: of those that are there, and of those that would have to be had.
+_ENOUGH, _ENOUGH_OF_UNKNOWN = 16, 4
+_GPU_DEADLINE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class InitRequest:
+    """What a user says of a recipe that does not exist yet; None leaves it open.
+
+    Attributes:
+        source: Where the checkpoint comes from.
+        gpu: Name of a GPU in the contracts; None for that of this machine, and its CPU where it has none.
+        gpus: How many of them may be used.
+        kind: The runtime.
+        name: Of the deployment.
+        max_input_tokens: Longest prompt.
+        max_output_tokens: Longest answer.
+    """
+
+    source: HubSource | LocalSource
+    gpu: str | None = None
+    gpus: int | None = None
+    kind: Kind | None = None
+    name: str | None = None
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InitialRecipe:
+    """A recipe that fits, as values to be written, and why each derived value is what it is.
+
+    Attributes:
+        recipe: The recipe.
+        values: What is to be written; None for a key that is left out on purpose.
+        reasons: Dotted key -> a sentence.
+        report: What `pipeline plan` says of it.
+        place: Where it is to run: "2 x l4-24g", or "this machine's CPU".
+    """
+
+    recipe: Recipe
+    values: Mapping[str, Any]
+    reasons: Mapping[str, str]
+    report: PlanReport
+    place: str
+
+
+def initial_recipe(
+    request: InitRequest, store: Store, *, offline: bool = False, progress: Progress | None = None
+) -> InitialRecipe:
+    """Propose a recipe for a model.
+
+    Args:
+        request: The model, and what is wanted of the deployment.
+        store: Where the checkpoint may lie already.
+        offline: Do not ask the Hub.
+        progress: Receives a line for each retry.
+
+    Returns:
+        A recipe that `pipeline plan` does not refuse.
+
+    Raises:
+        UserError: The GPU is not known, or the sizes of the model cannot be read.
+        InvalidInput: The model fits nowhere; with a fault for each option.
+        SourceError: The Hub does not give the model.
+    """
+    draft = _Draft(request, store, offline or is_offline(), progress or Silent())
+    kinds = draft.settle_place()
+    draft.settle_model()
+    if kinds == ("cpu",):
+        return draft.on_cpu()
+    faults: list[Fault] = []
+    for kind in kinds:
+        try:
+            return draft.on_gpus(kind)
+        except InvalidInput as error:
+            faults += error.faults
+    raise InvalidInput(f"{request.source} on {draft.gpu}", faults)
+
+
+@dataclass
+class _Draft:
+    """A recipe in the making."""
+
+    request: InitRequest
+    store: Store
+    offline: bool
+    progress: Progress
+    gpu: str = ""
+    gpus: int = _MAX_GPUS
+    sizes: ModelSizes = field(init=False)
+    values: dict[str, Any] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    # Where it runs
+
+    def settle_place(self) -> tuple[Kind, ...]:
+        """Runtimes to try, the best first."""
+        wanted = self.request
+        if wanted.kind == "cpu":
+            if wanted.gpu is not None or wanted.gpus is not None:
+                raise UserError("--runtime cpu is for this machine's CPU: leave out --gpu and --gpus")
+            self.reasons["runtime.kind"] = "as asked for"
+            return ("cpu",)
+        if wanted.gpu is not None:
+            self.gpu = gpu_of(wanted.gpu).name
+            self.reasons["runtime.gpu"] = "as asked for"
+        else:
+            seen = take(only=("gpus",), deadline_s=_GPU_DEADLINE_S).facts().gpus or ()
+            if not seen:
+                if wanted.kind is not None or wanted.gpus is not None:
+                    raise UserError("this machine has no GPU that its driver reports: name one with --gpu")
+                self.reasons["runtime.kind"] = "this machine has no GPU; --gpu NAME writes for one elsewhere"
+                return ("cpu",)
+            self.gpu, self.gpus = _known(seen)
+            self.reasons["runtime.gpu"] = f"what this machine has: {len(seen)} x {seen[0].name}"
+        self.gpus = wanted.gpus or self.gpus
+        return TRACKS if wanted.kind is None else (wanted.kind,)
+
+    # What it runs
+
+    def settle_model(self) -> None:
+        source = self.request.source
+        name = source.repo if isinstance(source, HubSource) else source.path.name
+        slug = re.sub(r"[^a-z0-9.-]+", "-", name.rpartition("/")[2].lower()).strip("-.")[:63].strip("-.")
+        self.values["name"] = self.request.name or slug or "model"
+        self.values["model"] = {"source": str(source), **self._revision(source)}
+        base = self._recipe(limits=dict(zip(_LIMITS, (1, 1, 1), strict=True)), runtime={"kind": "cpu"})
+        probe = probe_models(base, self.store, offline=self.offline, progress=self.progress).get(TARGET)
+        if probe is None:
+            raise UserError(
+                f"{source}: its sizes are not among those that are known, and the Hub is not asked: leave out --offline"
+            )
+        if probe.sizes is None:
+            raise UserError(f"{source} is a {probe.architecture}, whose sizes cannot be read")
+        self.sizes = probe.sizes
+
+    def _revision(self, source: HubSource | LocalSource) -> dict[str, str]:
+        """The commit that the default branch is now, so that the build is repeatable."""
+        if isinstance(source, LocalSource) or self.offline:
+            return {}
+        asked = Recipe.model_validate(
+            {"name": "x", "model": {"source": str(source)}, "limits": dict.fromkeys(_LIMITS, 1)}
+        )
+        found = resolve_checkpoint(asked.model, store=self.store, progress=self.progress)
+        assert isinstance(found, HubCheckpoint), "it is of the Hub"
+        self.reasons["model.revision"] = (
+            "the commit of the default branch now: with it, the build is repeatable"
+        )
+        return {"revision": found.commit}
+
+    def _limits(self, kind: Kind, draft: Draft | None) -> dict[str, int]:
+        """Lengths that the model was made for."""
+        longest = self.sizes.max_positions
+        room = longest - (0 if draft is None else draft.max_draft_tokens)
+        asked, most = self.request, _MOST[kind]
+        output = asked.max_output_tokens or min(most[1], room // 4)
+        prompt = asked.max_input_tokens or min(most[0], room - output)
+        self.reasons["limits.max_input_tokens"] = (
+            f"prompt and answer together may take {longest} positions, as config.json says; what is longer takes memory"
+        )
+        return dict(zip(_LIMITS, (prompt, output, most[2]), strict=True))
+
+    def _quantization(self, form: str, kind: Kind) -> dict[str, Any]:
+        """A format with calibration and budget as a packaged recipe has them."""
+        if form == "none":
+            return {"format": "none"}
+        example = _example(form)
+        quantization = example.quantization.model_dump(mode="json", include={"calibration", "gate"})
+        calibration = {key: quantization["calibration"][key] for key in ("dataset", "samples", "max_tokens")}
+        gate = {key: quantization["gate"][key] for key in ("max_perplexity_increase", "min_top1_agreement")}
+        if kind == "cpu":
+            calibration["samples"] = 128
+        self.reasons["quantization.calibration"] = (
+            "text on which the scales are measured; a file of your own traffic is better: local:my-set.jsonl"
+        )
+        self.reasons["quantization.gate"] = f"what quality it may cost, as in the recipe {example.name}"
+        return {"format": form, "calibration": calibration, "gate": gate}
+
+    def _forms(self, kind: Kind) -> tuple[str, ...]:
+        return _FORMATS[kind] if self.sizes.stored == "none" else ("none",)
+
+    def _stored(self) -> str:
+        return (
+            "the weights stay as they are published"
+            if self.sizes.stored == "none"
+            else f"the weights are published in {self.sizes.stored}, and stay so"
+        )
+
+    def _recipe(self, **sections: Any) -> Recipe:
+        given = {**self.values, **sections}
+        try:
+            return Recipe.model_validate({key: value for key, value in given.items() if value is not None})
+        except ValidationError as error:
+            faults = [Fault(one["msg"], key=".".join(map(str, one["loc"]))) for one in error.errors()]
+            raise InvalidInput(str(self.request.source), faults) from None
+
+    # On this machine's CPU
+
+    def on_cpu(self) -> InitialRecipe:
+        """The first format that fits into memory, with as many requests as its pool holds."""
+        draft = self._known_draft("cpu")
+        limits, faults = self._limits("cpu", draft), list[Fault]()
+        for form in self._forms("cpu"):
+            sections = {
+                "draft": None if draft is None else _written(draft),
+                "quantization": self._quantization(form, "cpu"),
+                "runtime": {"kind": "cpu"},
+                "limits": limits,
+            }
+            report = self._report(self._recipe(**sections))
+            if report.refused or report.memory is None:
+                faults += _refusals(report, form)
+                continue
+            memory = report.memory
+            self.reasons["limits.max_concurrency"] = (
+                f"{memory.sequences} requests of these lengths are held at a time, and a CPU shares its pace among all"
+            )
+            self.reasons["quantization.format"] = (
+                f"{self._stored()}: nothing is calibrated; it fits into "
+                if form == "none"
+                else f"{', '.join(self._forms('cpu')[: len(faults)])} does not fit; this does, into "
+            ) + f"{memory.spec.capacity / 2**30:.0f} GiB of memory"
+            if draft is not None:
+                self.reasons["draft"] = (
+                    f"{self._why_draft}; the engine lets it propose only while measuring says that it pays"
+                )
+            sections["limits"] = {**limits, "max_concurrency": memory.concurrency}
+            return self._finished(sections, "this machine's CPU")
+        raise InvalidInput(f"{self.request.source} on this machine's CPU", faults)
+
+    # On GPUs
+
+    def on_gpus(self, kind: Kind) -> InitialRecipe:
+        """Of what the comparison says that serves within the SLO: the best format, on the fewest GPUs."""
+        assert kind != "cpu", "the caller looked"
+        version = _newest(kind, self.gpu)
+        draft = self._known_draft(kind)
+        limits = self._limits(kind, draft)
+        runtime = {"kind": kind, "version": version, "gpu": self.gpu, "tensor_parallel": 1}
+        base = {
+            "draft": None if draft is None else _written(draft),
+            "quantization": self._quantization("fp8", kind),
+            "runtime": runtime,
+        }
+        # Slow is better than nothing, and so are short prompts; the forecast stands in the plan.
+        for slo, shorter in ((_SLO, 1), (None, 1), (None, 8)):
+            if shorter > 1 and self.request.max_input_tokens is None:
+                limits["max_input_tokens"] = max(1, limits["max_input_tokens"] // shorter)
+            found = self._compared(base | {"limits": limits, "slo": slo}, draft)
+            best = self._best(kind, found)
+            if best is not None:
+                break
+        if best is None:
+            raise InvalidInput(f"{self.request.source} on {self.gpu}", list(_lacking(found, self.gpus, kind)))
+        assert best.best is not None, "it serves"
+        self._explain(kind, best, found, slo)
+        quantization = self._quantization(best.form, kind)
+        if best.kv_cache == "fp8":
+            quantization["kv_cache"] = "fp8"
+            self.reasons["quantization.kv_cache"] = f"{self.gpu} computes in it: twice the tokens in memory"
+        paying = draft is not None and _draft_pays(best, found)
+        if draft is not None:
+            self.reasons["draft"] = (
+                f"{self._why_draft}; by the forecast, with {_ACCEPTANCE:.0%} of its tokens accepted and "
+                f"{best.best.batch} requests at a time, it {'pays' if paying else 'does not pay, and is left out'}"
+            )
+        sections: dict[str, Any] = {
+            "draft": _written(draft) if paying and draft is not None else None,
+            "quantization": quantization,
+            "runtime": runtime | {"tensor_parallel": best.tensor_parallel},
+            "limits": {**limits, "max_concurrency": best.best.batch},
+            "slo": slo,
+        }
+        return self._finished(sections, f"{best.gpus} x {self.gpu}")
+
+    def _compared(self, sections: Mapping[str, Any], draft: Draft | None) -> Comparison:
+        options = WorkloadOptions((self.gpu,), acceptance=None if draft is None else _ACCEPTANCE)
+        return compare_recipe(self._recipe(**sections), self.store, options, offline=self.offline)
+
+    def _best(self, kind: Kind, found: Comparison) -> DeploymentOption | None:
+        """The first format that serves; of its splits, the smallest that serves enough, or else the most."""
+
+        known = self.gpus < _MAX_GPUS or self.request.gpus is not None
+        enough = _ENOUGH if known else _ENOUGH_OF_UNKNOWN
+
+        def load(one: DeploymentOption) -> int:
+            return min(enough, one.best.batch if one.best is not None else 0)
+
+        for form in self._forms(kind):
+            alike = [one for one in found.serving if (one.form, one.draft) == (form, False)]
+            if fitting := [one for one in alike if one.gpus <= self.gpus]:
+                return min(fitting, key=lambda one: (-load(one), one.gpus))
+        return None
+
+    def _explain(
+        self,
+        kind: Kind,
+        best: DeploymentOption,
+        found: Comparison,
+        slo: Mapping[str, Any] | None,
+    ) -> None:
+        assert best.best is not None, "it serves"
+        reasons = self.reasons
+        reasons["runtime.version"] = f"the newest release with runtime {kind} whose container is known"
+        fewer = {
+            one.gpus: one.best.batch if one.best is not None else 0
+            for one in (*found.refused, *found.serving)
+            if (one.form, one.draft) == (best.form, False) and one.gpus < best.gpus
+        }
+        counts = ", ".join(f"{load} on {gpus}" for gpus, load in sorted(fewer.items()))
+        reasons["runtime.tensor_parallel"] = (
+            f"requests at a time on fewer of them: {counts}" if fewer else "one GPU is enough"
+        )
+        reasons["quantization.format"] = (
+            self._stored()
+            if best.form == "none"
+            else f"{self.gpu} runs it; of {', '.join(self._forms(kind))} it is the first that serves, which "
+            "costs the least quality"
+        )
+        held = f"{best.sequences} requests of these lengths lie in memory at a time"
+        reasons["limits.max_concurrency"] = (
+            f"{held}; the forecast keeps {best.best.batch} of at most {_MOST[kind][2]} within the SLO"
+            if slo is not None
+            else f"{held}; the forecast keeps up with {best.best.batch}"
+        )
+        if slo is None:
+            reasons["slo"] = (
+                f"no goal is set: the forecast of the first token is {best.best.ttft_ms:.0f} ms, between tokens "
+                f"{best.best.itl_p95_ms:.0f} ms"
+            )
+        else:
+            reasons["slo"] = (
+                "goals to begin with: the longest prompts answered within 2 s, and 20 tokens a second, faster than "
+                f"people read; the forecast of that load is {best.best.ttft_ms:.0f} and {best.best.itl_p95_ms:.0f} ms"
+            )
+
+    # The draft
+
+    _why_draft = ""
+
+    def _known_draft(self, kind: Kind) -> Draft | None:
+        """A draft that is known to have the model's tokenizer: of a packaged recipe."""
+        source = self.request.source
+        mine = TokenizerFacts.read(source.path) if isinstance(source, LocalSource) else None
+        for entry in entries():
+            other = entry.recipe
+            if other is None or other.draft is None:
+                continue
+            if other.draft.method == "eagle3" and kind != "pytorch":
+                continue
+            if isinstance(source, HubSource):
+                if other.model.source == source:
+                    self._why_draft = f"the draft of the recipe {other.name} for the same model"
+                    return other.draft
+            elif mine is not None and isinstance(other.draft.source, LocalSource):
+                same = TokenizerFacts.read(other.draft.source.path) == mine
+                if same and self._is_smaller(other.draft.source.path):
+                    self._why_draft = (
+                        f"the draft of the recipe {other.name}, whose tokenizer gives the same ids"
+                    )
+                    return other.draft
+        return None
+
+    def _is_smaller(self, folder: Path) -> bool:
+        sizes = read_model_facts(folder).sizes
+        return sizes is not None and 2 * _weights(sizes) <= _weights(self.sizes)
+
+    # The result
+
+    def _report(self, recipe: Recipe) -> PlanReport:
+        return make_report(recipe, self.store, offline=self.offline, progress=self.progress)
+
+    def _finished(self, sections: Mapping[str, Any], place: str) -> InitialRecipe:
+        """Hold the recipe against what `pipeline plan` says."""
+        values = {**self.values, **sections}
+        recipe = self._recipe(**sections)
+        report = self._report(recipe)
+        if report.refused:
+            raise InvalidInput(f"{self.request.source} on {place}", list(_refusals(report, "")))
+        return InitialRecipe(recipe, values, self.reasons, report, place)
+
+
+_LIMITS = ("max_input_tokens", "max_output_tokens", "max_concurrency")
+
+
+def _known(seen: Sequence[GpuFacts]) -> tuple[str, int]:
+    """The GPU of this machine in the contracts, and how many there are of it."""
+    named = [name for one in seen if (name := contract_name(one)) is not None]
+    if not named:
+        raise UserError(f"{seen[0].name} is none of the known GPUs; name one like it with --gpu")
+    most = max(dict.fromkeys(named), key=named.count)
+    return most, named.count(most)
+
+
+def _newest(kind: Track, device: str) -> str:
+    """The newest release that has the runtime, a container, and knows the GPU."""
+    reasons = []
+    for one in reversed(releases()):
+        if not one.containers:
+            continue
+        judged = check_compatibility(one.version, kind, device)
+        if judged.offered:
+            return one.version
+        reasons += [reason.text for reason in judged.reasons if reason.severity == "error"]
+    raise InvalidInput(device, [Fault(reason) for reason in dict.fromkeys(reasons)])
+
+
+def _example(form: str) -> Recipe:
+    """A packaged recipe with a budget for this format."""
+    fitting = (entry.recipe for entry in entries() if entry.quantization == form)
+    return next(one for one in fitting if one is not None and one.quantization.gate is not None)
+
+
+def _written(draft: Draft) -> dict[str, Any]:
+    keys = {"source", "revision", "method", "max_draft_tokens"}
+    return draft.model_dump(mode="json", include=keys, exclude_defaults=True, exclude_none=True)
+
+
+def _draft_pays(best: DeploymentOption, found: Comparison) -> bool:
+    """Whether the same deployment with its draft takes less time of the GPUs."""
+    alike = (best.gpu, best.tensor_parallel, best.form)
+    return any(
+        one.draft and (one.gpu, one.tensor_parallel, one.form) == alike and one.gpu_seconds < best.gpu_seconds
+        for one in found.serving
+    )
+
+
+def _lacking(found: Comparison, gpus: int, kind: Kind) -> Iterator[Fault]:
+    """Why each option that could have been is none."""
+    if not (found.serving or found.refused):
+        yield Fault("no format and no split of its heads runs there", key=f"runtime {kind}")
+    for one in found.refused:
+        if one.gpus <= gpus and not one.draft:
+            yield Fault("; ".join(one.reasons), key=f"{one.label}, runtime {kind}")
+    enough = sorted(
+        {one.gpus: one.label for one in found.serving if one.gpus > gpus and not one.draft}.items()
+    )
+    if enough:
+        yield Fault(
+            "is not enough", key="--gpus", value=gpus, fix=f"{enough[0][1]} would serve it, runtime {kind}"
+        )
+
+
+def _refusals(report: PlanReport, form: str) -> Iterator[Fault]:
+    """Why `pipeline plan` refuses a recipe."""
+    for finding in report.findings:
+        if finding.stops:
+            yield Fault(finding.problem, key=form or finding.keys[0], rule=finding.rule, fix=finding.fix)
+    if report.memory is None:
+        yield Fault(f"whether it fits is not known: {report.unknown.get('memory', '')}", key=form)
+    elif report.memory.verdict == "does not fit":
+        yield Fault(report.verdict, key=form or "memory")
+
+
+def _weights(sizes: ModelSizes) -> int:
+    return sum(parameter_counts(sizes).values())

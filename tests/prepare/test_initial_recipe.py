@@ -1,0 +1,173 @@
+"""A first recipe: what is proposed passes the plan, says why, and what fits nowhere is refused with the reasons."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from huggingface_hub import constants
+from safetensors.numpy import save
+
+from pipeline.cli.main import cli
+from pipeline.errors import InvalidInput, SourceError, UserError
+from pipeline.prepare import check_recipe, report
+from pipeline.prepare import initial_recipe as room
+from pipeline.prepare.initial_recipe import InitRequest, initial_recipe
+from pipeline.recipe import HubSource, LocalSource, load_recipe
+from pipeline.recipe.catalog import annotated_yaml
+from pipeline.sources import hub_errors
+from pipeline.store import Store
+from tests.support import CHECKPOINTS
+from tests.support.checkpoints import TOKENIZER
+from tests.support.hub import LoopbackHub
+from tests.support.machines import h100s
+
+LLAMA_8B, LLAMA_70B = (
+    HubSource("meta-llama/Llama-3.1-8B-Instruct"),
+    HubSource("meta-llama/Llama-3.3-70B-Instruct"),
+)
+OWN = "org/My_Model.v2"
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 4096,
+    "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
+    with LoopbackHub() as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        monkeypatch.setattr(hub_errors, "DELAYS_S", (0.01, 0.01))
+        yield running
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["init", *words])
+
+
+@pytest.mark.parametrize(
+    ("request_", "place", "form", "draft"),
+    [
+        (InitRequest(LLAMA_8B, "l4-24g"), "1 x l4-24g", "fp8", False),
+        (InitRequest(LLAMA_8B, "b300-sxm-288g", kind="pytorch"), "1 x b300-sxm-288g", "fp8", True),
+        (InitRequest(LLAMA_70B, "h100-sxm-80g", gpus=1), "1 x h100-sxm-80g", "fp8", False),
+        (InitRequest(LLAMA_70B, "h100-sxm-80g", 4, max_input_tokens=2000), "2 x h100-sxm-80g", "fp8", False),
+        (InitRequest(LLAMA_70B, "a100-sxm-80g", 1), "1 x a100-sxm-80g", "int4_awq", False),
+        (InitRequest(HubSource("openai/gpt-oss-20b"), "h100-sxm-80g"), "1 x h100-sxm-80g", "none", False),
+        (InitRequest(LocalSource(CHECKPOINTS / "support-target")), "this machine's CPU", "none", True),
+    ],
+    ids=lambda one: str(one.source) if isinstance(one, InitRequest) else "",
+)
+def test_what_is_written_is_what_the_plan_lets_pass(
+    request_: InitRequest, place: str, form: str, draft: bool, store: Store, tmp_path: Path
+) -> None:
+    first = initial_recipe(request_, store, offline=True)
+    assert (first.place, first.recipe.quantization.format) == (place, form)
+    assert (first.recipe.draft is not None) is draft
+    file = tmp_path / "own.yaml"
+    file.write_text(annotated_yaml(["of its own"], first.values, first.reasons), encoding="utf-8")
+    read = load_recipe(file)
+    assert read == first.recipe
+    check_recipe(read)
+    assert not first.report.refused
+    assert first.report.memory is not None
+    assert first.report.memory.verdict == "fits"
+    if first.report.performance is not None and read.slo.itl_p95_ms is not None:
+        assert first.report.meets_slo
+    # Every derived value has its reason.
+    derived = {"quantization.format", "limits.max_input_tokens", "limits.max_concurrency"}
+    derived |= (
+        {"runtime.version", "runtime.tensor_parallel"} if read.runtime.kind != "cpu" else {"runtime.kind"}
+    )
+    assert derived <= set(first.reasons)
+    comments = " ".join(line.strip("# \n") for line in file.read_text().splitlines() if "#" in line)
+    assert all(" ".join(first.reasons[key].split()) in comments for key in derived)
+
+
+def test_the_gpus_of_this_machine_are_taken(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "take", lambda **_: h100s(2))
+    first = initial_recipe(InitRequest(LLAMA_70B), store, offline=True)
+    assert first.place == "2 x h100-sxm-80g"
+    assert first.reasons["runtime.gpu"] == "what this machine has: 2 x NVIDIA H100 80GB HBM3"
+
+
+def test_what_fits_nowhere_is_refused_with_what_each_option_lacks(store: Store) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        initial_recipe(InitRequest(LLAMA_70B, "l4-24g", 1), store, offline=True)
+    said = str(refused.value)
+    for form in ("none", "fp8", "int4_awq"):
+        for runtime in ("tensorrt", "pytorch"):
+            assert f"1 x l4-24g {form}, runtime {runtime}: not one sequence of 2048 tokens fits" in said
+    assert "--gpus = 1: is not enough (2 x l4-24g" in said or "--gpus = 1: is not enough (4 x l4-24g" in said
+
+
+def test_what_this_machine_has_no_memory_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "serving_memory_bytes", lambda _: 16 << 30)
+    with pytest.raises(
+        InvalidInput, match=r"int4_awq: does not fit: .* GiB too much for this machine's memory"
+    ):
+        initial_recipe(InitRequest(LLAMA_70B, kind="cpu"), store, offline=True)
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (InitRequest(LLAMA_8B, "h100-sxm-99g"), "GPU h100-sxm-99g is not known; known: h100-sxm-80g"),
+        (InitRequest(LLAMA_8B, kind="tensorrt"), "this machine has no GPU"),
+        (InitRequest(LLAMA_8B, "l4-24g", kind="cpu"), "leave out --gpu and --gpus"),
+        (InitRequest(HubSource("org/unknown")), "leave out --offline"),
+    ],
+)
+def test_what_cannot_be_asked_for(request_: InitRequest, said: str, store: Store) -> None:
+    with pytest.raises(UserError, match=said):
+        initial_recipe(request_, store, offline=True)
+
+
+def test_a_model_of_the_hub_by_its_headers(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = save({"model.embed_tokens.weight": np.zeros((256, 64), np.float16)})
+    files = {
+        "config.json": json.dumps(CONFIG).encode(), "model.safetensors": weights,
+        "tokenizer.json": json.dumps(TOKENIZER).encode() if not isinstance(TOKENIZER, bytes) else TOKENIZER,
+    }  # fmt: skip
+    commit = hub.add(OWN, files)
+    monkeypatch.chdir(tmp_path)
+    shelf = ("--store", str(tmp_path / "store"))
+    shown = run(f"hf:{OWN}", "--dry-run", "--runtime", "cpu", *shelf)
+    assert shown.exit_code == 0, shown.output
+    assert not list(tmp_path.glob("*.yaml"))
+    said = run(f"hf:{OWN}", "--runtime", "cpu", "--json", *shelf)
+    made = json.loads(said.stdout)
+    assert made["file"] == str(tmp_path / "my-model.v2.yaml")
+    assert made["recipe"]["model"]["revision"] == commit
+    assert "repeatable" in made["reasons"]["model.revision"]
+    assert yaml.safe_load(Path(made["file"]).read_text()) == yaml.safe_load(shown.stdout)
+    assert set(hub.fetched()) <= {"config.json", "model.safetensors"}
+    assert all(span.startswith("bytes=0-") for span in hub.ranges("model.safetensors"))
+    again = run(f"hf:{OWN}", "--runtime", "cpu", *shelf)
+    assert isinstance(again.exception, UserError)
+    assert "my-model.v2.yaml exists; give --force" in str(again.exception)
+    hub.repos[OWN].gated = True
+    refused = run(f"hf:{OWN}", "--runtime", "cpu", "--force", *shelf)
+    assert isinstance(refused.exception, SourceError)
+
+
+def test_a_source_that_is_none() -> None:
+    done = run("org/name")
+    assert done.exit_code == 2
+    assert 'write "hf:organisation/name" or "local:path"' in done.output
