@@ -26,7 +26,9 @@ FLOORS = (
 )
 # What goes into the environment of an application or a gateway imports nothing of the build side.
 LIGHT = {"client", "cache", "gateway"}
-BUILD = {"store", "sources", "plan", "machine", "runtimes", "prepare", "stages", "serving", "doctor", "acceptance", "cli"}
+BUILD = {
+    "store", "sources", "plan", "machine", "runtimes", "prepare", "stages", "serving", "doctor", "acceptance", "cli",
+}  # fmt: skip
 
 
 def test_arrows_point_one_way() -> None:

@@ -8,15 +8,19 @@ import shlex
 import tempfile
 import time
 import traceback
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
+from pipeline.acceptance.answering import cancel, draft, golden, stream, upstream
+from pipeline.acceptance.making import build, find, plan, serve, stop
+from pipeline.acceptance.measuring import latency, load, memory, metrics
 from pipeline.acceptance.report import AcceptanceCheck, AcceptanceReport, AcceptanceStep
-from pipeline.acceptance.steps import STEPS, AcceptanceOptions, AcceptanceRun, AcceptanceStepPlan, find
+from pipeline.acceptance.run import AcceptanceOptions, AcceptanceRun, Checks
+from pipeline.acceptance.scoring import answers, gate
 from pipeline.client import ClientError
 from pipeline.errors import Fault, InvalidInput, PipelineError
 from pipeline.machine.inventory import Inventory, take
@@ -26,9 +30,49 @@ from pipeline.recipe import Recipe
 from pipeline.store import Store, human_bytes
 
 _MACHINE_S = 60.0  # a driver that no process holds open takes long to answer
-_PACKAGES = ("torch", "nvidia-modelopt", "transformers", "openvino", "nvidia-pytriton", "tritonclient", "tokenizers")
+_PROBES = ("gpus", "memory", "processors", "triton", "software")
+_PACKAGES = (
+    "torch",
+    "nvidia-modelopt",
+    "transformers",
+    "openvino",
+    "nvidia-pytriton",
+    "tritonclient",
+    "tokenizers",
+)
 # Containers of NVIDIA's tell what they are.
 _CONTAINER = ("NVIDIA_TRITON_SERVER_VERSION", "TRITON_SERVER_VERSION", "NVIDIA_BUILD_ID", "CUDA_VERSION")
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceStepPlan:
+    """A step that is to be run: its function, and whether it needs the server."""
+
+    run: Callable[[AcceptanceRun], Checks]
+    serving: bool = True
+
+    @property
+    def name(self) -> str:
+        """As `--skip` takes it."""
+        return self.run.__name__
+
+    @property
+    def title(self) -> str:
+        """What it does, in a sentence."""
+        return (self.run.__doc__ or "").splitlines()[0].rstrip(".")
+
+
+STEPS = (
+    AcceptanceStepPlan(plan, serving=False),
+    AcceptanceStepPlan(build, serving=False),
+    AcceptanceStepPlan(serve, serving=False),
+    *map(
+        AcceptanceStepPlan,
+        (stream, golden, upstream, draft, answers, cancel, latency, load, memory, metrics, stop),
+    ),
+    AcceptanceStepPlan(gate, serving=False),
+)
+SKIPPABLE = tuple(step.name for step in STEPS if step.name not in ("plan", "serve", "stop"))
 
 
 def accept(
@@ -61,7 +105,11 @@ def accept(
     """
     if earlier is not None and earlier.recipe != recipe.name:
         raise InvalidInput("--resume", [Fault(f"is the report of {earlier.recipe}, not of {recipe.name}")])
-    seen = take(store.root, only=("gpus", "memory", "processors", "triton", "software", "docker"), deadline_s=_MACHINE_S)
+    seen = take(
+        store.root,
+        only=("gpus", "memory", "processors", "triton", "software", "docker"),
+        deadline_s=_MACHINE_S,
+    )
     words = shlex.join(("pipeline", "accept", *recipe.words, *(f"--skip={name}" for name in sorted(skip))))
     report = AcceptanceReport(
         recipe=recipe.name,
@@ -96,7 +144,9 @@ def _made(
 ) -> AcceptanceStep:
     """Run one step, or say why it is not run."""
     if step.name in skip and step.name != "build":
-        return AcceptanceStep(step.name, step.title, (AcceptanceCheck(step.name, "skipped", note="by --skip"),))
+        return AcceptanceStep(
+            step.name, step.title, (AcceptanceCheck(step.name, "skipped", note="by --skip"),)
+        )
     if step.serving and (taken := _taken_over(step, run, earlier)) is not None:
         return taken
     if step.serving and run.served is None:
@@ -118,7 +168,12 @@ def _made(
     if any(check.outcome == "failed" for check in checks) and run.served is not None:
         log += run.served.log_tail()
     return AcceptanceStep(
-        step.name, step.title, tuple(checks), round(time.monotonic() - began, 2), dict(run.figures), tuple(log)
+        step.name,
+        step.title,
+        tuple(checks),
+        round(time.monotonic() - began, 2),
+        dict(run.figures),
+        tuple(log),
     )
 
 

@@ -132,7 +132,14 @@ class PromptMaker:
 
 
 async def load(
-    url: str, model: str, prompts: Sequence[str], sampling: Sampling, *, streams: int, rounds: int, seconds: float
+    url: str,
+    model: str,
+    prompts: Sequence[str],
+    sampling: Sampling,
+    *,
+    streams: int,
+    rounds: int,
+    seconds: float,
 ) -> LoadFigures:
     """Keep so many streams under way, and measure them.
 
@@ -179,7 +186,9 @@ async def load(
     return LoadFigures(streams, tuple(counted), tuple(faults))
 
 
-async def leave_streams(url: str, model: str, prompts: Sequence[str], sampling: Sampling, streams: int) -> int:
+async def leave_streams(
+    url: str, model: str, prompts: Sequence[str], sampling: Sampling, streams: int
+) -> int:
     """Begin so many long answers, and leave each after its first text, when all have one.
 
     Args:
@@ -205,10 +214,9 @@ async def leave_streams(url: str, model: str, prompts: Sequence[str], sampling: 
                 go.set()
             await asyncio.wait_for(go.wait(), _TIMEOUT_S)
 
-    async with AsyncClient(url, model=model, timeouts=TIMEOUTS) as client:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(streams):
-                group.create_task(visit(client))
+    async with AsyncClient(url, model=model, timeouts=TIMEOUTS) as client, asyncio.TaskGroup() as group:
+        for _ in range(streams):
+            group.create_task(visit(client))
     return begun
 
 
@@ -228,9 +236,17 @@ def gateway_answer(url: str, model: str, messages: Sequence[Message], max_tokens
         OSError: nothing answers, or with an error.
         ValueError: the stream is not one of server-sent events with JSON, or has no end.
     """
-    body = {"model": model, "messages": list(messages), "max_tokens": max_tokens, "temperature": 0, "stream": True}
+    body = {
+        "model": model,
+        "messages": list(messages),
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+    }
     request = urllib.request.Request(
-        f"{url.rstrip('/')}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        f"{url.rstrip('/')}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
     )
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     parts, ended = list[str](), False
@@ -268,7 +284,9 @@ def engine_answers(
         return [one.result() for one in list(asked)]
 
 
-def _engine_answer(url: str, prompt: tuple[int, ...], max_tokens: int, end_id: int, pad_id: int) -> EngineAnswer:
+def _engine_answer(
+    url: str, prompt: tuple[int, ...], max_tokens: int, end_id: int, pad_id: int
+) -> EngineAnswer:
     from tritonclient import grpc
     from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
@@ -294,7 +312,9 @@ def _engine_answer(url: str, prompt: tuple[int, ...], max_tokens: int, end_id: i
                 tensor = grpc.InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype))
                 tensor.set_data_from_numpy(value)
                 tensors.append(tensor)
-        wanted = [name for name in ("output_ids", "sequence_length", "output_log_probs") if name in config.outputs]
+        wanted = [
+            name for name in ("output_ids", "sequence_length", "output_log_probs") if name in config.outputs
+        ]
         client.start_stream(lambda result, error: arrived.put((result, error)), stream_timeout=_TIMEOUT_S)
         client.async_stream_infer(
             TARGET_MODEL,

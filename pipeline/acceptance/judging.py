@@ -29,9 +29,7 @@ def held_to_forecast(
     if forecast is None:
         note = "the plan has no forecast of it"
         return AcceptanceCheck(name, "measured", "", quantity(value, unit), value, unit, note=note)
-    bracket = (
-        None if forecast.low is None or forecast.high is None else (forecast.low, forecast.high)
-    )
+    bracket = None if forecast.low is None or forecast.high is None else (forecast.low, forecast.high)
     expected = quantity(forecast.value, unit)
     outcome: Outcome = "measured"
     note = "no published figure is of the like, so that the plan has no bracket"

@@ -203,9 +203,7 @@ def page(report: Mapping[str, Any]) -> str:
         report: the values of the file.
     """
     counts = ", ".join(f"{number} {outcome}" for outcome, number in report["counts"].items() if number)
-    verdict = (
-        "accepted" if report["accepted"] else "NOT accepted" if report["finished"] else "not finished"
-    )
+    verdict = "accepted" if report["accepted"] else "NOT accepted" if report["finished"] else "not finished"
     lines = [
         f"# {report['recipe']}: {verdict}",
         "",
@@ -217,7 +215,9 @@ def page(report: Mapping[str, Any]) -> str:
         *(f"| {name} | {_cell(value)} |" for name, value in report["versions"].items()),
         f"| package | {report['package'] or 'none'} |",
     ]
-    failed = [(step, check) for step in report["steps"] for check in step["checks"] if check["outcome"] == "failed"]
+    failed = [
+        (step, check) for step in report["steps"] for check in step["checks"] if check["outcome"] == "failed"
+    ]
     if failed:
         lines += ["", "## What failed", ""]
         lines += [f"- **{step['name']}, {check['name']}**: {_told(check)}" for step, check in failed]
@@ -295,7 +295,9 @@ def private_words(
     with contextlib.suppress(KeyError, OSError):
         # The user of a container may have no name.
         found[f"/{re.escape(getpass.getuser())}/"] = "/USER/"
-    return tuple((re.compile(text), instead) for text, instead in sorted(found.items(), key=lambda one: -len(one[0])))
+    return tuple(
+        (re.compile(text), instead) for text, instead in sorted(found.items(), key=lambda one: -len(one[0]))
+    )
 
 
 def scrubbed(value: Any, words: Sequence[tuple[re.Pattern[str], str]]) -> Any:

@@ -34,9 +34,7 @@ class ServedDeployment:
     start_s: float
 
     @classmethod
-    def start(
-        cls, words: Sequence[str], name: str, running: Path, logs: Path, *, deadline_s: float
-    ) -> Self:
+    def start(cls, words: Sequence[str], name: str, running: Path, logs: Path, *, deadline_s: float) -> Self:
         """Start the deployment of a recipe, and wait until it is ready.
 
         Args:
@@ -55,14 +53,22 @@ class ServedDeployment:
         began = time.monotonic()
         with supervisor.open("wb") as output:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         served = cls.__new__(cls)
         served.process, served.logs = process, (supervisor, triton)
         try:
             while process.poll() is None and time.monotonic() - began < deadline_s + _BUILT_IN_S:
                 record = RunningServer.read(running, name)
-                if record is not None and record.pid == process.pid and record.state == "ready":
+                if (
+                    record is not None
+                    and record.pid == process.pid
+                    and getattr(record, "state", "ready") == "ready"
+                ):
                     served.record, served.start_s = record, time.monotonic() - began
                     return served
                 time.sleep(_POLL_S)

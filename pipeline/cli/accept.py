@@ -24,7 +24,11 @@ from pipeline.cli.output import print_json, reporter
     "beside it. Both can be read by their owner alone.",
 )
 @click.option(
-    "--skip", "skip", multiple=True, metavar="STEP", help="Leave a step out; build: take the package that is there."
+    "--skip",
+    "skip",
+    multiple=True,
+    metavar="STEP",
+    help="Leave a step out; build: take the package that is there.",
 )
 @click.option(
     "--resume",
@@ -33,34 +37,50 @@ from pipeline.cli.output import print_json, reporter
     help="Take over what passed in this report, if the package is still the same.",
 )
 @click.option(
-    "--prompt-tokens", type=click.IntRange(min=2), metavar="N",
+    "--prompt-tokens",
+    type=click.IntRange(min=2),
+    metavar="N",
     help="Length of the prompts that are measured; by default up to 1,024 of the recipe's limit.",
 )
 @click.option(
-    "--output-tokens", type=click.IntRange(min=2), metavar="N",
+    "--output-tokens",
+    type=click.IntRange(min=2),
+    metavar="N",
     help="Length of the answers that are measured; by default up to 128 of the recipe's limit.",
 )
 @click.option(
-    "--rounds", type=click.IntRange(min=1), default=3, show_default=True,
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
     help="Requests of each stream that are measured under each load.",
 )
 @click.option(
-    "--questions", type=click.IntRange(min=1, max=320), default=32, show_default=True,
+    "--questions",
+    type=click.IntRange(min=1, max=320),
+    default=32,
+    show_default=True,
     help="Answers that draft equality and the gate are judged by.",
 )
 @click.option(
-    "--upstream", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="FOLDER",
+    "--upstream",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="FOLDER",
     help="Folder with upstream's end_to_end_grpc_client.py; by default where NVIDIA's containers have it.",
 )
 @click.option(
-    "--start-timeout-s", type=click.FloatRange(min=1), metavar="SECONDS",
+    "--start-timeout-s",
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
     help="Time in which the server must be ready; by default 120, and more for large models.",
 )
 @gpus_option
 @allow_option
 @click.option("--offline", is_flag=True, help="Ask no hub; use what the store has.")
 @click.option("--dry-run", is_flag=True, help="Print the steps, and run nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report on standard output, too; no progress.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the report on standard output, too; no progress."
+)
 def command(
     recipe: str,
     overrides: tuple[str, ...],
@@ -92,7 +112,7 @@ def command(
     pipeline accept llama-3.1-8b-fp8 --resume accept-llama-3.1-8b-fp8-2026-11-30.json
     """
     from pipeline.acceptance import AcceptanceOptions, AcceptanceReport, accept
-    from pipeline.acceptance.steps import SKIPPABLE, STEPS
+    from pipeline.acceptance.accept import SKIPPABLE, STEPS
     from pipeline.errors import Fault, InvalidInput, UserError
     from pipeline.recipe import load_recipe
     from pipeline.store import Store
@@ -104,7 +124,12 @@ def command(
         ("--output-tokens", output_tokens, "max_output_tokens", limits.max_output_tokens),
     )
     faults = [
-        Fault("is no step that can be skipped", key="--skip", value=name, fix=f"there are {', '.join(SKIPPABLE)}")
+        Fault(
+            "is no step that can be skipped",
+            key="--skip",
+            value=name,
+            fix=f"there are {', '.join(SKIPPABLE)}",
+        )
         for name in skip
         if name not in SKIPPABLE
     ]

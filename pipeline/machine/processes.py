@@ -1,13 +1,14 @@
 """Processes of a deployment on this machine, by what they are, and the memory that each holds. Linux only.
 
-    for process in processes_below(pid):
-        process.name, ProcessMemory.of(process.pid)      # "tensorrt_llm", ProcessMemory(anonymous=120.4, shared=1.1)
+for process in processes_below(pid):
+    process.name, ProcessMemory.of(process.pid)      # "tensorrt_llm", ProcessMemory(anonymous=120.4, shared=1.1)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -75,7 +76,7 @@ def _name(command: list[str]) -> str:
     if program == _STUB and len(command) > 1:
         # PROGRAM .../<model>/<version>/model.py …
         return Path(command[1]).parents[1].name
-    for before, word in zip(command, command[1:], strict=False):
+    for before, word in pairwise(command):
         if before == "pipeline.cli.main" or Path(before).name == "pipeline":
             return word
         if word.endswith("process_guard.py"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,11 @@ def test_the_end_to_end_client_reads_every_answer(server: TritonServer, model: s
         for prompt in PROMPTS
     ]
     assert all(expected)
-    assert end_to_end(server.grpc_url, model, PROMPTS[:1], max_tokens=TOKENS, streaming=streaming) == expected[:1]
-    assert end_to_end(server.grpc_url, model, PROMPTS, max_tokens=TOKENS, streaming=streaming) == expected
-    no_words = {"stop_words": [""], "bad_words": [""]}  # as upstream's tests send them
-    assert end_to_end(server.grpc_url, model, PROMPTS[:1], max_tokens=TOKENS, streaming=streaming, **no_words) == expected[:1]
+    ask = functools.partial(end_to_end, server.grpc_url, model, max_tokens=TOKENS, streaming=streaming)
+    assert ask(PROMPTS[:1]) == expected[:1]
+    assert ask(PROMPTS) == expected
+    # As upstream's tests send them.
+    assert ask(PROMPTS[:1], stop_words=[""], bad_words=[""]) == expected[:1]
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -105,7 +105,9 @@ def score_answers(
     loss, hits = 0.0, 0
     with torch.inference_mode(), torch_threads_for(original.tensors.elements):
         decoder = Decoder(reader, samples, device, None if export is None else export.kv_scale)
-        with progress.task(f"score {len(aims)} tokens by {reader.directory.name}", decoder.layers, "layers") as task:
+        with progress.task(
+            f"score {len(aims)} tokens by {reader.directory.name}", decoder.layers, "layers"
+        ) as task:
             hidden, head = decoder.hidden_states(task.advance), decoder.head()
         step = max(1, _LOGITS // head.shape[0])
         for at in range(0, len(rows), step):
