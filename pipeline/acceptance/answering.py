@@ -1,4 +1,4 @@
-"""The steps that ask: streams, golden questions, upstream's client, answers with a draft and without, clients that leave."""
+"""The steps that ask: streams, golden questions, upstream's client, answers with a draft and without, cancellation."""
 
 from __future__ import annotations
 
@@ -48,12 +48,10 @@ def stream(run: AcceptanceRun) -> Checks:
         yield expect(
             f"{model}: end", whole.finish_reason in ("stop", "length"), "a reason", whole.finish_reason
         )
-    if not getattr(run.up.record, "gateway_url", ""):
+    if not run.up.record.gateway_url:
         yield skipped("gateway", "pipeline serve runs none here")
         return
-    text, events = asking.gateway_answer(
-        getattr(run.up.record, "gateway_url", ""), run.recipe.name, question, tokens
-    )
+    text, events = asking.gateway_answer(run.up.record.gateway_url, run.recipe.name, question, tokens)
     yield expect(
         "gateway: joined events",
         text == expected,

@@ -151,7 +151,7 @@ def metrics(run: AcceptanceRun) -> Checks:
     )
     answered = triton.total(_FAMILIES[0], model=run.deployment.entry_model) if triton is not None else None
     yield expect("requests that Triton counted", bool(answered), "more than 0", f"{answered or 0:g}")
-    url = getattr(run.up.record, "gateway_url", "")
+    url = run.up.record.gateway_url
     if not url:
         yield skipped("the gateway's page", "pipeline serve runs no gateway here")
         return

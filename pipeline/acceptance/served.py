@@ -64,11 +64,7 @@ class ServedDeployment:
         try:
             while process.poll() is None and time.monotonic() - began < deadline_s + _BUILT_IN_S:
                 record = RunningServer.read(running, name)
-                if (
-                    record is not None
-                    and record.pid == process.pid
-                    and getattr(record, "state", "ready") == "ready"
-                ):
+                if record is not None and record.pid == process.pid and record.state == "ready":
                     served.record, served.start_s = record, time.monotonic() - began
                     return served
                 time.sleep(_POLL_S)
