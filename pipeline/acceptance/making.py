@@ -5,7 +5,8 @@ from __future__ import annotations
 from pipeline.acceptance.judging import at_most, expect, skipped
 from pipeline.acceptance.report import AcceptanceCheck
 from pipeline.acceptance.run import AcceptanceRun, Checks
-from pipeline.acceptance.served import ServedDeployment, alive, gpu_memory_mib
+from pipeline.acceptance.served import ServedDeployment, gpu_memory_mib
+from pipeline.machine.processes import ProcessStat
 from pipeline.plan.performance import WorkloadOptions
 from pipeline.prepare import prepare
 from pipeline.prepare.report import make_report
@@ -89,7 +90,7 @@ def stop(run: AcceptanceRun) -> Checks:
     pids = run.up.processes()
     served = run.up
     seconds, code = served.stop(), served.process.returncode
-    left = [f"{pids[pid]} ({pid})" for pid in alive(list(pids))]
+    left = [f"{pids[pid]} ({pid})" for pid in pids if ProcessStat.of(pid) is not None]
     yield expect("processes that are left", not left, "none", ", ".join(left) or "none", f"{seconds:.1f} s")
     yield expect("exit code", code == 0, "0", str(code))
     if run.on_gpu:

@@ -49,7 +49,17 @@ class ServedDeployment:
         """
         logs.mkdir(parents=True, exist_ok=True)
         triton, supervisor = logs / "triton.log", logs / "serve.log"
-        command = [sys.executable, "-m", "pipeline.cli.main", "serve", *words, "--log", str(triton)]
+        command = [
+            sys.executable,
+            "-m",
+            "pipeline.cli.main",
+            "serve",
+            *words,
+            "--port",
+            "0",
+            "--log",
+            str(triton),
+        ]
         began = time.monotonic()
         with supervisor.open("wb") as output:
             process = subprocess.Popen(
@@ -114,23 +124,6 @@ class ServedDeployment:
                 text = log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
                 tails += [f"--- {log.name}", *(line[:300] for line in text)]
         return tuple(tails)
-
-
-def alive(pids: Sequence[int]) -> list[int]:
-    """Those of some processes that are still there, and no zombies.
-
-    Args:
-        pids: numbers of processes.
-    """
-    found = []
-    for pid in pids:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if state.split()[0] not in "ZX":
-            found.append(pid)
-    return found
 
 
 def gpu_memory_mib(devices: tuple[int, ...], environment: Mapping[str, str] = os.environ) -> dict[str, float]:
