@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
-from pipeline.acceptance.answering import cancel, draft, golden, stream, upstream
+from pipeline.acceptance.answering import cancel, draft, golden, stream, undrafted, upstream
 from pipeline.acceptance.making import build, find, plan, serve, stop
 from pipeline.acceptance.measuring import latency, load, memory, metrics
 from pipeline.acceptance.report import AcceptanceCheck, AcceptanceReport, AcceptanceStep
@@ -71,6 +71,7 @@ STEPS = (
         (stream, golden, upstream, draft, answers, cancel, latency, load, memory, metrics, stop),
     ),
     AcceptanceStepPlan(gate, serving=False),
+    AcceptanceStepPlan(undrafted, serving=False),
 )
 SKIPPABLE = tuple(step.name for step in STEPS if step.name not in ("plan", "serve", "stop"))
 
@@ -183,8 +184,8 @@ def _taken_over(
     """The step of an earlier report, if nothing of it has to be done again."""
     if earlier is None or run.package is None or run.deployment.digest != earlier.package:
         return None
-    if step.name in ("stop", "answers"):
-        # What these do is needed: the server ends, and the gate gets its answers.
+    if step.name in ("draft", "answers", "stop"):
+        # What these do is needed: later steps get their answers, and the server ends.
         return None
     found = next((one for one in earlier.steps if one.name == step.name), None)
     if found is None or found.failed or found.outcome == "skipped":

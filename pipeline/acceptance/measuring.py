@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.acceptance import asking
 from pipeline.acceptance.judging import expect, held_to_forecast, memory_checks, skipped, slo_checks
 from pipeline.acceptance.report import AcceptanceCheck
-from pipeline.acceptance.run import KV_BLOCKS, REQUESTS, AcceptanceRun, Checks
+from pipeline.acceptance.run import KV_BLOCKS, REQUESTS, AcceptanceRun, Checks, questions
 from pipeline.acceptance.served import gpu_memory_mib
 from pipeline.plan.performance.accuracy import Estimate, interval_estimate, rate_estimate, unchecked
 from pipeline.serving.live import MetricsPage
@@ -155,6 +155,7 @@ def metrics(run: AcceptanceRun) -> Checks:
     if not url:
         yield skipped("the gateway's page", "pipeline serve runs no gateway here")
         return
+    asking.gateway_answer(url, run.recipe.name, questions(1)[0], 8)
     gateway = MetricsPage.fetch(f"{url.rstrip('/')}/metrics")
     counted = gateway.total("pipeline_requests_total", model=run.recipe.name) if gateway is not None else None
     yield expect("requests that the gateway counted", bool(counted), "more than 0", f"{counted or 0:g}")

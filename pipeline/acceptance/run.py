@@ -54,6 +54,15 @@ class AcceptanceOptions:
     start_timeout_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DraftedTexts:
+    """Answers to the same questions, and how many tokens a draft proposed for them, and how many were accepted."""
+
+    texts: tuple[str, ...]
+    proposed: int
+    accepted: int
+
+
 @dataclass(slots=True)
 class AcceptanceRun:
     """What the steps share: what was asked for, and what the steps before have made."""
@@ -70,6 +79,7 @@ class AcceptanceRun:
     served: ServedDeployment | None = None
     before_mib: dict[str, float] = field(default_factory=dict)  # GPU -> used before the start
     answers: list[EngineAnswer] = field(default_factory=list)
+    drafted: DraftedTexts | None = None
 
     @property
     def on_gpu(self) -> bool:

@@ -68,7 +68,7 @@ def test_a_missed_target_is_told_and_everything_else_is_checked(
         "build: package", "serve: ready", "golden: golden questions",
         "stream: tensorrt_llm_bls: joined chunks", "stream: ensemble: joined chunks", "stream: gateway: joined events",
         "upstream: end_to_end_grpc_client, ensemble, streamed", "draft: greedy with draft = greedy without",
-        "draft: the draft is used", "draft: without it none is", "cancel: streams that were left",
+        "draft: the draft is used", "draft: without it none is used", "cancel: streams that were left",
         "cancel: requests in the engine afterwards", "load: 4 streams, requests that failed",
         "metrics: Triton's page", "metrics: requests that the gateway counted", "stop: processes that are left",
         "gate: top-1 agreement with the checkpoint", "gate: top-1 agreement with the original",
@@ -116,7 +116,7 @@ def test_a_draft_within_the_engine_is_held_to_a_deployment_without_it(store: Pat
     done = pipeline("accept", "tiny-cpu", *SMALL, "--output", str(first), store=store, timeout_s=600)
     assert done.returncode == 0, done.stderr
     found = outcomes(json.loads(first.read_text()))
-    assert found["draft: greedy with draft = greedy without"] == "passed"
+    assert found["undrafted: greedy with draft = greedy without"] == "passed"
     again = pipeline(
         "accept", "tiny-cpu", *SMALL, "--skip", "build", "--resume", str(first),
         "--output", str(tmp_path / "second.json"), store=store,
@@ -124,7 +124,7 @@ def test_a_draft_within_the_engine_is_held_to_a_deployment_without_it(store: Pat
     assert again.returncode == 0, again.stderr
     second = json.loads((tmp_path / "second.json").read_text())
     assert {step["name"] for step in second["steps"] if not step["resumed"]} == {
-        "plan", "build", "serve", "answers", "stop", "gate",
+        "plan", "build", "serve", "draft", "answers", "stop", "gate", "undrafted",
     }  # fmt: skip
     assert outcomes(second) == {**found, "build: package": "skipped"}
 
