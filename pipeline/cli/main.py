@@ -47,6 +47,7 @@ _SECTIONS = {  # section -> command -> what it does
     },
     "Inspect": {
         "doctor": "Say what this machine has, and which recipes can be built and deployed here.",
+        "accept": "Build, serve and check a recipe on this machine, and write one report to send back.",
         "rules": "List the rules that recipes and machines are held against, with reasons and sources.",
         "versions": "Print the releases of TensorRT-LLM that recipes may name, or check a combination.",
         "store": "Look after the artifacts that builds leave on disk.",
