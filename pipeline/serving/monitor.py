@@ -4,7 +4,7 @@ A model that hangs and one that is merely busy both let a probe wait. They are t
 wait, Triton's page of metrics is read, and a server is hung only if
 
 - no model in the path of the probe has done anything since: no request was completed, no step of the engine made
-  (`iteration_counter`, which TensorRT-LLM's backend and our engine publish; `pipeline_responses` of our `llmapi`
+  (`iteration_counter`, which TensorRT-LLM's backend and our engine publish; `pipeline_responses_total` of our `llmapi`
   model), nor, where the engine computes in these processes, processor time used; Triton that does not show the page
   makes no progress, either;
 - or the engine has room, so that the probe does not wait there, and neither it nor a second one is answered.
@@ -17,37 +17,31 @@ It does not tell a slow server from a fast one, and judges no answer: one that c
 
 from __future__ import annotations
 
-import http.client
 import math
-import re
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.errors import ServerError
 from pipeline.machine.processes import ProcessStat
+from pipeline.serving.live import MetricsPage
 from pipeline.serving.probe import ModelProbe
 from pipeline.triton.deployment import DRAFT_MODEL, Deployment
 
-# Counters of a model that grow whenever it does something. Of `_ENGINE`, one value is such a counter.
+# Counters of a model that grow whenever it does something, as `MetricsPage` names them. Of `_ENGINE`, one value is
+# such a counter.
 _PROGRESS = (
-    "nv_inference_request_success",
-    "nv_inference_request_failure",
-    "nv_inference_exec_count",
-    "pipeline_responses",
+    "nv_inference_request_success_total",
+    "nv_inference_request_failure_total",
+    "nv_inference_exec_count_total",
+    "pipeline_responses_total",
 )
 _ENGINE, _STEPS_MADE = "nv_trt_llm_general_metrics", "iteration_counter"
 _REQUESTS = "nv_trt_llm_request_metrics"
-_LINE = re.compile(r"(?P<family>\w+)\{(?P<labels>[^}]*)\} (?P<value>[\d.eE+-]+)")
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
 ENSEMBLE = "ensemble"
 _STEPS = ("preprocessing", "tensorrt_llm", "postprocessing")  # of the ensemble
-
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy stands between
 
 _FIRST_POLL_S = 0.01
 _PAGE_TIMEOUT_S = 0.5
@@ -74,38 +68,21 @@ class HealthIssue:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsPage:
-    """What Triton's page says of progress.
+def progress_of(page: MetricsPage, model: str) -> float:
+    """Sum the counters of a model that grow whenever it does something."""
+    done = sum(page.total(name, model=model) or 0.0 for name in _PROGRESS)
+    return done + (page.total(_ENGINE, model=model, general_type=_STEPS_MADE) or 0.0)
 
-    Attributes:
-        progress: Model -> the sum of its counters, which grows whenever it does something.
-        room: Model that holds an engine -> whether it could take a request at once: places are free, and every request
-            that it has is being generated.
+
+def has_room(page: MetricsPage, model: str) -> bool | None:
+    """Whether an engine could take a request at once: places are free, and all that it has are being generated.
+
+    Returns:
+        None for a model that does not tell, such as one without an engine.
     """
-
-    progress: Mapping[str, float]
-    room: Mapping[str, bool]
-
-    @classmethod
-    def parse(cls, text: str) -> MetricsPage:
-        """Read a page in Prometheus' text format."""
-        progress: dict[str, float] = {}
-        requests: dict[str, dict[str, float]] = {}
-        for line in text.splitlines():
-            match = _LINE.match(line)
-            if match is None:
-                continue
-            labels, value = dict(_LABEL.findall(match["labels"])), float(match["value"])
-            model, family = labels.get("model", ""), match["family"]
-            if family == _REQUESTS:
-                requests.setdefault(model, {})[labels.get("request_type", "")] = value
-            elif family in _PROGRESS or (family == _ENGINE and labels.get("general_type") == _STEPS_MADE):
-                progress[model] = progress.get(model, 0.0) + value
-        return cls(progress, {model: _has_room(counts) for model, counts in requests.items()})
-
-
-def _has_room(counts: Mapping[str, float]) -> bool:
+    counts = page.by(_REQUESTS, "request_type", model=model)
+    if not counts:
+        return None
     active, scheduled = counts.get("active", 0), counts.get("scheduled", 0)
     free = active < counts.get("max", 0)
     return free and scheduled >= active and not counts.get("context") and not counts.get("waiting")
@@ -165,7 +142,7 @@ class ProgressJudge:
     def _take_in(self, now: float, page: MetricsPage | None, cpu_s: float | None) -> None:
         moved = False
         if page is not None:
-            progress = tuple(page.progress.get(model, 0.0) for model in self._models)
+            progress = tuple(progress_of(page, model) for model in self._models)
             moved, self._progress = progress != self._progress, progress
         computes = False
         if cpu_s is not None:
@@ -177,7 +154,8 @@ class ProgressJudge:
             self._still_since = now
         if moved or held_up or computes or self._idle_since is None:
             self._idle_since = now
-        engines = [] if page is None else [page.room[model] for model in self._models if model in page.room]
+        told = [] if page is None else [has_room(page, model) for model in self._models]
+        engines = [room for room in told if room is not None]
         if held_up or not (engines and all(engines)):
             self._room_since = None
         elif self._room_since is None:
@@ -295,7 +273,7 @@ class HealthMonitor:
         late = [path for path in self._paths if self._is_late(path, now)]
         if late and now >= self._next_page:
             self._next_page = now + _PAGE_INTERVAL_S
-            page = _read_page(self._metrics_url)
+            page = MetricsPage.fetch(self._metrics_url, _PAGE_TIMEOUT_S)
             cpu_s = self._processes.cpu_s() if self._computes_here else None
             found += [self._judge(path, now, page, cpu_s) for path in late]
         for probe in (path.probe for path in self._paths):
@@ -365,11 +343,3 @@ def probed_paths(deployment: Deployment) -> dict[str, tuple[str, ...]]:
         paths[deployment.entry_model] += (DRAFT_MODEL,)
         paths[DRAFT_MODEL] = (DRAFT_MODEL,)
     return paths
-
-
-def _read_page(url: str) -> MetricsPage | None:
-    try:
-        with _OPENER.open(url, timeout=_PAGE_TIMEOUT_S) as response:
-            return MetricsPage.parse(response.read().decode(errors="replace"))
-    except (urllib.error.URLError, http.client.HTTPException, OSError):
-        return None
