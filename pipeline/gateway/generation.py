@@ -7,11 +7,22 @@ import random
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.cache.client import AsyncCachedStream, AsyncCachingClient
-from pipeline.client import AsyncStream, Chunk, FinishReason, Refused, Sampling, Stats
+from pipeline.client import (
+    AsyncStream,
+    Busy,
+    Chunk,
+    ConnectFailed,
+    FinishReason,
+    Refused,
+    Retries,
+    Sampling,
+    ServerLost,
+    Stats,
+)
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.response_format import unsupported_format
 from pipeline.gateway.schema import GenerationRequest
@@ -19,6 +30,9 @@ from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.tools.choice import RequestTools
 
 _SEED_BITS = 63
+# A request that kills the engine each time must not be repeated for ever.
+_MAX_ATTEMPTS = 3
+_BACKOFF = Retries()
 _SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of two choices, which would else be equal
 
 
@@ -73,6 +87,7 @@ class Generation:
     guide: Sampling  # parameters of guided decoding
     request_id: str
     stats: dict[int, Stats] = field(default_factory=dict)  # by choice, of those that began and are over
+    retries: int = 0  # how often a choice was asked again
     times: dict[int, ChoiceTimes] = field(default_factory=dict)  # by choice
 
     @property
@@ -147,11 +162,41 @@ class Generation:
                     yield index, chunk
 
     async def _choice(self, index: int) -> AsyncGenerator[Chunk, None]:
+        """Generate one choice. If its server is lost before any of it went out, the model is asked again."""
         sampling, drawn = self._sampling(index)
-        await self.model.check_supported(sampling)
-        times = self.times[index] = ChoiceTimes(time.perf_counter())
-        async with self.model.queue.slot(self.prompt_of(index).tokens + self.max_tokens, self.tenant.name):
+        arrived, asked = time.monotonic(), time.perf_counter()
+        attempt = 1
+        while True:
+            self.times[index], begun = ChoiceTimes(asked), False
+            try:
+                async with aclosing(self._attempt(index, sampling, drawn, arrived)) as chunks:
+                    if not self.request.stream:
+                        for chunk in [chunk async for chunk in chunks]:
+                            yield chunk
+                    async for chunk in chunks:
+                        begun = True
+                        yield chunk
+                return
+            except (ConnectFailed, ServerLost, Busy) as error:
+                if not isinstance(error, Busy):
+                    self.model.readiness.suspect(error.url, str(error))
+                if begun or attempt == _MAX_ATTEMPTS:
+                    raise
+                if isinstance(error, Busy):
+                    await asyncio.sleep(_BACKOFF.backoff_s(attempt))
+            attempt += 1
+            self.retries += 1
+            self.stats.pop(index, None)
+
+    async def _attempt(
+        self, index: int, sampling: Sampling, drawn: Sampling, arrived: float
+    ) -> AsyncGenerator[Chunk, None]:
+        model, times = self.model, self.times[index]
+        model.readiness.start()
+        tokens = self.prompt_of(index).tokens + self.max_tokens
+        async with model.queue.slot(tokens, self.tenant.name, wait_s=model.max_wait_s, arrived=arrived):
             times.started = time.perf_counter()
+            await model.check_supported(sampling)
             async with self._stream(index, sampling, drawn) as stream:
                 times.sent = time.perf_counter()
                 try:
@@ -169,7 +214,14 @@ class Generation:
                 finally:
                     times.ended = time.perf_counter()
                     if times.first_chunk is not None:
-                        self.stats[index] = stream.stats
+                        self.stats[index] = self._counted(stream)
+
+    def _counted(self, stream: AsyncStream | AsyncCachedStream) -> Stats:
+        """The figures of a stream; where it broke off before the model counted its tokens, the tokenizer does."""
+        stats = stream.stats
+        if stats.output_tokens is None and stream.finish_reason is None:
+            return replace(stats, output_tokens=self.model.count_tokens(stream.text))
+        return stats
 
     def _stream(self, index: int, sampling: Sampling, drawn: Sampling) -> AsyncStream | AsyncCachedStream:
         client, prompt = self.model.client_for(self.tenant.name), self.prompt_of(index)

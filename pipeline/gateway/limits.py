@@ -21,8 +21,10 @@ from pipeline.gateway.errors import ApiError
 
 _SMOOTHING = 0.1  # of the mean service time
 
-# Due time, sequence number, and a future that is done once the request does not wait any more.
-_Waiter = tuple[float, int, asyncio.Future[None]]
+# Due time, sequence number, a future that is done once the request does not wait any more, and for how many seconds it
+# waits for a model that is not ready.
+_Waiter = tuple[float, int, asyncio.Future[None], float]
+_RETRY_AFTER_S = 5.0
 
 
 class TenantLimits(BaseModel):
@@ -141,6 +143,8 @@ class FairQueue:
     that holds the fewest; among equals, to the one whose last turn is the longest ago. A tenant's requests are ordered
     by arrival plus expected service time, so that a long one is overtaken for a bounded time only: a request that
     arrives later than the long one's own expected service comes after it.
+
+    While the queue is paused, because the model is not ready, no slot is given: requests wait, each for a bounded time.
     """
 
     def __init__(
@@ -170,6 +174,8 @@ class FairQueue:
         ] = {}  # by tenant: sequence number of the turn in which it last got a slot
         self._sequence = count()
         self._mean_service_s = 1.0
+        self._paused = ""  # why; empty if it is not
+        self._timers: dict[asyncio.Future[None], asyncio.TimerHandle] = {}  # of waiters, while paused
         self.refused = 0
 
     @property
@@ -182,18 +188,43 @@ class FairQueue:
         """Number of requests that have a slot."""
         return self._running.total()
 
+    def pause(self, reason: str) -> None:
+        """Give no slots until `resume`. Requests that have one keep it.
+
+        Args:
+            reason: why the model is not ready, for those who wait for too long.
+        """
+        began, self._paused = not self._paused, reason or "the model is not ready"
+        if began:
+            for tenant, heap in self._heaps.items():
+                for _, _, future, wait_s in heap:
+                    self._limit_wait(future, tenant, wait_s)
+
+    def resume(self) -> None:
+        """Give slots again."""
+        self._paused = ""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._grant()
+
     @asynccontextmanager
-    async def slot(self, tokens: int, tenant: str = "") -> AsyncIterator[None]:
+    async def slot(
+        self, tokens: int, tenant: str = "", *, wait_s: float = inf, arrived: float | None = None
+    ) -> AsyncIterator[None]:
         """Wait for a slot, and hold it.
 
         Args:
             tokens: of the prompt and, at most, of the answer.
             tenant: name of the tenant.
+            wait_s: how long to wait while the queue is paused, in seconds.
+            arrived: when the request arrived, by the queue's clock; None is now.
 
         Raises:
-            ApiError: 429, with the time after which it is worth asking again.
+            ApiError: 429, with the time after which it is worth asking again; 503, if the model is not ready and the
+                wait for it is over.
         """
-        await self._acquire(tokens, tenant)
+        await self._acquire(tokens, tenant, wait_s, self._clock() if arrived is None else arrived)
         began = self._clock()
         try:
             yield
@@ -201,17 +232,19 @@ class FairQueue:
             self._mean_service_s += _SMOOTHING * (self._clock() - began - self._mean_service_s)
             self._release(tenant)
 
-    async def _acquire(self, tokens: int, tenant: str = "") -> None:
-        # While a slot is free, no request waits.
-        if self.running < self._slots:
+    async def _acquire(self, tokens: int, tenant: str, wait_s: float, arrived: float) -> None:
+        # While a slot is free, no request waits, unless all do.
+        if self.running < self._slots and not self._paused:
             self._running[tenant] += 1
             return
         if self.waiting >= self._max_waiting:
             self._refuse_one(tenant)
         future = asyncio.get_running_loop().create_future()
-        due = self._clock() + tokens * self._s_per_token
-        heapq.heappush(self._heaps.setdefault(tenant, []), (due, next(self._sequence), future))
+        due = arrived + tokens * self._s_per_token
+        heapq.heappush(self._heaps.setdefault(tenant, []), (due, next(self._sequence), future, wait_s))
         self._waiting[tenant] += 1
+        if self._paused:
+            self._limit_wait(future, tenant, wait_s)
         try:
             await future
         except asyncio.CancelledError:
@@ -221,23 +254,48 @@ class FairQueue:
                 # The slot was given at the moment of the cancellation.
                 self._release(tenant)
             raise
+        finally:
+            if timer := self._timers.pop(future, None):
+                timer.cancel()
+
+    def _limit_wait(self, future: asyncio.Future[None], tenant: str, wait_s: float) -> None:
+        def give_up() -> None:
+            if not future.done():
+                self._count_out(tenant)
+                future.set_exception(self._not_ready(f"was not ready for {wait_s:g} s"))
+
+        if wait_s < inf:
+            self._timers[future] = asyncio.get_running_loop().call_later(wait_s, give_up)
+
+    def _not_ready(self, what: str) -> ApiError:
+        text = f"The model {what}: {self._paused}"
+        return ApiError(503, text, code="unavailable", retry_after_s=_RETRY_AFTER_S)
 
     def _release(self, tenant: str) -> None:
         self._running[tenant] -= 1
         if not self._running[tenant]:
             del self._running[tenant]
-        for other in sorted(
+        self._grant()
+
+    def _grant(self) -> None:
+        """Give all slots that are free to those who wait."""
+        while not self._paused and self.running < self._slots and self._grant_one():
+            pass
+
+    def _grant_one(self) -> bool:
+        for tenant in sorted(
             self._waiting, key=lambda name: (self._running[name], self._last_turns.get(name, -1))
         ):
-            heap = self._heaps[other]
+            heap = self._heaps[tenant]
             while heap:
                 future = heapq.heappop(heap)[2]
                 if not future.done():
-                    self._last_turns[other] = next(self._sequence)
-                    self._running[other] += 1
-                    self._count_out(other)
+                    self._last_turns[tenant] = next(self._sequence)
+                    self._running[tenant] += 1
+                    self._count_out(tenant)
                     future.set_result(None)
-                    return
+                    return True
+        return False
 
     def _count_out(self, tenant: str) -> None:
         self._waiting[tenant] -= 1
@@ -250,6 +308,8 @@ class FairQueue:
         wait_s = (self.waiting + 1) / self._slots * self._mean_service_s
         text = "Too many requests are waiting; try again later"
         error = ApiError(429, text, code="overloaded", retry_after_s=wait_s)
+        if self._paused:
+            error = self._not_ready("is not ready, and too many requests wait for it")
         most = max(self._waiting, key=self._waiting.__getitem__, default=newcomer)
         if self._waiting[most] <= self._waiting[newcomer] + 1:
             raise error

@@ -13,13 +13,14 @@ from pipeline.cache.key import Origin
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.semantic.embedder import Embedder
 from pipeline.cache.semantic.layer import SemanticLayer
-from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Refused, Sampling
+from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Refused, Retries, Sampling, Timeouts
 from pipeline.client.prompt import render_prompt
 from pipeline.client.sampling import PARAMETERS
 from pipeline.errors import UserError
 from pipeline.gateway.embeddings import EmbeddingModel
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import FairQueue
+from pipeline.gateway.readiness import Readiness
 from pipeline.models.chat_template import TemplateError
 from pipeline.triton.deployment import Deployment
 
@@ -57,7 +58,12 @@ class ServedModel:
     guided_decoding: bool = True  # whether its engine was started with it
     returns_logits: bool = True  # whether its engine returns logits
     stall_s: float = 5.0  # a stream that has begun and has no chunk for so long is counted as stalled
+    max_wait_s: float = 30.0  # how long a request waits while the model is not ready
+    readiness: Readiness = field(init=False)
     _caching_clients: dict[str, AsyncCachingClient] = field(default_factory=dict)  # by tenant
+
+    def __post_init__(self) -> None:
+        self.readiness = Readiness(self.name, self.client, self.queue)
 
     @classmethod
     def from_package(
@@ -69,6 +75,8 @@ class ServedModel:
         cache: ResponseCache | None,
         max_waiting: int,
         stall_s: float = 5.0,
+        max_wait_s: float = 30.0,
+        idle_timeout_s: float | None = 60.0,
     ) -> ServedModel:
         """Load the tokenizer and the limits of a packaged model.
 
@@ -79,6 +87,8 @@ class ServedModel:
             cache: response cache; None generates every answer.
             max_waiting: how many requests may wait for a slot.
             stall_s: seconds without a chunk after which a stream that has begun counts as stalled.
+            max_wait_s: how long a request waits while the model is not ready, in seconds.
+            idle_timeout_s: seconds without a token after which an answer is given up; None never does.
 
         Raises:
             UserError: its tokenizer cannot be read.
@@ -94,7 +104,14 @@ class ServedModel:
             name=name,
             created=int((package / "deployment.json").stat().st_mtime),
             deployment=deployment.digest,
-            client=AsyncClient(urls, model=deployment.entry_model, template=template),
+            client=AsyncClient(
+                urls,
+                model=deployment.entry_model,
+                template=template,
+                timeouts=Timeouts(first_token_s=idle_timeout_s, between_tokens_s=idle_timeout_s),
+                # The gateway asks again itself, when the model is ready.
+                retries=Retries(attempts=1),
+            ),
             template=template,
             prompt_limit=prompt_limit,
             max_output_tokens=limits.max_output_tokens,
@@ -105,6 +122,7 @@ class ServedModel:
             # Other engines return logits only if they were built to.
             returns_logits=deployment.runtime == "cpu",
             stall_s=stall_s,
+            max_wait_s=max_wait_s,
         )
 
     def client_for(self, tenant: str) -> AsyncClient | AsyncCachingClient:
@@ -150,8 +168,14 @@ class ServedModel:
                 text = f"{param}: this deployment has no {feature}"
                 raise ApiError(400, text, param=param, code="unsupported_parameter")
 
+    def count_tokens(self, text: str) -> int:
+        """Count the tokens of a text that the model wrote, as near as can be told from the text."""
+        tokenizer: Any = self.prompt_limit.tokenizer
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
     async def aclose(self) -> None:
         """Close all connections, and the cache."""
+        await self.readiness.aclose()
         await self.client.aclose()
         if self.cache is not None:
             self.cache.close()
