@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import UserError
-from pipeline.gateway.served_model import ServedModel, load_chat_template
+from pipeline.gateway.record_follower import RecordFollower
+from pipeline.gateway.served_model import ServedModel, WaitLimits, load_chat_template
 from pipeline.gateway.tools.dialects import dialect_of
 from pipeline.prepare import prepare
 from pipeline.progress import Silent
@@ -20,7 +21,7 @@ from pipeline.stages.response_cache import open_response_cache
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.repository import check_without_weights
-from pipeline.triton.running import RunningServer
+from pipeline.triton.running import SUPERVISED, RunningServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class LocatedModel:
     recipe: Recipe
     package: Path
     urls: tuple[str, ...]  # host:port of the gRPC of each server that runs it
+    record: RunningServer | None = None  # of the server, where it was found by the name of its recipe
 
     def describe(self) -> dict[str, Any]:
         """Describe what requests will meet: limits, chat, tool calls, cache, embeddings."""
@@ -52,13 +54,13 @@ class LocatedModel:
         }
 
 
-def load_served_model(located: LocatedModel, store: Store, *, max_waiting: int) -> ServedModel:
+def load_served_model(located: LocatedModel, store: Store, *, waits: WaitLimits) -> ServedModel:
     """Load a model for the gateway, behind the response cache of its recipe.
 
     Args:
         located: the model.
         store: of artifacts; the cache's files lie there, too.
-        max_waiting: how many requests may wait for a slot.
+        waits: of the requests of each model.
 
     Raises:
         UserError: the cache that the recipe asks for cannot be opened.
@@ -72,9 +74,30 @@ def load_served_model(located: LocatedModel, store: Store, *, max_waiting: int) 
         located.package,
         located.urls,
         cache=cache,
-        max_waiting=max_waiting,
+        waits=waits,
         stall_s=5.0 if itl_ms is None else itl_ms / 100,
     )
+
+
+def record_followers(
+    located: Iterable[LocatedModel], store: Store, *, waits: WaitLimits
+) -> list[RecordFollower]:
+    """Make what keeps the models of a gateway up to date: of those that were found by the names of their recipes.
+
+    Args:
+        located: the models.
+        store: of artifacts, and of what is served on this machine.
+        waits: of the requests of each model.
+    """
+
+    def follower(one: LocatedModel, record: RunningServer) -> RecordFollower:
+        def load(now: RunningServer) -> ServedModel:
+            moved = LocatedModel(one.recipe, now.deployment.parent, (now.grpc_url,), now)
+            return load_served_model(moved, store, waits=waits)
+
+        return RecordFollower(one.recipe.name, store.running, record, load)
+
+    return [follower(one, one.record) for one in located if one.record is not None]
 
 
 def locate_models(
@@ -123,9 +146,9 @@ def _locate(recipe: Recipe, store: Store, urls: Sequence[str], wait_s: float) ->
         prepared = prepare(recipe, store, offline=True)
         package = Builder(prepared, store, Silent()).finished().path
         return LocatedModel(recipe, package, tuple(urls))
-    running = RunningServer.find(store.running, recipe.name, wait_s=wait_s)
+    running = RunningServer.find(store.running, recipe.name, wait_s=wait_s, states=SUPERVISED)
     if running is None:
         serve = shlex.join(("pipeline", "serve", *recipe.words, *store.words))
         elsewhere = f"--endpoint {recipe.name}=HOST:PORT"
         raise UserError(f"{recipe.name}: is not served here; {serve}, or {elsewhere}, or --wait-s")
-    return LocatedModel(recipe, running.deployment.parent, (running.grpc_url,))
+    return LocatedModel(recipe, running.deployment.parent, (running.grpc_url,), running)

@@ -188,8 +188,23 @@ class FairQueue:
         """Number of requests that have a slot."""
         return self._running.total()
 
+    @property
+    def slots(self) -> int:
+        """Requests that run at the same time."""
+        return self._slots
+
+    def resize(self, slots: int) -> None:
+        """Change the number of slots. Requests that have one keep it, also where there are fewer from now on."""
+        self._slots = slots
+        self._fill()
+
+    @property
+    def paused(self) -> bool:
+        """Whether no slots are given."""
+        return bool(self._paused)
+
     def pause(self, reason: str) -> None:
-        """Give no slots until `resume`. Requests that have one keep it.
+        """Let all requests wait that have no slot, until `resume`.
 
         Args:
             reason: why the model is not ready, for those who wait for too long.
@@ -206,7 +221,7 @@ class FairQueue:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        self._grant()
+        self._fill()
 
     @asynccontextmanager
     async def slot(
@@ -233,8 +248,8 @@ class FairQueue:
             self._release(tenant)
 
     async def _acquire(self, tokens: int, tenant: str, wait_s: float, arrived: float) -> None:
-        # While a slot is free, no request waits, unless all do.
-        if self.running < self._slots and not self._paused:
+        # While a slot is free, no request waits.
+        if self._has_free_slot:
             self._running[tenant] += 1
             return
         if self.waiting >= self._max_waiting:
@@ -275,14 +290,19 @@ class FairQueue:
         self._running[tenant] -= 1
         if not self._running[tenant]:
             del self._running[tenant]
-        self._grant()
+        self._fill()
 
-    def _grant(self) -> None:
-        """Give all slots that are free to those who wait."""
-        while not self._paused and self.running < self._slots and self._grant_one():
+    @property
+    def _has_free_slot(self) -> bool:
+        return self.running < self._slots and not self._paused
+
+    def _fill(self) -> None:
+        """Give all free slots to requests that wait."""
+        while self._has_free_slot and self._give_slot():
             pass
 
-    def _grant_one(self) -> bool:
+    def _give_slot(self) -> bool:
+        """Give a slot to the request whose turn it is. Returns whether one waits."""
         for tenant in sorted(
             self._waiting, key=lambda name: (self._running[name], self._last_turns.get(name, -1))
         ):

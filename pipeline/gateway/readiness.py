@@ -62,15 +62,18 @@ class Readiness:
             client: sends the model's requests. Its endpoints are marked as ill while they are.
             queue: of the model; paused while all servers are ill.
         """
-        self._name, self._client, self._queue = name, client, queue
+        self._name, self._client = name, client
+        # None: stopped.
+        self._queue: FairQueue | None = queue
+        self._suspended = ""
         self._watched: list[_Watched] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def fault(self) -> str | None:
         """Why the model cannot be asked; None if it can."""
-        if not self._watched:
-            return "it is not watched yet"
+        if self._suspended or not self._watched:
+            return self._suspended or "it is not watched yet"
         faults = [f"{one.endpoint.url}: {one.fault}" for one in self._watched if one.fault]
         return "; ".join(faults) if len(faults) == len(self._watched) else None
 
@@ -81,7 +84,7 @@ class Readiness:
         self._watched = [_Watched(one, _NOT_PROBED) for one in self._client.endpoints]
         for one in self._watched:
             one.endpoint.ill = True
-        self._queue.pause(self.fault or "")
+        self._apply()
         self._tasks = [asyncio.get_running_loop().create_task(self._watch(one)) for one in self._watched]
 
     def suspect(self, url: str, reason: str) -> None:
@@ -97,10 +100,39 @@ class Readiness:
                 self._set(one, reason)
                 one.wake.set()
 
-    async def aclose(self) -> None:
-        """Stop watching."""
+    def suspend(self, reason: str) -> None:
+        """Count the model as not ready, whatever probes find.
+
+        Args:
+            reason: why it is, such as that its server is being started again; empty ends this.
+        """
+        if reason != self._suspended:
+            self._suspended = reason
+            self._apply()
+
+    async def probed(self) -> None:
+        """Wait until each server has been probed for the first time, and was found well or ill."""
+        while any(one.fault == _NOT_PROBED for one in self._watched):
+            await asyncio.sleep(_POLL_S)
+
+    def take_over(self, queue: FairQueue) -> None:
+        """Pause another queue from now on, that of a model which this one replaces.
+
+        Args:
+            queue: of the other model, whose readiness has been stopped.
+        """
+        self._queue = queue
+        self._apply()
+
+    def stop(self) -> None:
+        """Stop watching. The queue stays as it is, and is not touched any more."""
+        self._queue = None
         for task in self._tasks:
             task.cancel()
+
+    async def aclose(self) -> None:
+        """Stop watching, and wait for the end of what that had begun."""
+        self.stop()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -153,6 +185,12 @@ class Readiness:
             state = f"cannot be asked: {fault}" if fault else "can be asked"
             _log.warning("%s: %s %s", self._name, watched.endpoint.url, state)
         watched.fault, watched.endpoint.ill = fault, bool(fault)
+        self._apply()
+
+    def _apply(self) -> None:
+        """Pause the queue while the model cannot be asked."""
+        if self._queue is None:
+            return
         if (reason := self.fault) is None:
             self._queue.resume()
         else:

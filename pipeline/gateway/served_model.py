@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,21 @@ _ENGINE_FEATURES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class WaitLimits:
+    """How many requests of a model may wait, and how long each waits.
+
+    Attributes:
+        max_waiting: requests that may wait for a slot.
+        max_wait_s: seconds that a request waits while the model is not ready.
+        idle_timeout_s: seconds without a token after which an answer is given up; None never does.
+    """
+
+    max_waiting: int = 256
+    max_wait_s: float = 30.0
+    idle_timeout_s: float | None = 60.0
+
+
 @dataclass(slots=True)
 class ServedModel:
     """One model that requests may name."""
@@ -57,10 +73,13 @@ class ServedModel:
     embedder: EmbeddingModel | None = None
     guided_decoding: bool = True  # whether its engine was started with it
     returns_logits: bool = True  # whether its engine returns logits
+    replaced_by: ServedModel | None = None  # by what new requests go to instead
     stall_s: float = 5.0  # a stream that has begun and has no chunk for so long is counted as stalled
     max_wait_s: float = 30.0  # how long a request waits while the model is not ready
     readiness: Readiness = field(init=False)
     _caching_clients: dict[str, AsyncCachingClient] = field(default_factory=dict)  # by tenant
+    _holders: int = 0
+    _unused: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.readiness = Readiness(self.name, self.client, self.queue)
@@ -73,10 +92,8 @@ class ServedModel:
         urls: Sequence[str],
         *,
         cache: ResponseCache | None,
-        max_waiting: int,
+        waits: WaitLimits,
         stall_s: float = 5.0,
-        max_wait_s: float = 30.0,
-        idle_timeout_s: float | None = 60.0,
     ) -> ServedModel:
         """Load the tokenizer and the limits of a packaged model.
 
@@ -85,10 +102,8 @@ class ServedModel:
             package: the folder of deployment.json.
             urls: host:port of the gRPC of each Triton server that runs it.
             cache: response cache; None generates every answer.
-            max_waiting: how many requests may wait for a slot.
+            waits: of its requests.
             stall_s: seconds without a chunk after which a stream that has begun counts as stalled.
-            max_wait_s: how long a request waits while the model is not ready, in seconds.
-            idle_timeout_s: seconds without a token after which an answer is given up; None never does.
 
         Raises:
             UserError: its tokenizer cannot be read.
@@ -108,22 +123,63 @@ class ServedModel:
                 urls,
                 model=deployment.entry_model,
                 template=template,
-                timeouts=Timeouts(first_token_s=idle_timeout_s, between_tokens_s=idle_timeout_s),
+                timeouts=Timeouts(first_token_s=waits.idle_timeout_s, between_tokens_s=waits.idle_timeout_s),
                 # The gateway asks again itself, when the model is ready.
                 retries=Retries(attempts=1),
             ),
             template=template,
             prompt_limit=prompt_limit,
             max_output_tokens=limits.max_output_tokens,
-            queue=FairQueue(limits.max_concurrency, max_waiting=max_waiting),
+            queue=FairQueue(limits.max_concurrency, max_waiting=waits.max_waiting),
             cache=cache,
             embedder=semantic_embedder(cache),
             guided_decoding=deployment.guided_decoding,
             # Other engines return logits only if they were built to.
             returns_logits=deployment.runtime == "cpu",
             stall_s=stall_s,
-            max_wait_s=max_wait_s,
+            max_wait_s=waits.max_wait_s,
         )
+
+    @property
+    def latest(self) -> ServedModel:
+        """The model that new requests go to: this one, until it is replaced."""
+        model = self
+        while model.replaced_by is not None:
+            model = model.replaced_by
+        return model
+
+    @property
+    def holders(self) -> int:
+        """Number of requests that are under way with this model."""
+        return self._holders
+
+    def hold(self) -> None:
+        """Keep the model open for a request, until `release` is called."""
+        self._holders += 1
+
+    def release(self) -> None:
+        """End what `hold` began."""
+        self._holders -= 1
+        if not self._holders:
+            self._unused.set()
+
+    async def wait_unused(self) -> None:
+        """Wait until no request is under way with this model."""
+        while self._holders:
+            self._unused.clear()
+            await self._unused.wait()
+
+    def replace(self, model: ServedModel) -> None:
+        """Let another package go on where this one is: requests that have not been sent yet go to it, in their order.
+
+        Args:
+            model: takes over the queue; it has as many slots as the new package.
+        """
+        slots, model.queue = model.queue.slots, self.queue
+        model.queue.resize(slots)
+        self.readiness.stop()
+        model.readiness.take_over(model.queue)
+        self.replaced_by = model
 
     def client_for(self, tenant: str) -> AsyncClient | AsyncCachingClient:
         """Return the client for a tenant's requests. Tenants share no cached answers."""
