@@ -89,7 +89,7 @@ def serve_options_of(
         ports: Ports to take whatever the options say.
         more: Other fields of `ServeOptions`.
     """
-    from pipeline.serving.launch import Ports, ServeOptions
+    from pipeline.serving.launch import Ports, ServeOptions, traces_endpoint
     from pipeline.serving.restart import RestartPolicy
 
     address = values["address"]
@@ -108,6 +108,7 @@ def serve_options_of(
         hashes=shelf.hashes,
         allowed=values["allowed"],
         recipe=words,
+        traces=traces_endpoint(values.get("traces")),
         **more,
     )
 
