@@ -132,7 +132,8 @@ def test_all_choices_of_a_request_come_from_one_package(exchange: Exchange) -> N
 def test_while_triton_is_started_again_requests_wait(exchange: Exchange) -> None:
     exchange.switch(state="restarting")
     queue = exchange.running.gateway.models["tiny"].queue
-    wait_for(lambda: queue.paused, "the queue waits")
+    wait_for(lambda: "started again" in exchange.ready()["faults"].get("tiny", ""), "the gateway knows it")
+    assert queue.paused
     asked = exchange.begin()
     assert queue.waiting == 1
     exchange.switch(grpc_url=exchange.new.url, state="starting")
