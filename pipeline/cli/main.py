@@ -32,6 +32,8 @@ _SECTIONS = {  # section -> command -> what it does
     "Serve": {
         "serve": "Run Triton with a recipe's model on this machine until Ctrl-C.",
         "deploy": "Serve a recipe on this machine or in a container, checked against the machine first.",
+        "rollout": "Serve another package of a running deployment, without a request that fails.",
+        "rollback": "Serve the package again that was served before.",
         "gateway": "Serve recipes' models as OpenAI does, in front of running servers.",
     },
     "Ask": {
