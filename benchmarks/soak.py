@@ -230,7 +230,7 @@ class Soak:
                                 await asyncio.sleep(0.5)
         if not over:
             raise ValueError(f"the stream ended without [DONE], after {len(parts)} parts")
-        if first and not source.startswith(("hit", "shared")):
+        if first and source == "miss":
             self.first_ms.append((asked_s, 1e3 * (first - began)))
         if request.repeats is not None:
             whole = "".join(parts)
@@ -258,7 +258,7 @@ class Soak:
                 told = self.at_s
                 recent = [ms for at, ms in self.first_ms[-500:] if at > self.at_s - 60]
                 p99 = f"{percentile(recent, 99):.0f} ms" if recent else "-"
-                hits = sum(count for source, count in self.cached.items() if source.startswith("hit"))
+                hits = self.cached["exact"]
                 note(
                     f"{self.at_s:7.0f} s  {self.requests:7} requests  {len(self.faults)} faults  {hits:6} cache hits  "
                     f"{self.left:5} left  p99 TTFT of the last minute {p99:>8}  {total:7.1f} MiB"
