@@ -42,6 +42,7 @@ from typing import Any
 import httpx
 
 from pipeline import progress
+from pipeline.acceptance.run import questions
 from pipeline.acceptance.served import ServedDeployment
 from pipeline.cli.serving import package_of
 from pipeline.client import percentile
@@ -76,14 +77,15 @@ class Mix:
 
     def __init__(self, model: str, limits: DeploymentLimits, *, guided: bool) -> None:
         self._model, self._limits, self._guided, self._random = model, limits, guided, random.Random(0)
-        self._pool = [self._text(40) for _ in range(POOL)]
+        # Real questions, because the cache keeps answers that came to their end.
+        self._pool = [str(turns[0]["content"]) for turns in questions(POOL)]
 
     def next(self) -> Request:
         chance, longest = self._random, self._limits.max_output_tokens
         path, tenant = "/v1/chat/completions", chance.choice(TENANTS)
         if chance.random() < 0.2:
             number = chance.randrange(POOL)
-            body = self._body(path, self._pool[number], temperature=0, max_tokens=24)
+            body = self._body(path, self._pool[number], temperature=0, max_tokens=min(128, longest))
             return Request(path, body, tenant, repeats=number)
         if chance.random() < 0.3:
             path = "/v1/completions"
