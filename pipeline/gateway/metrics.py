@@ -121,18 +121,17 @@ class GatewayMetrics(Collector):
         """
         self._generations[id(generation)] = generation
 
-    def observe(self, generation: Generation, *, chat: bool, began: float, status: int) -> None:
+    def observe(self, generation: Generation, *, began: float, status: int) -> None:
         """Count the tokens of a completion that is over, and record its latencies.
 
         Args:
             generation: what it generated.
-            chat: whether it was a chat completion.
             began: when the request arrived, by `time.perf_counter()`.
             status: HTTP status that it ended with.
         """
         self._generations.pop(id(generation), None)
         model = generation.model.name
-        of = (model, "chat" if chat else "text_completion")
+        of = (model, generation.operation)
         observed = self._histograms
         error_type = "" if status < 400 else str(status)
         observed["duration"].labels(*of, error_type).observe(time.perf_counter() - began)

@@ -21,6 +21,7 @@ from pipeline.gateway.embeddings import EmbeddingModel
 from pipeline.gateway.limits import FairQueue
 from pipeline.gateway.metric_names import MetricNames
 from pipeline.gateway.metrics import Restarts
+from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.server import ConnectionLimits, GatewayServer
@@ -128,7 +129,7 @@ def starter(folder: Path, stack: ExitStack) -> Start:
         cached: bool = False,
         model: Any = None,
         tracer: Tracer | None = None,
-        log_as_json: bool = False,
+        prompt_log: PromptLog | None = None,
         limits: ConnectionLimits | None = None,
         origins: Sequence[str] = (),
         metric_names: Sequence[MetricNames] = (),
@@ -145,7 +146,7 @@ def starter(folder: Path, stack: ExitStack) -> Start:
             origins=origins,
             max_body_bytes=10_000,
             tracer=tracer,
-            log_as_json=log_as_json,
+            prompt_log=prompt_log,
             metric_names=metric_names,
             restarts=restarts,
             followers=followers(upstream.url),
