@@ -21,6 +21,9 @@ from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.request_spans import end_spans, request_attributes
 from pipeline.gateway.sse import ReaderTooSlow, WriteCoalescer, encode_event
 
+# Codes of errors that may end an answer in its middle.
+_BROKEN_OFF = ("upstream_lost", "timeout", "upstream_error")
+
 
 class RecordedCompletion:
     """A completion with the metrics and the log record that it ends up in."""
@@ -51,9 +54,16 @@ class RecordedCompletion:
             Exception: the error itself, if it is neither an `ApiError` nor a `ClientError`.
         """
         answered = to_api_error(error)
+        if answered.code in _BROKEN_OFF and (tokens := self._completion_tokens):
+            answered.completion_tokens = tokens
+            answered.message += f"; {tokens} tokens of the answer had come, and the request may be sent again"
         record = self.record
         record.error, record.error_type, record.exception = answered.message, answered.code, error
         return answered
+
+    @property
+    def _completion_tokens(self) -> int:
+        return sum(stats.output_tokens or 0 for stats in self.completion.generation.stats.values())
 
     def finish(self, status: int) -> None:
         """Record how the completion ended: its status, tokens and latencies."""
@@ -64,7 +74,7 @@ class RecordedCompletion:
         self.record.outcome = status
         self.record.fields |= {
             "prompt_tokens": generation.prompt_tokens,
-            "completion_tokens": sum(stats.output_tokens or 0 for stats in choices),
+            "completion_tokens": self._completion_tokens,
             "ttft_ms": round((min(first_chunks) - began) * 1e3, 1) if first_chunks else None,
             "cached": cached.kind if cached else None,
         }
@@ -78,6 +88,7 @@ class RecordedCompletion:
                 (round(one.tpot_ms, 2) for one in choices if one.tpot_ms is not None), default=None
             ),
             "max_itl_ms": round(max(gaps), 1) if gaps else None,
+            "retries": generation.retries,
             "finish_reasons": [one.finish_reason for one in times],
         }
         if self.record.span.recording:

@@ -202,7 +202,7 @@ def their_fault_is_told_as_theirs(client: openai.OpenAI) -> None:
 
 def spans_go_down_into_triton(url: str, receiver: Receiver) -> None:
     """From the client's span over the gateway's to those of both models in Triton."""
-    trace_id, parent = "1" * 32, "2" * 16
+    trace_id, parent = "3" * 32, "4" * 16
     receiver.spans.clear()
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as client:
         headers = {"traceparent": f"00-{trace_id}-{parent}-01"}
