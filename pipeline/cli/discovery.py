@@ -66,8 +66,14 @@ def load_served_model(located: LocatedModel, store: Store, *, max_waiting: int) 
     """
     check_without_weights(located.package, store.hashes, Silent())
     cache = open_response_cache(located.recipe, store)
+    itl_ms = located.recipe.slo.itl_p95_ms
     return ServedModel.from_package(
-        located.recipe.name, located.package, located.urls, cache=cache, max_waiting=max_waiting
+        located.recipe.name,
+        located.package,
+        located.urls,
+        cache=cache,
+        max_waiting=max_waiting,
+        stall_s=5.0 if itl_ms is None else itl_ms / 100,
     )
 
 

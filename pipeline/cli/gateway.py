@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import click
 
 from pipeline.cli.options import complete_recipe, set_option, store_option
+
+if TYPE_CHECKING:
+    from pipeline.gateway.metric_names import MetricNames
 
 # gRPC writes of lost connections to standard error by itself. It reads this when it is imported, hence not before here.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -79,6 +83,13 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     help="OTLP receiver for spans, such as http://localhost:4318; by default $OTEL_EXPORTER_OTLP_ENDPOINT.",
 )
 @click.option(
+    "--metric-names",
+    default="",
+    metavar="NAMES",
+    callback=lambda _, __, given: _metric_names(given),
+    help="Show the metrics at /metrics under these names, too: vllm, gen_ai (OpenTelemetry's), or vllm,gen_ai.",
+)
+@click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
@@ -102,6 +113,7 @@ def command(
     max_connections: int,
     drain_s: int,
     traces: str | None,
+    metric_names: tuple[MetricNames, ...],
     log_format: str,
     dry_run: bool,
     as_json: bool,
@@ -169,6 +181,7 @@ def command(
             origins=allowed_origins,
             tracer=make_tracer(traces),
             log_as_json=log_format == "json",
+            metric_names=metric_names,
         )
         limits = ConnectionLimits(connections=max_connections)
         server = GatewayServer(gateway, host, port, limits=limits, drain_s=drain_s)
@@ -176,6 +189,16 @@ def command(
             f"gateway for {', '.join(models)}: {server.url}/v1   page: {server.url}/   stop: Ctrl-C"
         )
         server.run(sockets)
+
+
+def _metric_names(text: str) -> tuple[MetricNames, ...]:
+    names = tuple(dict.fromkeys(filter(None, text.replace(" ", "").split(","))))
+    unknown = [name for name in names if name not in ("vllm", "gen_ai")]
+    if unknown:
+        raise click.BadParameter(
+            f"{', '.join(unknown)}: there are vllm and gen_ai", param_hint="--metric-names"
+        )
+    return cast("tuple[MetricNames, ...]", names)
 
 
 def _endpoint(text: str) -> tuple[str, str]:

@@ -27,6 +27,7 @@ from pipeline.client.errors import (
     PromptTooLong,
     Refused,
     ServerFailed,
+    ServerLost,
 )
 from pipeline.client.prompt import Conversation, Prompt, PromptLimit
 from pipeline.client.sampling import Sampling
@@ -61,6 +62,7 @@ __all__ = [
     "Retries",
     "Sampling",
     "ServerFailed",
+    "ServerLost",
     "Stats",
     "Stream",
     "TemplateError",

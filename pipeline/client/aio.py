@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self, Unpack
 
@@ -129,7 +130,7 @@ class AsyncClient(ClientBase):
             ConnectFailed: no server could be reached.
             DeadlineExceeded: one of the `Timeouts` has passed.
             Cancelled: the server or `aclose` stopped the answer.
-            ServerFailed: the answer broke off; `Busy` if the server's queue is full.
+            ServerFailed: the answer broke off; `ServerLost` with the server, `Busy` if the server's queue is full.
             RuntimeError: the client is closed.
         """
         async with self.stream(prompt, request_id=request_id, tools=tools, **sampling) as stream:
@@ -154,6 +155,7 @@ class AsyncClient(ClientBase):
 
     async def _read_model(self) -> ModelSignature:
         request, timeout_s, failures = pb.ModelConfigRequest(name=self.model_name), self.timeouts.connect_s, 0
+        began = time.perf_counter()
         while True:
             try:
                 with self._pool.lease() as endpoint:
@@ -162,7 +164,7 @@ class AsyncClient(ClientBase):
             except grpc.RpcError as rpc_error:
                 failures += 1
                 error = error_from_status(rpc_error, url=endpoint.url)
-            if not self._is_retryable(error, failures):
+            if not self._is_retryable(error, failures, began):
                 raise error
             await asyncio.sleep(self._retry_delay_s(failures))
 
@@ -214,6 +216,8 @@ class AsyncStream(StreamBase):
                 state = self._state
                 continue
             if chunk is not None:
+                assert self._endpoint is not None, "it sent the chunk"
+                self._endpoint.last_chunk_at = time.monotonic()
                 return chunk
         raise StopAsyncIteration
 

@@ -94,8 +94,10 @@ class ClientBase:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r}, model={self.model_name!r})"
 
-    def _is_retryable(self, error: ClientError, failures: int) -> bool:
-        """Whether to repeat what has now failed so many times."""
+    def _is_retryable(self, error: ClientError, failures: int, began: float) -> bool:
+        """Whether to repeat what has now failed so many times, and began then by `time.perf_counter()`."""
+        if isinstance(error, ConnectFailed) and time.perf_counter() - began < self.retries.wait_s:
+            return True
         return isinstance(error, ConnectFailed | Busy) and failures < self.retries.attempts
 
     def _retry_delay_s(self, failures: int) -> float:
@@ -215,7 +217,7 @@ class StreamBase:
             return False
         limit_s = self._client.timeouts.first_token_s
         late = limit_s is not None and time.perf_counter() + delay_s - self._first_sent >= limit_s
-        return not late and self._client._is_retryable(error, self._failures)
+        return not late and self._client._is_retryable(error, self._failures, self._first_sent)
 
     @property
     def _read_timeout_s(self) -> float | None:

@@ -1,7 +1,8 @@
 """The servers of a client: addresses, gRPC channels, and which one gets the next request.
 
 The next request goes to the healthy server with the fewest requests in flight. A server that failed is avoided for a
-while, longer each time, but is used when no other is left. One channel carries any number of streams at once.
+while, longer each time, and one that is marked as ill until it is not; both are used when no other is left. One channel
+carries any number of streams at once.
 
 A stream is a call with one request whose sending side is closed at once. On the wire that is `ModelStreamInfer` as
 Triton speaks it, and it saves the thread that gRPC needs for a sending side that stays open.
@@ -10,6 +11,7 @@ Triton speaks it, and it saves the thread that gRPC needs for a sending side tha
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import threading
 import time
@@ -89,6 +91,8 @@ class Endpoint:
         outstanding: requests in flight.
         failures: failures in a row.
         cooldown_until: avoided until then, by `time.monotonic()`.
+        ill: avoided as long as this is set, by whoever probes the server.
+        last_chunk_at: when the last part of an answer came from it, by `time.monotonic()`.
     """
 
     url: str
@@ -99,6 +103,8 @@ class Endpoint:
     outstanding: int = 0
     failures: int = 0
     cooldown_until: float = 0.0
+    ill: bool = False
+    last_chunk_at: float = -math.inf
 
     @classmethod
     def from_channel(cls, channel: Any, url: str) -> Self:
@@ -139,7 +145,13 @@ class EndpointPool:
             now, turn = time.monotonic(), next(self._turn)
             order = [self.all[(turn + at) % len(self.all)] for at in range(len(self.all))]
             chosen = min(
-                order, key=lambda one: (one is avoid, max(0.0, one.cooldown_until - now), one.outstanding)
+                order,
+                key=lambda one: (
+                    one.ill,
+                    one is avoid,
+                    max(0.0, one.cooldown_until - now),
+                    one.outstanding,
+                ),
             )
             chosen.outstanding += 1
             return chosen

@@ -4,13 +4,17 @@
     ├── Refused                    the request is wrong: unknown parameter, bad value, bad prompt
     │   └── PromptTooLong          the prompt has more tokens than the engine takes
     ├── ModelNotFound              the server has no such model, or has not loaded it
-    ├── ConnectFailed              the server cannot be reached, or was lost before the first token
+    ├── ConnectFailed              the server cannot be reached or asked now, or was lost before the first token
     ├── DeadlineExceeded
     │   ├── FirstTokenDeadline     no token within `Timeouts.first_token_s`
     │   └── BetweenTokensDeadline  no further token within `Timeouts.between_tokens_s`
     ├── Cancelled                  the answer was stopped, by `cancel()`, by closing the client, or by the server
-    └── ServerFailed               the model raised an error, or the connection was lost in the middle of the answer
+    └── ServerFailed               the model raised an error
+        ├── ServerLost             the server, or a process of the model, was lost in the middle of the answer
         └── Busy                   the server's queue is full; nothing of the answer had come
+
+What is raised in the middle of an answer says how much of it had come, and has it as `text`. Nothing of an answer that
+had begun is ever repeated by a retry.
 
 Each message is one line that can be shown to a user. Mistakes in the use of the library itself (a closed client, a
 stream outside of its `with` block) are RuntimeError.
@@ -37,7 +41,12 @@ class ClientError(Exception):
 
     Attributes:
         request_id: the id under which the server logged the request; empty if the error concerns no one request.
+        url: host:port of the server that was asked; empty if none was.
+        text: the text of the answer that had come before.
     """
+
+    url = ""
+    text = ""
 
     def __init__(self, message: str, *, request_id: str = "") -> None:
         """Make an error.
@@ -82,11 +91,14 @@ class PromptTooLong(Refused):
 
 
 class ModelNotFound(ClientError):
-    """The server has no model of that name, or the model is not ready."""
+    """The server has no model of that name."""
 
 
 class ConnectFailed(ClientError):
-    """No server could be reached, or the connection was lost before the first token. Retrying is safe."""
+    """No server could be reached, or it was lost before the first token, or cannot run the model now. Retrying is safe.
+
+    A server that is there cannot run the model while it starts or stops, and after a process of the model died.
+    """
 
 
 class DeadlineExceeded(ClientError):
@@ -106,7 +118,11 @@ class Cancelled(ClientError):
 
 
 class ServerFailed(ClientError):
-    """The answer broke off: the model raised an error, the server died, or the stream ended without its end mark."""
+    """The answer broke off: the model raised an error, or the server was lost."""
+
+
+class ServerLost(ServerFailed):
+    """The server or a process of the model was lost in the middle of the answer. Asking again is safe."""
 
 
 class Busy(ServerFailed):
@@ -115,6 +131,18 @@ class Busy(ServerFailed):
 
 # What Triton says of a full queue: "Exceeds maximum queue size".
 _QUEUE_FULL = "queue size"
+# How Triton refuses a request that another server, or the same one after a restart, would answer: the process of a
+# Python model is dead (`python_backend`), models are being unloaded or not loaded yet, the server stops (`core`).
+_UNAVAILABLE = re.compile(
+    r"\bstub process\b.*\bis not healthy|failed to obtain the health mutex|has no available versions"
+    r"|is not at ready state|server not ready|server is stopping",
+    re.IGNORECASE,
+)
+# How gRPC's C core words the loss of a connection where its status is not UNAVAILABLE, but one of these.
+_BROKEN = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
+_CONNECTION_LOST = re.compile(
+    r"RST_STREAM|GOAWAY|connection reset|stream removed|socket closed", re.IGNORECASE
+)
 # TensorRT-LLM reports it as a failure of its own: "Prompt length (9) exceeds maximum input length (8)."
 _TOO_LONG = re.compile(r"\b(prompt|input)\b.{0,60}\b(exceeds?|too long|longer than)\b", re.IGNORECASE)
 # How a model's complaint about an input begins: "max_tokens = 0".
@@ -132,15 +160,15 @@ def error_from_status(error: grpc.RpcError, *, url: str, started: bool = False) 
     """
     code, text = error.code(), one_line(error.details() or str(error.code()))
     status = grpc.StatusCode
+    if _UNAVAILABLE.search(text) or (code in _BROKEN and _CONNECTION_LOST.search(text)):
+        return lost(text, url=url, started=started)
     if "unknown model" in text.lower() or code is status.NOT_FOUND:
         return ModelNotFound(text)
     match code:
-        case status.UNAVAILABLE if started:
-            return ServerFailed(f"the server was lost in the middle of the answer: {text}")
-        case status.UNAVAILABLE if _QUEUE_FULL in text:
+        case status.UNAVAILABLE if _QUEUE_FULL in text and not started:
             return Busy(f"the server has too much to do: {text}")
         case status.UNAVAILABLE | status.DEADLINE_EXCEEDED:
-            return ConnectFailed(f"no answer from {url}: {text}")
+            return lost(text, url=url, started=started)
         case status.INVALID_ARGUMENT | status.OUT_OF_RANGE | status.FAILED_PRECONDITION:
             return Refused(text)
         case status.UNAUTHENTICATED | status.PERMISSION_DENIED | status.UNIMPLEMENTED:
@@ -151,7 +179,22 @@ def error_from_status(error: grpc.RpcError, *, url: str, started: bool = False) 
             return ServerFailed(text)
 
 
-def error_from_message(message: str, *, at_admission: bool, inputs: Collection[str] = ()) -> ClientError:
+def lost(text: str, *, url: str, started: bool) -> ClientError:
+    """Make the error of a server that was lost, or cannot run the model now.
+
+    Args:
+        text: what happened.
+        url: host:port of the server.
+        started: whether a part of the answer had come.
+    """
+    if started:
+        return ServerLost(f"the server was lost in the middle of the answer: {text}")
+    return ConnectFailed(f"no answer from {url}: {text}")
+
+
+def error_from_message(
+    message: str, *, url: str, at_admission: bool, inputs: Collection[str] = (), started: bool = False
+) -> ClientError:
     """Convert the error message of a stream response, which carries no status code.
 
     With the header `triton_grpc_error` Triton would end the stream with a status instead, but then it crashes when a
@@ -159,17 +202,21 @@ def error_from_message(message: str, *, at_admission: bool, inputs: Collection[s
 
     Args:
         message: as Triton sent it.
+        url: host:port of the server.
         at_admission: Triton refused the request before a model saw it.
         inputs: names of the model's inputs. A model of this project that refuses a request begins its message with the
             input: "max_tokens = 0: must be …".
+        started: whether a part of the answer had come.
     """
     text = one_line(message)
     subject, colon, _ = text.partition(": ")
+    names_input = colon and (_INPUT_VALUE.match(subject) or subject in inputs)
+    if _UNAVAILABLE.search(text) and not names_input:
+        return lost(text, url=url, started=started)
     if "unknown model" in text.lower():
         return ModelNotFound(text)
     if _QUEUE_FULL in text:
         return Busy(f"the server has too much to do: {text}")
-    names_input = colon and (_INPUT_VALUE.match(subject) or subject in inputs)
     if at_admission or _TOO_LONG.search(text) or names_input:
         return Refused(text)
     return Cancelled(text) if _CANCELLED.search(text) else ServerFailed(text)

@@ -39,25 +39,33 @@ class Timeouts:
 class Retries:
     """When to repeat a request that failed before its first token: exponential backoff with jitter.
 
-    Only lost connections (`ConnectFailed`) and full servers (`Busy`) are retried; with several servers, the next
-    one is asked at once.
+    Only lost servers (`ConnectFailed`) and full ones (`Busy`) are retried; with several servers, the next one is asked
+    at once. An answer that had begun is not repeated: `ServerLost` says how much of it came.
 
     Attributes:
         attempts: attempts in all, the first included; 1 never retries.
         first_s: backoff before the second attempt, in seconds; it doubles with each further one.
         longest_s: upper limit of the backoff, in seconds.
+        wait_s: how long to go on asking a lost server beyond `attempts`, in seconds from the first attempt, so that its
+            restart is waited for; `Timeouts.first_token_s` ends it, too.
 
     Raises:
-        ValueError: `attempts` is less than 1.
+        ValueError: `attempts` is less than 1, or `wait_s` is negative.
+
+    >>> Retries(wait_s=30)
+    Retries(attempts=3, first_s=0.05, longest_s=2.0, wait_s=30)
     """
 
     attempts: int = 3
     first_s: float = 0.05
     longest_s: float = 2.0
+    wait_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
             raise ValueError(f"attempts = {self.attempts}: must be 1 or more")
+        if not self.wait_s >= 0:
+            raise ValueError(f"wait_s = {self.wait_s!r}: must be 0 or more")
 
     def backoff_s(self, failures: int) -> float:
         """Seconds to wait after so many failures; half is random, so that clients do not return together.

@@ -17,7 +17,14 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.client.answer import Answer, Chunk, FinishReason, Stats, TopLogProbs
-from pipeline.client.errors import ClientError, ServerFailed, error_from_message, error_from_status
+from pipeline.client.errors import (
+    ClientError,
+    ServerFailed,
+    ServerLost,
+    error_from_message,
+    error_from_status,
+    lost,
+)
 from pipeline.client.request import LOG_PROBS, LOGITS, TOKEN_IDS
 from pipeline.client.tensors import ModelSignature, decode_bytes, decode_numbers
 
@@ -142,9 +149,14 @@ class StreamState:
         if message.error_message:
             # Messages that come from a model have the mark, set or not; those of Triton's admission have none.
             at_admission = _FINAL not in response.parameters
-            inputs = self._model.inputs
             raise self.fail(
-                error_from_message(message.error_message, at_admission=at_admission, inputs=inputs)
+                error_from_message(
+                    message.error_message,
+                    url=self._url,
+                    at_admission=at_admission,
+                    inputs=self._model.inputs,
+                    started=self.started,
+                )
             )
         now = time.perf_counter()
         text, token_ids, log_probs, logits = "", None, None, None
@@ -184,16 +196,22 @@ class StreamState:
 
     def ended_early(self) -> ClientError:
         """Return the error to raise when the server ends the call without an error, but before the final response."""
-        return self.fail(ServerFailed("the answer broke off: the server closed it before its end"))
+        if self.started:
+            return self.fail(ServerLost("the answer broke off: the server closed it before its end"))
+        return self.fail(lost("the server closed the call", url=self._url, started=False))
 
     def call_failed(self, error: grpc.RpcError) -> ClientError:
         """Return the error to raise when the gRPC call fails."""
         return self.fail(error_from_status(error, url=self._url, started=self.started))
 
     def fail(self, error: ClientError) -> ClientError:
-        """Stop the clock; return the error with the id of this request."""
+        """Stop the clock; return the error with the id of this request, and with how much of the answer had come."""
         self._ended_at = self._ended_at or time.perf_counter()
-        error.request_id = self.request_id
+        error.request_id, error.url, error.text = self.request_id, self._url, self.text
+        if self.started:
+            error.args = (
+                f"{error} (after {len(self._times)} chunks of the answer, {len(error.text)} characters)",
+            )
         return error
 
     def stats(self) -> Stats:

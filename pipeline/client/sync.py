@@ -113,7 +113,7 @@ class Client(ClientBase):
             ConnectFailed: no server could be reached.
             DeadlineExceeded: one of the `Timeouts` has passed.
             Cancelled: the server or `close` stopped the answer.
-            ServerFailed: the answer broke off; `Busy` if the server's queue is full.
+            ServerFailed: the answer broke off; `ServerLost` with the server, `Busy` if the server's queue is full.
             RuntimeError: the client is closed.
         """
         with self.stream(prompt, request_id=request_id, tools=tools, **sampling) as stream:
@@ -132,6 +132,7 @@ class Client(ClientBase):
 
     def _read_model(self) -> ModelSignature:
         request, timeout_s, failures = pb.ModelConfigRequest(name=self.model_name), self.timeouts.connect_s, 0
+        began = time.perf_counter()
         while True:
             try:
                 with self._pool.lease() as endpoint:
@@ -140,7 +141,7 @@ class Client(ClientBase):
             except grpc.RpcError as rpc_error:
                 failures += 1
                 error = error_from_status(rpc_error, url=endpoint.url)
-            if not self._is_retryable(error, failures):
+            if not self._is_retryable(error, failures, began):
                 raise error
             time.sleep(self._retry_delay_s(failures))
 
@@ -191,6 +192,8 @@ class Stream(StreamBase):
                 state = self._state
                 continue
             if chunk is not None:
+                assert self._endpoint is not None, "it sent the chunk"
+                self._endpoint.last_chunk_at = time.monotonic()
                 return chunk
         raise StopIteration
 

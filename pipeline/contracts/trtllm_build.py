@@ -1,7 +1,7 @@
 """The command line of trtllm-build: its flags by version, and whether its argument parser takes a command.
 
 The facts are data (`data/trtllm_build.yaml`, each with its source). What the builder then makes of the values is in
-`trtllm_build_effects`.
+`runtimes/tensorrt/build_effects`.
 
 >>> check("1.2.1", ["--max_batch_size", "8", "--kv_cache_type", "pagd", "--gpus_per_node", "2"])
 ['--kv_cache_type pagd: must be one of continuous, paged, disabled', '--gpus_per_node: no such flag in 1.2.1']

@@ -34,6 +34,7 @@ class RequestRecord:
 
     id: str
     span: Span
+    began: float = field(default_factory=time.perf_counter)  # when it arrived
     status: int = 499  # that was sent; 499 if the client left before one was
     outcome: int | None = (
         None  # status that a stream would have had, had it not been sent before the end was known
@@ -66,7 +67,7 @@ class AccessLog:
         parent = TraceContext.parse(headers.get(b"traceparent", b"").decode("latin-1"))
         span = self._tracer.start_span(f"{scope['method']} {scope['path']}", parent)
         record = RequestRecord(given if _REQUEST_ID.fullmatch(given) else random_hex(32), span)
-        scope["record"], began = record, time.perf_counter()
+        scope["record"] = record
         traceparent = span.context.traceparent()
         own = [(b"x-request-id", record.id.encode()), (b"traceparent", traceparent.encode())]
 
@@ -82,13 +83,14 @@ class AccessLog:
             await self._app(scope, receive, send_with_ids)
         finally:
             request_headers.reset(token)
-            self._finish(scope, record, (time.perf_counter() - began) * 1e3)
+            self._finish(scope, record, (time.perf_counter() - record.began) * 1e3)
 
     def _finish(self, scope: Scope, record: RequestRecord, took_ms: float) -> None:
         span, path = record.span, scope["path"]
         endpoint = path if path in _ENDPOINTS else "other"
         model = record.fields.get("model", "")
-        self._metrics.count_request(endpoint, model, record.outcome or record.status)
+        tenant = record.fields.get("tenant", "")
+        self._metrics.count_request(endpoint, model, record.outcome or record.status, tenant)
         attributes = {
             "http.request.method": scope["method"],
             "url.path": path,

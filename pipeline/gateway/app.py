@@ -30,7 +30,8 @@ from pipeline.gateway.completions import Completion
 from pipeline.gateway.embeddings import EmbeddingModel, create_embeddings, embedding_model_name
 from pipeline.gateway.errors import ApiError, error_response, from_client_error
 from pipeline.gateway.limits import FairQueue, Tenant
-from pipeline.gateway.metrics import GatewayMetrics
+from pipeline.gateway.metric_names import MetricNames
+from pipeline.gateway.metrics import GatewayMetrics, Restarts
 from pipeline.gateway.responses import EventStream, RecordedCompletion, cancel_on_disconnect, json_response
 from pipeline.gateway.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse_request
 from pipeline.gateway.served_model import ServedModel
@@ -63,6 +64,8 @@ class Gateway:
         max_body_bytes: int = _MAX_BODY_BYTES,
         tracer: Tracer | None = None,
         log_as_json: bool = False,
+        metric_names: Sequence[MetricNames] = (),
+        restarts: Restarts = dict,
     ) -> None:
         """
         Args:
@@ -73,8 +76,11 @@ class Gateway:
             max_body_bytes: largest body of a request.
             tracer: exports spans; by default none are.
             log_as_json: whether log lines are JSON objects.
+            metric_names: whose names the metrics are shown under besides the gateway's own.
+            restarts: reads how often what serves each model was restarted.
         """
-        self.models, self.tenants, self.metrics = models, tenants, GatewayMetrics(models)
+        self.models, self.tenants = models, tenants
+        self.metrics = GatewayMetrics(models, names=metric_names, restarts=restarts)
         self.draining = False
         self._max_body_bytes = max_body_bytes
         self._parsers = ParserThreads()
@@ -158,6 +164,7 @@ class Gateway:
         record.fields |= {"model": parsed.model, "prompt_tokens": sum(counts)}
         with tenant.enforce_limits(sum(counts)):
             answer = await create_embeddings(parsed, embedder, counts)
+        self.metrics.count_tokens(tenant.name, "prompt", sum(counts))
         return JSONResponse(answer)
 
     def _authenticate(self, request: Request) -> Tenant:
@@ -248,7 +255,9 @@ class Gateway:
         return HTMLResponse(html, headers={"content-security-policy": policy})
 
     async def _metrics(self, request: Request) -> Response:
-        page, content_type = self.metrics.render(request.headers.get("accept", ""))
+        faults = await self._faults()
+        ready = {name: name not in faults for name in self.models}
+        page, content_type = self.metrics.render(request.headers.get("accept", ""), ready)
         return Response(page, headers={"content-type": content_type})
 
     async def _healthy(self, _: Request) -> Response:
@@ -256,12 +265,16 @@ class Gateway:
 
     async def _ready(self, _: Request) -> Response:
         """200 if any model can be reached, with what is wrong with the others."""
-        probed = await asyncio.gather(*map(_probe, self.models.values()))
-        faults = {name: fault for name, fault in zip(self.models, probed, strict=True) if fault}
+        faults = await self._faults()
         ready = len(faults) < len(self.models) and not self.draining
         if self.draining:
             faults["gateway"] = "draining"
         return JSONResponse({"ready": ready, "faults": faults}, 200 if ready else 503)
+
+    async def _faults(self) -> dict[str, str]:
+        """What is wrong with each model that cannot be asked now."""
+        probed = await asyncio.gather(*map(_probe, self.models.values()))
+        return {name: fault for name, fault in zip(self.models, probed, strict=True) if fault}
 
 
 class ParserThreads:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.cache.client import AsyncCachedStream, AsyncCachingClient
-from pipeline.client import AsyncStream, Chunk, Refused, Sampling, Stats
+from pipeline.client import AsyncStream, Chunk, FinishReason, Refused, Sampling, Stats
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.response_format import unsupported_format
 from pipeline.gateway.schema import GenerationRequest
@@ -31,6 +32,33 @@ class RenderedPrompt:
 
 
 @dataclass(slots=True)
+class ChoiceTimes:
+    """When each step of one choice was taken, by `time.perf_counter()`; None: not yet.
+
+    Attributes:
+        asked: it asked for a slot of the model.
+        started: it got one.
+        sent: the cache had no answer, or there is none, and the request was sent; or the answer was found.
+        first_chunk: of the answer.
+        last_chunk: of the answer so far.
+        ended: the choice is over.
+        finish_reason: the engine's; None if the choice broke off.
+    """
+
+    asked: float
+    started: float | None = None
+    sent: float | None = None
+    first_chunk: float | None = None
+    last_chunk: float | None = None
+    ended: float | None = None
+    finish_reason: FinishReason | None = None
+
+    def is_stalled(self, now: float, stall_s: float) -> bool:
+        """Whether the choice has begun, and had no chunk for `stall_s` seconds."""
+        return self.last_chunk is not None and self.ended is None and now - self.last_chunk > stall_s
+
+
+@dataclass(slots=True)
 class Generation:
     """What is to be generated, and how it went.
 
@@ -45,6 +73,7 @@ class Generation:
     guide: Sampling  # parameters of guided decoding
     request_id: str
     stats: dict[int, Stats] = field(default_factory=dict)  # by choice, of those that began and are over
+    times: dict[int, ChoiceTimes] = field(default_factory=dict)  # by choice
 
     @property
     def max_tokens(self) -> int:
@@ -120,20 +149,27 @@ class Generation:
     async def _choice(self, index: int) -> AsyncGenerator[Chunk, None]:
         sampling, drawn = self._sampling(index)
         await self.model.check_supported(sampling)
-        slot = self.model.queue.slot(self.prompt_of(index).tokens + self.max_tokens, self.tenant.name)
-        async with slot, self._stream(index, sampling, drawn) as stream:
-            begun = False
-            try:
-                async for chunk in stream:
-                    begun = True
-                    yield chunk
-            except Refused as error:
-                if unsupported := unsupported_format(error, self.request.response_format):
-                    raise unsupported from error
-                raise
-            finally:
-                if begun:
-                    self.stats[index] = stream.stats
+        times = self.times[index] = ChoiceTimes(time.perf_counter())
+        async with self.model.queue.slot(self.prompt_of(index).tokens + self.max_tokens, self.tenant.name):
+            times.started = time.perf_counter()
+            async with self._stream(index, sampling, drawn) as stream:
+                times.sent = time.perf_counter()
+                try:
+                    async for chunk in stream:
+                        times.last_chunk = time.perf_counter()
+                        if times.first_chunk is None:
+                            times.first_chunk = times.last_chunk
+                        if chunk.finish_reason is not None:
+                            times.finish_reason = chunk.finish_reason
+                        yield chunk
+                except Refused as error:
+                    if unsupported := unsupported_format(error, self.request.response_format):
+                        raise unsupported from error
+                    raise
+                finally:
+                    times.ended = time.perf_counter()
+                    if times.first_chunk is not None:
+                        self.stats[index] = stream.stats
 
     def _stream(self, index: int, sampling: Sampling, drawn: Sampling) -> AsyncStream | AsyncCachedStream:
         client, prompt = self.model.client_for(self.tenant.name), self.prompt_of(index)

@@ -1,128 +1,239 @@
-"""Counters and latencies of one gateway, rendered for Prometheus by `prometheus_client`.
+"""What one gateway counts and measures, rendered for Prometheus by `prometheus_client`.
 
-Every gateway has a registry of its own; the library's global one, with its figures of the process, is not used.
+Each observation is made once; `pipeline.gateway.metric_names` says under which names and labels the page shows it.
+Label values are bounded: models and tenants that exist, endpoints that are known, HTTP statuses. Every gateway has a
+registry of its own; the library's global one, with its figures of the process, is not used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
-from pipeline.client import Stats
+from pipeline.gateway.generation import Generation
+from pipeline.gateway.metric_names import (
+    DURATION_BUCKETS_S,
+    ITL_BUCKETS_S,
+    OTHER_VIEWS,
+    PIPELINE_VIEWS,
+    QUEUE_BUCKETS_S,
+    TOKEN_BUCKETS,
+    TTFT_BUCKETS_S,
+    MetricNames,
+)
 from pipeline.gateway.served_model import ServedModel
 
-_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+# Model -> component -> number of restarts.
+Restarts = Callable[[], Mapping[str, Mapping[str, int]]]
+
+_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+# Of these each model has a series from the start: `increase` does not see a series begin at 1.
+_STATUSES = (200, 400, 429, 499, 500, 502, 503, 504)
+_CACHE_EVENTS = ("miss", "hit_exact", "stored", "failed_lookup", "failed_store")
 
 # Else each series has a twin with the time of its creation, which the text format shows as one more gauge.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-class GatewayMetrics:
+class GatewayMetrics(Collector):
     """Metrics of one gateway."""
 
-    def __init__(self, models: Mapping[str, ServedModel]) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, ServedModel],
+        *,
+        names: Sequence[MetricNames] = (),
+        restarts: Restarts = dict,
+    ) -> None:
         """
         Args:
             models: those whose queues and caches are read whenever the metrics are.
+            names: whose names the page shows besides the gateway's own.
+            restarts: reads how often what serves each model was restarted.
         """
-        self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "pipeline_gateway_requests",
-            "HTTP requests, by endpoint, model and the status they were answered with.",
-            ["endpoint", "model", "status"],
-            registry=self._registry,
-        )
-        self._tokens = Counter(
-            "pipeline_gateway_tokens",
-            "Tokens of prompts and of completions.",
-            ["model", "kind"],
-            registry=self._registry,
-        )
-        self._ttft_s = Histogram(
-            "pipeline_gateway_ttft_seconds",
-            "Time to first token: from sending a request to the model to the first chunk of its answer.",
-            ["model"],
-            registry=self._registry,
-            buckets=_BUCKETS_S,
-        )
-        self._itl_s = Histogram(
-            "pipeline_gateway_itl_seconds",
-            "Inter-token latency: from each chunk of an answer to the next.",
-            ["model"],
-            registry=self._registry,
-            buckets=_BUCKETS_S,
-        )
-        self._registry.register(_ModelCollector(models))
+        self._models, self._restarts = models, restarts
+        self._views = [*PIPELINE_VIEWS, *(view for name in names for view in OTHER_VIEWS[name])]
+        self._generations: dict[int, Generation] = {}  # under way, by identity
+        self._ready: Mapping[str, bool] = {}
+        by_operation = ("model", "operation")
+        self._counters = {
+            "requests": _counter("requests", "endpoint", "model", "status"),
+            "tenant_requests": _counter("tenant_requests", "tenant", "status"),
+            "tenant_tokens": _counter("tenant_tokens", "tenant", "kind"),
+            "choices": _counter("choices", *by_operation, "finish_reason"),
+            "retries": _counter("retries", "model"),
+        }
+        self._histograms = {
+            "ttft": _histogram("ttft", TTFT_BUCKETS_S, *by_operation),
+            "itl": _histogram("itl", ITL_BUCKETS_S, *by_operation),
+            "tpot": _histogram("tpot", ITL_BUCKETS_S, *by_operation),
+            "duration": _histogram("duration", DURATION_BUCKETS_S, *by_operation, "error_type"),
+            "queue": _histogram("queue", QUEUE_BUCKETS_S, *by_operation),
+            "tokens": _histogram("tokens", TOKEN_BUCKETS, *by_operation, "kind"),
+        }
+        for model in models:
+            self._begin(model)
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
 
-    def count_request(self, endpoint: str, model: str, status: int) -> None:
+    def count_request(self, endpoint: str, model: str, status: int, tenant: str = "") -> None:
         """Count an HTTP request that was answered.
 
         Args:
             endpoint: path of the request, or "other".
             model: name of the model; "" if the request named none that exists.
             status: of the response.
+            tenant: name of the tenant; "" if the request had no key that is known.
         """
-        self._requests.labels(endpoint, model, status).inc()
+        self._counters["requests"].labels(endpoint, model, status).inc()
+        self._counters["tenant_requests"].labels(tenant, status).inc()
 
-    def observe_completion(self, model: str, prompt_tokens: int, choices: Iterable[Stats]) -> None:
-        """Count the tokens of a completion, and record its latencies.
+    def count_tokens(self, tenant: str, kind: str, tokens: int) -> None:
+        """Count tokens that a tenant used.
+
+        Args:
+            tenant: name of the tenant.
+            kind: "prompt" or "completion".
+            tokens: number of them.
+        """
+        self._counters["tenant_tokens"].labels(tenant, kind).inc(tokens)
+
+    def count_retry(self, model: str) -> None:
+        """Count a request that is sent to the model again.
 
         Args:
             model: name of the model.
-            prompt_tokens: of all prompts of the request.
-            choices: figures of each choice.
         """
-        ttft_s, itl_s = self._ttft_s.labels(model), self._itl_s.labels(model)
+        self._counters["retries"].labels(model).inc()
+
+    def begin(self, generation: Generation) -> None:
+        """Watch a generation for stalls, until `observe` is called.
+
+        Args:
+            generation: that is about to begin.
+        """
+        self._generations[id(generation)] = generation
+
+    def observe(self, generation: Generation, *, chat: bool, began: float, status: int) -> None:
+        """Count the tokens of a completion that is over, and record its latencies.
+
+        Args:
+            generation: what it generated.
+            chat: whether it was a chat completion.
+            began: when the request arrived, by `time.perf_counter()`.
+            status: HTTP status that it ended with.
+        """
+        self._generations.pop(id(generation), None)
+        model = generation.model.name
+        of = (model, "chat" if chat else "text_completion")
+        observed = self._histograms
+        error_type = "" if status < 400 else str(status)
+        observed["duration"].labels(*of, error_type).observe(time.perf_counter() - began)
+        for times in generation.times.values():
+            if times.started is not None:
+                observed["queue"].labels(*of).observe(times.started - times.asked)
         completion_tokens = 0
-        for stats in choices:
-            if stats.ttft_ms is not None:
-                ttft_s.observe(stats.ttft_ms / 1e3)
+        for index, stats in generation.stats.items():
+            times = generation.times[index]
+            completion_tokens += stats.output_tokens or 0
+            self._counters["choices"].labels(*of, times.finish_reason or "abort").inc()
+            if stats.cached is not None:
+                continue
+            if times.first_chunk is not None:
+                observed["ttft"].labels(*of).observe(times.first_chunk - began)
+            itl_s = observed["itl"].labels(*of)
             for gap_ms in stats.itl_ms:
                 itl_s.observe(gap_ms / 1e3)
-            completion_tokens += stats.output_tokens or 0
-        self._tokens.labels(model, "prompt").inc(prompt_tokens)
-        self._tokens.labels(model, "completion").inc(completion_tokens)
+            if stats.tpot_ms is not None:
+                observed["tpot"].labels(*of).observe(stats.tpot_ms / 1e3)
+        if not generation.stats:
+            return
+        observed["tokens"].labels(*of, "input").observe(generation.prompt_tokens)
+        observed["tokens"].labels(*of, "output").observe(completion_tokens)
+        self.count_tokens(generation.tenant.name, "prompt", generation.prompt_tokens)
+        self.count_tokens(generation.tenant.name, "completion", completion_tokens)
 
-    def render(self, accept: str) -> tuple[bytes, str]:
+    def render(self, accept: str, ready: Mapping[str, bool] | None = None) -> tuple[bytes, str]:
         """Render all metrics.
 
         Args:
             accept: Accept header of the scraper, by which the format is chosen: Prometheus' text format, or
                 OpenMetrics.
+            ready: whether each model can be asked, as far as that is known.
 
         Returns:
             The page and its content type.
         """
+        self._ready = ready or {}
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
-
-class _ModelCollector(Collector):
-    """Reads the queue and the cache of each model at the time of a scrape."""
-
-    def __init__(self, models: Mapping[str, ServedModel]) -> None:
-        self._models = models
-
     def collect(self) -> Iterator[Metric]:
-        queue = GaugeMetricFamily(
-            "pipeline_gateway_queue",
-            "Requests that run on the model or wait for it.",
-            labels=["model", "state"],
+        """Yield each family of the page."""
+        samples: dict[str, list[Sample]] = {
+            name: [sample for metric in observed.collect() for sample in metric.samples]
+            for name, observed in (*self._counters.items(), *self._histograms.items())
+        }
+        samples |= {name: list(found) for name, found in self._current()}
+        for view in self._views:
+            yield view.show(samples[view.source])
+
+    def _begin(self, model: str) -> None:
+        """Make the series of a model, with zeros."""
+        self._counters["retries"].labels(model)
+        for endpoint, operation in _OPERATIONS.items():
+            for status in _STATUSES:
+                self._counters["requests"].labels(endpoint, model, status)
+            for name in ("ttft", "itl", "tpot", "queue"):
+                self._histograms[name].labels(model, operation)
+            self._histograms["duration"].labels(model, operation, "")
+            for kind in ("input", "output"):
+                self._histograms["tokens"].labels(model, operation, kind)
+
+    def _current(self) -> Iterator[tuple[str, Iterable[Sample]]]:
+        """Samples of what is read at the time of a scrape, by observation."""
+        models = list(self._models.values())
+        yield "running", [Sample("running", {"model": one.name}, one.queue.running) for one in models]
+        yield "waiting", [Sample("waiting", {"model": one.name}, one.queue.waiting) for one in models]
+        stalled = dict.fromkeys((one.name for one in models), 0)
+        now = time.perf_counter()
+        for generation in self._generations.values():
+            stall_s = generation.model.stall_s
+            late = [times for times in generation.times.values() if times.is_stalled(now, stall_s)]
+            stalled[generation.model.name] = stalled.get(generation.model.name, 0) + len(late)
+        yield "stalled", [Sample("stalled", {"model": name}, count) for name, count in stalled.items()]
+        yield "ready", [Sample("ready", {"model": name}, int(ready)) for name, ready in self._ready.items()]
+        yield (
+            "restarts",
+            [
+                Sample("restarts_total", {"model": model, "component": component}, count)
+                for model, restarts in self._restarts().items()
+                for component, count in restarts.items()
+            ],
         )
-        cache = CounterMetricFamily(
-            "pipeline_gateway_cache",
-            "Events of the response cache: hits, misses, answers that were stored, failures.",
-            labels=["model", "event"],
+        yield (
+            "cache",
+            [
+                Sample("cache_total", {"model": one.name, "event": event}, count)
+                for one in models
+                if one.cache is not None
+                for event, count in {
+                    **dict.fromkeys(_CACHE_EVENTS, 0),
+                    **one.cache.counters.as_dict(),
+                }.items()
+            ],
         )
-        for model in self._models.values():
-            queue.add_metric([model.name, "running"], model.queue.running)
-            queue.add_metric([model.name, "waiting"], model.queue.waiting)
-            if model.cache is not None:
-                for event, count in model.cache.counters.as_dict().items():
-                    cache.add_metric([model.name, event], count)
-        yield queue
-        yield cache
+
+
+def _counter(name: str, *labels: str) -> Counter:
+    return Counter(name, name, labels, registry=None)
+
+
+def _histogram(name: str, buckets: Sequence[float], *labels: str) -> Histogram:
+    return Histogram(name, name, labels, registry=None, buckets=buckets)

@@ -33,6 +33,7 @@ class RecordedCompletion:
         """
         self.completion, self.record = completion, record
         self._metrics = metrics
+        metrics.begin(completion.generation)
 
     @property
     def x_cache(self) -> str:
@@ -55,14 +56,14 @@ class RecordedCompletion:
     def finish(self, status: int) -> None:
         """Record how the completion ended: its status, tokens and latencies."""
         generation, cached = self.completion.generation, self.completion.cached
-        choices = list(generation.stats.values())
-        self._metrics.observe_completion(generation.model.name, generation.prompt_tokens, choices)
-        ttft_ms = [stats.ttft_ms for stats in choices if stats.ttft_ms is not None]
+        choices, began = list(generation.stats.values()), self.record.began
+        self._metrics.observe(generation, chat=self.completion.chat, began=began, status=status)
+        first_chunks = [one.first_chunk for one in generation.times.values() if one.first_chunk is not None]
         self.record.outcome = status
         self.record.fields |= {
             "prompt_tokens": generation.prompt_tokens,
             "completion_tokens": sum(stats.output_tokens or 0 for stats in choices),
-            "ttft_ms": round(min(ttft_ms), 1) if ttft_ms else None,
+            "ttft_ms": round((min(first_chunks) - began) * 1e3, 1) if first_chunks else None,
             "cached": cached.kind if cached else None,
         }
 

@@ -56,11 +56,19 @@ class ServedModel:
     embedder: EmbeddingModel | None = None
     guided_decoding: bool = True  # whether its engine was started with it
     returns_logits: bool = True  # whether its engine returns logits
+    stall_s: float = 5.0  # a stream that has begun and has no chunk for so long is counted as stalled
     _caching_clients: dict[str, AsyncCachingClient] = field(default_factory=dict)  # by tenant
 
     @classmethod
     def from_package(
-        cls, name: str, package: Path, urls: Sequence[str], *, cache: ResponseCache | None, max_waiting: int
+        cls,
+        name: str,
+        package: Path,
+        urls: Sequence[str],
+        *,
+        cache: ResponseCache | None,
+        max_waiting: int,
+        stall_s: float = 5.0,
     ) -> ServedModel:
         """Load the tokenizer and the limits of a packaged model.
 
@@ -70,6 +78,7 @@ class ServedModel:
             urls: host:port of the gRPC of each Triton server that runs it.
             cache: response cache; None generates every answer.
             max_waiting: how many requests may wait for a slot.
+            stall_s: seconds without a chunk after which a stream that has begun counts as stalled.
 
         Raises:
             UserError: its tokenizer cannot be read.
@@ -95,6 +104,7 @@ class ServedModel:
             guided_decoding=deployment.guided_decoding,
             # Other engines return logits only if they were built to.
             returns_logits=deployment.runtime == "cpu",
+            stall_s=stall_s,
         )
 
     def client_for(self, tenant: str) -> AsyncClient | AsyncCachingClient:

@@ -1,61 +1,62 @@
-"""The reference of the gateway's metrics, found where the sources declare them."""
+"""The reference of the gateway's metrics, from the table that its page is rendered by."""
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
+from pipeline.gateway.metric_names import OTHER_VIEWS, PIPELINE_VIEWS, View
+
 PACKAGE = Path(__file__).resolve().parents[2] / "pipeline"
-TYPES = {
-    "Counter": "counter",
-    "CounterMetricFamily": "counter",
-    "Gauge": "gauge",
-    "GaugeMetricFamily": "gauge",
-    "Histogram": "histogram",
-}
+TITLES = {"vllm": "Names of vLLM", "gen_ai": "Names of OpenTelemetry's conventions for GenAI"}
 
 
 def page() -> str:
-    """Markdown: every family with its type, its labels and its help."""
+    """Markdown: every family with its type, its labels and its help, and the names that an option adds."""
     lines = [
         "# Gateway metrics",
         "",
         "What `pipeline gateway` serves at `/metrics`. Triton has metrics of its own, on its own port (8002 by",
         "default); the `cpu` engine adds its KV cache and drafts there, under the names of TensorRT-LLM's backend.",
         "",
-        "| metric | type | labels | what it counts |",
+        "| metric | type | labels | what it is |",
         "| --- | --- | --- | --- |",
-    ]
-    found = list(_families())
-    if not found:
-        raise ValueError("no metric was found in pipeline/gateway")
-    for name, kind, labels, about in found:
-        shown = name + ("_total" if kind == "counter" else "")
-        lines.append(f"| `{shown}` | {kind} | {', '.join(f'`{label}`' for label in labels)} | {about} |")
-    lines += [
+        *(f"| `{_shown(view)}` | {view.kind} | {_labels(view)} | {view.help} |" for view in PIPELINE_VIEWS),
         "",
-        "`state` of the queue is `running` or `waiting`. `event` of the cache is one of "
+        "`event` of the cache is one of "
         + ", ".join(f"`{name}`" for name in _cache_events())
         + ". `failed_…` says that something inside the cache failed; the model then answered.",
+        "",
+        "`--metric-names vllm,gen_ai` shows the same observations under these names, too:",
     ]
+    for names, views in OTHER_VIEWS.items():
+        lines += [
+            "",
+            f"## {TITLES[names]}",
+            "",
+            "| metric | type | labels | same as |",
+            "| --- | --- | --- | --- |",
+        ]
+        lines += [
+            f"| `{_shown(view)}` | {view.kind} | {_labels(view)} | {_same_as(view)} |" for view in views
+        ]
     return "\n".join(lines) + "\n"
 
 
-def _families() -> Iterator[tuple[str, str, list[str], str]]:
-    """Name, type, labels and help of each metric that the gateway makes."""
-    for path in sorted((PACKAGE / "gateway").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-                continue
-            if node.func.id not in TYPES or not node.args:
-                continue
-            name, about, *rest = node.args
-            given = [*rest, *(one.value for one in node.keywords if one.arg in ("labels", "labelnames"))]
-            if isinstance(name, ast.Constant) and str(name.value).startswith("pipeline_"):
-                labels = ast.literal_eval(given[0]) if given else []
-                yield str(name.value), TYPES[node.func.id], list(labels), ast.literal_eval(about)
+def _shown(view: View) -> str:
+    return view.name + ("_total" if view.kind == "counter" else "")
+
+
+def _labels(view: View) -> str:
+    constant = [f'{name}="{value}"' for name, value in view.constant.items()]
+    return ", ".join(f"`{label}`" for label in (*view.labels, *constant))
+
+
+def _same_as(view: View) -> str:
+    """The gateway's own families that show the same observation, in the same form where there is one."""
+    same = [own for own in PIPELINE_VIEWS if own.source == view.source]
+    like = [own for own in same if own.where == view.where] or same
+    return ", ".join(f"`{_shown(own)}`" for own in like)
 
 
 def _cache_events() -> list[str]:

@@ -6,12 +6,24 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import grpc
 import pytest
 
-from pipeline.client import Answer, AsyncClient, Busy, Client, ConnectFailed, Refused, Retries, ServerFailed
+from pipeline.client import (
+    Answer,
+    AsyncClient,
+    Busy,
+    Client,
+    ConnectFailed,
+    ModelNotFound,
+    Refused,
+    Retries,
+    ServerFailed,
+    ServerLost,
+)
 from pipeline.client.endpoints import Endpoint, EndpointPool
 from pipeline.client.testing import Ending, FakeServer, Reply
 
@@ -75,6 +87,53 @@ def test_a_server_that_is_lost_in_the_answer_is_not_asked_again(ask: Ask) -> Non
         assert len(lost.requests) + len(other.requests) == 1
 
 
+# As Triton 24.10 words them while a process of a model is dead, or it stops.
+UNAVAILABLE = (
+    "Stub process 'tensorrt_llm_0_0' is not healthy.",
+    "[request id: 1] Server is stopping, scheduler for model has stopped accepting new inference requests",
+    "Request for unknown model: 'tensorrt_llm' has no available versions",
+)
+
+
+@both
+@pytest.mark.parametrize("error", UNAVAILABLE)
+def test_a_model_that_cannot_run_now_is_asked_again_unless_a_part_of_the_answer_came(
+    ask: Ask, error: str
+) -> None:
+    with FakeServer([Reply([], ending=Ending.ERROR, error=error), Reply(["a"])]) as server:
+        assert ask([server.url]).text == "a"
+        assert len(server.requests) == 2
+    with FakeServer(Reply(["a", "bc"], ending=Ending.ERROR, error=error)) as server:
+        with pytest.raises(ServerLost, match=r"\(after 2 chunks of the answer, 3 characters\)$") as caught:
+            ask([server.url])
+        assert (caught.value.text, caught.value.url) == ("abc", server.url)
+        assert len(server.requests) == 1
+
+
+@both
+def test_a_refusal_that_quotes_such_words_is_none_of_them(ask: Ask) -> None:
+    error = "stop = 'server is stopping': must be shorter"
+    with FakeServer(Reply([], ending=Ending.ERROR, error=error)) as server:
+        with pytest.raises(Refused):
+            ask([server.url])
+        assert len(server.requests) == 1
+    unknown = "Request for unknown model: 'nope' is not found"
+    with FakeServer(Reply([], ending=Ending.ERROR, error=unknown)) as server, pytest.raises(ModelNotFound):
+        ask([server.url])
+
+
+@both
+def test_a_server_that_is_being_restarted_is_waited_for(ask: Ask) -> None:
+    with FakeServer() as gone:
+        gone.stop()
+        with ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(ask, [gone.url], retries=Retries(attempts=1, wait_s=60))
+            time.sleep(0.2)
+            assert not asked.done()
+            with FakeServer(Reply(["back"]), port=gone.port):
+                assert asked.result(60).text == "back"
+
+
 @both
 def test_a_busy_server_is_asked_again_after_a_while(ask: Ask) -> None:
     full = "[request id: 1] Exceeds maximum queue size"
@@ -135,6 +194,16 @@ def test_a_failed_endpoint_is_avoided_longer_each_time_and_comes_back() -> None:
     failed.outstanding += 1
     pool.release(failed)
     assert {pool.acquire().url for _ in range(2)} == {"a", "b"}
+
+
+def test_an_endpoint_that_is_marked_as_ill_is_asked_only_if_there_is_no_other() -> None:
+    pool = EndpointPool([Endpoint(name, None, None, None, None) for name in "ab"])
+    pool.all[0].ill = True
+    assert [pool.acquire().url for _ in range(3)] == ["b"] * 3
+    pool.release(pool.all[1], failed=True)
+    assert pool.acquire(avoid=pool.all[1]).url == "b"
+    pool.all[1].ill = True
+    assert pool.acquire(avoid=pool.all[1]).url == "a"
 
 
 def test_tls() -> None:

@@ -22,6 +22,7 @@ from pipeline.client import (
     ModelNotFound,
     Refused,
     ServerFailed,
+    ServerLost,
     Timeouts,
     request_headers,
 )
@@ -181,7 +182,7 @@ def test_no_deadline_at_all() -> None:
             "the server was lost in the middle of the answer: Socket closed",
         ),
         (Reply([], ending=Ending.LOST), ConnectFailed, "no answer from 127.0.0.1:"),
-        (Reply(ending=Ending.UNMARKED), ServerFailed, "the answer broke off"),
+        (Reply(ending=Ending.UNMARKED), ServerLost, "the answer broke off"),
     ],
 )
 def test_errors_of_the_server(reply: Reply, kind: type[ClientError], message: str) -> None:

@@ -19,6 +19,8 @@ from pipeline.client.testing import FakeServer, Received, Reply
 from pipeline.gateway.app import Gateway
 from pipeline.gateway.embeddings import EmbeddingModel
 from pipeline.gateway.limits import FairQueue
+from pipeline.gateway.metric_names import MetricNames
+from pipeline.gateway.metrics import Restarts
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.server import ConnectionLimits, GatewayServer
 from pipeline.gateway.tenants import Tenants
@@ -128,6 +130,8 @@ def starter(folder: Path, stack: ExitStack) -> Start:
         log_as_json: bool = False,
         limits: ConnectionLimits | None = None,
         origins: Sequence[str] = (),
+        metric_names: Sequence[MetricNames] = (),
+        restarts: Restarts = dict,
         **settings: Any,
     ) -> Running:
         upstream = stack.enter_context(FakeServer(reply or Reply(), model=model))
@@ -140,6 +144,8 @@ def starter(folder: Path, stack: ExitStack) -> Start:
             max_body_bytes=10_000,
             tracer=tracer,
             log_as_json=log_as_json,
+            metric_names=metric_names,
+            restarts=restarts,
         )
         server = GatewayServer(gateway, "127.0.0.1", 0, limits=limits or ConnectionLimits(), drain_s=2)
         thread = threading.Thread(target=server.run, daemon=True)

@@ -9,7 +9,6 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
-from llguidance import LLMatcher
 
 from pipeline.client.testing import Ending, Reply
 from tests.gateway.conftest import Running, Start
@@ -142,7 +141,8 @@ def test_references_within_the_parameters_of_a_tool_still_hold(start: Start) -> 
         model="tiny", messages=QUESTION, tools=[tool({}), tool(nested)], tool_choice="required"
     )
     guide = running.upstream.requests[0].tensors["guided_decoding_guide"][0]
-    assert LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(guide)) == ""
+    matcher = pytest.importorskip("llguidance").LLMatcher
+    assert matcher.validate_grammar(matcher.grammar_from_json_schema(guide)) == ""
     schema = json.loads(guide)
     jsonschema.validate({"name": "go", "arguments": {"to": {"x": 1}}}, {**schema["anyOf"][1], **schema})
     with pytest.raises(jsonschema.ValidationError):

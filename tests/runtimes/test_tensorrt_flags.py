@@ -26,7 +26,6 @@ from pipeline.contracts.trtllm_build import (
     versions,
     words_of,
 )
-from pipeline.contracts.trtllm_build_effects import CheckpointConfig, effects
 from pipeline.errors import InvalidInput, StageError, UserError
 from pipeline.plan.model_facts import offline_facts
 from pipeline.plan.parallelism import parallelism
@@ -35,6 +34,7 @@ from pipeline.plan.preflight.finding import Objection
 from pipeline.plan.preflight.run_rules import RECIPE_CHECKS
 from pipeline.prepare.facts import read_settings
 from pipeline.recipe import Recipe, load_recipe, packaged
+from pipeline.runtimes.tensorrt.build_effects import CheckpointConfig, effects
 from pipeline.runtimes.tensorrt.flags import (
     Formats,
     checkpoint_formats,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from pipeline.contracts.trtllm_build import config_value, flags, named_flags, parse
-from pipeline.contracts.trtllm_build_effects import CheckpointConfig, effects
 from pipeline.errors import StageError
 from pipeline.recipe import load_recipe
+from pipeline.runtimes.tensorrt.build_effects import CheckpointConfig, effects
 from pipeline.runtimes.tensorrt.flags import trtllm_build_flags
 from pipeline.runtimes.tensorrt.verification import verify
 from tests.support.rank_checkpoints import make_ranks

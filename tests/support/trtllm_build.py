@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from pipeline.contracts.trtllm_build import Flag, data, flags
-from pipeline.contracts.trtllm_build_effects import BuildEffects, CheckpointConfig, effects
 from pipeline.contracts.version_range import precedes
+from pipeline.runtimes.tensorrt.build_effects import BuildEffects, CheckpointConfig, effects
 
 FAILS = "STAND_IN_TRTLLM_BUILD_FAILS"
 FAILURES = {  # what happens

@@ -17,13 +17,13 @@ from pipeline.contracts.gpus import gpu
 from pipeline.contracts.releases import container
 from pipeline.contracts.rules import rule
 from pipeline.contracts.trtllm_build import check
-from pipeline.contracts.trtllm_build_effects import BuildEffects, CheckpointConfig, effects, parse_message
 from pipeline.errors import StageError
 from pipeline.machine.gpus import read_gpus, visible
 from pipeline.machine.host import read_memory
 from pipeline.plan.parallelism import parallelism
 from pipeline.recipe import Recipe
 from pipeline.runtimes.base import EngineBuildRequest, ExecutorChoice
+from pipeline.runtimes.tensorrt.build_effects import BuildEffects, CheckpointConfig, effects, parse_message
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
 from pipeline.runtimes.tensorrt.executors import BuildJob, executor_of, timing_cache_file
 from pipeline.runtimes.tensorrt.flags import checkpoint_formats, formats, runtime_settings, trtllm_build_flags

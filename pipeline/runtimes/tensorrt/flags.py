@@ -23,11 +23,11 @@ from typing import Any
 from pipeline.contracts.gpus import gpu
 from pipeline.contracts.releases import require_runtime
 from pipeline.contracts.trtllm_build import data, words_of
-from pipeline.contracts.trtllm_build_effects import BuildEffects, CheckpointConfig, effects
 from pipeline.errors import Fault, InvalidInput, StageError
 from pipeline.plan.model_facts import offline_sizes
 from pipeline.plan.parallelism import parallelism
 from pipeline.recipe import Recipe, TensorRTRuntime
+from pipeline.runtimes.tensorrt.build_effects import BuildEffects, CheckpointConfig, effects
 
 ALGORITHMS: dict[str, str | None] = {  # recipe's format -> quant_algo of the checkpoint
     "none": None,

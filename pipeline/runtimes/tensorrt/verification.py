@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.contracts.trtllm_build import alike, data, flags, named_flags
-from pipeline.contracts.trtllm_build_effects import BuildEffects, parse_message
 from pipeline.errors import StageError
+from pipeline.runtimes.tensorrt.build_effects import BuildEffects, parse_message
 
 _KEPT = (  # of the checkpoint's config.json; logits_dtype has a flag
     "architecture",

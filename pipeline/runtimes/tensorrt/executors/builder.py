@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.contracts.build_log import BuildError, LogReader, diagnose
 from pipeline.errors import StageError, StoreError, UserError
 from pipeline.machine.gpus import read_gpus, visible
 from pipeline.progress import Progress, Task
 from pipeline.runtimes.tensorrt.executors.base import PROGRAM, TIMING_CACHE, BuildJob, BuildLog
+from pipeline.runtimes.tensorrt.executors.build_log import BuildError, LogReader, diagnose
 from pipeline.runtimes.tensorrt.executors.process import BuilderProcess, held_log, run
 from pipeline.store import files, human_bytes
 

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from pipeline.contracts.build_log import LogReader
 from pipeline.contracts.launching import launch_facts
 from pipeline.errors import UserError
 from pipeline.progress import Progress
 from pipeline.reading import open_file
 from pipeline.runtimes.tensorrt.executors.base import BuildJob, BuildLog, BuiltElsewhere
+from pipeline.runtimes.tensorrt.executors.build_log import LogReader
 from pipeline.runtimes.tensorrt.executors.builder import check_space
 from pipeline.runtimes.tensorrt.executors.docker import CHECKPOINT, WORK
 from pipeline.runtimes.tensorrt.executors.docker import ENGINE as ENGINE_MOUNT

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.contracts.trtllm_build import data, versions
-from pipeline.contracts.trtllm_build_effects import BuildEffects, CheckpointConfig, effects, parse_message
+from pipeline.runtimes.tensorrt.build_effects import BuildEffects, CheckpointConfig, effects, parse_message
 from tests.support.rank_checkpoints import rank_config
 
 LLAMA = "LlamaForCausalLM"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.contracts.build_log import LogReader, build_errors, diagnose
+from pipeline.runtimes.tensorrt.executors.build_log import LogReader, build_errors, diagnose
 
 _LINES = (Path(__file__).parent / "build_errors.txt").read_text(encoding="utf-8").splitlines()[1:]
 REPORTED = {line: name.strip() for name, _, line in (row.partition("| ") for row in _LINES)}
