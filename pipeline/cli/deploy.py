@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeline.cli.options import complete_recipe, gpus_option, set_option, store_option
 from pipeline.cli.output import reporter
-from pipeline.cli.serving import package_of, serving_options, stop_on_signals
+from pipeline.cli.serving import package_of, serve_options_of, serving_options, stop_on_signals
 
 if TYPE_CHECKING:
     from pipeline.stages import DeploymentPreview
@@ -61,13 +61,7 @@ def command(
     allowed: frozenset[str],
     build: bool,
     offline: bool,
-    address: str,
-    http_port: int | None,
-    grpc_port: int | None,
-    metrics_port: int | None,
-    start_timeout_s: float | None,
-    health_interval_s: float,
-    log: Path | None,
+    **serving: Any,
 ) -> None:
     """Serve RECIPE until Ctrl-C: checked against this machine first, ready when a real generation came back.
 
@@ -80,7 +74,6 @@ def command(
     """
     from pipeline.recipe import load_recipe
     from pipeline.serving.dry_run import dry_run as dry_run_of
-    from pipeline.serving.launch import Ports, ServeOptions
     from pipeline.serving.serve import serve
     from pipeline.stages import preview_deployment
     from pipeline.store import Store
@@ -103,20 +96,14 @@ def command(
         package, words = package_of(
             recipe, overrides, shelf, build=build, offline=offline, report=report, allowed=allowed
         )
-    options = ServeOptions(
-        ports=Ports.choose(address, http=http_port, grpc=grpc_port, metrics=metrics_port),
-        address=address,
-        log_file=log,
-        start_deadline_s=start_timeout_s,
-        health_interval_s=health_interval_s,
-        running=shelf.running,
-        hashes=shelf.hashes,
-        allowed=allowed,
+    options = serve_options_of(
+        {**serving, "allowed": allowed},
+        shelf,
+        words,
         target="docker" if target == "docker" else "local" if target == "local" else None,
         image=image,
         devices=gpus,
         pull_deadline_s=pull_timeout_s,
-        recipe=words,
     )
     if dry_run:
         unbuilt = None if foreseen is None else foreseen.deployment
@@ -124,7 +111,7 @@ def command(
         made = dry_run_of(package, options, unbuilt, _note(foreseen, (*words, *allowing)))
         click.echo(json.dumps(made.as_json(), indent=2) if as_json else str(made))
         return
-    serve(package, options, report, stop_on_signals())
+    serve([(package, options)], report, stop_on_signals())
 
 
 def _note(foreseen: DeploymentPreview | None, words: tuple[str, ...]) -> str:

@@ -20,7 +20,7 @@ from pipeline.stages.response_cache import open_response_cache
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.repository import check_without_weights
-from pipeline.triton.running import RunningServer
+from pipeline.triton.running import SUPERVISED, RunningServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def _locate(recipe: Recipe, store: Store, urls: Sequence[str], wait_s: float) ->
         prepared = prepare(recipe, store, offline=True)
         package = Builder(prepared, store, Silent()).finished().path
         return LocatedModel(recipe, package, tuple(urls))
-    running = RunningServer.find(store.running, recipe.name, wait_s=wait_s)
+    running = RunningServer.find(store.running, recipe.name, wait_s=wait_s, states=SUPERVISED)
     if running is None:
         serve = shlex.join(("pipeline", "serve", *recipe.words, *store.words))
         elsewhere = f"--endpoint {recipe.name}=HOST:PORT"

@@ -4,26 +4,108 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
+from click.core import ParameterSource
 
 from pipeline.cli.options import complete_recipe, set_option, store_option
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from pipeline.gateway.metric_names import MetricNames
+    from pipeline.serving.gateway_process import GatewayLaunch
+    from pipeline.store import Store
 
 # gRPC writes of lost connections to standard error by itself. It reads this when it is imported, hence not before here.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
+_GIVEN = "pipeline.given"  # key of click's `Context.meta`: name of an option -> its words
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+_OPTIONS = (
+    click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
+    click.option("--port", default=8080, show_default=True, help="Port to listen on; 0 takes a free one."),
+    click.option(
+        "--keys",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Tenants with their API keys and limits (YAML); without it no key is needed.",
+    ),
+    click.option(
+        "--allowed-host",
+        "allowed_hosts",
+        multiple=True,
+        metavar="NAME",
+        callback=lambda _, __, given: tuple(map(_host, given)),
+        help="Host that requests may name besides loopback, such as gateway.example, *.example or * (any). "
+        "Where --host is no loopback address, IP addresses are allowed, too.",
+    ),
+    click.option(
+        "--allowed-origin",
+        "allowed_origins",
+        multiple=True,
+        metavar="ORIGIN",
+        callback=lambda _, __, given: tuple(map(_origin, given)),
+        help="Web pages that may ask, such as https://chat.example, or * (any); by default only the gateway's own.",
+    ),
+    click.option(
+        "--max-waiting",
+        default=256,
+        show_default=True,
+        help="Requests that may wait for a model; more are answered by 429.",
+    ),
+    click.option(
+        "--max-connections",
+        type=click.IntRange(min=1),
+        default=1024,
+        show_default=True,
+        help="Connections open at once; beyond that, one without a request is closed, or else the new one.",
+    ),
+    click.option(
+        "--drain-s", default=30, show_default=True, help="Seconds that requests may still take after a stop."
+    ),
+    click.option(
+        "--traces",
+        metavar="URL",
+        help="OTLP receiver for spans, such as http://localhost:4318; by default $OTEL_EXPORTER_OTLP_ENDPOINT.",
+    ),
+    click.option(
+        "--metric-names",
+        default="",
+        metavar="NAMES",
+        callback=lambda _, __, given: _metric_names(given),
+        help="Show the metrics at /metrics under these names, too: vllm, gen_ai (OpenTelemetry's), or vllm,gen_ai.",
+    ),
+    click.option(
+        "--log-format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help="Format of the log line of each request, on standard error.",
+    ),
+)
+
+
+def gateway_options(command: Command) -> Command:
+    """Where a gateway listens, who may ask, what it logs: for `gateway`, and for `serve`, which starts one."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
 
 
 @click.command(name="gateway")
 @click.argument("recipes", nargs=-1, required=True, metavar="RECIPE…", shell_complete=complete_recipe)
 @set_option
 @store_option
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8080, show_default=True, help="Port to listen on; 0 takes a free one.")
+@gateway_options
 @click.option(
     "--endpoint",
     "endpoints",
@@ -38,64 +120,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     metavar="S",
     help="Seconds to wait until `pipeline serve` runs the recipes. With --endpoint it starts at once; see /readyz.",
 )
-@click.option(
-    "--keys",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Tenants with their API keys and limits (YAML); without it no key is needed.",
-)
-@click.option(
-    "--allowed-host",
-    "allowed_hosts",
-    multiple=True,
-    metavar="NAME",
-    callback=lambda _, __, given: tuple(map(_host, given)),
-    help="Host that requests may name besides loopback, such as gateway.example, *.example or * (any). "
-    "Where --host is no loopback address, IP addresses are allowed, too.",
-)
-@click.option(
-    "--allowed-origin",
-    "allowed_origins",
-    multiple=True,
-    metavar="ORIGIN",
-    callback=lambda _, __, given: tuple(map(_origin, given)),
-    help="Web pages that may ask, such as https://chat.example, or * (any); by default only the gateway's own.",
-)
-@click.option(
-    "--max-waiting",
-    default=256,
-    show_default=True,
-    help="Requests that may wait for a model; more are answered by 429.",
-)
-@click.option(
-    "--max-connections",
-    type=click.IntRange(min=1),
-    default=1024,
-    show_default=True,
-    help="Connections open at once; beyond that, one without a request is closed, or else the new one.",
-)
-@click.option(
-    "--drain-s", default=30, show_default=True, help="Seconds that requests may still take after a stop."
-)
-@click.option(
-    "--traces",
-    metavar="URL",
-    help="OTLP receiver for spans, such as http://localhost:4318; by default $OTEL_EXPORTER_OTLP_ENDPOINT.",
-)
-@click.option(
-    "--metric-names",
-    default="",
-    metavar="NAMES",
-    callback=lambda _, __, given: _metric_names(given),
-    help="Show the metrics at /metrics under these names, too: vllm, gen_ai (OpenTelemetry's), or vllm,gen_ai.",
-)
-@click.option(
-    "--log-format",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Format of the log line of each request, on standard error.",
-)
+@click.option("--listen-fd", "descriptors", multiple=True, type=int, hidden=True)
+@click.option("--parent", type=int, hidden=True)
 @click.option("--dry-run", is_flag=True, help="Print what would be served, and exit.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object.")
 def command(
@@ -115,6 +141,8 @@ def command(
     traces: str | None,
     metric_names: tuple[MetricNames, ...],
     log_format: str,
+    descriptors: tuple[int, ...],
+    parent: int | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -135,17 +163,13 @@ def command(
     Each choice counts as a request: two prompts with n=3 are six. What is refused counts, too. Tenants that wait for
     the same model take turns.
     """
-    from pipeline.gateway.traces import ENDPOINT_VARIABLES
-    from pipeline.machine.packages import Need, require
-    from pipeline.recipe import load_recipe
-    from pipeline.stages.response_cache import needs_of_cache
+    from pipeline.machine.processes import die_with_parent
     from pipeline.store import Store
 
+    if parent is not None and not die_with_parent(parent):
+        return
     artifacts = Store.at(store)
-    needs = [Need("gateway", "the gateway")]
-    needs += [Need("traces", "traces")] if traces or any(map(os.environ.get, ENDPOINT_VARIABLES)) else []
-    needs += [need for name in recipes for need in needs_of_cache(load_recipe(name, overrides), artifacts)]
-    require("the gateway", needs)
+    _require_packages(recipes, overrides, artifacts, traces)
     from pipeline.cli.discovery import load_served_model, locate_models
     from pipeline.gateway.access_log import log_to_stderr
     from pipeline.gateway.app import Gateway
@@ -166,7 +190,7 @@ def command(
         click.echo(json.dumps({"models": described}, indent=2) if as_json else "\n".join(lines))
         return
     log_to_stderr(as_json=log_format == "json")
-    with bound_sockets(host, port) as sockets:
+    with _inherited(descriptors) if descriptors else bound_sockets(host, port) as sockets:
         located = locate_models(recipes, overrides, artifacts, elsewhere, wait_s=wait_s)
         models = {
             one.recipe.name: load_served_model(one, artifacts, max_waiting=max_waiting) for one in located
@@ -189,6 +213,111 @@ def command(
             f"gateway for {', '.join(models)}: {server.url}/v1   page: {server.url}/   stop: Ctrl-C"
         )
         server.run(sockets)
+
+
+@contextmanager
+def gateway_command(
+    context: click.Context, recipes: Sequence[str], overrides: Sequence[str], store: Store
+) -> Iterator[GatewayLaunch]:
+    """Bind the sockets of a gateway that `serve` starts, and make its command line.
+
+    Args:
+        context: Of a `StartsGateway` command, whose options are handed on.
+        recipes: Names or files of recipes, whose servers are announced in `store`.
+        overrides: Values of `--set`.
+        store: Of artifacts.
+
+    Raises:
+        UserError: The file of keys has faults, or a package for Python is missing.
+        ServerError: The address cannot be bound.
+    """
+    values = context.params
+    _require_packages(recipes, overrides, store, values["traces"])
+    from pipeline.gateway.server import bound_sockets
+    from pipeline.gateway.tenants import Tenants
+    from pipeline.serving.gateway_process import GatewayLaunch
+
+    tenants = Tenants.load(values["keys"]) if values["keys"] else Tenants()
+    words = [word for override in overrides for word in ("--set", override)]
+    given: dict[str, Any] = context.meta[_GIVEN]
+    for option in _gateway_parameters():
+        if option.name in given and option.name != "port":
+            value = given[option.name]
+            for one in value if isinstance(value, list) else (value,):
+                words += [option.opts[0], one]
+    usual = context.get_parameter_source("port") is ParameterSource.DEFAULT
+    port = values["port"]
+    if usual and not _can_bind(values["host"], port):
+        port = 0
+    with bound_sockets(values["host"], port) as sockets:
+        for one in sockets:
+            words += ["--listen-fd", str(one.fileno())]
+        host, port = values["host"], sockets[0].getsockname()[1]
+        yield GatewayLaunch(
+            command=(
+                *(sys.executable, "-m", "pipeline.cli.main", "gateway", *recipes, *words),
+                *("--port", str(port), "--parent", str(os.getpid()), "--store", str(store.root)),
+            ),
+            sockets=sockets,
+            url=f"http://{f'[{host}]' if ':' in host else host}:{port}",
+            needs_key=tenants.require_keys,
+            drain_s=values["drain_s"],
+        )
+
+
+class StartsGateway(click.Command):
+    """A command with `gateway_options` that hands them on: it keeps the words that were given."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given, _, _ = self.make_parser(ctx).parse_args(list(args))
+        ctx.meta[_GIVEN] = given
+        return super().parse_args(ctx, args)
+
+
+def _gateway_parameters() -> Sequence[click.Parameter]:
+    """The options of `gateway_options`, as click has them."""
+
+    @gateway_options
+    def bearer() -> None: ...
+
+    parameters: list[click.Parameter] = bearer.__click_params__  # type: ignore[attr-defined]
+    return parameters
+
+
+def _can_bind(host: str, port: int) -> bool:
+    from pipeline.errors import ServerError
+    from pipeline.gateway.server import bound_sockets
+
+    try:
+        with bound_sockets(host, port) as sockets:
+            for one in sockets:
+                one.listen()
+    except (OSError, ServerError):
+        return False
+    return True
+
+
+@contextmanager
+def _inherited(descriptors: Sequence[int]) -> Iterator[list[socket]]:
+    """The listening sockets that a supervisor handed down."""
+    from socket import socket
+
+    yield [socket(fileno=descriptor) for descriptor in descriptors]
+
+
+def _require_packages(
+    recipes: Sequence[str], overrides: Sequence[str], store: Store, traces: str | None
+) -> None:
+    """Raise UserError with all packages for Python that a gateway needs and that are missing."""
+    from pipeline.gateway.traces import ENDPOINT_VARIABLES
+    from pipeline.machine.packages import Need, require
+    from pipeline.recipe import load_recipe
+    from pipeline.stages.response_cache import needs_of_cache
+
+    needs = [Need("gateway", "the gateway")]
+    needs += [Need("traces", "traces")] if traces or any(map(os.environ.get, ENDPOINT_VARIABLES)) else []
+    needs += [need for name in recipes for need in needs_of_cache(load_recipe(name, overrides), store)]
+    require("the gateway", needs)
 
 
 def _metric_names(text: str) -> tuple[MetricNames, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +14,7 @@ from pipeline.cli.options import allow_option
 
 if TYPE_CHECKING:
     from pipeline.progress import Progress
+    from pipeline.serving.launch import Ports, ServeOptions
     from pipeline.store import Store
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -41,7 +42,25 @@ _OPTIONS = (
         help="Time between checks by inference; 0: none.",
     ),
     click.option(
-        "--log", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Triton's own log."
+        "--log",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Triton's own log; by default a file in the store's folder logs.",
+    ),
+    click.option(
+        "--max-restarts",
+        type=click.IntRange(min=0),
+        default=5,
+        show_default=True,
+        help="Restarts of what died or hung within the window; the failure after them ends the command.",
+    ),
+    click.option(
+        "--restart-window-s",
+        type=click.FloatRange(min=0),
+        default=300.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Failures that are older do not count.",
     ),
 )
 
@@ -51,6 +70,46 @@ def serving_options(command: Command) -> Command:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+def serve_options_of(
+    values: Mapping[str, Any],
+    shelf: Store,
+    words: tuple[str, ...],
+    *,
+    ports: Ports | None = None,
+    **more: Any,
+) -> ServeOptions:
+    """Turn the values of `serving_options` into those of a server.
+
+    Args:
+        values: Name of an option -> its value.
+        shelf: The store where the server is announced, and keeps its log.
+        words: What names recipe and store on a command line.
+        ports: Ports to take whatever the options say.
+        more: Other fields of `ServeOptions`.
+    """
+    from pipeline.serving.launch import Ports, ServeOptions
+    from pipeline.serving.restart import RestartPolicy
+
+    address = values["address"]
+    return ServeOptions(
+        ports=ports
+        or Ports.choose(
+            address, http=values["http_port"], grpc=values["grpc_port"], metrics=values["metrics_port"]
+        ),
+        address=address,
+        log_file=values["log"],
+        start_deadline_s=values["start_timeout_s"],
+        health_interval_s=values["health_interval_s"],
+        running=shelf.running,
+        logs=shelf.logs,
+        restart=RestartPolicy(values["max_restarts"], values["restart_window_s"]),
+        hashes=shelf.hashes,
+        allowed=values["allowed"],
+        recipe=words,
+        **more,
+    )
 
 
 def package_of(

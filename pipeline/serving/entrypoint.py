@@ -3,10 +3,10 @@
     python -m pipeline.serving.entrypoint              serve $PIPELINE_PACKAGE (/deployment)
     python -m pipeline.serving.entrypoint COMMAND…     run something else instead, as NVIDIA's images do
 
-It ends with the server's exit code when the server ends by itself, with 2 when the machine does not fit the package or
-the package is damaged (its files are hashed while the server loads them, and it is not ready before that has ended),
-with 1 when the server does not start or falls ill, and with 0 when it was told to stop. Settings are environment
-variables, because a container's are:
+A server that dies or hangs is started again, as `pipeline serve` does it. It ends with 2 when the machine does not fit
+the package or the package is damaged (its files are hashed while the server loads them, and it is not ready before that
+has ended), with 1 when the server does not start or failed too often, and with 0 when it was told to stop. Settings are
+environment variables, because a container's are:
 
     PIPELINE_PACKAGE             folder with deployment.json; /deployment
     PIPELINE_ADDRESS             where to listen; 0.0.0.0
@@ -14,6 +14,8 @@ variables, because a container's are:
     PIPELINE_START_TIMEOUT_S     time to become ready; what the package's size asks for
     PIPELINE_STOP_TIMEOUT_S      time to end, a third of it for requests in flight; 45
     PIPELINE_HEALTH_INTERVAL_S   time between checks by inference; 30, 0 makes none
+    PIPELINE_MAX_RESTARTS        restarts within the window; the failure after them ends it; 5
+    PIPELINE_RESTART_WINDOW_S    failures that are older do not count; 300
     PIPELINE_READY_FILE          there while it is ready; /tmp/pipeline/ready.json
 """
 
@@ -30,10 +32,10 @@ from pathlib import Path
 
 from pipeline.errors import Fault, InvalidInput, PipelineError
 from pipeline.progress import Lines
-from pipeline.serving.health import DEFAULT_FILE, FILE_VARIABLE, Ready
+from pipeline.serving.health import DEFAULT_FILE, FILE_VARIABLE
 from pipeline.serving.launch import ANYWHERE, Ports, ServeOptions
-from pipeline.serving.serve import ServerEnded, serve
-from pipeline.serving.server import TritonServer
+from pipeline.serving.restart import RestartPolicy
+from pipeline.serving.serve import serve
 from pipeline.triton.deployment import CONTAINER_ROOT
 
 _FOLLOW_S = 0.2
@@ -49,6 +51,7 @@ class EntrypointSettings:
     start_deadline_s: float | None
     stop_deadline_s: float
     health_interval_s: float
+    restart: RestartPolicy
     ready_file: Path
 
     @classmethod
@@ -77,6 +80,9 @@ class EntrypointSettings:
             start_deadline_s=number("PIPELINE_START_TIMEOUT_S", 0) or None,
             stop_deadline_s=number("PIPELINE_STOP_TIMEOUT_S", 45),
             health_interval_s=number("PIPELINE_HEALTH_INTERVAL_S", 30),
+            restart=RestartPolicy(
+                int(number("PIPELINE_MAX_RESTARTS", 5)), number("PIPELINE_RESTART_WINDOW_S", 300)
+            ),
             ready_file=Path(environment.get(FILE_VARIABLE) or DEFAULT_FILE),
         )
         if faults:
@@ -98,9 +104,6 @@ def main(arguments: list[str]) -> int:
             log = Path(folder) / "triton.log"
             with Following(log):
                 _serve(settings, log, stop)
-    except ServerEnded as error:
-        print(error, file=sys.stderr)
-        return error.code
     except PipelineError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -108,9 +111,6 @@ def main(arguments: list[str]) -> int:
 
 
 def _serve(settings: EntrypointSettings, log: Path, stop: threading.Event) -> None:
-    def ready(server: TritonServer) -> None:
-        Ready(server.grpc_url, server.entry_model).write(settings.ready_file)
-
     options = ServeOptions(
         ports=settings.ports,
         address=settings.address,
@@ -118,16 +118,10 @@ def _serve(settings: EntrypointSettings, log: Path, stop: threading.Event) -> No
         start_deadline_s=settings.start_deadline_s,
         stop_deadline_s=settings.stop_deadline_s,
         health_interval_s=settings.health_interval_s,
+        restart=settings.restart,
         target="local",
     )
-    serve(
-        settings.package,
-        options,
-        Lines(),
-        stop,
-        on_ready=ready,
-        on_not_ready=lambda: settings.ready_file.unlink(missing_ok=True),
-    )
+    serve([(settings.package, options)], Lines(), stop, ready_file=settings.ready_file)
 
 
 class Following:

@@ -18,7 +18,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -127,6 +127,14 @@ class Ready:
 
     grpc_url: str
     entry_model: str
+    confirmed: (
+        float  # when the supervisor last found it so, by the clock that all processes share (CLOCK_MONOTONIC)
+    )
+
+    @classmethod
+    def now(cls, grpc_url: str, entry_model: str) -> Self:
+        """What is true at this moment."""
+        return cls(grpc_url, entry_model, time.monotonic())
 
     def write(self, file: Path) -> None:
         """Make the file, at once and whole."""

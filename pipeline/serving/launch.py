@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 
 from pipeline.contracts.launching import launch_facts
 from pipeline.errors import Fault, InvalidInput, ServerError, UserError
+from pipeline.serving.restart import RestartPolicy
 from pipeline.store import FileHashes
 from pipeline.triton.deployment import Deployment
 
@@ -85,11 +86,13 @@ class ServeOptions:
     Attributes:
         ports: Where the server listens.
         address: Address to listen on.
-        log_file: What the server prints; None for a file in the temporary folder.
+        log_file: What the server prints; None for a file in `logs`.
         start_deadline_s: Time to become ready; None for what the package's size asks for.
         stop_deadline_s: Time to end, a third of it for requests in flight.
         health_interval_s: Time between checks by inference; 0 for no checks.
         running: Folder where servers are announced; None for no announcement.
+        logs: Folder for the logs of all servers; None for the temporary folder.
+        restart: When a server that failed is started again.
         target: None takes local for a CPU and inside a container with TensorRT-LLM, else docker.
         image: Image of the container; None for the one that the package was made for.
         devices: GPUs; empty for as many as the package needs.
@@ -106,6 +109,8 @@ class ServeOptions:
     stop_deadline_s: float = 10.0
     health_interval_s: float = 30.0
     running: Path | None = None
+    logs: Path | None = None
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
     target: Target | None = None
     image: str | None = None
     devices: tuple[int, ...] = ()

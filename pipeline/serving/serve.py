@@ -1,161 +1,199 @@
-"""Serve a package until told to stop: checked against this machine, started, announced, watched, ended.
+"""Serve packages until told to stop: checked against this machine, started, announced, supervised, ended.
 
-By processes of this machine, or by a container (`launch_*` has the commands, `server.TritonServer` the process). While
-the server answers it is announced in `<store>/running/`, so that clients find it by the name of its recipe, and checked
-by real inference: Triton reports itself ready even when the process of a model is dead.
+By processes of this machine, or by a container (`launch_*` has the commands, `server.TritonServer` the process), with a
+gateway in front of them if the caller gives its command line. While they run they are announced in `<store>/running/`,
+so that clients find them by the names of their recipes, and checked by real inference: Triton reports itself ready even
+when the process of a model is dead.
 
-How a Ctrl-C ends everything: `stop` is set, `_SupervisedServer.run` leaves its loop, `TritonServer.stop` ends
-`machine/process_guard.py`, and that the processes of the server.
+How a Ctrl-C ends everything: `stop` is set, `Supervisor.run` stops its keepers, they end the gateway and
+`machine/process_guard.py`, and that the processes of the server. How a `kill -9` of this process does: the kernel kills
+the gateway, the guard sees the end of its standard input.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import shlex
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.errors import ServerError, UserError
+from pipeline.errors import ServerError
 from pipeline.machine.docker import find_image, pull_image
 from pipeline.machine.host import mpi_slots
+from pipeline.machine.processes import exit_reason
 from pipeline.plan.preflight import Finding, finding_lines
 from pipeline.progress import Progress, Silent, Task
+from pipeline.serving.announcement import Announcement
+from pipeline.serving.control import ControlServer
+from pipeline.serving.gateway_process import GatewayLaunch, GatewayProcess
+from pipeline.serving.health import ProbeGeneration
 from pipeline.serving.launch import Launcher, ServeOptions
 from pipeline.serving.launch_docker import DockerLauncher
 from pipeline.serving.launch_gpu import NativeLauncher
+from pipeline.serving.log_files import log_folder, rotate
 from pipeline.serving.preflight import check_container, check_local, refuse
 from pipeline.serving.server import StartCancelled, TritonServer, local_launcher
+from pipeline.serving.supervisor import Supervisor
 from pipeline.store import FileHashes
 from pipeline.triton.deployment import ENTRY, Deployment
 from pipeline.triton.repository import check_package, check_without_weights
 from pipeline.triton.running import RunningServer
 
-_POLL_S = 0.2
-_FAILURES_IN_A_ROW = 3  # a server under load may be late once
-
 
 def serve(
-    package: Path,
-    options: ServeOptions,
+    packages: Sequence[tuple[Path, ServeOptions]],
     progress: Progress,
     stop: threading.Event,
     *,
-    on_ready: Callable[[TritonServer], None] = lambda _: None,
-    on_not_ready: Callable[[], None] = lambda: None,
+    gateway: GatewayLaunch | None = None,
+    ready_file: Path | None = None,
 ) -> None:
-    """Serve a package until `stop` is set.
+    """Serve packages until `stop` is set.
 
-    It is ready when it answers, and all its files are those that were built; weights that have to be read for that are
-    read while they are loaded.
+    A package is ready when it answers, and all its files are those that were built; weights that have to be read for
+    that are read while they are loaded.
 
     Args:
-        package: Folder with deployment.json and model_repository/.
-        options: Ports, deadlines, target.
+        packages: Folders with deployment.json and model_repository/, each with its ports, deadlines and target. What
+            concerns all (the restart policy, where it is announced) is taken from the first.
         progress: Where to report.
-        stop: Ends the server when it is set, also while it starts.
-        on_ready: Called after the warm-up, and when a health check succeeds again.
-        on_not_ready: Called when a health check fails, and when the server is stopped after it was ready.
+        stop: Ends everything when it is set, also while it starts.
+        gateway: How the gateway in front of them is started; None for none.
+        ready_file: A file that is there while everything is ready; see `pipeline.serving.health`.
 
     Raises:
         InvalidInput: The machine does not fit; all reasons at once.
         UserError: The package cannot be served this way, or a server for this recipe runs already.
         DamagedArtifact: Files of the package are not those that were built.
-        ServerError: The server did not start, died, or stopped answering.
+        ServerError: Something did not start, or failed too often (`GaveUp`).
     """
-    check_without_weights(package, options.hashes, Silent())
-    deployment = Deployment.load(package)
-    launcher = _docker_launcher if options.target_of(deployment) == "docker" else _local_launcher
-    server = TritonServer(
-        deployment,
-        launcher(deployment, package, options, progress),
-        ports=options.ports,
-        address=options.address,
-        log_file=options.log_file,
-        start_deadline_s=options.start_deadline_s,
-        stop_deadline_s=options.stop_deadline_s,
-    )
-    verification = _Verification(package, options.hashes, progress, stop)
-    supervised = _SupervisedServer(
-        package,
-        server,
-        options,
-        progress,
-        verified=verification.passed,
-        on_ready=on_ready,
-        on_not_ready=on_not_ready,
-    )
-    verification.start()
-    try:
-        supervised.run(stop)
-    except ServerError as error:
-        # What is damaged may be why.
-        if verification.failure is not None:
-            raise verification.failure from error
-        raise
-    if verification.failure is not None:
-        raise verification.failure
-
-
-class ServerEnded(ServerError):
-    """A server that was ready has ended by itself."""
-
-    def __init__(self, code: int, log_tail: list[str]) -> None:
-        self.code = code  # 128 + signal, if a signal ended it
-        super().__init__(
-            "\n".join([f"Triton ended by itself with exit code {code}; the end of its log:", *log_tail])
+    first = packages[0][1]
+    tritons = [_make_triton(package, options, progress) for package, options in packages]
+    components = ("triton",) if gateway is None else ("triton", "gateway")
+    gateway_log = _log_file(first, tritons[0].name, "gateway.log") if gateway is not None else None
+    control_path = None if first.running is None else first.running / f"{tritons[0].name}.sock"
+    began = time.monotonic()
+    with ExitStack() as stack:
+        announcements = {}
+        for triton in tritons:
+            record = RunningServer.of(
+                triton.server,
+                triton.package,
+                state="starting",
+                gateway_url="" if gateway is None else gateway.url,
+                log=triton.server.log_file.absolute(),
+                gateway_log=gateway_log,
+                control=control_path,
+                recipe=triton.options.recipe,
+            )
+            announcement = Announcement(
+                first.running, triton.name, record, components,
+                ready_file=ready_file, entry_model=triton.server.entry_model,
+            )  # fmt: skip
+            # Undone when another one of them is served already.
+            stack.callback(announcement.withdraw)
+            announcement.claim(progress, needed=gateway is not None)
+            announcements[triton.name] = announcement
+        process = None
+        if gateway is not None:
+            assert gateway_log is not None, "it was made for it"
+            process = GatewayProcess(gateway, gateway_log)
+            stack.callback(process.close)
+        supervisor = Supervisor(
+            {triton.name: (triton, announcements[triton.name]) for triton in tritons},
+            process,
+            first.restart,
+            progress,
+            stop,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _SupervisedServer:
-    """A server, announced and health-checked while it runs."""
-
-    package: Path
-    server: TritonServer
-    options: ServeOptions
-    progress: Progress
-    # Waits until all files of the package are verified; False if they are not, or the server is to stop.
-    verified: Callable[[], bool]
-    on_ready: Callable[[TritonServer], None]
-    on_not_ready: Callable[[], None]
-
-    def run(self, stop: threading.Event) -> None:
-        """Start, announce, watch until `stop` is set, and end everything. Raises what `serve` does."""
-        name, running = self.server.deployment.name, self.options.running
-        if running is not None:
-            _refuse_a_second(running, name)
-        start = time.monotonic()
-        self.progress.say(
-            f"starting Triton for {name} from {self.package}, for at most {self.server.start_deadline_s:.0f} s"
+        control = _open_control(control_path, supervisor, progress, stack)
+        supervisor.run(
+            lambda: progress.say(_ready_text(tritons, gateway, gateway_log, time.monotonic() - began)),
+            control,
         )
-        with contextlib.suppress(StartCancelled), self.server.until(stop) as server:
-            warm = server.warmup()
-            if not self.verified():
-                raise StartCancelled("the package was not verified")
-            record = RunningServer.of(server, self.package)
-            if running is not None:
-                announce(record, running, name, self.progress)
-            try:
-                self.progress.say(
-                    f"ready after {time.monotonic() - start:.1f} s: gRPC {server.grpc_url}, HTTP {server.http_url}, "
-                    f"metrics {server.metrics_url}\n"
-                    f"  models: {', '.join(server.models)}; clients talk to {server.entry_model}\n"
-                    f"  first token of a short prompt, warm: {warm.first_s * 1000:.1f} ms; log: {server.log_file}\n"
-                    f'  ask: pipeline stream {self._words} "…"   talk: pipeline chat {self._words}   stop: Ctrl-C'
-                )
-                self.on_ready(server)
-                self._watch(stop)
-            finally:
-                self.on_not_ready()
-                if running is not None:
-                    record.remove(running, name)
-        self.progress.say(f"stopped Triton for {name}")
+    progress.say("stopped " + ", ".join(f"Triton for {triton.name}" for triton in tritons))
+
+
+class TritonComponent:
+    """One Triton, as its supervisor keeps it: verified at the first start, warmed up at each, its health watched."""
+
+    kind = "triton"
+
+    def __init__(
+        self, package: Path, server: TritonServer, options: ServeOptions, progress: Progress
+    ) -> None:
+        """
+        Args:
+            package: What it serves.
+            server: The process, not started.
+            options: How it is served.
+            progress: Where to report.
+        """
+        self.package, self.server, self.options = package, server, options
+        self.warm: ProbeGeneration | None = None  # the last answer of the warm-up
+        self._progress = progress
+        self._verified = False
+        self._next_check = 0.0
 
     @property
-    def _words(self) -> str:
+    def name(self) -> str:
+        """Of the recipe."""
+        return self.server.deployment.name
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Its processes."""
+        return self.server.pids
+
+    def start(self, stop: threading.Event) -> None:
+        """See `supervisor.Component`. Raises DamagedArtifact, too."""
+        self._progress.say(
+            f"starting Triton for {self.name} from {self.package}, for at most {self.server.start_deadline_s:.0f} s"
+        )
+        rotate(self.server.log_file)
+        verification = _Verification(self.package, self.options.hashes, self._progress, stop)
+        if not self._verified:
+            verification.start()
+        try:
+            self.server.until(stop).start()
+            self.warm = self.server.warmup()
+            if not self._verified and not verification.passed():
+                raise StartCancelled("the package was not verified")
+        except ServerError as error:
+            # What is damaged may be why.
+            if verification.failure is not None:
+                raise verification.failure from error
+            raise
+        self._verified = True
+        self._next_check = time.monotonic() + self.options.health_interval_s
+
+    def fault(self) -> str | None:
+        """See `supervisor.Component`."""
+        code = self.server.exit_code
+        if code is not None:
+            return str(self.server.failure(f"Triton for {self.name} {exit_reason(code)}"))
+        if not self.options.health_interval_s or time.monotonic() < self._next_check:
+            return None
+        self._next_check = time.monotonic() + self.options.health_interval_s
+        try:
+            self.server.check_health()
+        except ServerError as error:
+            return str(error)
+        return None
+
+    def stop(self, *, at_once: bool) -> None:
+        """See `supervisor.Component`."""
+        self.server.stop(at_once=at_once)
+
+    @property
+    def words(self) -> str:
         """What names this server on a client's command line."""
         if self.options.recipe:
             return shlex.join(self.options.recipe)
@@ -164,45 +202,90 @@ class _SupervisedServer:
         model = () if deployment.entry_model == ENTRY else ("--model", deployment.entry_model)
         return shlex.join(("--url", self.server.grpc_url, "--tokenizer", tokenizer, *model))
 
-    def _watch(self, stop: threading.Event) -> None:
-        interval_s = self.options.health_interval_s
-        failures, next_check = 0, time.monotonic() + interval_s
-        while not stop.wait(_POLL_S):
-            if not self.server.running:
-                raise ServerEnded(self.server.wait(), self.server.log_tail())
-            if not interval_s or time.monotonic() < next_check:
-                continue
-            next_check = time.monotonic() + interval_s
-            try:
-                self.server.check_health()
-                if failures:
-                    self.on_ready(self.server)
-                failures = 0
-            except ServerError as error:
-                failures += 1
-                self.on_not_ready()
-                if failures == _FAILURES_IN_A_ROW:
-                    raise
-                self.progress.say(f"health check {failures} of {_FAILURES_IN_A_ROW} failed: {error}")
+    def lines(self) -> Iterator[str]:
+        """What a person wants to know of it when it is ready."""
+        server = self.server
+        assert self.warm is not None, "it was started"
+        yield (
+            f"{self.name}: gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}\n"
+            f"    models: {', '.join(server.models)}; clients talk to {server.entry_model}\n"
+            f"    first token of a short prompt, warm: {self.warm.first_s * 1000:.1f} ms; log: {server.log_file}"
+        )
+        yield f'ask: pipeline stream {self.words} "…"   talk: pipeline chat {self.words}   stop: Ctrl-C'
 
 
-def announce(record: RunningServer, running: Path, name: str, progress: Progress) -> None:
-    """Let clients find a server by its recipe's name, where the folder for that can be written."""
+def _make_triton(package: Path, options: ServeOptions, progress: Progress) -> TritonComponent:
+    check_without_weights(package, options.hashes, Silent())
+    deployment = Deployment.load(package)
+    launcher = _docker_launcher if options.target_of(deployment) == "docker" else _local_launcher
+    server = TritonServer(
+        deployment,
+        launcher(deployment, package, options, progress),
+        ports=options.ports,
+        address=options.address,
+        log_file=_log_file(options, deployment.name, "triton.log"),
+        start_deadline_s=options.start_deadline_s,
+        stop_deadline_s=options.stop_deadline_s,
+    )
+    return TritonComponent(package, server, options, progress)
+
+
+def _log_file(options: ServeOptions, name: str, kind: str) -> Path:
+    """Where a component's log goes: the file that was named, the store's folder, or else a temporary folder."""
+    if options.log_file is not None and kind == "triton.log":
+        return options.log_file
+    if options.logs is not None:
+        with contextlib.suppress(OSError):
+            folder = log_folder(options.logs.absolute(), name)
+            if os.access(folder, os.W_OK):
+                return folder / kind
+    return Path(tempfile.mkdtemp(prefix="pipeline-log-")) / kind
+
+
+def _open_control(
+    path: Path | None, supervisor: Supervisor, progress: Progress, stack: ExitStack
+) -> ControlServer | None:
+    if path is None or not path.parent.is_dir():
+        return None
     try:
-        record.write(running, name)
+        return stack.enter_context(ControlServer(path, supervisor.handlers))
     except OSError as error:
-        # Its store is only read.
-        progress.say(
-            f"{running} cannot be written ({error.strerror}): clients find this server by its --url only"
-        )
+        progress.say(f"{path} cannot be made ({error.strerror}): this server takes signals only")
+        return None
 
 
-def _refuse_a_second(running: Path, name: str) -> None:
-    record = RunningServer.read(running, name)
-    if record is not None and record.alive:
-        raise UserError(
-            f"{name} is served already by process {record.pid} at {record.grpc_url}; stop that first"
-        )
+def _ready_text(
+    tritons: Sequence[TritonComponent], gateway: GatewayLaunch | None, gateway_log: Path | None, took_s: float
+) -> str:
+    """Addresses, and a line to paste for each kind of client."""
+    lines = [f"ready after {took_s:.1f} s"]
+    for triton in tritons:
+        lines += triton.lines()
+    if gateway is not None:
+        lines.append(f"OpenAI API: {gateway.url}/v1   page: {gateway.url}/   log: {gateway_log}")
+        lines += openai_lines(gateway.url, tritons[0].name, needs_key=gateway.needs_key)
+    return "\n  ".join(lines)
+
+
+def openai_lines(url: str, model: str, *, needs_key: bool) -> tuple[str, str]:
+    """Lines for a shell that ask a gateway: by curl, and by OpenAI's own Python package.
+
+    Args:
+        url: Of the gateway.
+        model: Name of a model that chats.
+        needs_key: Whether an API key is asked for; it is taken from $OPENAI_API_KEY.
+    """
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "stream": True})
+    key = ' -H "Authorization: Bearer $OPENAI_API_KEY"' if needs_key else ""
+    given = "" if needs_key else ", api_key='none'"
+    code = (
+        f"from openai import OpenAI; print(OpenAI(base_url='{url}/v1'{given}).chat.completions.create("
+        f"model='{model}', messages=[{{'role': 'user', 'content': 'Hello'}}]).choices[0].message.content)"
+    )
+    return (
+        f"curl: curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}",
+        f'openai: python -c "{code}"',
+    )
 
 
 class _Verification(threading.Thread):

@@ -155,6 +155,18 @@ class TritonServer:
         """Whether the server's process is there; `check_health` tells more."""
         return self._guard is not None and self._guard.poll() is None
 
+    @property
+    def exit_code(self) -> int | None:
+        """How a server ended by itself, or 128 + signal; None while it runs, or if it was never started."""
+        return None if self._guard is None else self._guard.poll()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """All processes of the server, as far as this machine shows them; none while it is not running."""
+        if self._guard is None or self._guarded is None:
+            return ()
+        return tuple(process_guard.marked(self._guarded.mark))
+
     def start(self) -> None:
         """Start the server, and wait until it has answered a generation. After a failure nothing is left running.
 
@@ -175,14 +187,18 @@ class TritonServer:
             self.stop()
             raise
 
-    def stop(self) -> None:
-        """End the server and everything it started; SIGKILL when SIGTERM does not help in time."""
+    def stop(self, *, at_once: bool = False) -> None:
+        """End the server and everything it started; SIGKILL when SIGTERM does not help in time.
+
+        Args:
+            at_once: SIGKILL without delay, for a server that is ill.
+        """
         if self._guard is None:
             return
         assert self._guard.stdin is not None, "it was started with a pipe"
         self._guard.stdin.close()
         with contextlib.suppress(ProcessLookupError):
-            self._guard.send_signal(signal.SIGTERM)
+            self._guard.send_signal(signal.SIGKILL if at_once else signal.SIGTERM)
         try:
             self._guard.wait(self._stop_deadline_s + process_guard.AFTERWARDS_S)
         except subprocess.TimeoutExpired:
@@ -204,11 +220,11 @@ class TritonServer:
             ServerError: there is no answer; the text shows the end of the log.
         """
         if not self.running:
-            raise self._failure("Triton is not running")
+            raise self.failure("Triton is not running")
         try:
             return generate(self.grpc_url, self.entry_model, "Hello", max_tokens=1, timeout_s=timeout_s)
         except ServerError as error:
-            raise self._failure(str(error)) from None
+            raise self.failure(str(error)) from None
 
     def warmup(self, rounds: int = 5, *, timeout_s: float = 60.0) -> ProbeGeneration:
         """Generate some short answers, so that the first client finds everything loaded.
@@ -260,7 +276,7 @@ class TritonServer:
                 self.ports = Ports.free()
             aborted = code > 128  # by a signal
             if attempt == self.launcher.attempts or not (taken or aborted):
-                raise self._failure(f"Triton ended with exit code {code} while it started")
+                raise self.failure(f"Triton ended with exit code {code} while it started")
 
     def _launch(self) -> None:
         start = Start(
@@ -299,16 +315,20 @@ class TritonServer:
             if triton_log.contains(self.log_file, self._launched.gave_up):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return self._guard.wait(_GIVING_UP_S)
-                raise self._failure("Triton gave up while it started")
+                raise self.failure("Triton gave up while it started")
             if self._stopping is not None and self._stopping.is_set():
                 raise StartCancelled("Triton was told to stop before it was ready")
             if time.monotonic() > deadline:
-                raise self._failure(f"Triton was not ready within {self.start_deadline_s:g} s")
+                raise self.failure(f"Triton was not ready within {self.start_deadline_s:g} s")
             time.sleep(_POLL_S)
         return code
 
-    def _failure(self, what: str) -> ServerError:
-        """An error with what the log says about it: what it calls errors, or else its end; and the likely cause."""
+    def failure(self, what: str) -> ServerError:
+        """Make an error of what happened and what the log says about it: errors, or else its end; the likely cause.
+
+        Args:
+            what: What happened, as a sentence.
+        """
         errors = [f"  {line}" for line in triton_log.errors(self.log_file, noise=self.launcher.noise)]
         last = [f"  | {line[:200]}" for line in self.log_tail()]
         known = triton_log.causes(self.log_file, noise=self.launcher.noise)

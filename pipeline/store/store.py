@@ -4,7 +4,7 @@
            work/<stage>-<digest20>/        being made, or left by a make that was killed
            locks/<stage>-<digest20>.lock   held exclusively by the maker, shared by users (see `lock`)
            handed_over/<name>.json         builds that go on on another machine (see `gc.AwaitedBuild`)
-           reports/  running/  caches/     kept for the stages and for servers; the store does not look inside
+           reports/  running/  logs/  caches/    kept for the stages and for servers; the store does not look inside
 
 An artifact appears by one rename after all its bytes are on the disk, so that it is there whole or not at
 all. The store moves nothing between machines and knows no stage; `gc` decides what is no longer needed.
@@ -57,6 +57,7 @@ class Store:
         self.locks = root / "locks"
         self.reports = root / "reports"
         self.running = root / "running"
+        self.logs = root / "logs"
         self.caches = root / "caches"
         self.handed_over = root / "handed_over"
         self.hashes = FileHashes(root / "hashes.json")

@@ -1,8 +1,12 @@
 """Which servers of this store are running: one small JSON file a recipe, so that clients find theirs by its name.
 
-    <store>/running/<recipe>.json   {"pid", "grpc_url", "http_url", "metrics_url", "deployment", "started"}
+    <store>/running/<recipe>.json   the fields of `RunningServer`; rewritten whenever one of them changes
+                    <recipe>.lock   held by its supervisor, so that there is one
+                    <recipe>.sock   where the supervisor takes commands (see `serving.control`)
+            logs/<recipe>/          what Triton, the gateway and a detached supervisor print
 
-A file is only a hint: whoever wrote it may have been killed. `alive` therefore looks at the process.
+A file is only a hint: whoever wrote it may have been killed. `alive` therefore looks at the process. Of a supervisor
+that gave up, the file stays, with the state `failed` and the reason.
 """
 
 from __future__ import annotations
@@ -11,13 +15,24 @@ import json
 import os
 import secrets
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Literal, Protocol, Self, get_args
 
 from pipeline.errors import ServerError
 from pipeline.reading import UnreadableFile, read_json
+
+# starting     not ready yet since the supervisor began
+# ready        a real inference went through every model, and the gateway answers
+# unready      Triton may answer, but something is wrong (`reason`); it is being watched
+# restarting   Triton is down, and is being started again
+# draining     told to stop; requests under way are completed
+# failed       the supervisor gave up and has ended
+State = Literal["starting", "ready", "unready", "restarting", "draining", "failed"]
+ANSWERING: frozenset[State] = frozenset({"ready", "unready", "draining"})  # Triton can be asked
+SUPERVISED: frozenset[State] = frozenset(get_args(State)) - {"failed"}
 
 _POLL_S = 0.1
 # A process that began so much later than its record is another one that got the same number.
@@ -37,18 +52,46 @@ class Addresses(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that `pipeline serve` started."""
+    """A server that `pipeline serve` started.
 
-    pid: int  # of `pipeline serve`; Triton ends with it
-    grpc_url: str  # host:port
+    Attributes:
+        pid: Process of `pipeline serve`, the supervisor; Triton and the gateway end with it.
+        grpc_url: Triton's gRPC address, host:port.
+        http_url: Triton's HTTP address.
+        metrics_url: Triton's page of metrics.
+        deployment: The deployment.json of the package that is served.
+        started: When the supervisor began: ISO 8601, UTC.
+        state: What can be expected of it now.
+        reason: Why the state is not `ready`; empty where it is.
+        restarts: Component ("triton", "gateway") -> how often it was started again.
+        gateway_url: Where the gateway listens, as http://host:port; empty without one.
+        log: What Triton prints.
+        gateway_log: What the gateway prints; None without one.
+        control: Socket on which the supervisor takes commands; None if it takes none.
+        recipe: Words of a command line that name the recipe and its store.
+        previous: Package that `pipeline rollback` would take; None if there was no exchange.
+    """
+
+    pid: int
+    grpc_url: str
     http_url: str
     metrics_url: str
-    deployment: Path  # its deployment.json
-    started: str  # ISO 8601, UTC
+    deployment: Path
+    started: str
+    # Records of older versions were written when the server was ready, and have none of these.
+    state: State = "ready"
+    reason: str = ""
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    gateway_url: str = ""
+    log: Path | None = None
+    gateway_log: Path | None = None
+    control: Path | None = None
+    recipe: tuple[str, ...] = ()
+    previous: Path | None = None
 
     @classmethod
-    def of(cls, server: Addresses, package: Path) -> Self:
-        """The record of a server that this process has just started from `package`."""
+    def of(cls, server: Addresses, package: Path, **more: Any) -> Self:
+        """The record of a server that this process starts from `package`; `more` are other fields."""
         return cls(
             pid=os.getpid(),
             grpc_url=server.grpc_url,
@@ -56,6 +99,7 @@ class RunningServer:
             metrics_url=server.metrics_url,
             deployment=package.absolute() / "deployment.json",
             started=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            **more,
         )
 
     @classmethod
@@ -65,19 +109,43 @@ class RunningServer:
         try:
             data = read_json(file)
             datetime.fromisoformat(data["started"])
-            return cls(**{**data, "pid": int(data["pid"]), "deployment": Path(data["deployment"])})
+            if data.get("state", "ready") not in get_args(State):
+                raise ValueError(f"state {data['state']!r}")
+            known = {one.name: data[one.name] for one in fields(cls) if one.name in data}
+            paths = {name: Path(known[name]) for name in _PATHS if known.get(name) is not None}
+            recipe = tuple(map(str, known.get("recipe", ())))
+            return cls(**{**known, **paths, "pid": int(data["pid"]), "recipe": recipe})
         except (UnreadableFile, ValueError, TypeError, KeyError) as error:
             if not file.exists():
                 return None
             raise ServerError(f"{file}: is not a record of a server ({error}); remove it") from error
 
     @classmethod
-    def find(cls, folder: Path, name: str, *, wait_s: float = 0.0) -> Self | None:
-        """The server of recipe `name` that is running now, or that is ready within `wait_s`; None if there is none."""
+    def all(cls, folder: Path) -> dict[str, Self]:
+        """All records, by the name of their recipe, also of servers that are gone."""
+        found = {file.stem: cls.read(folder, file.stem) for file in sorted(folder.glob("[!.]*.json"))}
+        return {name: record for name, record in found.items() if record is not None}
+
+    @classmethod
+    def find(
+        cls, folder: Path, name: str, *, wait_s: float = 0.0, states: Collection[State] = ANSWERING
+    ) -> Self | None:
+        """Find the server of a recipe that is running.
+
+        Args:
+            folder: Where the records lie.
+            name: Name of the recipe.
+            wait_s: Time to wait for one, in seconds.
+            states: States that will do: by default those in which Triton can be asked; `SUPERVISED` for every server
+                whose supervisor lives.
+
+        Returns:
+            Its record; None if there is none in such a state.
+        """
         deadline = time.monotonic() + wait_s
         while True:
             found = cls.read(folder, name)
-            if found is not None and found.alive:
+            if found is not None and found.state in states and found.alive:
                 return found
             if time.monotonic() >= deadline:
                 return None
@@ -95,15 +163,21 @@ class RunningServer:
         """Publish at once: a reader sees the old file or the new one, never half of it."""
         folder.mkdir(parents=True, exist_ok=True)
         draft = folder / f".{name}.{secrets.token_hex(4)}"
-        draft.write_text(
-            json.dumps({**asdict(self), "deployment": str(self.deployment)}, indent=2) + "\n", "utf-8"
-        )
+        draft.write_text(json.dumps(self.as_json(), indent=2) + "\n", "utf-8")
         draft.replace(_file(folder, name))
+
+    def as_json(self) -> dict[str, Any]:
+        """For `json.dumps`."""
+        data = asdict(self)
+        return {key: str(value) if isinstance(value, Path) else value for key, value in data.items()}
 
     def remove(self, folder: Path, name: str) -> None:
         """Take the record back, unless another server has replaced it."""
         if self.read(folder, name) == self:
             _file(folder, name).unlink(missing_ok=True)
+
+
+_PATHS = ("deployment", "log", "gateway_log", "control", "previous")
 
 
 def _file(folder: Path, name: str) -> Path:

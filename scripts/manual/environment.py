@@ -20,6 +20,8 @@ MEANING = {
     "PIPELINE_START_TIMEOUT_S": "Container only: time in which the server must be ready.",
     "PIPELINE_STOP_TIMEOUT_S": "Container only: time in which answers may end after SIGTERM.",
     "PIPELINE_HEALTH_INTERVAL_S": "Container only: time between checks by inference.",
+    "PIPELINE_MAX_RESTARTS": "Container only: restarts within the window; the failure after them ends the container.",
+    "PIPELINE_RESTART_WINDOW_S": "Container only: failures that are older, in seconds, do not count.",
     "PIPELINE_TRITON_GRPC": "Set by us for Triton's models: the gRPC address of the very server that runs them.",
     "PIPELINE_TRITON_START": "Set by us on the processes of a server, so that a stop finds them all.",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any
 
 import httpx
@@ -9,8 +10,13 @@ import pytest
 from prometheus_client import parser as text_format
 from prometheus_client.openmetrics import parser as openmetrics
 
+from pipeline.client.testing import Ending, Reply
+from pipeline.gateway.limits import Tenant, TenantLimits
+from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Start
+from tests.support.waiting import wait_for
 
+SHOP = Tenant("shop", TenantLimits())
 TINY = ("model", "tiny")
 # Names, types and labels that dashboards and alerts are written for.
 FAMILIES = {
@@ -89,3 +95,74 @@ def test_gateways_of_one_process_count_for_themselves(start: Start) -> None:
     one.client().models.list()
     assert "/v1/models" in httpx.get(f"{one.url}/metrics", trust_env=False).text
     assert "/v1/models" not in httpx.get(f"{other.url}/metrics", trust_env=False).text
+
+
+def test_how_streams_end_is_counted_after_their_header_too(start: Start) -> None:
+    broken = Reply(["a"], ending=Ending.ERROR, error="it broke")
+    running = start(
+        [broken, Reply(["a", "b"], delay_s=600)], tenants=Tenants({sha256(b"k").hexdigest(): SHOP})
+    )
+    running.served.stall_s = 0.0
+    headers = {"authorization": "Bearer k"}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    chat, status = ("endpoint", "/v1/chat/completions"), lambda code: ("status", str(code))
+
+    def page() -> dict[tuple[Any, ...], float]:
+        return samples(httpx.get(f"{running.url}/metrics", trust_env=False).text)
+
+    failed = httpx.post(f"{running.url}{chat[1]}", json=body, headers=headers, trust_env=False)
+    assert failed.status_code == 200
+    with httpx.stream("POST", f"{running.url}{chat[1]}", json=body, headers=headers, trust_env=False) as left:
+        events = left.iter_text()
+        assert "data:" in next(events)
+        wait_for(lambda: page()["pipeline_stalled_streams", TINY] == 1, "a stalled stream")
+        assert page()["pipeline_requests_running", TINY] == 1
+    wait_for(lambda: page()["pipeline_requests_total", chat, TINY, status(499)] == 1, "a client that left")
+    found = page()
+    assert found["pipeline_stalled_streams", TINY] == 0
+    assert found["pipeline_requests_total", chat, TINY, status(502)] == 1
+    assert found["pipeline_requests_total", chat, TINY, status(200)] == 0
+    assert found["pipeline_choices_total", ("finish_reason", "abort"), TINY] == 2
+    assert found["pipeline_request_duration_seconds_count", TINY] == 0
+    assert found["pipeline_time_to_first_token_seconds_count", TINY] == 2
+    tenant = ("tenant", "shop")
+    assert found["pipeline_tenant_requests_total", status(499), tenant] == 1
+    assert httpx.post(f"{running.url}{chat[1]}", json=body, trust_env=False).status_code == 401
+    wait_for(lambda: page().get(("pipeline_tenant_requests_total", status(401), ("tenant", ""))) == 1, "401")
+
+
+def test_other_names_show_the_same_observations(start: Start) -> None:
+    running = start(Reply(["a", "b", "c"]), metric_names=("vllm", "gen_ai"))
+    client = running.client()
+    client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hi"}])
+    client.completions.create(model="tiny", prompt="One two three")
+    found = samples(httpx.get(f"{running.url}/metrics", trust_env=False).text)
+    engine, model_name = ("engine", "0"), ("model_name", "tiny")
+    for ours, theirs in {
+        "time_to_first_token_seconds_count": "time_to_first_token_seconds_count",
+        "inter_token_latency_seconds_sum": "inter_token_latency_seconds_sum",
+        "request_duration_seconds_count": "e2e_request_latency_seconds_count",
+        "request_queue_seconds_count": "request_queue_time_seconds_count",
+        "prompt_tokens_total": "prompt_tokens_total",
+        "generation_tokens_total": "request_generation_tokens_sum",
+    }.items():
+        value = found[f"pipeline_{ours}", TINY]
+        assert value > 0
+        assert found[f"vllm:{theirs}", engine, model_name] == pytest.approx(value)
+    assert found["vllm:request_success_total", engine, ("finished_reason", "stop"), model_name] == 2
+    assert found["vllm:num_requests_running", engine, model_name] == 0
+    named = {
+        ("gen_ai_operation_name", "text_completion"),
+        ("gen_ai_provider_name", "nvidia.triton"),
+        ("gen_ai_request_model", "tiny"),
+        ("gen_ai_response_model", "tiny"),
+    }
+
+    def of_text_completions(name: str, *more: tuple[str, str]) -> float:
+        return found[name, *sorted({*named, *more})]
+
+    assert of_text_completions("gen_ai_server_time_to_first_token_seconds_count") == 1
+    assert of_text_completions("gen_ai_server_time_per_output_token_seconds_count") == 1
+    assert of_text_completions("gen_ai_server_request_duration_seconds_count", ("error_type", "")) == 1
+    assert of_text_completions("gen_ai_client_token_usage_sum", ("gen_ai_token_type", "input")) == 3
+    assert of_text_completions("gen_ai_client_token_usage_sum", ("gen_ai_token_type", "output")) == 3

@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 
 from pipeline.cli.deploy import command
 from pipeline.errors import PipelineError, UserError
-from pipeline.progress import Lines
+from pipeline.progress import Lines, Silent
+from pipeline.serving.announcement import Announcement
 from pipeline.serving.launch import Ports
-from pipeline.serving.serve import announce
 from pipeline.triton.running import RunningServer
 from tests.support.command import Command, pasted
 
@@ -91,7 +91,12 @@ def test_a_server_that_cannot_be_announced_is_served_all_the_same(tmp_path: Path
     record = RunningServer(
         1, "localhost:1", "http://localhost:2", "http://localhost:3", tmp_path, "2026-01-01"
     )
-    announce(record, tmp_path / "running", "r", Lines(told))
+    announcement = Announcement(tmp_path / "running", "r", record, ["triton"])
+    with pytest.raises(UserError, match="serve Triton alone with --no-gateway"):
+        announcement.claim(Silent(), needed=True)
+    announcement.claim(Lines(told))
+    announcement.set_state("triton", "ready")
+    announcement.withdraw()
     assert f"{tmp_path / 'running'} cannot be written (File exists)" in told.getvalue()
     assert "--url" in told.getvalue()
 

@@ -94,19 +94,24 @@ def test_ready_after_the_warm_up_and_gone_after_sigterm(cpu_package: Path, tmp_p
     wait_for(lambda: not processes(str(tmp_path)), "the end of all processes")
 
 
-def test_it_ends_with_the_code_of_the_server(cpu_package: Path, tmp_path: Path) -> None:
-    container = Container(cpu_package, tmp_path)
+def test_a_server_that_dies_is_started_again_and_given_up_at_last(cpu_package: Path, tmp_path: Path) -> None:
+    def kill_triton() -> None:
+        servers = processes("bin/tritonserver", str(tmp_path)).items()
+        (server,) = (number for number, line in servers if "guard.py" not in line)
+        os.kill(server, signal.SIGKILL)
+
+    container = Container(cpu_package, tmp_path, PIPELINE_MAX_RESTARTS="1")
     with container.command as command:
         container.wait_until_ready()
-        (server,) = (
-            number
-            for number, line in processes("bin/tritonserver", str(tmp_path)).items()
-            if "guard.py" not in line
-        )
-        os.kill(server, signal.SIGKILL)
-        assert command.process.wait(30) == 128 + signal.SIGKILL
-        assert "Triton ended by itself with exit code 137" in command.said
+        kill_triton()
+        command.wait_for("triton is ready again")
+        wait_for(container.ready_file.exists, "readiness")
+        kill_triton()
+        assert command.process.wait(60) == 1
+        assert "gave up on the triton: it failed 2 times within 300 s" in command.said
+        assert "Triton for support was killed by SIGKILL" in command.said
     assert not container.ready_file.exists()
+    wait_for(lambda: not processes(str(tmp_path)), "the end of all processes")
 
 
 def test_sigterm_while_it_starts_is_not_waited_with(cpu_package: Path, tmp_path: Path) -> None:

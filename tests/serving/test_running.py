@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ServerError
-from pipeline.triton.running import RunningServer
+from pipeline.triton.running import SUPERVISED, RunningServer
 
 
 class Server:
@@ -37,10 +37,47 @@ def test_written_read_removed(tmp_path: Path) -> None:
         "metrics_url": "http://127.0.0.1:8002/metrics",
         "deployment": str(tmp_path / "package" / "deployment.json"),
         "started": record.started,
+        "state": "ready",
+        "reason": "",
+        "restarts": {},
+        "gateway_url": "",
+        "log": None,
+        "gateway_log": None,
+        "control": None,
+        "recipe": [],
+        "previous": None,
     }
     record.remove(folder, "tiny")
     record.remove(folder, "tiny")
     assert RunningServer.find(folder, "tiny") is None
+
+
+def test_all_fields_come_back(tmp_path: Path) -> None:
+    record = RunningServer.of(
+        Server(),
+        tmp_path,
+        state="restarting",
+        reason="process 7 is gone",
+        restarts={"triton": 2},
+        log=tmp_path / "triton.log",
+        control=tmp_path / "tiny.sock",
+        recipe=("tiny", "--store", "/s"),
+        previous=tmp_path / "before",
+    )
+    record.write(tmp_path, "tiny")
+    assert RunningServer.all(tmp_path) == {"tiny": record}
+    assert RunningServer.find(tmp_path, "tiny") is None
+    assert RunningServer.find(tmp_path, "tiny", states=SUPERVISED) == record
+
+
+def test_a_record_of_an_older_version_is_that_of_a_ready_server(tmp_path: Path) -> None:
+    record = RunningServer.of(Server(), tmp_path)
+    older = {
+        key: record.as_json()[key]
+        for key in ("pid", "grpc_url", "http_url", "metrics_url", "deployment", "started")
+    }
+    (tmp_path / "tiny.json").write_text(json.dumps({**older, "of_a_newer_version": 1}))
+    assert RunningServer.find(tmp_path, "tiny") == record
 
 
 def test_the_record_of_another_server_is_left_alone(tmp_path: Path) -> None:

@@ -2,15 +2,21 @@
 
     nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="tensorrt_llm",version="1"} 12
 
-Families and labels: tensorrtllm_backend, README. Draft tokens have no family upstream; theirs is our own.
+Names, labels, types and buckets are those of TensorRT-LLM 1.2, `triton_backend/inflight_batcher_llm/src/
+custom_metrics_reporter/custom_metrics_reporter.cc`, where batching is in flight. Three values of `general_type`, and
+the family of draft tokens, are our own: upstream has none. What this engine does not have is reported as 0: micro
+batches, paused requests, memory of GPUs and pinned memory, and disaggregated serving.
 """
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Any
+from typing import Any, Literal
 
 import engine
 import triton_python_backend_utils as pb_utils
@@ -22,44 +28,66 @@ class _Family:
     help: str
     label: str
     values: Callable[[engine.EngineStats, int], Mapping[str, float]]
+    kind: Literal["GAUGE", "COUNTER"] = "GAUGE"
 
 
 _FAMILIES = (
     _Family(
         "nv_trt_llm_request_metrics",
-        "Requests in the engine",
+        "TRT LLM request metrics",
         "request_type",
         lambda stats, most: {
             "active": stats.running + stats.waiting,
-            "scheduled": stats.running,
-            "waiting": stats.waiting,
             "max": most,
+            "scheduled": stats.running,
+            "context": stats.context_requests,
+            "waiting": stats.waiting,
         },
     ),
     _Family(
+        "nv_trt_llm_runtime_memory_metrics",
+        "TRT LLM runtime memory metrics",
+        "memory_type",
+        lambda _, __: {"cpu": _resident_bytes(), "gpu": 0, "pinned": 0},
+    ),
+    _Family(
         "nv_trt_llm_kv_cache_block_metrics",
-        "Blocks of the KV cache",
+        "TRT LLM KV cache block metrics",
         "kv_cache_block_type",
         lambda stats, _: {
-            "used": stats.kv_blocks_used,
-            "free": stats.kv_blocks_free,
             "max": stats.kv_blocks_total,
+            "free": stats.kv_blocks_free,
+            "used": stats.kv_blocks_used,
             "tokens_per": stats.tokens_per_block,
-            "reused": stats.kv_blocks_cached,
+            "reused": stats.kv_blocks_reused,
             "fraction": stats.kv_blocks_used / max(1, stats.kv_blocks_total),
         },
     ),
     _Family(
+        "nv_trt_llm_disaggregated_serving_metrics",
+        "TRT LLM disaggregated serving metrics",
+        "disaggregated_serving_type",
+        lambda _, __: {"kv_cache_transfer_ms": 0, "request_count": 0},
+        kind="COUNTER",
+    ),
+    _Family(
         "nv_trt_llm_inflight_batcher_metrics",
-        "What a step computes",
+        "TRT LLM inflight_batcher-specific metrics",
         "inflight_batcher_specific_metric",
-        lambda stats, _: {"generation_requests": stats.running, "mean_batch": stats.mean_batch},
+        lambda stats, _: {
+            "total_context_tokens": stats.context_tokens,
+            "generation_requests": stats.generation_requests,
+            "micro_batch_id": 0,
+            "paused_requests": 0,
+        },
     ),
     _Family(
         "nv_trt_llm_general_metrics",
-        "Steps and tokens since the start",
+        "General TRT LLM metrics",
         "general_type",
         lambda stats, _: {
+            # Microseconds since the epoch, of the last step.
+            "timestamp": round(stats.stepped_at * 1e6),
             "iteration_counter": stats.steps,
             "prompt_tokens": stats.prompt_tokens,
             "prompt_tokens_reused": stats.prompt_tokens_reused,
@@ -74,6 +102,11 @@ _FAMILIES = (
     ),
 )
 
+# Family -> value of its label `response_metric_type`.
+_LENGTHS = {"nv_llm_input_token_len": "total_input_tokens", "nv_llm_output_token_len": "total_output_tokens"}
+_LENGTH_BUCKETS = [10.0, 50.0, 100.0, 500.0, 1000.0]
+_PAGE_BYTES = resource.getpagesize()
+
 
 class Gauges:
     """Publishes the statistics of an engine every `period_s` seconds, from a thread of its own."""
@@ -81,14 +114,20 @@ class Gauges:
     def __init__(
         self, model: str, stats: Callable[[], engine.EngineStats], max_requests: int, period_s: float
     ) -> None:
-        self._model, self._stats, self._max_requests, self._period_s = model, stats, max_requests, period_s
+        self._labels = {"model": model, "version": "1"}
+        self._stats, self._max_requests, self._period_s = stats, max_requests, period_s
         self._families: list[Any] = []  # Triton wants them to outlive their metrics
         self._metrics: dict[tuple[str, str], Any] = {}
         self._shown: dict[tuple[str, str], float] = {}
+        self._lengths: SimpleQueue[tuple[int, int]] = SimpleQueue()  # of finished requests: input, output
         self._create()
         self._closed = Event()
         self._thread = Thread(target=self._run, name="gauges", daemon=True)
         self._thread.start()
+
+    def count_finished(self, metrics: engine.RequestMetrics) -> None:
+        """Count a request that is complete; its lengths are published with the next statistics."""
+        self._lengths.put((metrics.num_input_tokens, metrics.num_output_tokens))
 
     def close(self) -> None:
         """Stop publishing."""
@@ -100,13 +139,18 @@ class Gauges:
     def _create(self) -> None:
         stats = self._stats()
         for family in _FAMILIES:
-            made = pb_utils.MetricFamily(
-                name=family.name, description=family.help, kind=pb_utils.MetricFamily.GAUGE
-            )
-            self._families.append(made)
+            made = self._family(family.name, family.help, family.kind)
             for value in family.values(stats, self._max_requests):
-                labels = {"model": self._model, "version": "1", family.label: value}
-                self._metrics[family.name, value] = made.Metric(labels=labels)
+                self._metrics[family.name, value] = made.Metric(labels={**self._labels, family.label: value})
+        for name, value in _LENGTHS.items():
+            made = self._family(name, "TRT LLM response metrics", "HISTOGRAM")
+            labels = {**self._labels, "response_metric_type": value}
+            self._metrics[name, value] = made.Metric(labels=labels, buckets=_LENGTH_BUCKETS)
+
+    def _family(self, name: str, about: str, kind: str) -> Any:
+        made = pb_utils.MetricFamily(name=name, description=about, kind=getattr(pb_utils.MetricFamily, kind))
+        self._families.append(made)
+        return made
 
     def _run(self) -> None:
         while not self._closed.wait(self._period_s):
@@ -114,8 +158,17 @@ class Gauges:
             for family in _FAMILIES:
                 for name, value in family.values(stats, self._max_requests).items():
                     self._show((family.name, name), value)
+            while not self._lengths.empty():
+                for (name, value), length in zip(_LENGTHS.items(), self._lengths.get(), strict=True):
+                    self._metrics[name, value].observe(length)
 
     def _show(self, key: tuple[str, str], value: float) -> None:
-        if self._shown.get(key) != value:  # a trip to the server process, which holds up this one
+        if self._shown.get(key, 0) != value:  # a trip to the server process, which holds up this one
             self._metrics[key].set(value)
             self._shown[key] = value
+
+
+def _resident_bytes() -> int:
+    """Memory of this process, rounded to MiB, so that an idle engine publishes nothing."""
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    return pages * _PAGE_BYTES >> 20 << 20

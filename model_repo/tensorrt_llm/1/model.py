@@ -27,6 +27,10 @@ class TritonPythonModel:
         self._engine = engine.Engine(
             parameters.path("gpt_model_path"), draft, settings, _vocabulary(parameters)
         )
+        stats_period_s = parameters.number("stats_check_period_ms", 100) / 1000
+        self._gauges = Gauges(
+            args["model_name"], self._engine.stats, settings.max_concurrency, stats_period_s
+        )
         queue = _max_queue_size(args)
         self._manager = RequestManager(
             self._engine,
@@ -39,10 +43,7 @@ class TritonPythonModel:
             decoupled=parameters.decoupled,
             max_open=settings.max_concurrency + queue if queue else None,
             cancellation_period_s=parameters.number("cancellation_check_period_ms", 100) / 1000,
-        )
-        stats_period_s = parameters.number("stats_check_period_ms", 100) / 1000
-        self._gauges = Gauges(
-            args["model_name"], self._engine.stats, settings.max_concurrency, stats_period_s
+            on_finish=self._gauges.count_finished,
         )
 
     def execute(self, requests: list[Any]) -> None:

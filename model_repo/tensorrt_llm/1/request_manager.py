@@ -40,15 +40,17 @@ class RequestManager:
         decoupled: bool,
         max_open: int | None,
         cancellation_period_s: float,
+        on_finish: Callable[[engine.RequestMetrics], None],
     ) -> None:
         """`decoupled`: several responses to a request; else one. `max_open`: requests that may run and wait; None is no
-        limit.
+        limit. `on_finish` is called with what each request cost, if it has tokens.
         """
         self._engine = runner
         self._limits = limits
         self._exclude_input_in_output = exclude_input_in_output
         self._decoupled = decoupled
         self._max_open = max_open
+        self._on_finish = on_finish
         self._numbers = count(1)
         self._open: dict[str, list[Responder]] = defaultdict(list)  # by Triton's request id, which may repeat
         self._lock = Lock()  # guards _open
@@ -125,6 +127,8 @@ class RequestManager:
         """Called by the engine's thread."""
         if responder.requests[row].draft_tokens is not None and output.tokens and not output.finish:
             self._engine.cancel(output.request_id)  # verified: what was accepted, and one token more
+        if output.metrics is not None and output.metrics.num_output_tokens:
+            self._on_finish(output.metrics)
         self._outbox.put(partial(self._pass_on, responder, row, output))
 
     def _pass_on(self, responder: Responder, row: int, output: engine.RequestOutput) -> None:

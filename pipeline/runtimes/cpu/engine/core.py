@@ -143,6 +143,7 @@ class EngineCore:
         if self._drafter:
             self._drafter.propose(self._scheduler)
         work = self._scheduler.plan()
+        context_tokens = [piece.length for piece in work if not piece.sequence.decodes]
         try:
             logits = self._target.forward([self._slice(piece) for piece in work])
         except StepFailed as error:
@@ -158,9 +159,7 @@ class EngineCore:
                 piece, choice.tokens[at:until], choice.log_probs[at:until], logits[at:until]
             )
             at = until
-        self._counters.steps += 1
-        self._counters.sequences += len(work)
-        self._counters.generated_tokens += made
+        self._counters.step(context_tokens, len(work), made)
         if self._drafter and all(piece.length == 1 for piece in work):
             self._drafter.record(len(work), made, time.perf_counter() - started)
 

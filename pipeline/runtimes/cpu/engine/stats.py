@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from .block_manager import BlockManager
@@ -20,8 +22,13 @@ class EngineStats:
     kv_blocks_used: int
     kv_blocks_free: int  # those with reusable content included
     kv_blocks_cached: int  # free, with reusable content
+    kv_blocks_reused: int  # found in the KV cache instead of computed; a total
     tokens_per_block: int
     steps: int
+    stepped_at: float  # when the last step ended, in s since the epoch; 0 before the first
+    context_requests: int  # of the last step: sequences whose prompt it computed, or a part of it
+    context_tokens: int  # of the last step: tokens of prompts
+    generation_requests: int  # of the last step: sequences that it decoded
     mean_batch: float  # sequences a step
     prompt_tokens: int
     prompt_tokens_reused: int  # found in the KV cache
@@ -41,7 +48,12 @@ class EngineCounters:
     """Running totals; written by the engine thread only."""
 
     steps: int = 0
+    stepped_at: float = 0.0
+    context_requests: int = 0
+    context_tokens: int = 0
     sequences: int = 0
+    last_sequences: int = 0
+    kv_blocks_reused: int = 0
     prompt_tokens: int = 0
     prompt_tokens_reused: int = 0
     generated_tokens: int = 0
@@ -54,6 +66,22 @@ class EngineCounters:
         self.prompt_tokens += sequence.num_prompt_tokens
         if sequence.target:
             self.prompt_tokens_reused += sequence.target.filled
+            self.kv_blocks_reused += sequence.target.reused
+
+    def step(self, context_tokens: Items[int], sequences: int, generated_tokens: int) -> None:
+        """Count a step.
+
+        Args:
+            context_tokens: tokens of each prompt, or part of one, that it computed.
+            sequences: all that it computed.
+            generated_tokens: tokens that came of it.
+        """
+        self.context_requests, self.context_tokens = len(context_tokens), sum(context_tokens)
+        self.last_sequences = sequences
+        self.steps += 1
+        self.sequences += sequences
+        self.generated_tokens += generated_tokens
+        self.stepped_at = time.time()
 
     def snapshot(self, scheduler: BatchScheduler, blocks: BlockManager) -> EngineStats:
         return EngineStats(
@@ -63,8 +91,13 @@ class EngineCounters:
             kv_blocks_used=blocks.used,
             kv_blocks_free=blocks.num_blocks - blocks.used,
             kv_blocks_cached=blocks.cached,
+            kv_blocks_reused=self.kv_blocks_reused,
             tokens_per_block=blocks.block_size,
             steps=self.steps,
+            stepped_at=self.stepped_at,
+            context_requests=self.context_requests if scheduler.running else 0,
+            context_tokens=self.context_tokens if scheduler.running else 0,
+            generation_requests=self.last_sequences - self.context_requests if scheduler.running else 0,
             mean_batch=self.sequences / self.steps if self.steps else 0.0,
             prompt_tokens=self.prompt_tokens,
             prompt_tokens_reused=self.prompt_tokens_reused,

@@ -1,0 +1,158 @@
+"""The record of a deployment as its supervisor holds it: alone, true, and rewritten whenever something changes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import StoreError, UserError
+from pipeline.progress import Progress
+from pipeline.serving.health import Ready
+from pipeline.store import lock
+from pipeline.triton.running import RunningServer, State
+
+
+class Announcement:
+    """What others are told of one deployment. Safe to use from several threads.
+
+    The state of the deployment is that of Triton, unless that is ready and the gateway is not.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        name: str,
+        record: RunningServer,
+        components: Sequence[str],
+        *,
+        ready_file: Path | None = None,
+        entry_model: str = "",
+    ) -> None:
+        """Prepare an announcement; `claim` makes it.
+
+        Args:
+            folder: Where records lie; None announces nowhere.
+            name: Of the recipe.
+            record: What is known from the start.
+            components: What it consists of: "triton", and "gateway" if there is one. They are starting.
+            ready_file: A file that is there, and new, while the deployment is ready; see `pipeline.serving.health`.
+            entry_model: Model that clients ask, for that file.
+        """
+        self.name = name
+        self._folder, self._ready_file, self._entry_model = folder, ready_file, entry_model
+        self._record = record
+        self._states: dict[str, tuple[State, str]] = dict.fromkeys(components, ("starting", ""))
+        self._guard = threading.RLock()
+        self._lock: lock.Lock | None = None
+
+    @property
+    def record(self) -> RunningServer:
+        """As it is now."""
+        return self._record
+
+    def claim(self, progress: Progress, *, needed: bool = False) -> None:
+        """Make sure that no other supervisor serves the recipe, and publish the record.
+
+        Where the folder cannot be written, as in a store that is only read, the deployment is served all the same.
+
+        Args:
+            progress: Where to say that.
+            needed: Whether somebody depends on the record: a gateway finds Triton by it.
+
+        Raises:
+            UserError: The recipe is served already; or the record cannot be written, and is needed.
+        """
+        if self._folder is None:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = lock.exclusive(self._folder / f"{self.name}.lock")
+            if self._lock is not None:
+                self._record.write(self._folder, self.name)
+        except (OSError, StoreError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            if needed:
+                raise UserError(
+                    f"{self._folder} cannot be written ({why}), and the gateway finds Triton by what lies there: "
+                    "name another --store, or serve Triton alone with --no-gateway"
+                ) from error
+            progress.say(
+                f"{self._folder} cannot be written ({why}): clients find this server by its --url only"
+            )
+            self._folder = None
+            return
+        if self._lock is None:
+            other = RunningServer.read(self._folder, self.name)
+            by = "" if other is None else f" by process {other.pid} at {other.grpc_url}"
+            self._folder = None  # it is the other's
+            raise UserError(f"{self.name} is served already{by}; stop that first")
+
+    def set_state(self, component: str, state: State, reason: str = "") -> None:
+        """Say what can be expected of a component.
+
+        Args:
+            component: One of those that were named.
+            state: Of it.
+            reason: Why it is not ready.
+        """
+        with self._guard:
+            self._states[component] = (state, reason)
+            combined, why = self._combined()
+            self.update(state=combined, reason=why)
+
+    def count_restart(self, component: str) -> None:
+        """Count that a component is started again."""
+        with self._guard:
+            restarts = dict(self._record.restarts)
+            self.update(restarts={**restarts, component: restarts.get(component, 0) + 1})
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of the record, such as `deployment` and addresses after an exchange."""
+        with self._guard:
+            changed = replace(self._record, **changes)
+            if changed == self._record:
+                return
+            self._record = changed
+            if self._folder is not None:
+                changed.write(self._folder, self.name)
+            self.confirm()
+
+    def confirm(self) -> None:
+        """Say that the state is still true, to be called about once a second: nobody believes an old ready file."""
+        if self._ready_file is None:
+            return
+        with self._guard:
+            if self._record.state == "ready":
+                Ready.now(self._record.grpc_url, self._entry_model).write(self._ready_file)
+            else:
+                self._ready_file.unlink(missing_ok=True)
+
+    def withdraw(self, failure: str = "") -> None:
+        """End the announcement.
+
+        Args:
+            failure: Why the supervisor gave up: the record then stays, and says so.
+        """
+        with self._guard:
+            if failure:
+                self.update(state="failed", reason=failure, control=None)
+            elif self._folder is not None:
+                self._record.remove(self._folder, self.name)
+            if self._ready_file is not None:
+                self._ready_file.unlink(missing_ok=True)
+            if self._lock is not None:
+                self._lock.release()
+                self._lock = None
+            self._folder = self._ready_file = None
+
+    def _combined(self) -> tuple[State, str]:
+        triton, reason = self._states["triton"]
+        gateway, why = self._states.get("gateway", ("ready", ""))
+        if triton != "ready":
+            return triton, reason
+        if gateway in ("ready", "starting", "draining"):
+            return gateway, why
+        return "unready", why

@@ -1,0 +1,201 @@
+"""The gateway as a child of the supervisor: a command line that somebody above gives, and sockets that outlive it.
+
+The supervisor holds the listening sockets and hands them down, so that connections wait, and are not refused, while a
+gateway is started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+from pipeline.errors import ServerError
+from pipeline.machine.processes import ProcessStat, exit_reason
+from pipeline.private_files import make_private
+from pipeline.serving import triton_log
+from pipeline.serving.log_files import rotate
+from pipeline.serving.server import StartCancelled
+
+_BACKLOG = 2048
+_POLL_S = 0.05
+_PROBE_INTERVAL_S = 1.0
+# A gateway that works answers /healthz at once. One that is late is hung, unless it computes: then it has longer.
+_ANSWER_S = 3.0
+_BUSY_ANSWER_S = 15.0
+_BUSY_SHARE = 0.2  # of a core
+_STOPPED_S = 1.0  # debuggers and profilers stop a process for a moment
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLaunch:
+    """How a gateway is started.
+
+    Attributes:
+        command: Command line of a gateway that takes `sockets` by their descriptors, and ends when its parent does.
+        sockets: Bound, and not listening yet.
+        url: For clients, as http://host:port.
+        needs_key: Whether requests need an API key.
+        start_deadline_s: Time in which it must answer.
+        drain_s: Time that requests may still take after a stop.
+    """
+
+    command: tuple[str, ...]
+    sockets: Sequence[socket.socket]
+    url: str
+    needs_key: bool = False
+    start_deadline_s: float = 120.0
+    drain_s: float = 30.0
+
+
+class GatewayProcess:
+    """A gateway that can be started again and again on the same sockets."""
+
+    kind = "gateway"
+
+    def __init__(self, launch: GatewayLaunch, log_file: Path) -> None:
+        """Listen, so that clients can connect from now on; `start` starts the process that answers."""
+        self.launch, self.log_file = launch, log_file
+        self._process: subprocess.Popen[bytes] | None = None
+        self._check: _GatewayCheck | None = None
+        for one in launch.sockets:
+            one.listen(_BACKLOG)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Its process, if there is one."""
+        return () if self._process is None else (self._process.pid,)
+
+    def start(self, stop: Event) -> None:
+        """Start it, and wait until it answers.
+
+        Raises:
+            StartCancelled: `stop` was set meanwhile.
+            ServerError: It ended, or does not answer in time.
+        """
+        rotate(self.log_file)
+        make_private(self.log_file, own=True)
+        with self.log_file.open("ab") as output:
+            self._process = subprocess.Popen(
+                self.launch.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[one.fileno() for one in self.launch.sockets],
+                start_new_session=True,
+            )
+        self._check = _GatewayCheck(self._process.pid, self.launch.sockets[0])
+        deadline = time.monotonic() + self.launch.start_deadline_s
+        while not self._check.answered:
+            if (why := self._ended()) is not None:
+                raise ServerError(why)
+            if stop.is_set():
+                raise StartCancelled("the gateway was told to stop before it was ready")
+            if time.monotonic() > deadline:
+                raise self._failure(f"the gateway was not ready within {self.launch.start_deadline_s:g} s")
+            self._check.fault()
+            time.sleep(_POLL_S)
+
+    def fault(self) -> str | None:
+        """Why it does not work; None if it does. To be called several times a second."""
+        assert self._check is not None, "start made it"
+        return self._ended() or self._check.fault()
+
+    def stop(self, *, at_once: bool) -> None:
+        """End it: let it complete the requests under way, unless `at_once`."""
+        if self._process is None:
+            return
+        if not at_once:
+            self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(self.launch.drain_s + 5)
+        self._process.kill()
+        self._process.wait()
+        assert self._check is not None, "start made it"
+        self._check.close()
+        self._process = self._check = None
+
+    def close(self) -> None:
+        """Refuse connections from now on; those that the process has are its own."""
+        for one in self.launch.sockets:
+            one.close()
+
+    def _ended(self) -> str | None:
+        assert self._process is not None, "start made it"
+        code = self._process.poll()
+        if code is None:
+            return None
+        return str(self._failure(f"the gateway {exit_reason(code)}"))
+
+    def _failure(self, what: str) -> ServerError:
+        lines = [f"  | {line[:200]}" for line in triton_log.tail(self.log_file, 10)]
+        return ServerError("\n".join([what, *lines, f"its log: {self.log_file}"]))
+
+
+class _GatewayCheck:
+    """Asks a gateway for /healthz about once a second, without ever waiting for the answer."""
+
+    def __init__(self, pid: int, listening: socket.socket) -> None:
+        self.answered = False  # whether it ever was
+        self._pid, self._listening = pid, listening
+        self._connection: socket.socket | None = None
+        self._asked: float | None = None  # since when an answer is awaited
+        self._next, self._cpu_s = (
+            time.monotonic(),
+            0.0,
+        )  # when to ask again; what it had used when it was asked
+        self._stopped_since: float | None = None
+
+    def close(self) -> None:
+        """Ask nothing more."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def fault(self) -> str | None:
+        """Go on asking. Returns what is wrong."""
+        now, stat = time.monotonic(), ProcessStat.of(self._pid)
+        if stat is None:
+            return None  # whoever waits for the process says how it ended
+        if not stat.stopped:
+            self._stopped_since = None
+        elif self._stopped_since is None:
+            self._stopped_since = now
+        elif now - self._stopped_since > _STOPPED_S:
+            return f"process {self._pid} of the gateway is stopped"
+        if self._asked is None:
+            if now < self._next:
+                return None
+            self._asked, self._next, self._cpu_s = now, now + _PROBE_INTERVAL_S, stat.cpu_s
+        if self._connection is None:
+            self._connection = self._ask()
+        elif select.select([self._connection], [], [], 0)[0]:
+            self.answered, self._asked = True, None
+            self.close()
+            return None
+        late_s = now - self._asked
+        busy = stat.cpu_s - self._cpu_s > _BUSY_SHARE * late_s
+        if self.answered and late_s > (_BUSY_ANSWER_S if busy else _ANSWER_S):
+            return f"the gateway does not answer: /healthz takes {late_s:.1f} s"
+        return None
+
+    def _ask(self) -> socket.socket | None:
+        """A connection with a request under way. None where its backlog is full."""
+        host, port = self._listening.getsockname()[:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        named = f"[{host}]" if ":" in host else host
+        try:
+            connection = socket.create_connection((host, port), timeout=0.5)
+        except OSError:
+            return None
+        connection.sendall(
+            f"GET /healthz HTTP/1.1\r\nHost: {named}:{port}\r\nConnection: close\r\n\r\n".encode()
+        )
+        return connection
