@@ -12,10 +12,14 @@ from pipeline.errors import UserError
 
 @click.command(name="logs")
 @click.argument("name", metavar="NAME", shell_complete=complete_running)
-@click.option("-f", "--follow", is_flag=True, help="Go on printing until Ctrl-C, or until the deployment ends.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="Go on printing until Ctrl-C, or until the deployment ends."
+)
 @click.option("--triton", is_flag=True, help="What Triton prints.")
 @click.option("--gateway", is_flag=True, help="What the gateway prints.")
-@click.option("--supervisor", is_flag=True, help="What a detached `pipeline serve` says: starts, failures, restarts.")
+@click.option(
+    "--supervisor", is_flag=True, help="What a detached `pipeline serve` says: starts, failures, restarts."
+)
 @click.option(
     "--lines",
     type=click.IntRange(min=0),
@@ -43,7 +47,11 @@ def command(
     shelf = Store.at(store)
     record = RunningServer.read(shelf.running, name)
     folder = shelf.logs / name
-    files = {"triton": folder / "triton.log", "gateway": folder / "gateway.log", "serve": folder / "serve.log"}
+    files = {
+        "triton": folder / "triton.log",
+        "gateway": folder / "gateway.log",
+        "serve": folder / "serve.log",
+    }
     if record is not None:
         files |= {"triton": record.log or files["triton"], "gateway": record.gateway_log or files["gateway"]}
     wanted = {"triton": triton, "gateway": gateway, "serve": supervisor}

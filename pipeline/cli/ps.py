@@ -81,7 +81,7 @@ def duration(seconds: float) -> str:
     >>> duration(59), duration(3725), duration(200000)
     ('59s', '1h 2m', '2d 7h')
     """
-    parts = []
+    parts: list[str] = []
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
         count, seconds = divmod(int(seconds), size)
         if count or (unit == "s" and not parts):

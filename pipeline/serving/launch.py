@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import shlex
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from pipeline.contracts.launching import launch_facts
 from pipeline.errors import Fault, InvalidInput, ServerError, UserError
@@ -100,6 +100,7 @@ class ServeOptions:
         allowed: Rules of preflight whose errors do not stop the start.
         hashes: Remembers which of the package's files need not be read again.
         recipe: Words that name recipe and store on a command line; empty where only the package is known.
+        settings: Values of the recipe, all of them; None where only the package is known.
     """
 
     ports: Ports
@@ -118,6 +119,7 @@ class ServeOptions:
     allowed: frozenset[str] = frozenset()
     hashes: FileHashes = field(default_factory=lambda: FileHashes(None))
     recipe: tuple[str, ...] = ()
+    settings: Mapping[str, Any] | None = None
 
     def target_of(self, deployment: Deployment) -> Target:
         """Decide where a deployment is served. Raises UserError if a container is wanted for one that is for a CPU."""

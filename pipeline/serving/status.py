@@ -1,7 +1,7 @@
 """What is served from a store, and what can be done with it from outside: list, stop. For `pipeline ps` and `stop`.
 
-A record is only a hint (`triton.running`), so each is held against its process, its supervisor's socket, its package and
-its pages of metrics. None of them is waited for longer than a second or two, and all are asked at the same time.
+A record is only a hint (`triton.running`), so each is held against its process, its supervisor's socket, its package
+and its pages of metrics. None is waited for longer than a second or two, and all are asked at the same time.
 """
 
 from __future__ import annotations
@@ -171,9 +171,7 @@ class Stopped:
     how: Literal["drained", "killed"]
 
 
-def stop_deployments(
-    records: Mapping[str, RunningServer], timeout_s: float, say: Say
-) -> Iterator[Stopped]:
+def stop_deployments(records: Mapping[str, RunningServer], timeout_s: float, say: Say) -> Iterator[Stopped]:
     """Stop supervisors, each with all deployments that it serves: ask, then end, and kill what is late.
 
     Args:
