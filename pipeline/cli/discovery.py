@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli.named import NamedDeployment, find_deployment, package_recipe
+from pipeline.cli.named import NamedDeployment, find_deployment, package_recipe, served_recipe
 from pipeline.errors import UserError
+from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.served_model import ServedModel, load_chat_template
 from pipeline.gateway.tools.dialects import dialect_of
 from pipeline.prepare import prepare
@@ -31,6 +32,7 @@ class LocatedModel:
     recipe: Recipe
     package: Path
     urls: tuple[str, ...]  # host:port of the gRPC of each server that runs it
+    record: RunningServer | None = None  # of the server, where it was found by the name of its recipe
 
     def describe(self) -> dict[str, Any]:
         """Describe what requests will meet: limits, chat, tool calls, cache, embeddings."""
@@ -76,6 +78,28 @@ def load_served_model(located: LocatedModel, store: Store, *, max_waiting: int) 
         max_waiting=max_waiting,
         stall_s=5.0 if itl_ms is None else itl_ms / 100,
     )
+
+
+def record_followers(
+    located: Iterable[LocatedModel], store: Store, *, max_waiting: int
+) -> list[RecordFollower]:
+    """Make what keeps the models of a gateway up to date: of those that were found by the names of their recipes.
+
+    Args:
+        located: the models.
+        store: of artifacts, and of what is served on this machine.
+        max_waiting: how many requests may wait for a slot.
+    """
+
+    def follower(one: LocatedModel, record: RunningServer) -> RecordFollower:
+        def load(now: RunningServer) -> ServedModel:
+            recipe = one.recipe if now.settings is None else served_recipe(one.recipe.name, now)
+            moved = LocatedModel(recipe, now.deployment.parent, (now.grpc_url,), now)
+            return load_served_model(moved, store, max_waiting=max_waiting)
+
+        return RecordFollower(one.recipe.name, store.running, record, load)
+
+    return [follower(one, one.record) for one in located if one.record is not None]
 
 
 def locate_models(
@@ -155,4 +179,4 @@ def _locate(named: NamedDeployment, store: Store, urls: Sequence[str], wait_s: f
         serve = shlex.join(("pipeline", "serve", *named.words))
         elsewhere = f"--endpoint {recipe.name}=HOST:PORT"
         raise UserError(f"{recipe.name}: is not served here; {serve}, or {elsewhere}, or --wait-s")
-    return LocatedModel(recipe, running.deployment.parent, (running.grpc_url,))
+    return LocatedModel(recipe, running.deployment.parent, (running.grpc_url,), running)

@@ -185,7 +185,7 @@ def command(
         raise click.UsageError("name a RECIPE, or a folder with --package")
     artifacts = Store.at(store)
     _require_packages(_known_recipes(recipes, overrides, artifacts, wait_s=wait_s), artifacts, traces)
-    from pipeline.cli.discovery import load_served_model, locate_models
+    from pipeline.cli.discovery import load_served_model, locate_models, record_followers
     from pipeline.gateway.access_log import log_to_stderr
     from pipeline.gateway.app import Gateway
     from pipeline.gateway.server import ConnectionLimits, GatewayServer, bound_sockets
@@ -211,6 +211,7 @@ def command(
         models = {
             one.recipe.name: load_served_model(one, artifacts, max_waiting=max_waiting) for one in located
         }
+        followers = record_followers(located, artifacts, max_waiting=max_waiting)
         hosts = AllowedHosts(host, allowed_hosts)
         if not hosts.loopback and (advice := _advice(allowed_hosts, keys=tenants.require_keys)):
             click.echo(advice, err=True)
@@ -222,6 +223,8 @@ def command(
             tracer=make_tracer(traces),
             log_as_json=log_format == "json",
             metric_names=metric_names,
+            followers=followers,
+            restarts=lambda: {follower.name: follower.restarts for follower in followers},
         )
         limits = ConnectionLimits(connections=max_connections)
         server = GatewayServer(gateway, host, port, limits=limits, drain_s=drain_s)

@@ -42,6 +42,10 @@ _SECTIONS = {  # section -> command -> what it does
         "chat": "Talk to a running server, turn by turn.",
         "generate": "Ask many questions, several at a time, for whole answers.",
     },
+    "Watch": {
+        "top": "Show running deployments live: streams, latencies, KV cache, queue, restarts.",
+        "monitoring": "Write Prometheus rules and a Grafana dashboard, with the targets of a recipe's SLO.",
+    },
     "Inspect": {
         "doctor": "Say what this machine has, and which recipes can be built and deployed here.",
         "rules": "List the rules that recipes and machines are held against, with reasons and sources.",

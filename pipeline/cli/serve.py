@@ -10,7 +10,7 @@ import click
 
 from pipeline.cli.gateway import StartsGateway, gateway_command, gateway_options, given_words
 from pipeline.cli.options import complete_recipe, set_option, store_option
-from pipeline.cli.output import note, print_json, reporter
+from pipeline.cli.output import is_quiet, note, print_json, reporter
 from pipeline.cli.serving import (
     choose_package,
     launch_options,
@@ -127,7 +127,7 @@ def _detach(context: click.Context, names: Sequence[str], shelf: Store, *, wait:
     import shlex
     import sys
 
-    from pipeline.serving.detach import start_detached, wait_until_ready
+    from pipeline.serving.detach import DetachedEnded, start_detached, wait_until_ready
 
     words = given_words(context, without={"detach", "no_wait", "build"})
     command = (
@@ -137,8 +137,13 @@ def _detach(context: click.Context, names: Sequence[str], shelf: Store, *, wait:
         "--detached",
     )
     started = start_detached(command, shelf.running, shelf.logs, names)
-    if wait:
-        wait_until_ready(started, note)
+    try:
+        if wait:
+            wait_until_ready(started, note)
+    except DetachedEnded as error:
+        if is_quiet():
+            click.echo("\n".join(error.said), err=True)
+        raise
     stop = shlex.join(("pipeline", "stop", *names, *shelf.words))
     logs = shlex.join(("pipeline", "logs", names[0], *shelf.words))
     state = "runs" if wait else "starts"

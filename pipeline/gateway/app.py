@@ -32,6 +32,7 @@ from pipeline.gateway.errors import ApiError, error_response, from_client_error
 from pipeline.gateway.limits import FairQueue, Tenant
 from pipeline.gateway.metric_names import MetricNames
 from pipeline.gateway.metrics import GatewayMetrics, Restarts
+from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.responses import EventStream, RecordedCompletion, cancel_on_disconnect, json_response
 from pipeline.gateway.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse_request
 from pipeline.gateway.served_model import ServedModel
@@ -66,6 +67,7 @@ class Gateway:
         log_as_json: bool = False,
         metric_names: Sequence[MetricNames] = (),
         restarts: Restarts = dict,
+        followers: Sequence[RecordFollower] = (),
     ) -> None:
         """
         Args:
@@ -78,9 +80,11 @@ class Gateway:
             log_as_json: whether log lines are JSON objects.
             metric_names: whose names the metrics are shown under besides the gateway's own.
             restarts: reads how often what serves each model was restarted.
+            followers: replace models when another package is served, or at another address.
         """
-        self.models, self.tenants = models, tenants
-        self.metrics = GatewayMetrics(models, names=metric_names, restarts=restarts)
+        self.models, self.tenants = dict(models), tenants
+        self.metrics = GatewayMetrics(self.models, names=metric_names, restarts=restarts)
+        self._followers = {follower.name: follower for follower in followers}
         self.draining = False
         self._max_body_bytes = max_body_bytes
         self._parsers = ParserThreads()
@@ -108,7 +112,12 @@ class Gateway:
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        following = [asyncio.create_task(follower.run(self.models)) for follower in self._followers.values()]
         yield
+        for task in following:
+            task.cancel()
+        for follower in self._followers.values():
+            await follower.aclose()
         for model in self.models.values():
             await model.aclose()
         self._parsers.close()
@@ -264,12 +273,23 @@ class Gateway:
         return PlainTextResponse("ok\n")
 
     async def _ready(self, _: Request) -> Response:
-        """200 if any model can be reached, with what is wrong with the others."""
+        """200 if any model can be reached, with what is wrong with the others, and which package each model is of."""
         faults = await self._faults()
         ready = len(faults) < len(self.models) and not self.draining
         if self.draining:
             faults["gateway"] = "draining"
-        return JSONResponse({"ready": ready, "faults": faults}, 200 if ready else 503)
+        # These can be asked all the same.
+        stale = {name: one.fault for name, one in self._followers.items() if one.fault is not None}
+        models = {
+            name: {
+                "deployment": model.deployment,
+                "endpoints": list(model.client.urls),
+                "replaced_requests": one.replaced_requests if (one := self._followers.get(name)) else 0,
+            }
+            for name, model in self.models.items()
+        }
+        content = {"ready": ready, "faults": stale | faults, "models": models}
+        return JSONResponse(content, 200 if ready else 503)
 
     async def _faults(self) -> dict[str, str]:
         """What is wrong with each model that cannot be asked now."""

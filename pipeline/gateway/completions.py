@@ -11,17 +11,13 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
-from pipeline.cache.response_cache import ResponseCache
-from pipeline.client import Cached, Chunk, Sampling
-from pipeline.gateway.errors import ApiError
-from pipeline.gateway.generation import Generation, RenderedPrompt
+from pipeline.client import Cached, Chunk
+from pipeline.gateway.generation import Generation
 from pipeline.gateway.limits import Tenant
-from pipeline.gateway.response_format import guided_sampling
 from pipeline.gateway.schema import ChatRequest, CompletionRequest, read_messages
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.sse import DONE, ChunkEncoder
-from pipeline.gateway.tools.choice import RequestTools, resolve_tools
-from pipeline.gateway.tools.parser import ArgumentsPart, CallPart, Part, TextPart
+from pipeline.gateway.tools.parser import ArgumentsPart, CallPart, Part, TextPart, ToolCallParser
 
 
 class Completion:
@@ -47,16 +43,9 @@ class Completion:
         self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{request_id}"
         self.cached: Cached | None = None  # where the first chunk came from, if not from the model
         self._request, self._created = request, int(time.time())
-        if isinstance(request, ChatRequest) and model.template is None:
-            text = "This model has no chat template: ask /v1/completions"
-            raise ApiError(400, text, param="model", code="unsupported_parameter")
         contents = [read_messages(request.messages)] if isinstance(request, ChatRequest) else request.prompts
         tenant.check_choices(len(contents) * (request.n or 1))
-        tools = resolve_tools(request, model.template) if isinstance(request, ChatRequest) else RequestTools()
-        prompts = [RenderedPrompt(one, *model.render_prompt(one, tools.tools)) for one in contents]
-        _check_ttl(request.ttl_s, model.cache)
-        guide: Sampling = {**guided_sampling(request.response_format), **tools.sampling}
-        self.generation = Generation(model, tenant, request, prompts, tools, guide, request_id)
+        self.generation = Generation(model, tenant, request, contents, request_id)
         self._choices = [ChoiceBuilder(self.generation, index) for index in range(self.generation.choices)]
 
     @property
@@ -132,18 +121,6 @@ class Completion:
         return {"id": self.id, "object": kind, "created": self._created, "model": self.generation.model.name}
 
 
-def _check_ttl(ttl_s: float | None, cache: ResponseCache | None) -> None:
-    """Check that a request does not want its answer cached for longer than the recipe allows.
-
-    Raises:
-        ApiError: 400, if it does.
-    """
-    if ttl_s is None or cache is None or ttl_s <= cache.lifetime.static_s:
-        return
-    text = f"ttl_s: {ttl_s:g} is too long; this deployment keeps answers for at most {cache.lifetime.static_s:g} s"
-    raise ApiError(400, text, param="ttl_s")
-
-
 class ChoiceBuilder:
     """Builds one choice out of its chunks: `deltas` for a stream, or `whole`; never both."""
 
@@ -156,7 +133,8 @@ class ChoiceBuilder:
         request = generation.request
         self.chat = isinstance(request, ChatRequest)
         self.begun = False
-        self.parser = generation.tools.parser()
+        self.parser: ToolCallParser | None = None
+        self._generation = generation
         echo = isinstance(request, CompletionRequest) and request.echo
         prompt = generation.prompt_of(index).content
         self._echoed = prompt if echo and isinstance(prompt, str) else ""
@@ -165,7 +143,7 @@ class ChoiceBuilder:
         """Return the deltas of a chunk; with the first, also what every answer begins with."""
         deltas: list[dict[str, Any]] = []
         if not self.begun:
-            self.begun = True
+            self._begin()
             if self.chat:
                 deltas.append({"role": "assistant", "content": None if self.parser else ""})
             elif self._echoed:
@@ -178,6 +156,7 @@ class ChoiceBuilder:
 
     def whole(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
         """Return the message of a chat, or {"text"} of a completion."""
+        self._begin()
         parts = self._parse(chunks)
         text = "".join(part.text for part in parts if isinstance(part, TextPart))
         if not self.chat:
@@ -205,6 +184,10 @@ class ChoiceBuilder:
         if chunk.finish_reason in (None, "length"):
             return chunk.finish_reason
         return "tool_calls" if self.parser is not None and self.parser.calls else "stop"
+
+    def _begin(self) -> None:
+        """Only with its first chunk is it certain which model generates the choice."""
+        self.begun, self.parser = True, self._generation.tools.parser()
 
     def _parse(self, chunks: Sequence[Chunk]) -> list[Part]:
         if self.parser is None:

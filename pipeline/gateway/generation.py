@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.cache.client import AsyncCachedStream, AsyncCachingClient
+from pipeline.cache.response_cache import ResponseCache
 from pipeline.client import AsyncStream, Chunk, FinishReason, Refused, Sampling, Stats
+from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
-from pipeline.gateway.response_format import unsupported_format
-from pipeline.gateway.schema import GenerationRequest
+from pipeline.gateway.response_format import guided_sampling, unsupported_format
+from pipeline.gateway.schema import ChatRequest, GenerationRequest
 from pipeline.gateway.served_model import ServedModel
-from pipeline.gateway.tools.choice import RequestTools
+from pipeline.gateway.tools.choice import RequestTools, resolve_tools
 
 _SEED_BITS = 63
 _SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of two choices, which would else be equal
@@ -29,6 +31,15 @@ class RenderedPrompt:
     content: str | Sequence[dict[str, Any]]  # text, or messages
     text: str  # by the chat template
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """What a request comes to with one model."""
+
+    prompts: Sequence[RenderedPrompt]
+    tools: RequestTools
+    guide: Sampling  # parameters of guided decoding
 
 
 @dataclass(slots=True)
@@ -60,20 +71,50 @@ class ChoiceTimes:
 
 @dataclass(slots=True)
 class Generation:
-    """What is to be generated, and how it went.
+    """What is to be generated, and how it went. It may be made in any thread; its methods are for the event loop.
 
-    Choices are numbered as OpenAI does: all of the first prompt, then all of the next.
+    Choices are numbered as OpenAI does: all of the first prompt, then all of the next. While none of them has been sent
+    to the model, the generation follows when its model is replaced by another package.
     """
 
     model: ServedModel
     tenant: Tenant
     request: GenerationRequest
-    prompts: Sequence[RenderedPrompt]
-    tools: RequestTools
-    guide: Sampling  # parameters of guided decoding
+    contents: Sequence[str | Sequence[dict[str, Any]]]  # of each prompt: text, or messages
     request_id: str
+    inputs: ModelInputs = field(init=False)
     stats: dict[int, Stats] = field(default_factory=dict)  # by choice, of those that began and are over
     times: dict[int, ChoiceTimes] = field(default_factory=dict)  # by choice
+
+    _sent: bool = False  # whether a choice was
+    _binding: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        """Raises what `_inputs_for` does."""
+        self.inputs = self._inputs_for(self.model)
+
+    def _inputs_for(self, model: ServedModel) -> ModelInputs:
+        """Check the request against a model, render its prompts, and count their tokens.
+
+        Raises:
+            ApiError: 400, with what is wrong.
+            PromptTooLong: a prompt has more tokens than the engine takes.
+            ClientError: the template does not take the messages.
+        """
+        request, chat = self.request, isinstance(self.request, ChatRequest)
+        if chat and model.template is None:
+            text = "This model has no chat template: ask /v1/completions"
+            raise ApiError(400, text, param="model", code="unsupported_parameter")
+        _check_ttl(request.ttl_s, model.cache)
+        tools = resolve_tools(request, model.template) if isinstance(request, ChatRequest) else RequestTools()
+        prompts = [RenderedPrompt(one, *model.render_prompt(one, tools.tools)) for one in self.contents]
+        guide: Sampling = {**guided_sampling(request.response_format), **tools.sampling}
+        return ModelInputs(prompts, tools, guide)
+
+    @property
+    def tools(self) -> RequestTools:
+        """Tools of the request."""
+        return self.inputs.tools
 
     @property
     def max_tokens(self) -> int:
@@ -84,16 +125,16 @@ class Generation:
     @property
     def choices(self) -> int:
         """Number of choices, of all prompts together."""
-        return len(self.prompts) * (self.request.n or 1)
+        return len(self.contents) * (self.request.n or 1)
 
     @property
     def prompt_tokens(self) -> int:
         """Tokens of all prompts together; each counts once, however many choices it has."""
-        return sum(prompt.tokens for prompt in self.prompts)
+        return sum(prompt.tokens for prompt in self.inputs.prompts)
 
     def prompt_of(self, index: int) -> RenderedPrompt:
         """Return the prompt of choice `index`."""
-        return self.prompts[index // (self.request.n or 1)]
+        return self.inputs.prompts[index // (self.request.n or 1)]
 
     async def chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
         """Generate all choices at once. Each waits for a slot of its own.
@@ -104,6 +145,16 @@ class Generation:
         Raises:
             ApiError, ClientError, or an ExceptionGroup of them if there are several choices.
         """
+        self.model.hold()
+        try:
+            async with aclosing(self._chunks()) as pairs:
+                async for pair in pairs:
+                    yield pair
+        finally:
+            self.model.release()
+
+    async def _chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
+        await self._follow()
         tokens = sum(self.prompt_of(index).tokens + self.max_tokens for index in range(self.choices))
         with self.tenant.enforce_limits(tokens, self.choices):
             if self.choices > 1:
@@ -147,12 +198,15 @@ class Generation:
                     yield index, chunk
 
     async def _choice(self, index: int) -> AsyncGenerator[Chunk, None]:
-        sampling, drawn = self._sampling(index)
-        await self.model.check_supported(sampling)
+        await self.model.check_supported(self._sampling(index)[0])
         times = self.times[index] = ChoiceTimes(time.perf_counter())
         async with self.model.queue.slot(self.prompt_of(index).tokens + self.max_tokens, self.tenant.name):
             times.started = time.perf_counter()
-            async with self._stream(index, sampling, drawn) as stream:
+            async with self._binding:
+                if not self._sent and await self._follow():
+                    await self.model.check_supported(self._sampling(index)[0])
+                self._sent = True
+            async with self._stream(index, *self._sampling(index)) as stream:
                 times.sent = time.perf_counter()
                 try:
                     async for chunk in stream:
@@ -170,6 +224,16 @@ class Generation:
                     times.ended = time.perf_counter()
                     if times.first_chunk is not None:
                         self.stats[index] = stream.stats
+
+    async def _follow(self) -> bool:
+        """Go over to what has replaced the model. Returns whether anything has."""
+        before = self.model
+        while (latest := self.model.latest) is not self.model:
+            self.inputs = await asyncio.to_thread(self._inputs_for, latest)
+            latest.hold()
+            self.model.release()
+            self.model = latest
+        return self.model is not before
 
     def _stream(self, index: int, sampling: Sampling, drawn: Sampling) -> AsyncStream | AsyncCachedStream:
         client, prompt = self.model.client_for(self.tenant.name), self.prompt_of(index)
@@ -203,7 +267,7 @@ class Generation:
             "bad_words": request.bad_words or None,
             "log_probs": request.wants_log_probs or None,
             "top_log_probs": request.num_top_logprobs or None,
-            **self.guide,
+            **self.inputs.guide,
         }
         if temperature == 0:
             return sampling, {}
@@ -212,3 +276,15 @@ class Generation:
             return sampling, {"seed": random.getrandbits(_SEED_BITS)}
         sampling["seed"] = (request.seed + index % (request.n or 1) * _SEED_STEP) % 2**_SEED_BITS
         return sampling, {}
+
+
+def _check_ttl(ttl_s: float | None, cache: ResponseCache | None) -> None:
+    """Check that a request does not want its answer cached for longer than the recipe allows.
+
+    Raises:
+        ApiError: 400, if it does.
+    """
+    if ttl_s is None or cache is None or ttl_s <= cache.lifetime.static_s:
+        return
+    text = f"ttl_s: {ttl_s:g} is too long; this deployment keeps answers for at most {cache.lifetime.static_s:g} s"
+    raise ApiError(400, text, param="ttl_s")

@@ -160,6 +160,7 @@ class FairQueue:
             clock: monotonic time in seconds.
         """
         self._slots, self._max_waiting, self._s_per_token = slots, max_waiting, s_per_token
+        self.paused = False  # see `pause`
         self._clock = clock
         self._running: Counter[str] = Counter()  # by tenant
         self._waiting: Counter[str] = Counter()  # by tenant, without zeros
@@ -182,6 +183,25 @@ class FairQueue:
         """Number of requests that have a slot."""
         return self._running.total()
 
+    @property
+    def slots(self) -> int:
+        """Requests that run at the same time."""
+        return self._slots
+
+    def resize(self, slots: int) -> None:
+        """Change the number of slots. Requests that have one keep it, also where there are fewer from now on."""
+        self._slots = slots
+        self._fill()
+
+    def pause(self, paused: bool = True) -> None:
+        """Let all requests wait that have no slot, until the pause is over.
+
+        Args:
+            paused: false ends the pause.
+        """
+        self.paused = paused
+        self._fill()
+
     @asynccontextmanager
     async def slot(self, tokens: int, tenant: str = "") -> AsyncIterator[None]:
         """Wait for a slot, and hold it.
@@ -203,7 +223,7 @@ class FairQueue:
 
     async def _acquire(self, tokens: int, tenant: str = "") -> None:
         # While a slot is free, no request waits.
-        if self.running < self._slots:
+        if self._has_free_slot:
             self._running[tenant] += 1
             return
         if self.waiting >= self._max_waiting:
@@ -226,6 +246,19 @@ class FairQueue:
         self._running[tenant] -= 1
         if not self._running[tenant]:
             del self._running[tenant]
+        self._fill()
+
+    @property
+    def _has_free_slot(self) -> bool:
+        return self.running < self._slots and not self.paused
+
+    def _fill(self) -> None:
+        """Give all free slots to requests that wait."""
+        while self._has_free_slot and self._give_slot():
+            pass
+
+    def _give_slot(self) -> bool:
+        """Give a slot to the request whose turn it is. Returns whether one waits."""
         for other in sorted(
             self._waiting, key=lambda name: (self._running[name], self._last_turns.get(name, -1))
         ):
@@ -237,7 +270,8 @@ class FairQueue:
                     self._running[other] += 1
                     self._count_out(other)
                     future.set_result(None)
-                    return
+                    return True
+        return False
 
     def _count_out(self, tenant: str) -> None:
         self._waiting[tenant] -= 1

@@ -35,7 +35,8 @@ Restarts = Callable[[], Mapping[str, Mapping[str, int]]]
 _OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
 # Of these each model has a series from the start: `increase` does not see a series begin at 1.
 _STATUSES = (200, 400, 429, 499, 500, 502, 503, 504)
-_CACHE_EVENTS = ("miss", "hit_exact", "stored", "failed_lookup", "failed_store")
+_CACHE_EVENTS = ("miss", "hit_exact", "stored", "failed_lookup", "failed_store", "false_hit_reported")
+_COMPONENTS = ("triton", "gateway")
 
 # Else each series has a twin with the time of its creation, which the text format shows as one more gauge.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -214,7 +215,7 @@ class GatewayMetrics(Collector):
             [
                 Sample("restarts_total", {"model": model, "component": component}, count)
                 for model, restarts in self._restarts().items()
-                for component, count in restarts.items()
+                for component, count in {**dict.fromkeys(_COMPONENTS, 0), **restarts}.items()
             ],
         )
         yield (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,8 +57,11 @@ class ServedModel:
     embedder: EmbeddingModel | None = None
     guided_decoding: bool = True  # whether its engine was started with it
     returns_logits: bool = True  # whether its engine returns logits
+    replaced_by: ServedModel | None = None  # by what new requests go to instead
     stall_s: float = 5.0  # a stream that has begun and has no chunk for so long is counted as stalled
     _caching_clients: dict[str, AsyncCachingClient] = field(default_factory=dict)  # by tenant
+    _holders: int = 0
+    _unused: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
     def from_package(
@@ -106,6 +110,45 @@ class ServedModel:
             returns_logits=deployment.runtime == "cpu",
             stall_s=stall_s,
         )
+
+    @property
+    def latest(self) -> ServedModel:
+        """The model that new requests go to: this one, until it is replaced."""
+        model = self
+        while model.replaced_by is not None:
+            model = model.replaced_by
+        return model
+
+    @property
+    def holders(self) -> int:
+        """Number of requests that are under way with this model."""
+        return self._holders
+
+    def hold(self) -> None:
+        """Keep the model open for a request, until `release` is called."""
+        self._holders += 1
+
+    def release(self) -> None:
+        """End what `hold` began."""
+        self._holders -= 1
+        if not self._holders:
+            self._unused.set()
+
+    async def wait_unused(self) -> None:
+        """Wait until no request is under way with this model."""
+        while self._holders:
+            self._unused.clear()
+            await self._unused.wait()
+
+    def replace(self, model: ServedModel) -> None:
+        """Let another package go on where this one is: requests that have not been sent yet go to it, in their order.
+
+        Args:
+            model: takes over the queue; it has as many slots as the new package.
+        """
+        slots, model.queue = model.queue.slots, self.queue
+        model.queue.resize(slots)
+        self.replaced_by = model
 
     def client_for(self, tenant: str) -> AsyncClient | AsyncCachingClient:
         """Return the client for a tenant's requests. Tenants share no cached answers."""

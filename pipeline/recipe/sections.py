@@ -127,7 +127,17 @@ class GoldenQuestions(RecipeSection):
 
 
 class Slo(RecipeSection):
-    """The latencies to meet; `plan` and `bench` judge by them."""
+    """The latencies to meet; `plan` judges by those of the 95th percentile, and alerts are made of all."""
 
     ttft_p95_ms: float | None = Field(default=None, gt=0, description="Time to first token, 95th percentile.")
     itl_p95_ms: float | None = Field(default=None, gt=0, description="Time between tokens, 95th percentile.")
+    ttft_p99_ms: float | None = Field(
+        default=None,
+        gt=0,
+        description="Time to first token, 99th percentile, for alerts; by default twice ttft_p95_ms.",
+    )
+    itl_p99_ms: float | None = Field(
+        default=None,
+        gt=0,
+        description="Time between tokens, 99th percentile, for alerts; by default twice itl_p95_ms.",
+    )

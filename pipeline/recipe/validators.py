@@ -134,6 +134,17 @@ def _auto_budget(values: RecipeValues) -> Iterator[Problem]:
         )
 
 
+def _slo_percentiles(values: RecipeValues) -> Iterator[Problem]:
+    for name in ("ttft", "itl"):
+        p95, p99 = f"slo.{name}_p95_ms", f"slo.{name}_p99_ms"
+        if values[p95] is not None and values[p99] is not None and values[p99] < values[p95]:
+            yield Problem(
+                (p99, p95),
+                f"is {values[p99]:g}, less than {p95}, which is {values[p95]:g}",
+                f"set {p99} to {p95} or more",
+            )
+
+
 def _nvfp4_needs_gpu(values: RecipeValues) -> Iterator[Problem]:
     if values["runtime.kind"] != "cpu":
         return
@@ -314,6 +325,7 @@ def _semantic_needs_cache(values: RecipeValues) -> Iterator[Problem]:
 
 RULES: tuple[Rule, ...] = (
     _revision_of_hub, _calibration_needed, _gate_needs_format, _sample_count, _awq_block_size, _auto_budget,
+    _slo_percentiles,
     _nvfp4_needs_gpu, _kv_cache_format, _draft_fits_limits, _batch_fits_concurrency, _batch_fits_prompt,
     _expert_parallel, _exports_cover_runtime, _speculation_method, _draft_parallel, _draft_needs_reuse,
     _bls_needs_draft, _gpu_memory,

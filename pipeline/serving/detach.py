@@ -15,7 +15,7 @@ from pathlib import Path
 from pipeline.errors import ServerError, UserError
 from pipeline.private_files import make_private
 from pipeline.serving.log_files import LogTail, log_folder, rotate
-from pipeline.triton.running import RunningServer
+from pipeline.triton.running import SUPERVISED, RunningServer
 
 _SAID_LINES = 20
 
@@ -49,11 +49,17 @@ class DetachedSupervisor:
 
 
 class DetachedEnded(ServerError):
-    """A supervisor ended before it was ready; with its exit code."""
+    """A supervisor ended before it was ready.
 
-    def __init__(self, code: int, text: str) -> None:
+    Attributes:
+        exit_code: That of its process.
+        said: What it said last.
+    """
+
+    def __init__(self, code: int, said: Sequence[str], log: Path) -> None:
         self.exit_code = code if code > 0 else 128 - code  # type: ignore[misc]
-        super().__init__(text)
+        self.said = tuple(said)
+        super().__init__(f"it ended with exit code {code} before it was ready; its log: {log}")
 
 
 def start_detached(
@@ -68,8 +74,14 @@ def start_detached(
         names: Of the deployments that it will serve.
 
     Raises:
-        UserError: The folder of logs cannot be written.
+        UserError: One of them is served already, or the folder of logs cannot be written.
     """
+    for name in names:
+        record = RunningServer.find(running, name, states=SUPERVISED)
+        if record is not None:
+            raise UserError(
+                f"{name} is served already by process {record.pid} at {record.grpc_url}; stop that first"
+            )
     try:
         log = log_folder(logs, names[0]) / "serve.log"
         rotate(log)
@@ -111,8 +123,7 @@ def wait_until_ready(started: DetachedSupervisor, say: Callable[[str], None]) ->
             code = started.process.poll()
             hear()
             if code is not None:
-                ended = f"it ended with exit code {code} before it was ready; its log: {started.log}"
-                raise DetachedEnded(code or 1, "\n".join([*said[-_SAID_LINES:], ended]))
+                raise DetachedEnded(code or 1, said[-_SAID_LINES:], started.log)
             tail.wait()
         hear()
     except KeyboardInterrupt:

@@ -125,7 +125,7 @@ class ServeOptions:
         """Decide where a deployment is served. Raises UserError if a container is wanted for one that is for a CPU."""
         if deployment.requirements is None:
             if self.target == "docker":
-                raise UserError(f"{deployment.name} is for this machine's CPU: --target local")
+                raise UserError(f"{deployment.name} is for this machine's CPU: no container serves it")
             return "local"
         # Who has the server of the containers is inside one.
         server = launch_facts(deployment.requirements.tensorrt_llm).server

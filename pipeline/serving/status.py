@@ -109,9 +109,7 @@ def _look(name: str, record: RunningServer) -> DeploymentStatus:
         return DeploymentStatus(name, record, gone, reason, {}, deployment, nothing, None)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(_supervisor_says, name, record)
-        pages = DeploymentPages.fetch(
-            f"http://{record.metrics_url.removeprefix('http://')}", record.gateway_url or None, _ANSWER_S
-        )
+        pages = DeploymentPages.fetch(record.metrics_url, record.gateway_url or None, _ANSWER_S)
         pids, silence = answer.result()
     uptime = datetime.now(UTC) - datetime.fromisoformat(record.started)
     return DeploymentStatus(

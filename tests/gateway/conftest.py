@@ -21,6 +21,7 @@ from pipeline.gateway.embeddings import EmbeddingModel
 from pipeline.gateway.limits import FairQueue
 from pipeline.gateway.metric_names import MetricNames
 from pipeline.gateway.metrics import Restarts
+from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.server import ConnectionLimits, GatewayServer
 from pipeline.gateway.tenants import Tenants
@@ -132,6 +133,7 @@ def starter(folder: Path, stack: ExitStack) -> Start:
         origins: Sequence[str] = (),
         metric_names: Sequence[MetricNames] = (),
         restarts: Restarts = dict,
+        followers: Callable[[str], Sequence[RecordFollower]] = lambda _: (),
         **settings: Any,
     ) -> Running:
         upstream = stack.enter_context(FakeServer(reply or Reply(), model=model))
@@ -146,6 +148,7 @@ def starter(folder: Path, stack: ExitStack) -> Start:
             log_as_json=log_as_json,
             metric_names=metric_names,
             restarts=restarts,
+            followers=followers(upstream.url),
         )
         server = GatewayServer(gateway, "127.0.0.1", 0, limits=limits or ConnectionLimits(), drain_s=2)
         thread = threading.Thread(target=server.run, daemon=True)

@@ -209,3 +209,36 @@ def test_cancelled_at_the_moment_of_admission_loses_no_place() -> None:
         assert queue.running == 0
 
     asyncio.run(run())
+
+
+@given(st.lists(st.one_of(st.integers(0, 5), st.booleans()), max_size=12))
+def test_slots_that_change_while_requests_wait(changes: list[int | bool]) -> None:
+    """After each change as many run as may, fewer slots interrupt nobody, and a pause ends with all in their order."""
+
+    async def run() -> list[int]:
+        queue, leave, ran = FairQueue(2, max_waiting=100, clock=lambda: 0.0), asyncio.Event(), list[int]()
+
+        async def ask(index: int) -> None:
+            async with queue.slot(1):
+                ran.append(index)
+                await leave.wait()
+
+        tasks = [asyncio.create_task(ask(index)) for index in range(8)]
+        await settle()
+        for change in changes:
+            before = queue.running
+            if isinstance(change, bool):
+                queue.pause(change)
+            else:
+                queue.resize(change)
+            await settle()
+            may = 0 if queue.paused else queue.slots
+            assert queue.running == max(before, may)
+            assert queue.running + queue.waiting == len(tasks)
+        leave.set()
+        queue.pause(False)
+        queue.resize(1)
+        await asyncio.gather(*tasks)
+        return ran
+
+    assert asyncio.run(run()) == list(range(8))

@@ -231,7 +231,8 @@ def test_models_health_and_the_page(start: Start) -> None:
             return str(answer.read().decode())
 
     assert get("/healthz") == "ok\n"
-    assert json.loads(get("/readyz")) == {"ready": True, "faults": {}}
+    served = {"deployment": "digest", "endpoints": [running.upstream.url], "replaced_requests": 0}
+    assert json.loads(get("/readyz")) == {"ready": True, "faults": {}, "models": {"tiny": served}}
     assert "<title>pipeline</title>" in get("/")
 
 

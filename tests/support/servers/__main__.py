@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from tests.support.servers.install import WHEELS, Unavailable, installed
+from tests.support.servers.install import DEBIAN, WHEELS, Unavailable, installed
 
-for name in sys.argv[1:] or WHEELS:
+for name in sys.argv[1:] or (*WHEELS, *DEBIAN):
     try:
         print(installed(name))
     except Unavailable as error:

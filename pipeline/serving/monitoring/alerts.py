@@ -1,0 +1,495 @@
+"""Prometheus rules of a deployment: recording rules, alerts, and unit tests of the alerts for `promtool test rules`.
+
+Each alert is an entry of a table, `alerts_of`, with series under which it fires and series under which it does not;
+rules and tests are made from the same entry. Targets are those of the recipe's SLO: an alert on a latency without a
+target is left out.
+
+Metrics are named as the gateway names them (`pipeline_*`, label `model`: the recipe's name), and as TensorRT-LLM's
+backend does on Triton's page (`nv_trt_llm_*`, label `model`: Triton's model), to which the scrape configuration adds
+the label `deployment`, the recipe's name. Rules and tests as Prometheus 2.42 reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pipeline.recipe import Recipe
+from pipeline.triton.deployment import TARGET_MODEL
+
+TTFT, ITL = "pipeline_time_to_first_token_seconds", "pipeline_inter_token_latency_seconds"
+GATEWAY_JOB, TRITON_JOB = "pipeline-gateway", "triton"
+_LATENCIES = {TTFT: "TimeToFirstToken", ITL: "InterTokenLatency"}
+_WORDS = {TTFT: "time to first token", ITL: "inter-token latency"}
+
+# Observations within five minutes below which a quantile says little.
+_LEAST_OBSERVATIONS = {0.5: 20, 0.95: 20, 0.99: 100}
+_DEGRADED = 1.5  # times the p50 of the 30 minutes before
+_SPIKE, _SPIKE_TOKENS_PER_S = 3, 50  # times the mean of the hour before, and at least so many
+_KV_PRESSURE = 0.9  # share of the blocks
+_FAILING = 0.01  # share of the requests
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long windows and waits are.
+
+    >>> Pace()(300), Pace(speedup=60)(300), Pace(speedup=100)(60)
+    ('5m', '5s', '600ms')
+    """
+
+    # Above 1, to rehearse alerts in less time: windows, waits and numbers of observations are divided by it.
+    speedup: float = 1.0
+
+    def __call__(self, seconds: float) -> str:
+        """Write a duration as Prometheus reads it.
+
+        Args:
+            seconds: in production.
+        """
+        ms = max(1, round(1000 * seconds / self.speedup))
+        unit, size = next(
+            (unit, size)
+            for unit, size in (("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
+            if ms % size == 0
+        )
+        return f"{ms // size}{unit}"
+
+    def count(self, observations: int) -> int:
+        """Scale a number of observations within a window.
+
+        Args:
+            observations: in a window of production.
+        """
+        return max(1, round(observations / self.speedup))
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Series under which an alert fires, and under which it does not, in promtool's notation, one value a minute."""
+
+    firing: Mapping[str, str]
+    quiet: Mapping[str, str]
+    minute: int
+    # What the figure is then, as the description shows it.
+    figure: str
+    # Labels that the alert takes from the series.
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One alert.
+
+    Attributes:
+        name: which is also its heading in the runbook.
+        severity: "critical" for what users notice now, else "warning".
+        expr: PromQL.
+        hold_s: how long it must hold before the alert fires, in seconds.
+        summary: one line.
+        description: what is so, with `{figure}` where the value stands.
+        figure: format of the value, as in printf.
+        example: for its unit tests.
+    """
+
+    name: str
+    severity: Literal["warning", "critical"]
+    expr: str
+    hold_s: int
+    summary: str
+    description: str
+    figure: str
+    example: Example
+
+
+def alerts_of(recipe: Recipe, pace: Pace | None = None) -> Iterator[Alert]:
+    """Make the alerts of a deployment.
+
+    Args:
+        recipe: whose SLO the targets are.
+        pace: lengths of windows.
+    """
+    pace = pace or Pace()
+    yield from _latency_alerts(recipe, pace)
+    name = recipe.name
+    of = f'model="{name}"'
+    tokens = "model:pipeline_tokens:rate5m"
+    yield Alert(
+        name="PipelineTokenSpike",
+        severity="warning",
+        expr=f"{tokens}{{{of}}} > {_SPIKE} * avg_over_time({tokens}{{{of}}}[{pace(3600)}] offset {pace(300)}) "
+        f"and {tokens}{{{of}}} > {_SPIKE_TOKENS_PER_S}",
+        hold_s=60,
+        summary=f"{name}: far more tokens than in the hour before",
+        description=f"{{figure}} tokens/s of prompts and answers, more than {_SPIKE} times the mean of an hour.",
+        figure="%.0f",
+        example=Example(
+            firing=_counter(f"pipeline_generation_tokens_total{{{of}}}", (60, 6000), (10, 60_000))
+            | _counter(f"pipeline_prompt_tokens_total{{{of}}}", (70, 600)),
+            quiet=_counter(f"pipeline_generation_tokens_total{{{of}}}", (60, 6000), (10, 12_000))
+            | _counter(f"pipeline_prompt_tokens_total{{{of}}}", (70, 600)),
+            minute=68,
+            figure="1010",
+        ),
+    )
+    yield Alert(
+        name="PipelineStreamsStalled",
+        severity="critical",
+        expr=f"sum by (model) (pipeline_stalled_streams{{{of}}}) > 0",
+        hold_s=60,
+        summary=f"{name}: streams get no tokens",
+        description="{figure} streams have begun and get no further token.",
+        figure="%.0f",
+        example=Example(
+            firing={f"pipeline_stalled_streams{{{of}}}": "0 0 3+0x8"},
+            quiet={f"pipeline_stalled_streams{{{of}}}": "0 0 3 0x8"},
+            minute=5,
+            figure="3",
+        ),
+    )
+    if recipe.runtime.kind != "pytorch":
+        yield _kv_pressure(name)
+    yield Alert(
+        name="PipelineQueueGrowing",
+        severity="warning",
+        expr=f"deriv(model:pipeline_requests_waiting:sum{{{of}}}[{pace(300)}]) * 60 > 0 "
+        f"and min_over_time(model:pipeline_requests_waiting:sum{{{of}}}[{pace(300)}]) > 0",
+        hold_s=300,
+        summary=f"{name}: more requests come than are answered",
+        description="The queue was never empty in five minutes, and grows by {figure} requests a minute.",
+        figure="%.0f",
+        example=Example(
+            firing={f"pipeline_requests_waiting{{{of}}}": "0x5 4+4x20"},
+            quiet={f"pipeline_requests_waiting{{{of}}}": "0x5 4 8 3 0 6 8 3 0 6 8 3 0 6 8 3 0"},
+            minute=20,
+            figure="4",
+        ),
+    )
+    failures = "model:pipeline_requests_failed:ratio_rate5m"
+    yield Alert(
+        name="PipelineRequestsFailing",
+        severity="critical",
+        expr=f"{failures}{{{of}}} * 100 > {_FAILING * 100:g}",
+        hold_s=120,
+        summary=f"{name}: requests fail on our side",
+        description="{figure} % of the requests of five minutes ended with a status of 500 or more.",
+        figure="%.1f",
+        example=Example(
+            firing=_counter(f'pipeline_requests_total{{{of},status="200"}}', (20, 90))
+            | _counter(f'pipeline_requests_total{{{of},status="503"}}', (20, 10)),
+            quiet=_counter(f'pipeline_requests_total{{{of},status="200"}}', (20, 90))
+            | _counter(f'pipeline_requests_total{{{of},status="429"}}', (20, 10)),
+            minute=15,
+            figure="10.0",
+        ),
+    )
+    yield Alert(
+        name="PipelineRestarted",
+        severity="warning",
+        expr=f"max by (model, component) (increase(pipeline_restarts_total{{{of}}}[{pace(900)}])) > 0",
+        hold_s=0,
+        summary=f"{name}: a process was restarted",
+        description="{{{{ $labels.component }}}} was restarted {figure} times in 15 minutes.",
+        figure="%.0f",
+        example=Example(
+            firing={f'pipeline_restarts_total{{{of},component="triton"}}': "0x10 2x10"},
+            quiet={f'pipeline_restarts_total{{{of},component="triton"}}': "2x30"},
+            minute=20,
+            figure="2",
+            labels={"component": "triton"},
+        ),
+    )
+    ready = f"pipeline_model_ready{{{of}}}"
+    yield Alert(
+        name="PipelineNotReady",
+        severity="critical",
+        expr=f"(min by (model) ({ready}) or absent({ready}) - 1) == 0",
+        hold_s=60,
+        summary=f"{name}: not ready",
+        description="pipeline_model_ready is {figure}: no inference goes through, or no gateway serves this model.",
+        figure="%.0f",
+        example=Example(
+            firing={ready: "1x5 0x10"},
+            quiet={ready: "1x5 0 1x10"},
+            minute=8,
+            figure="0",
+        ),
+    )
+    if recipe.cache.enabled:
+        yield _false_hit(name, pace)
+
+
+def _latency_alerts(recipe: Recipe, pace: Pace) -> Iterator[Alert]:
+    """Quantiles over target, and medians worse than before."""
+    name = recipe.name
+    of = f'model="{name}"'
+    for metric, quantile, target_s in slo_targets(recipe):
+        series, percent = f"model:{metric}:p{100 * quantile:.0f}_5m{{{of}}}", f"p{100 * quantile:.0f}"
+        yield Alert(
+            name=f"Pipeline{_LATENCIES[metric]}{percent.upper()}High",
+            severity="warning",
+            expr=f"{series} > {target_s:g} and {_enough(metric, of, quantile, pace)}",
+            hold_s=300,
+            summary=f"{name}: {_WORDS[metric]} over target ({percent})",
+            description=f"{percent} of five minutes was {{figure}} s; the target is {target_s:g} s.",
+            figure="%.3f",
+            example=Example(
+                firing=_histogram(metric, of, target_s, (20, 1)),
+                quiet=_histogram(metric, of, target_s, (20, 0)),
+                minute=18,
+                figure=f"{target_s * (1 + quantile):.3f}",
+            ),
+        )
+    for metric, words in _WORDS.items():
+        now, before = f"model:{metric}:p50_5m{{{of}}}", f"model:{metric}:p50_30m{{{of}}}"
+        yield Alert(
+            name=f"Pipeline{_LATENCIES[metric]}Degraded",
+            severity="warning",
+            expr=f"{now} > {_DEGRADED} * {before} and {_enough(metric, of, 0.5, pace)}",
+            hold_s=120,
+            summary=f"{name}: {words} is worse by half than before",
+            description=f"p50 of the {words} was {{figure}} s over five minutes, "
+            f"more than {_DEGRADED} times that of the 30 minutes before.",
+            figure="%.3f",
+            example=Example(
+                firing=_histogram(metric, of, 0.1, (40, 0), (20, 1)),
+                quiet=_histogram(metric, of, 0.1, (60, 1)),
+                minute=48,
+                figure="0.150",
+            ),
+        )
+
+
+def _enough(metric: str, of: str, quantile: float, pace: Pace) -> str:
+    return f"model:{metric}:increase5m{{{of}}} >= {pace.count(_LEAST_OBSERVATIONS[quantile])}"
+
+
+def _kv_pressure(name: str) -> Alert:
+    blocks = (
+        f'nv_trt_llm_kv_cache_block_metrics{{deployment="{name}",model="{TARGET_MODEL}",kv_cache_block_type='
+    )
+    place = 'instance="gpu1:8002"'
+    series = [f'{blocks}"{kind}",{place}}}' for kind in ("used", "max")]
+    return Alert(
+        name="PipelineKvCachePressure",
+        severity="warning",
+        expr=f'100 * sum by (instance) ({blocks}"used"}}) / sum by (instance) ({blocks}"max"}}) '
+        f"> {100 * _KV_PRESSURE:g}",
+        hold_s=300,
+        summary=f"{name}: the KV cache is almost full",
+        description=f"{{figure}} % of the blocks are used; above {_KV_PRESSURE:.0%}, requests wait for blocks.",
+        figure="%.0f",
+        example=Example(
+            firing=dict(zip(series, ("95x20", "100x20"), strict=True)),
+            quiet=dict(zip(series, ("85x20", "100x20"), strict=True)),
+            minute=10,
+            figure="95",
+            labels={"instance": "gpu1:8002"},
+        ),
+    )
+
+
+def _false_hit(name: str, pace: Pace) -> Alert:
+    reports = f'pipeline_cache_events_total{{model="{name}",event="false_hit_reported"}}'
+    return Alert(
+        name="PipelineCacheFalseHit",
+        severity="warning",
+        expr=f"sum by (model) (increase({reports}[{pace(3600)}])) > 0",
+        hold_s=0,
+        summary=f"{name}: the cache answered with another question's answer",
+        description="{figure} answers from the cache were reported as wrong within an hour.",
+        figure="%.0f",
+        example=Example(
+            firing={reports: "0x80 1x40"},
+            quiet={reports: "2x120"},
+            minute=90,
+            figure="1",
+        ),
+    )
+
+
+def target_down(pace: Pace) -> Alert:
+    """Make the alert for a page of metrics that cannot be scraped; it holds for all deployments of a file."""
+    jobs = f'job=~"{GATEWAY_JOB}|{TRITON_JOB}"'
+    series = f'up{{job="{TRITON_JOB}",instance="gpu1:8002"}}'
+    return Alert(
+        name="PipelineTargetDown",
+        severity="critical",
+        expr=f"avg_over_time(up{{{jobs}}}[{pace(60)}]) * 100 < 50",
+        hold_s=60,
+        summary="A gateway or a Triton server cannot be scraped",
+        description="{{{{ $labels.instance }}}} ({{{{ $labels.job }}}}) answered {figure} % of a minute's scrapes.",
+        figure="%.0f",
+        example=Example(
+            firing={series: "1x5 0x10"},
+            quiet={series: "1x5 0 1x10"},
+            minute=12,
+            figure="0",
+            labels={"job": TRITON_JOB, "instance": "gpu1:8002"},
+        ),
+    )
+
+
+def slo_targets(recipe: Recipe) -> Iterator[tuple[str, float, float]]:
+    """Yield metric, quantile and target, in seconds, of each latency that the recipe has a target for."""
+    slo = recipe.slo
+    for metric, p95_ms, p99_ms in (
+        (TTFT, slo.ttft_p95_ms, slo.ttft_p99_ms),
+        (ITL, slo.itl_p95_ms, slo.itl_p99_ms),
+    ):
+        if p95_ms is not None:
+            yield metric, 0.95, p95_ms / 1e3
+            p99_ms = p99_ms or 2 * p95_ms
+        if p99_ms is not None:
+            yield metric, 0.99, p99_ms / 1e3
+
+
+def recording_rules(recipes: Sequence[Recipe], pace: Pace) -> Iterator[dict[str, Any]]:
+    """Yield what several alerts and panels read. Names say 5m and 30m at any pace."""
+    of = f'model=~"{"|".join(recipe.name for recipe in recipes)}"'
+    for metric in (TTFT, ITL):
+        buckets = f"{metric}_bucket{{{of}}}"
+        rate, rate_before = f"model_le:{metric}:rate5m", f"model_le:{metric}:rate30m"
+        yield {"record": rate, "expr": f"sum by (model, le) (rate({buckets}[{pace(300)}]))"}
+        for quantile in (0.5, 0.95, 0.99):
+            name = f"model:{metric}:p{100 * quantile:.0f}_5m"
+            yield {"record": name, "expr": f"histogram_quantile({quantile}, {rate}{{{of}}})"}
+        before = f"rate({buckets}[{pace(1800)}] offset {pace(300)})"
+        yield {"record": rate_before, "expr": f"sum by (model, le) ({before})"}
+        yield {"record": f"model:{metric}:p50_30m", "expr": f"histogram_quantile(0.5, {rate_before}{{{of}}})"}
+        increase = f"sum by (model) (increase({metric}_count{{{of}}}[{pace(300)}]))"
+        yield {"record": f"model:{metric}:increase5m", "expr": increase}
+    kinds = [
+        f"sum by (model) (rate(pipeline_{kind}_tokens_total{{{of}}}[{pace(300)}]))"
+        for kind in ("prompt", "generation")
+    ]
+    yield {"record": "model:pipeline_tokens:rate5m", "expr": " + ".join(kinds)}
+    yield {
+        "record": "model:pipeline_requests_waiting:sum",
+        "expr": f"sum by (model) (pipeline_requests_waiting{{{of}}})",
+    }
+    failed, all_ = (
+        f"sum by (model) (rate(pipeline_requests_total{{{labels}}}[{pace(300)}]))"
+        for labels in (f'{of},status=~"5.."', of)
+    )
+    yield {"record": "model:pipeline_requests_failed:ratio_rate5m", "expr": f"{failed} / ({all_} > 0)"}
+    for recipe in recipes:
+        for metric, quantile, target_s in slo_targets(recipe):
+            labels = {"model": recipe.name, "metric": metric, "quantile": f"{quantile:g}"}
+            yield {"record": "model:pipeline_slo_seconds", "expr": f"vector({target_s:g})", "labels": labels}
+
+
+def rules_file(recipes: Sequence[Recipe], pace: Pace, runbook_url: str) -> dict[str, Any]:
+    """Make alerts.yaml.
+
+    Args:
+        recipes: of the deployments.
+        pace: lengths of windows.
+        runbook_url: of the page that has a section for each alert.
+    """
+    alerts = {
+        f"pipeline-alerts-{recipe.name}": [
+            _rule(alert, pace, runbook_url, recipe.name) for alert in alerts_of(recipe, pace)
+        ]
+        for recipe in recipes
+    }
+    groups = {
+        "pipeline-records": list(recording_rules(recipes, pace)),
+        **alerts,
+        "pipeline-scrapes": [_rule(target_down(pace), pace, runbook_url)],
+    }
+    return {"groups": [{"name": name, "rules": rules} for name, rules in groups.items()]}
+
+
+def tests_file(recipes: Sequence[Recipe], runbook_url: str, rules: str) -> dict[str, Any]:
+    """Make alerts_test.yaml, for `promtool test rules`: each alert fires under its example, and does not otherwise.
+
+    The rules are those for production: with the default `Pace`.
+
+    Args:
+        recipes: of the deployments.
+        runbook_url: of the page that has a section for each alert.
+        rules: name of the file that is tested, relative to the tests.
+    """
+    alerts = [(recipe.name, alert) for recipe in recipes for alert in alerts_of(recipe)]
+    cases = [
+        {
+            "name": f"{name} {alert.name} {'fires' if fires else 'does not fire'}",
+            "interval": "1m",
+            "input_series": [
+                {"series": series, "values": values}
+                for series, values in (alert.example.firing if fires else alert.example.quiet).items()
+            ]
+            # A model that no page tells of is not ready.
+            + [
+                {"series": f'pipeline_model_ready{{model="{other.name}"}}', "values": "1x120"}
+                for other in recipes
+                if other.name != name
+            ],
+            "alert_rule_test": [
+                {
+                    "eval_time": f"{alert.example.minute}m",
+                    "alertname": alert.name,
+                    "exp_alerts": [_fired(alert, name, runbook_url)] if fires else [],
+                }
+            ],
+        }
+        for name, alert in [*alerts, ("", target_down(Pace()))]
+        for fires in (True, False)
+    ]
+    return {"rule_files": [rules], "evaluation_interval": "1m", "tests": cases}
+
+
+def _fired(alert: Alert, model: str, runbook_url: str) -> dict[str, Any]:
+    """The alert as its example fires it, with all templates filled."""
+    values = {_template(alert): alert.example.figure}
+    values |= {f"{{{{ $labels.{label} }}}}": value for label, value in alert.example.labels.items()}
+    annotations = _annotations(alert, runbook_url)
+    for template, value in values.items():
+        annotations = {key: text.replace(template, value) for key, text in annotations.items()}
+    return {"exp_labels": {**_labels(alert, model), **alert.example.labels}, "exp_annotations": annotations}
+
+
+def _rule(alert: Alert, pace: Pace, runbook_url: str, model: str = "") -> dict[str, Any]:
+    return {
+        "alert": alert.name,
+        "expr": alert.expr,
+        **({"for": pace(alert.hold_s)} if alert.hold_s else {}),
+        "labels": _labels(alert, model),
+        "annotations": _annotations(alert, runbook_url),
+    }
+
+
+def _labels(alert: Alert, model: str) -> dict[str, str]:
+    return {"severity": alert.severity, **({"model": model} if model else {})}
+
+
+def _annotations(alert: Alert, runbook_url: str) -> dict[str, str]:
+    return {
+        "summary": alert.summary,
+        "description": alert.description.format(figure=_template(alert)),
+        "runbook_url": f"{runbook_url}#{alert.name.lower()}",
+    }
+
+
+def _template(alert: Alert) -> str:
+    return f'{{{{ printf "{alert.figure}" $value }}}}'
+
+
+def _counter(series: str, *phases: tuple[int, int]) -> dict[str, str]:
+    """A counter that grows evenly in each phase: (minutes, how much a minute)."""
+    total, written = 0, ["0"]
+    for minutes, rate in phases:
+        written.append(f"{total + rate}+{rate}x{minutes - 1}")
+        total += rate * minutes
+    return {series: " ".join(written)}
+
+
+def _histogram(metric: str, of: str, bound_s: float, *phases: tuple[int, int]) -> dict[str, str]:
+    """A histogram with 60 observations a minute: (minutes, 0 for up to the bound, 1 for up to twice the bound)."""
+    series: dict[str, str] = _counter(f"{metric}_count{{{of}}}", *((minutes, 60) for minutes, _ in phases))
+    for index, bound in enumerate((f"{bound_s:g}", f"{2 * bound_s:g}", "+Inf")):
+        counted = ((minutes, 60 if bucket <= index else 0) for minutes, bucket in phases)
+        series |= _counter(f'{metric}_bucket{{{of},le="{bound}"}}', *counted)
+    return series

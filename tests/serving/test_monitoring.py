@@ -1,0 +1,160 @@
+"""What is rendered for Prometheus and Grafana, held against the metrics that there are, and against promtool."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from pipeline.cli.monitoring import command
+from pipeline.gateway.metric_names import PIPELINE_VIEWS
+from pipeline.recipe import Recipe, load_recipe
+from pipeline.serving.monitoring import Pace, WatchedDeployment, monitoring_files
+from pipeline.serving.monitoring.alerts import alerts_of, recording_rules, target_down
+from tests.support.servers import Unavailable, promtool
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = (
+    ("llama-3.1-8b-fp8", ("cache.enabled=true",)),
+    ("tiny-cpu", ()),
+    ("tiny-cpu", ("name=targets", "slo={ttft_p95_ms: 150, itl_p95_ms: 12.5, ttft_p99_ms: 160}")),
+)
+# A name of PromQL that no label, keyword or function is: ours, and Triton's.
+_METRIC = re.compile(r"\b(?:model(?:_le)?:)?(?:pipeline|nv)_[a-z0-9_]+(?::\w+)?")
+
+
+def files(*recipes: Recipe, pace: Pace | None = None) -> dict[str, str]:
+    watched = [WatchedDeployment(one, ("gateway:8080",), ("gpu1:8002", "gpu2:8002")) for one in recipes]
+    return monitoring_files(watched, runbook_url="https://docs.example/alerts.html", pace=pace)
+
+
+def queries(rendered: dict[str, str]) -> Iterator[str]:
+    """All PromQL that is rendered."""
+    for group in yaml.safe_load(rendered["alerts.yaml"])["groups"]:
+        yield from (rule["expr"] for rule in group["rules"])
+    for panel in json.loads(rendered["dashboard.json"])["panels"]:
+        yield from (target["expr"] for target in panel.get("targets", ()))
+
+
+def test_rules_and_panels_read_metrics_that_there_are() -> None:
+    recipes = [load_recipe(name, overrides) for name, overrides in RECIPES]
+    suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
+    known = {f"{view.name}{suffix}" for view in PIPELINE_VIEWS for suffix in suffixes[view.kind]}
+    known |= {rule["record"] for rule in recording_rules(recipes, Pace())}
+    known |= set(engine_metrics())
+    # Of Triton itself: the servers tier finds these on a real page, those of GPUs excepted.
+    known |= {
+        "nv_inference_request_duration_us", "nv_inference_queue_duration_us", "nv_inference_request_success",
+        "nv_inference_pending_request_count", "nv_inference_request_failure", "nv_cpu_utilization",
+        "nv_cpu_memory_used_bytes", "nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_power_usage",
+    }  # fmt: skip
+    read = {
+        name for query in queries(files(*recipes)) for name in _METRIC.findall(re.sub(r'"[^"]*"', "", query))
+    }
+    assert read - known == set()
+    assert len(read) > 30
+
+
+def engine_metrics() -> Iterator[str]:
+    """Names that the model of the `cpu` engine publishes, as TensorRT-LLM's backend does."""
+    for file in (ROOT / "model_repo/tensorrt_llm/1").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and str(node.value).startswith("nv_trt_llm_"):
+                yield str(node.value)
+
+
+def test_targets_are_those_of_the_slo() -> None:
+    with_targets = load_recipe("tiny-cpu", RECIPES[2][1])
+    rules = {alert.name: alert.expr for alert in alerts_of(with_targets)}
+    assert re.search(r"p95_5m\S* > 0\.15 ", rules["PipelineTimeToFirstTokenP95High"])
+    assert re.search(r"p99_5m\S* > 0\.16 ", rules["PipelineTimeToFirstTokenP99High"])
+    # Without one of its own, p99 may be twice p95's.
+    assert re.search(r"p99_5m\S* > 0\.025 ", rules["PipelineInterTokenLatencyP99High"])
+    without = {alert.name for alert in alerts_of(load_recipe("tiny-cpu"))}
+    assert {name for name in rules if re.search(r"P9\dHigh$", name)} == set(rules) - without
+
+
+def test_every_alert_has_a_section_in_the_runbook() -> None:
+    recipe = load_recipe("tiny-cpu", ("slo={ttft_p95_ms: 1, itl_p95_ms: 1}", "cache.enabled=true"))
+    names = [alert.name for alert in (*alerts_of(recipe), target_down(Pace()))]
+    page = (ROOT / "docs/how-to/alerts.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^## (Pipeline\w+)$", page, re.MULTILINE)) == sorted(names)
+
+
+def test_panels_lie_side_by_side() -> None:
+    """On Grafana's grid of 24 columns, under ids of their own, with the variables that the queries use."""
+    board = json.loads(files(load_recipe("llama-3.1-8b-fp8", ("cache.enabled=true",)))["dashboard.json"])
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert max(x for x, _ in cells) < 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
+    variables = {variable["name"] for variable in board["templating"]["list"]}
+    assert set(re.findall(r"\$\{?([a-z]+)", json.dumps(board["panels"]))) - {"labels"} <= variables
+
+
+def run(store: Path, *words: str) -> Result:
+    return CliRunner().invoke(command, [*words, "--store", str(store)])
+
+
+def test_the_command_writes_what_prometheus_scrapes(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    done = run(
+        tmp_path, "tiny-cpu", "llama-3.1-8b-fp8", "--output", str(folder), "--triton", "tiny-cpu=a:1",
+        "--triton", "tiny-cpu=b:2", "--gateway", "c:3",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "tiny-cpu: has no slo.ttft_p95_ms and no slo.itl_p95_ms" in done.output
+    config: Any = yaml.safe_load((folder / "prometheus.yml").read_text())
+    gateway, triton = config["scrape_configs"]
+    assert gateway["static_configs"] == [{"targets": ["c:3"]}]
+    assert triton["static_configs"] == [
+        {"targets": ["a:1", "b:2"], "labels": {"deployment": "tiny-cpu"}},
+        {"targets": ["127.0.0.1:8002"], "labels": {"deployment": "llama-3.1-8b-fp8"}},
+    ]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "alerts.yaml", "alerts_test.yaml", "dashboard.json", "prometheus.yml",
+    ]  # fmt: skip
+
+
+def test_wrong_addresses_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    for words, said in (
+        (("--triton", "other=a:1"), "--triton other=…: is none of the recipes (tiny-cpu)"),
+        (("--triton", "a:1"), "a:1: is not NAME=HOST:PORT"),
+        (("--gateway", "http://a:1"), "http://a:1: is not HOST:PORT"),
+    ):
+        done = run(tmp_path, "tiny-cpu", "--output", str(folder), *words)
+        assert done.exit_code != 0
+        assert said in done.output + str(done.exception)
+    assert not folder.exists()
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("chosen", [RECIPES[:1], RECIPES[1:2], RECIPES], ids=["gpu", "no targets", "several"])
+def test_promtool_finds_no_fault_and_every_alert_fires(chosen: Any, tmp_path: Path) -> None:
+    """Each alert under its example, and not otherwise: what `promtool test rules` is given is rendered, too."""
+    for name, text in files(*(load_recipe(name, overrides) for name, overrides in chosen)).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    try:
+        for words in (("check", "rules", "alerts.yaml"), ("check", "config", "prometheus.yml")):
+            assert promtool(*words, folder=tmp_path)[0] == 0
+    except Unavailable as error:
+        pytest.skip(str(error))
+    status, said = promtool("test", "rules", "alerts_test.yaml", folder=tmp_path)
+    assert status == 0, said
