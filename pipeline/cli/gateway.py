@@ -77,7 +77,8 @@ _OPTIONS = (
     click.option(
         "--traces",
         metavar="URL",
-        help="OTLP receiver for spans, such as http://localhost:4318; by default $OTEL_EXPORTER_OTLP_ENDPOINT.",
+        help="OTLP/HTTP receiver for spans, such as http://localhost:4318; by default $OTEL_EXPORTER_OTLP_ENDPOINT. "
+        "`pipeline serve` hands it to Triton, too.",
     ),
     click.option(
         "--metric-names",

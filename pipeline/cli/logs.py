@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -62,14 +63,14 @@ def command(
     several = len(chosen) > 1
     width = max(map(len, chosen))
 
-    def show() -> None:
-        for kind, line in tail.read():
+    def show(found: Iterable[tuple[str, str]]) -> None:
+        for kind, line in found:
             click.echo(f"{kind:<{width}} | {line}" if several else line)
 
-    show()
-    while follow:
-        running = record is not None and record.alive
-        tail.wait()
-        show()
-        if not running:
-            break
+    try:
+        show(tail.read())
+        while follow and record is not None and record.alive:
+            tail.wait()
+            show(tail.read())
+    finally:
+        show(tail.close())

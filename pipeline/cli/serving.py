@@ -212,7 +212,7 @@ def serve_options_of(
         chosen: What is served.
         ports: Ports to take whatever the options say.
     """
-    from pipeline.serving.launch import Ports, ServeOptions
+    from pipeline.serving.launch import Ports, ServeOptions, traces_endpoint
     from pipeline.serving.restart import RestartPolicy
 
     address = values["address"]
@@ -242,6 +242,7 @@ def serve_options_of(
         logs=shelf.logs,
         restart=RestartPolicy(values["max_restarts"], values["restart_window_s"]),
         hashes=shelf.hashes,
+        traces=traces_endpoint(values.get("traces")),
     )
 
 

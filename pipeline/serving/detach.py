@@ -125,8 +125,10 @@ def wait_until_ready(started: DetachedSupervisor, say: Callable[[str], None]) ->
             if code is not None:
                 raise DetachedEnded(code or 1, said[-_SAID_LINES:], started.log)
             tail.wait()
-        hear()
     except KeyboardInterrupt:
         started.process.terminate()
         started.process.wait()
         raise
+    finally:
+        for _, line in tail.close():
+            say(line)

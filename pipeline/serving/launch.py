@@ -101,6 +101,7 @@ class ServeOptions:
         hashes: Remembers which of the package's files need not be read again.
         recipe: Words that name recipe and store on a command line; empty where only the package is known.
         settings: Values of the recipe, all of them; None where only the package is known.
+        traces: Where an OTLP/HTTP receiver takes Triton's spans, as `traces_endpoint` makes it; None for no spans.
     """
 
     ports: Ports
@@ -120,6 +121,7 @@ class ServeOptions:
     hashes: FileHashes = field(default_factory=lambda: FileHashes(None))
     recipe: tuple[str, ...] = ()
     settings: Mapping[str, Any] | None = None
+    traces: str | None = None
 
     def target_of(self, deployment: Deployment) -> Target:
         """Decide where a deployment is served. Raises UserError if a container is wanted for one that is for a CPU."""
@@ -135,6 +137,21 @@ class ServeOptions:
         """The image of the container that serves a deployment for a GPU."""
         assert deployment.requirements is not None, "a deployment for a GPU has them"
         return self.image or deployment.requirements.image
+
+
+def traces_endpoint(receiver: str | None = None) -> str | None:
+    """Where spans go, by the rules of OpenTelemetry's OTLP exporters.
+
+    Args:
+        receiver: http://host:port of an OTLP/HTTP receiver; None takes the environment's.
+
+    Returns:
+        The URL of its traces; None if there is no receiver.
+    """
+    if receiver is None and (exact := os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
+        return exact
+    receiver = receiver or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    return f"{receiver.rstrip('/')}/v1/traces" if receiver else None
 
 
 @dataclass(frozen=True, slots=True)

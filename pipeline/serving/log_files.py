@@ -63,11 +63,9 @@ class LogTail:
         """Wait a moment for more."""
         time.sleep(_FOLLOW_S)
 
-    def close(self) -> Iterator[tuple[str, str]]:
-        """Yield lines that never got an end, and close the files."""
-        for name, log in self._logs.items():
-            for line in log.close():
-                yield name, line
+    def close(self) -> list[tuple[str, str]]:
+        """Close the files. Returns what came since the last call of `read`, also a last line without an end."""
+        return [(name, line) for name, log in self._logs.items() for line in log.close()]
 
 
 class _OpenLog:

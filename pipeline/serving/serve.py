@@ -343,8 +343,8 @@ def _local_launcher(
 ) -> Launcher:
     _report(deployment, check_local(deployment, package, options), progress)
     if deployment.runtime == "cpu":
-        return local_launcher(deployment, package)
-    return NativeLauncher(deployment, package, options.devices)
+        return local_launcher(deployment, package, options.traces)
+    return NativeLauncher(deployment, package, options.devices, traces=options.traces)
 
 
 def _docker_launcher(
@@ -352,7 +352,7 @@ def _docker_launcher(
 ) -> Launcher:
     """The host is checked before gigabytes are pulled, and the image when it is there."""
     name = options.image_of(deployment)
-    launcher = DockerLauncher(deployment, package, name, options.devices, mpi_slots())
+    launcher = DockerLauncher(deployment, package, name, options.devices, mpi_slots(), traces=options.traces)
     launcher.check()
     image = find_image(name)
     if image is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import yaml
@@ -53,6 +54,9 @@ BROKEN = {
     "budget without auto": (
         {"quantization": FP8 | {"auto": {"effective_bits": 6}}},
         ["quantization.auto: is given", "quantization.format is fp8", "remove quantization.auto"]),
+    "p99 below p95": (
+        {"slo": {"ttft_p95_ms": 200, "ttft_p99_ms": 150}},
+        ["slo.ttft_p99_ms = 150", "less than slo.ttft_p95_ms, which is 200", "set slo.ttft_p99_ms to slo.ttft_p95_ms"]),
     "nvfp4 on cpu": (
         {"quantization": FP8 | {"format": "nvfp4"}},
         ["quantization.format = nvfp4: needs a GPU", "runtime.kind is cpu", "fp8 or int4_awq"]),
@@ -180,9 +184,10 @@ def test_sound(load: Load, small: str, sections: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("sections", [sections for sections, _ in BROKEN.values()], ids=BROKEN)
-def test_broken_beside_another_fault(faults: Faults, small: str, sections: dict[str, object]) -> None:
+def test_broken_beside_another_fault(faults: Faults, small: str, sections: dict[str, Any]) -> None:
     (alone,) = faults(with_sections(small, sections))
-    assert alone in faults(with_sections(small, sections | {"slo": {"unknown": 1}}))
+    slo = {**sections.get("slo", {}), "unknown": 1}
+    assert alone in faults(with_sections(small, sections | {"slo": slo}))
 
 
 def test_every_rule_is_broken_by_a_case(small: str) -> None:

@@ -48,6 +48,13 @@ class Shell:
         assert found == code, (done.stdout, stderr, done.exception)
         return Ran(done.stdout, stderr)
 
+    def serve(self, *words: str, code: int = 0) -> Ran:
+        """In a process of its own, which starts another one."""
+        command = [sys.executable, "-m", "pipeline.cli.main", "serve", "--detach", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        assert done.returncode == code, done.stdout + done.stderr
+        return Ran(done.stdout, done.stderr)
+
     def ps(self) -> dict[str, dict[str, Any]]:
         return {one["name"]: one for one in json.loads(self.run("ps", "--json").stdout)}
 
@@ -68,7 +75,7 @@ def test_from_detach_to_stop(cpu_package: Path, shell: Shell, tmp_path: Path) ->
     free = Ports.free()
     ports = (f"--http-port={free.http}", f"--grpc-port={free.grpc}", f"--metrics-port={free.metrics}")
     words = ("--package", str(moved), "--port", "0", *ports)
-    started = shell.run("serve", *words, "--detach")
+    started = shell.serve(*words)
     assert "ready after" in started.stderr
     assert "stop: pipeline stop" in started.stderr
     assert "support runs as process" in started.stdout
@@ -95,7 +102,7 @@ def test_from_detach_to_stop(cpu_package: Path, shell: Shell, tmp_path: Path) ->
     assert "running: support" in shell.run("stream", "suport", "Hello", code=2).stderr
     assert shell.ps()["support"]["figures"]["kv_used"] is not None
 
-    refused = shell.run("serve", *words, "--detach", code=2)
+    refused = shell.serve(*words, code=2)
     assert "support is served already by process" in refused.stderr
 
     logs = shell.run("logs", "support").stdout
@@ -119,7 +126,7 @@ def test_from_detach_to_stop(cpu_package: Path, shell: Shell, tmp_path: Path) ->
 def test_a_start_that_fails_says_why(cpu_package: Path, shell: Shell) -> None:
     """Its exit code is that of the process that failed."""
     taken = "--grpc-port=7001", "--http-port=7001"
-    done = shell.run("serve", "--package", str(cpu_package), "--no-gateway", "--detach", *taken, code=2)
+    done = shell.serve("--package", str(cpu_package), "--no-gateway", *taken, code=2)
     assert "must be three ports" in done.stderr
     assert "it ended with exit code 2 before it was ready" in done.stderr
     assert shell.ps() == {}
