@@ -34,6 +34,8 @@ _SECTIONS = {  # section -> command -> what it does
         "ps": "List what is served on this machine, and how it is.",
         "logs": "Print what a deployment's Triton, gateway and supervisor say.",
         "stop": "End deployments, when their requests are completed.",
+        "rollout": "Serve another package of a running deployment, without a request that fails.",
+        "rollback": "Serve the package again that was served before.",
         "deploy": "Write what other tools run: a docker script, a compose file, a systemd unit.",
         "gateway": "Run the OpenAI API apart, in front of servers here or elsewhere.",
     },
@@ -48,6 +50,7 @@ _SECTIONS = {  # section -> command -> what it does
     },
     "Inspect": {
         "doctor": "Say what this machine has, and which recipes can be built and deployed here.",
+        "accept": "Build, serve and check a recipe on this machine, and write one report to send back.",
         "rules": "List the rules that recipes and machines are held against, with reasons and sources.",
         "versions": "Print the releases of TensorRT-LLM that recipes may name, or check a combination.",
         "store": "Look after the artifacts that builds leave on disk.",

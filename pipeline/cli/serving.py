@@ -242,8 +242,18 @@ def serve_options_of(
         logs=shelf.logs,
         restart=RestartPolicy(values["max_restarts"], values["restart_window_s"]),
         hashes=shelf.hashes,
+        use=lambda package: _use(package, shelf),
         traces=traces_endpoint(values.get("traces")),
     )
+
+
+def _use(package: Path, shelf: Store) -> bool:
+    """Keep a package of the store from being collected; of one elsewhere, tell whether it is there."""
+    from pipeline.store import Artifact, Manifest
+
+    if package.parent != shelf.artifacts or not package.is_dir():
+        return package.is_dir()
+    return shelf.use(Artifact(package, Manifest.load(package)))
 
 
 def stop_on_signals() -> threading.Event:

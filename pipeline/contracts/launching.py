@@ -96,6 +96,12 @@ def tracing(url: str) -> tuple[str, ...]:
 
 
 @cache
+def upstream_clients() -> str:
+    """Folder of upstream's own clients in the containers; the same for all versions."""
+    return str(_data()["programs"]["upstream_clients"]["value"])
+
+
+@cache
 def launch_facts(version: str) -> LaunchFacts:
     """Look up how a version of TensorRT-LLM is started.
 

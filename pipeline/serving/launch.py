@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,6 +99,7 @@ class ServeOptions:
         pull_deadline_s: Time in which the image must have been pulled.
         allowed: Rules of preflight whose errors do not stop the start.
         hashes: Remembers which of the package's files need not be read again.
+        use: Keeps a package's folder from being collected as garbage while this process runs; false if it is gone.
         recipe: Words that name recipe and store on a command line; empty where only the package is known.
         settings: Values of the recipe, all of them; None where only the package is known.
         traces: Where an OTLP/HTTP receiver takes Triton's spans, as `traces_endpoint` makes it; None for no spans.
@@ -119,6 +120,7 @@ class ServeOptions:
     pull_deadline_s: float = 3600.0
     allowed: frozenset[str] = frozenset()
     hashes: FileHashes = field(default_factory=lambda: FileHashes(None))
+    use: Callable[[Path], bool] = Path.is_dir
     recipe: tuple[str, ...] = ()
     settings: Mapping[str, Any] | None = None
     traces: str | None = None

@@ -39,6 +39,7 @@ from pipeline.serving.launch_docker import DockerLauncher
 from pipeline.serving.launch_gpu import NativeLauncher
 from pipeline.serving.log_files import log_folder, rotate
 from pipeline.serving.preflight import check_container, check_local, refuse
+from pipeline.serving.rollout import Rollouts
 from pipeline.serving.server import StartCancelled, TritonServer, local_launcher
 from pipeline.serving.supervisor import Supervisor
 from pipeline.store import FileHashes
@@ -116,6 +117,7 @@ def serve(
             progress,
             stop,
         )
+        Rollouts(supervisor, _make_triton, progress)
         control = _open_control(control_path, supervisor, progress, stack)
         supervisor.run(
             lambda: progress.say(
