@@ -72,13 +72,10 @@ class RunningServer:
         control: Socket on which the supervisor takes commands; None if it takes none.
         recipe: Words of a command line that name the recipe and its store.
         previous: Package that `pipeline rollback` would take; None if there was no exchange.
-<<<<<<< HEAD
-        boot_id: Which start of the machine `uptime_s` counts from.
-        uptime_s: When the supervisor began, in seconds since then: the clock may be set while it runs.
-=======
         settings: Values of the recipe that it is served with, all of them, paths absolute; None where only the package
             is known. So it can be asked by its name when the recipe's file is elsewhere, changed or gone.
->>>>>>> product
+        boot_id: Which start of the machine `uptime_s` counts from.
+        uptime_s: When the supervisor began, in seconds since then: the clock may be set while it runs.
     """
 
     pid: int
