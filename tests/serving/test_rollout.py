@@ -15,7 +15,7 @@ import pytest
 from pipeline.errors import ServerError, UserError
 from pipeline.gateway.app import Gateway
 from pipeline.gateway.record_follower import RecordFollower
-from pipeline.gateway.served_model import ServedModel
+from pipeline.gateway.served_model import ServedModel, WaitLimits
 from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.tenants import Tenants
 from pipeline.golden import GoldenQuestion, GoldenSet, write_document
@@ -77,7 +77,9 @@ def gateway(folder: Path) -> Iterator[str]:
 
     def load(now: RunningServer) -> ServedModel:
         urls = (now.grpc_url,)
-        return ServedModel.from_package("support", now.deployment.parent, urls, cache=None, max_waiting=64)
+        return ServedModel.from_package(
+            "support", now.deployment.parent, urls, cache=None, waits=WaitLimits()
+        )
 
     follower = RecordFollower("support", folder, record, load)
     app = Gateway({"support": load(record)}, Tenants(), followers=[follower])
