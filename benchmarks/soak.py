@@ -44,10 +44,12 @@ import httpx
 from pipeline import progress
 from pipeline.acceptance.run import questions
 from pipeline.acceptance.served import ServedDeployment
-from pipeline.cli.serving import package_of
 from pipeline.client import percentile
 from pipeline.machine.processes import ProcessMemory, processes_below
+from pipeline.prepare import prepare
+from pipeline.recipe import load_recipe
 from pipeline.serving.live import MetricsPage
+from pipeline.stages import Builder
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment, DeploymentLimits
 from pipeline.triton.running import RunningServer
@@ -382,8 +384,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="pipeline-soak-") as folder:
         # A cache of this run's own: what an earlier one has kept would be hit at once.
         cache = f"cache={{enabled: true, backend: {{kind: sqlite, path: {folder}/cache.sqlite}}}}"
-        package, words = package_of(chosen.recipe, (cache,), store, build=True, offline=False, report=report)
-        deployment = Deployment.load(package)
+        recipe = load_recipe(chosen.recipe, (cache,))
+        package = Builder(prepare(recipe, store, progress=report), store, report).run().path
+        deployment, words = Deployment.load(package), (*recipe.words, *store.words)
         keys = Path(folder) / "keys.yaml"
         tenants = "".join(f"  {name}: {{keys: [sk-{name}]}}\n" for name in TENANTS)
         keys.write_text(f"tenants:\n{tenants}")
