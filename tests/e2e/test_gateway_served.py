@@ -204,7 +204,7 @@ def test_openais_client_streams_from_triton(
         )
         assert "".join(chunk.choices[0].delta.content or "" for chunk in uncached) == text
         with urllib.request.urlopen(f"{url}/metrics", timeout=5) as page:
-            assert b'pipeline_cache_events_total{model="cached",event="hit_exact"} 1' in page.read()
+            assert b'pipeline_cache_events_total{event="hit_exact",model="cached"} 1' in page.read()
         with pytest.raises(openai.BadRequestError, match="prompts of at most 128 tokens"):
             client.chat.completions.create(
                 model="cached", messages=[{"role": "user", "content": "parcel " * 200}]
