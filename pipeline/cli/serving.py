@@ -37,9 +37,17 @@ _OPTIONS = (
     ),
     click.option(
         "--health-interval-s",
-        default=30.0,
+        type=click.FloatRange(min=0),
+        default=1.0,
         show_default=True,
         help="Time between checks by inference; 0: none.",
+    ),
+    click.option(
+        "--hang-timeout-s",
+        type=click.FloatRange(min=0.5),
+        metavar="SECONDS",
+        help="Time without an answer and without progress after which a model counts as hung; by default 3, and more "
+        "where one step of the engine may take longer.",
     ),
     click.option(
         "--log",
@@ -102,6 +110,7 @@ def serve_options_of(
         log_file=values["log"],
         start_deadline_s=values["start_timeout_s"],
         health_interval_s=values["health_interval_s"],
+        hang_timeout_s=values["hang_timeout_s"],
         running=shelf.running,
         logs=shelf.logs,
         restart=RestartPolicy(values["max_restarts"], values["restart_window_s"]),

@@ -90,6 +90,8 @@ class ServeOptions:
         start_deadline_s: Time to become ready; None for what the package's size asks for.
         stop_deadline_s: Time to end, a third of it for requests in flight.
         health_interval_s: Time between checks by inference; 0 for no checks.
+        hang_timeout_s: Time without an answer and without progress after which a server counts as hung; None for what
+            the package asks for.
         running: Folder where servers are announced; None for no announcement.
         logs: Folder for the logs of all servers; None for the temporary folder.
         restart: When a server that failed is started again.
@@ -109,7 +111,8 @@ class ServeOptions:
     log_file: Path | None = None
     start_deadline_s: float | None = None
     stop_deadline_s: float = 10.0
-    health_interval_s: float = 30.0
+    health_interval_s: float = 1.0
+    hang_timeout_s: float | None = None
     running: Path | None = None
     logs: Path | None = None
     restart: RestartPolicy = field(default_factory=RestartPolicy)

@@ -408,8 +408,8 @@ class _Vacancy:
     def start(self, stop: threading.Event) -> None:
         pass
 
-    def fault(self) -> str | None:
-        return None
+    def check(self) -> None:
+        pass
 
     def stop(self, *, at_once: bool) -> None:
         pass

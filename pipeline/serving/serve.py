@@ -33,12 +33,13 @@ from pipeline.progress import Progress, Silent, Task
 from pipeline.serving.announcement import Announcement
 from pipeline.serving.control import ControlServer
 from pipeline.serving.gateway_process import GatewayLaunch, GatewayProcess
-from pipeline.serving.health import ProbeGeneration
 from pipeline.serving.launch import Launcher, ServeOptions
 from pipeline.serving.launch_docker import DockerLauncher
 from pipeline.serving.launch_gpu import NativeLauncher
 from pipeline.serving.log_files import log_folder, rotate
+from pipeline.serving.monitor import HealthIssue, HealthMonitor
 from pipeline.serving.preflight import check_container, check_local, refuse
+from pipeline.serving.probe import ProbeGeneration
 from pipeline.serving.rollout import Rollouts
 from pipeline.serving.server import StartCancelled, TritonServer, local_launcher
 from pipeline.serving.supervisor import Supervisor
@@ -46,6 +47,8 @@ from pipeline.store import FileHashes
 from pipeline.triton.deployment import ENTRY, Deployment
 from pipeline.triton.repository import check_package, check_without_weights
 from pipeline.triton.running import RunningServer
+
+_ENDING_S = 0.5
 
 
 def serve(
@@ -142,7 +145,7 @@ class TritonComponent:
         self.warm: ProbeGeneration | None = None  # the last answer of the warm-up
         self._progress = progress
         self._verified = False
-        self._next_check = 0.0
+        self._monitor: HealthMonitor | None = None
 
     @property
     def name(self) -> str:
@@ -174,25 +177,37 @@ class TritonComponent:
                 raise verification.failure from error
             raise
         self._verified = True
-        self._next_check = time.monotonic() + self.options.health_interval_s
-
-    def fault(self) -> str | None:
-        """See `supervisor.Component`."""
-        code = self.server.exit_code
-        if code is not None:
-            return str(self.server.failure(f"Triton for {self.name} {exit_reason(code)}"))
-        if not self.options.health_interval_s or time.monotonic() < self._next_check:
-            return None
-        self._next_check = time.monotonic() + self.options.health_interval_s
+        server, options = self.server, self.options
+        self._monitor = HealthMonitor(
+            server.deployment, server.grpc_url, server.metrics_url, server.pids,
+            interval_s=options.health_interval_s, hang_timeout_s=options.hang_timeout_s,
+        )  # fmt: skip
         try:
-            self.server.check_health()
+            self._monitor.first_round(server.start_deadline_s, stop)
         except ServerError as error:
-            return str(error)
-        return None
+            raise server.failure(str(error)) from None
+
+    def check(self) -> HealthIssue | None:
+        """See `supervisor.Component`."""
+        assert self._monitor is not None, "start made it"
+        code, why = self.server.exit_code(), ""
+        if code is None:
+            found = self._monitor.check()
+            if found is None or found.kind == "doubt":
+                return found
+            # When the server dies, its models do, too, and may be seen first.
+            code, why = self.server.exit_code(_ENDING_S), f"is ill: {found.reason}"
+        why = why if code is None else exit_reason(code)
+        return HealthIssue("fault", str(self.server.failure(f"Triton for {self.name} {why}", tail=False)))
 
     def stop(self, *, at_once: bool) -> None:
         """See `supervisor.Component`."""
-        self.server.stop(at_once=at_once)
+        monitor, self._monitor = self._monitor, None
+        if at_once:
+            self.server.stop(at_once=True)
+        if monitor is not None:
+            monitor.close()
+        self.server.stop()
 
     @property
     def words(self) -> str:
