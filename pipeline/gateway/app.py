@@ -32,6 +32,7 @@ from pipeline.gateway.errors import ApiError, error_response, from_client_error
 from pipeline.gateway.limits import FairQueue, Tenant
 from pipeline.gateway.metric_names import MetricNames
 from pipeline.gateway.metrics import GatewayMetrics, Restarts
+from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.responses import EventStream, RecordedCompletion, cancel_on_disconnect, json_response
 from pipeline.gateway.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse_request
@@ -63,7 +64,7 @@ class Gateway:
         origins: Sequence[str] = (),
         max_body_bytes: int = _MAX_BODY_BYTES,
         tracer: Tracer | None = None,
-        log_as_json: bool = False,
+        prompt_log: PromptLog | None = None,
         metric_names: Sequence[MetricNames] = (),
         restarts: Restarts = dict,
         followers: Sequence[RecordFollower] = (),
@@ -76,7 +77,7 @@ class Gateway:
             origins: other web pages that may ask.
             max_body_bytes: largest body of a request.
             tracer: exports spans; by default none are.
-            log_as_json: whether log lines are JSON objects.
+            prompt_log: what of prompts and answers goes into the log; by default nothing.
             metric_names: whose names the metrics are shown under besides the gateway's own.
             restarts: reads how often what serves each model was restarted.
             followers: replace models when another package is served, or at another address.
@@ -107,7 +108,7 @@ class Gateway:
         guarded = WebGuard(
             DirectRoutes(generating, application), hosts or AllowedHosts(), origins, keys=tenants.require_keys
         )
-        self.app = AccessLog(with_cors(guarded, origins), self._tracer, self.metrics, as_json=log_as_json)
+        self.app = AccessLog(with_cors(guarded, origins), self._tracer, self.metrics, prompt_log=prompt_log)
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -141,7 +142,7 @@ class Gateway:
             return parsed
 
         def begin(parsed: ChatRequest | CompletionRequest) -> Completion:
-            return Completion(parsed, self._find_model(parsed.model), tenant, record.id)
+            return Completion(parsed, self._find_model(parsed.model), tenant, record.id, record.span)
 
         try:
             if len(body) > _SMALL_BYTES:

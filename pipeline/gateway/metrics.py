@@ -113,18 +113,17 @@ class GatewayMetrics(Collector):
         """
         self._generations[id(generation)] = generation
 
-    def observe(self, generation: Generation, *, chat: bool, began: float, status: int) -> None:
+    def observe(self, generation: Generation, *, began: float, status: int) -> None:
         """Count the tokens of a completion that is over, and record its latencies.
 
         Args:
             generation: what it generated.
-            chat: whether it was a chat completion.
             began: when the request arrived, by `time.perf_counter()`.
             status: HTTP status that it ended with.
         """
         self._generations.pop(id(generation), None)
         model = generation.model.name
-        of = (model, "chat" if chat else "text_completion")
+        of = (model, generation.operation)
         observed = self._histograms
         error_type = "" if status < 400 else str(status)
         self._counters["retries"].labels(model).inc(generation.retries)

@@ -21,6 +21,7 @@ from pipeline.gateway.embeddings import EmbeddingModel
 from pipeline.gateway.limits import FairQueue
 from pipeline.gateway.metric_names import MetricNames
 from pipeline.gateway.metrics import Restarts
+from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.readiness import PROBE_ID
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.served_model import ServedModel
@@ -146,7 +147,7 @@ def starter(folder: Path, stack: ExitStack) -> Start:
         cached: bool = False,
         model: Any = None,
         tracer: Tracer | None = None,
-        log_as_json: bool = False,
+        prompt_log: PromptLog | None = None,
         limits: ConnectionLimits | None = None,
         origins: Sequence[str] = (),
         metric_names: Sequence[MetricNames] = (),
@@ -164,7 +165,7 @@ def starter(folder: Path, stack: ExitStack) -> Start:
             origins=origins,
             max_body_bytes=10_000,
             tracer=tracer,
-            log_as_json=log_as_json,
+            prompt_log=prompt_log,
             metric_names=metric_names,
             restarts=restarts,
             followers=followers(upstream.url),
