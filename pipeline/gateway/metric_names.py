@@ -101,7 +101,7 @@ class View:
 
 _MODEL = {"model": "model"}
 
-PIPELINE_VIEWS = (
+OWN_VIEWS = (
     View(
         "pipeline_requests",
         "HTTP requests by the status they ended with, those refused before the application included; probes, scrapes "

@@ -21,7 +21,7 @@ from pipeline.gateway.metric_names import (
     DURATION_BUCKETS_S,
     ITL_BUCKETS_S,
     OTHER_VIEWS,
-    PIPELINE_VIEWS,
+    OWN_VIEWS,
     QUEUE_BUCKETS_S,
     TOKEN_BUCKETS,
     TTFT_BUCKETS_S,
@@ -59,7 +59,7 @@ class GatewayMetrics(Collector):
             restarts: reads how often what serves each model was restarted.
         """
         self._models, self._restarts = models, restarts
-        self._views = [*PIPELINE_VIEWS, *(view for name in names for view in OTHER_VIEWS[name])]
+        self._views = [*OWN_VIEWS, *(view for name in names for view in OTHER_VIEWS[name])]
         self._generations: dict[int, Generation] = {}  # under way, by identity
         self._ready: Mapping[str, bool] = {}
         by_operation = ("model", "operation")
