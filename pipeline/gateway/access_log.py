@@ -29,7 +29,9 @@ from pipeline.gateway.traces import Span, TraceContext, Tracer, random_hex
 _log = logging.getLogger("pipeline.gateway")
 _REQUEST_ID = re.compile(r"[\w.-]{1,64}")
 _UNLOGGED = ("/", "/metrics", "/healthz", "/readyz")
-_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models")
+_ENDPOINTS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/cache/false_hits",
+)  # fmt: skip
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH")
 # Of W3C Trace Context: the length that has to be propagated at least, the length of a list member from which on it is
 # dropped first, and the most members that there may be.

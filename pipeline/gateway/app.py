@@ -29,13 +29,20 @@ from pipeline.gateway.access_log import AccessLog, RequestRecord
 from pipeline.gateway.completions import Completion
 from pipeline.gateway.embeddings import EmbeddingModel, create_embeddings, embedding_model_name
 from pipeline.gateway.errors import ApiError, error_response, from_client_error
+from pipeline.gateway.false_hits import CacheHits
 from pipeline.gateway.limits import FairQueue, Tenant
 from pipeline.gateway.metric_names import MetricNames
 from pipeline.gateway.metrics import GatewayMetrics, Restarts
 from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.responses import EventStream, RecordedCompletion, cancel_on_disconnect, json_response
-from pipeline.gateway.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse_request
+from pipeline.gateway.schema import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    FalseHitRequest,
+    parse_request,
+)
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.traces import LocalTracer, Tracer
@@ -88,6 +95,7 @@ class Gateway:
         self.draining = False
         self._max_body_bytes = max_body_bytes
         self._parsers = ParserThreads()
+        self._hits = CacheHits()
         self._arriving_bytes = 0
         self._tracer = tracer or LocalTracer()
         generating = {"/v1/chat/completions": self._chat, "/v1/completions": self._complete}
@@ -96,6 +104,7 @@ class Gateway:
                 Route("/", self._page),
                 *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generating.items()),
                 Route("/v1/embeddings", self._embed, methods=["POST"]),
+                Route("/v1/cache/false_hits", self._report_false_hit, methods=["POST"]),
                 Route("/v1/models", self._list),
                 Route("/v1/models/{name:path}", self._show),
                 Route("/metrics", self._metrics),
@@ -158,7 +167,7 @@ class Gateway:
             raise answered from error
         except ClientError as error:
             raise from_client_error(error) from error
-        recorded = RecordedCompletion(completion, self.metrics, record)
+        recorded = RecordedCompletion(completion, self.metrics, self._hits, record)
         return EventStream(recorded) if completion.streams else await json_response(request, recorded)
 
     async def _embed(self, request: Request) -> Response:
@@ -177,6 +186,11 @@ class Gateway:
             answer = await create_embeddings(parsed, embedder, counts)
         self.metrics.count_tokens(tenant.name, "prompt", sum(counts))
         return JSONResponse(answer)
+
+    async def _report_false_hit(self, request: Request) -> Response:
+        tenant = self._authenticate(request)
+        report = parse_request(FalseHitRequest, await self._receive_body(request))
+        return JSONResponse(await self._hits.report(tenant.name, report.request_id, self.models))
 
     def _authenticate(self, request: Request) -> Tenant:
         """Find the tenant of a request, and count the request.

@@ -17,6 +17,7 @@ from pipeline.client import ClientError
 from pipeline.gateway.access_log import RequestRecord
 from pipeline.gateway.completions import Completion
 from pipeline.gateway.errors import ApiError, to_api_error
+from pipeline.gateway.false_hits import CacheHit, CacheHits
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.request_spans import end_spans, request_attributes
 from pipeline.gateway.sse import ReaderTooSlow, WriteCoalescer, encode_event
@@ -28,15 +29,18 @@ _BROKEN_OFF = ("upstream_lost", "timeout", "upstream_error")
 class RecordedCompletion:
     """A completion with the metrics and the log record that it ends up in."""
 
-    def __init__(self, completion: Completion, metrics: GatewayMetrics, record: RequestRecord) -> None:
+    def __init__(
+        self, completion: Completion, metrics: GatewayMetrics, hits: CacheHits, record: RequestRecord
+    ) -> None:
         """
         Args:
             completion: of the request.
             metrics: of the gateway.
+            hits: remembers what the cache answered.
             record: of the request.
         """
         self.completion, self.record = completion, record
-        self._metrics = metrics
+        self._metrics, self._hits = metrics, hits
         metrics.begin(completion.generation)
 
     @property
@@ -70,6 +74,9 @@ class RecordedCompletion:
         generation, cached = self.completion.generation, self.completion.cached
         choices, began = list(generation.stats.values()), self.record.began
         self._metrics.observe(generation, began=began, status=status)
+        if keys := [one.cached.key for one in choices if one.cached is not None and one.cached.key]:
+            hit = CacheHit(generation.model.name, keys)
+            self._hits.remember(generation.tenant.name, self.record.id, hit)
         first_chunks = [one.first_chunk for one in generation.times.values() if one.first_chunk is not None]
         self.record.outcome = status
         self.record.fields |= {
