@@ -77,7 +77,7 @@ def test_from_detach_to_stop(cpu_package: Path, shell: Shell, tmp_path: Path) ->
     words = ("--package", str(moved), "--port", "0", *ports)
     started = shell.serve(*words)
     assert "ready after" in started.stderr
-    assert "stop: pipeline stop" in started.stderr
+    assert f"stop: pipeline stop support --store {shell.store}" in started.stderr
     assert "support runs as process" in started.stdout
     assert f"stop: pipeline stop support --store {shell.store}" in started.stdout
 
@@ -96,6 +96,8 @@ def test_from_detach_to_stop(cpu_package: Path, shell: Shell, tmp_path: Path) ->
     assert shell.run("generate", "support", "Hello", "--max-tokens", "4", "--json").stdout.startswith("{")
     described = json.loads(shell.run("gateway", "support", "--dry-run", "--json").stdout)
     assert described["models"][0]["endpoints"] == [found["grpc_url"]]
+    apart = ("gateway", "--package", str(moved), "--endpoint", found["grpc_url"], "--dry-run", "--json")
+    assert json.loads(shell.run(*apart).stdout) == described, "as a compose file starts it"
     with urllib.request.urlopen(f"{found['gateway_url']}/v1/models", timeout=30) as answer:
         assert json.load(answer)["data"][0]["id"] == "support"
     assert "support has no response cache here yet" in shell.run("cache", "stats", "support", code=2).stderr
