@@ -61,3 +61,19 @@ HEALTHCHECK --interval=30s --timeout=30s --start-period=30m --retries=3 \
     CMD ["/opt/pipeline/bin/python", "-m", "pipeline.serving.health"]
 USER 1000:1000
 ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh", "/opt/pipeline/bin/python", "-m", "pipeline.serving.entrypoint"]
+
+# Both in one, for scripts/accept_on_gpu: builds, serves and checks a recipe, and writes a report. What the first stage
+# pins lies in /opt/pipeline, in front of the image's own packages; Triton and trtllm-build run with those.
+FROM serve AS accept
+USER root
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    wheel=$(find /wheels -name 'trtllm_pipeline-*.whl') \
+    && python3 -m pip --python /opt/pipeline/bin/python install --no-cache-dir "${wheel}[hub,calibrate,gateway]" \
+    && install --directory --owner=1000 --group=1000 /store /reports
+ENV PIPELINE_STORE=/store
+VOLUME /store
+WORKDIR /reports
+HEALTHCHECK NONE
+USER 1000:1000
+ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh", "/opt/pipeline/bin/pipeline", "accept"]
+CMD ["--help"]

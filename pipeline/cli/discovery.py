@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.errors import UserError
 from pipeline.gateway.record_follower import RecordFollower
-from pipeline.gateway.served_model import ServedModel, load_chat_template
+from pipeline.gateway.served_model import ServedModel, WaitLimits, load_chat_template
 from pipeline.gateway.tools.dialects import dialect_of
 from pipeline.prepare import prepare
 from pipeline.progress import Silent
@@ -54,13 +54,13 @@ class LocatedModel:
         }
 
 
-def load_served_model(located: LocatedModel, store: Store, *, max_waiting: int) -> ServedModel:
+def load_served_model(located: LocatedModel, store: Store, *, waits: WaitLimits) -> ServedModel:
     """Load a model for the gateway, behind the response cache of its recipe.
 
     Args:
         located: the model.
         store: of artifacts; the cache's files lie there, too.
-        max_waiting: how many requests may wait for a slot.
+        waits: of the requests of each model.
 
     Raises:
         UserError: the cache that the recipe asks for cannot be opened.
@@ -74,26 +74,26 @@ def load_served_model(located: LocatedModel, store: Store, *, max_waiting: int) 
         located.package,
         located.urls,
         cache=cache,
-        max_waiting=max_waiting,
+        waits=waits,
         stall_s=5.0 if itl_ms is None else itl_ms / 100,
     )
 
 
 def record_followers(
-    located: Iterable[LocatedModel], store: Store, *, max_waiting: int
+    located: Iterable[LocatedModel], store: Store, *, waits: WaitLimits
 ) -> list[RecordFollower]:
     """Make what keeps the models of a gateway up to date: of those that were found by the names of their recipes.
 
     Args:
         located: the models.
         store: of artifacts, and of what is served on this machine.
-        max_waiting: how many requests may wait for a slot.
+        waits: of the requests of each model.
     """
 
     def follower(one: LocatedModel, record: RunningServer) -> RecordFollower:
         def load(now: RunningServer) -> ServedModel:
             moved = LocatedModel(one.recipe, now.deployment.parent, (now.grpc_url,), now)
-            return load_served_model(moved, store, max_waiting=max_waiting)
+            return load_served_model(moved, store, waits=waits)
 
         return RecordFollower(one.recipe.name, store.running, record, load)
 

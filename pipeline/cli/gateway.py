@@ -63,6 +63,21 @@ _OPTIONS = (
         help="Requests that may wait for a model; more are answered by 429.",
     ),
     click.option(
+        "--max-wait-s",
+        type=click.FloatRange(min=0),
+        default=30.0,
+        show_default=True,
+        help="Seconds that a request waits while a model is not ready, because its server is started again for "
+        "example; then it is answered by 503.",
+    ),
+    click.option(
+        "--idle-timeout-s",
+        type=click.FloatRange(min=0),
+        default=60.0,
+        show_default=True,
+        help="Seconds without a token after which an answer is given up and its request is told so; 0 is never.",
+    ),
+    click.option(
         "--max-connections",
         type=click.IntRange(min=1),
         default=1024,
@@ -75,7 +90,8 @@ _OPTIONS = (
     click.option(
         "--traces",
         metavar="URL",
-        help="OTLP receiver for spans, such as http://localhost:4318; by default $OTEL_EXPORTER_OTLP_ENDPOINT.",
+        help="OTLP/HTTP receiver for spans, such as http://localhost:4318; by default $OTEL_EXPORTER_OTLP_ENDPOINT. "
+        "`pipeline serve` hands it to Triton, too.",
     ),
     click.option(
         "--metric-names",
@@ -136,6 +152,8 @@ def command(
     allowed_hosts: tuple[str, ...],
     allowed_origins: tuple[str, ...],
     max_waiting: int,
+    max_wait_s: float,
+    idle_timeout_s: float,
     max_connections: int,
     drain_s: int,
     traces: str | None,
@@ -173,6 +191,7 @@ def command(
     from pipeline.cli.discovery import load_served_model, locate_models, record_followers
     from pipeline.gateway.access_log import log_to_stderr
     from pipeline.gateway.app import Gateway
+    from pipeline.gateway.served_model import WaitLimits
     from pipeline.gateway.server import ConnectionLimits, GatewayServer, bound_sockets
     from pipeline.gateway.tenants import Tenants
     from pipeline.gateway.traces import make_tracer
@@ -190,12 +209,11 @@ def command(
         click.echo(json.dumps({"models": described}, indent=2) if as_json else "\n".join(lines))
         return
     log_to_stderr(as_json=log_format == "json")
+    waits = WaitLimits(max_waiting, max_wait_s, idle_timeout_s or None)
     with _inherited(descriptors) if descriptors else bound_sockets(host, port) as sockets:
         located = locate_models(recipes, overrides, artifacts, elsewhere, wait_s=wait_s)
-        models = {
-            one.recipe.name: load_served_model(one, artifacts, max_waiting=max_waiting) for one in located
-        }
-        followers = record_followers(located, artifacts, max_waiting=max_waiting)
+        models = {one.recipe.name: load_served_model(one, artifacts, waits=waits) for one in located}
+        followers = record_followers(located, artifacts, waits=waits)
         hosts = AllowedHosts(host, allowed_hosts)
         if not hosts.loopback and (advice := _advice(allowed_hosts, keys=tenants.require_keys)):
             click.echo(advice, err=True)

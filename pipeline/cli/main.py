@@ -32,6 +32,8 @@ _SECTIONS = {  # section -> command -> what it does
     "Serve": {
         "serve": "Run Triton with a recipe's model on this machine until Ctrl-C.",
         "deploy": "Serve a recipe on this machine or in a container, checked against the machine first.",
+        "rollout": "Serve another package of a running deployment, without a request that fails.",
+        "rollback": "Serve the package again that was served before.",
         "gateway": "Serve recipes' models as OpenAI does, in front of running servers.",
     },
     "Ask": {
@@ -45,6 +47,7 @@ _SECTIONS = {  # section -> command -> what it does
     },
     "Inspect": {
         "doctor": "Say what this machine has, and which recipes can be built and deployed here.",
+        "accept": "Build, serve and check a recipe on this machine, and write one report to send back.",
         "rules": "List the rules that recipes and machines are held against, with reasons and sources.",
         "versions": "Print the releases of TensorRT-LLM that recipes may name, or check a combination.",
         "store": "Look after the artifacts that builds leave on disk.",

@@ -89,7 +89,7 @@ def serve_options_of(
         ports: Ports to take whatever the options say.
         more: Other fields of `ServeOptions`.
     """
-    from pipeline.serving.launch import Ports, ServeOptions
+    from pipeline.serving.launch import Ports, ServeOptions, traces_endpoint
     from pipeline.serving.restart import RestartPolicy
 
     address = values["address"]
@@ -106,10 +106,21 @@ def serve_options_of(
         logs=shelf.logs,
         restart=RestartPolicy(values["max_restarts"], values["restart_window_s"]),
         hashes=shelf.hashes,
+        use=lambda package: _use(package, shelf),
         allowed=values["allowed"],
         recipe=words,
+        traces=traces_endpoint(values.get("traces")),
         **more,
     )
+
+
+def _use(package: Path, shelf: Store) -> bool:
+    """Keep a package of the store from being collected; of one elsewhere, tell whether it is there."""
+    from pipeline.store import Artifact, Manifest
+
+    if package.parent != shelf.artifacts or not package.is_dir():
+        return package.is_dir()
+    return shelf.use(Artifact(package, Manifest.load(package)))
 
 
 def package_of(

@@ -53,6 +53,11 @@ class AsyncClient(ClientBase):
             for endpoint in self._open_pool.all:
                 await endpoint.channel.close()
 
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The servers, with what is known of each. Needs a running event loop."""
+        return self._pool.all
+
     async def model(self) -> ModelSignature:
         """Return what the model takes and returns. The server is asked once.
 

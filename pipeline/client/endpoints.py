@@ -71,7 +71,7 @@ def channel_options(keep_alive: KeepAlive) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", -1),
         # gRPC's own backoff grows to 120 s: a server that was away for minutes would stay away for minutes more.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.max_reconnect_backoff_ms", 500),
         ("grpc.keepalive_time_ms", round(keep_alive.time_s * 1e3)),
         ("grpc.keepalive_timeout_ms", round(keep_alive.timeout_s * 1e3)),
         ("grpc.keepalive_permit_without_calls", int(keep_alive.while_idle)),

@@ -189,7 +189,9 @@ def lost(text: str, *, url: str, started: bool) -> ClientError:
     """
     if started:
         return ServerLost(f"the server was lost in the middle of the answer: {text}")
-    return ConnectFailed(f"no answer from {url}: {text}")
+    error = ConnectFailed(f"no answer from {url}: {text}")
+    error.url = url
+    return error
 
 
 def error_from_message(

@@ -86,6 +86,21 @@ def restricted() -> tuple[str, ...]:
     return tuple(_data()["arguments"]["restricted"]["value"])
 
 
+def tracing(url: str) -> tuple[str, ...]:
+    """Options of a Triton that exports spans of the requests that bear a trace context; the same for all versions.
+
+    Args:
+        url: at which an OTLP/HTTP receiver takes traces.
+    """
+    return tuple(argument.format(traces=url) for argument in _data()["arguments"]["tracing"]["value"])
+
+
+@cache
+def upstream_clients() -> str:
+    """Folder of upstream's own clients in the containers; the same for all versions."""
+    return str(_data()["programs"]["upstream_clients"]["value"])
+
+
 @cache
 def launch_facts(version: str) -> LaunchFacts:
     """Look up how a version of TensorRT-LLM is started.

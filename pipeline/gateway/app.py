@@ -42,7 +42,6 @@ from pipeline.gateway.web import AllowedHosts, WebGuard, with_cors
 
 _MAX_BODY_BYTES = 4 * 2**20
 _MAX_ARRIVING_BYTES = 256 * 2**20  # of all bodies that are being received
-_PROBE_S = 5
 # Up to this size (bytes of JSON) parsing a request and counting its tokens takes about a millisecond.
 _SMALL_BYTES = 8 * 1024
 # Largest request of each pool of threads. There are several, so that no request waits for much longer ones.
@@ -112,6 +111,8 @@ class Gateway:
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        for model in self.models.values():
+            model.readiness.start()
         following = [asyncio.create_task(follower.run(self.models)) for follower in self._followers.values()]
         yield
         for task in following:
@@ -264,7 +265,7 @@ class Gateway:
         return HTMLResponse(html, headers={"content-security-policy": policy})
 
     async def _metrics(self, request: Request) -> Response:
-        faults = await self._faults()
+        faults = self._faults()
         ready = {name: name not in faults for name in self.models}
         page, content_type = self.metrics.render(request.headers.get("accept", ""), ready)
         return Response(page, headers={"content-type": content_type})
@@ -273,8 +274,8 @@ class Gateway:
         return PlainTextResponse("ok\n")
 
     async def _ready(self, _: Request) -> Response:
-        """200 if any model can be reached, with what is wrong with the others, and which package each model is of."""
-        faults = await self._faults()
+        """200 if any model can be asked, with what is wrong with the others, and which package each model is of."""
+        faults = self._faults()
         ready = len(faults) < len(self.models) and not self.draining
         if self.draining:
             faults["gateway"] = "draining"
@@ -291,10 +292,10 @@ class Gateway:
         content = {"ready": ready, "faults": stale | faults, "models": models}
         return JSONResponse(content, 200 if ready else 503)
 
-    async def _faults(self) -> dict[str, str]:
+    def _faults(self) -> dict[str, str]:
         """What is wrong with each model that cannot be asked now."""
-        probed = await asyncio.gather(*map(_probe, self.models.values()))
-        return {name: fault for name, fault in zip(self.models, probed, strict=True) if fault}
+        faults = {name: model.readiness.fault for name, model in self.models.items()}
+        return {name: fault for name, fault in faults.items() if fault}
 
 
 class ParserThreads:
@@ -371,15 +372,6 @@ def _chat_page() -> tuple[str, str]:
     own = "; ".join(f"{tag}-src 'sha256-{digest.decode()}'" for tag, digest in digests.items())
     nothing = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     return html, f"{nothing}; {own}; connect-src 'self'; img-src data:"
-
-
-async def _probe(model: ServedModel) -> str | None:
-    """Why a model cannot be asked now; None if it can."""
-    try:
-        async with asyncio.timeout(_PROBE_S):
-            return None if await model.client.ready() else f"{model.client.model_name} is not ready"
-    except (ClientError, TimeoutError) as error:
-        return str(error) or f"no answer within {_PROBE_S} s"
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -16,6 +16,7 @@ from pipeline.client import (
     ModelNotFound,
     PromptTooLong,
     Refused,
+    ServerLost,
 )
 from pipeline.client.sampling import PARAMETERS
 
@@ -46,6 +47,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: float | None = None,
+        completion_tokens: int | None = None,
     ) -> None:
         """
         Args:
@@ -54,15 +56,23 @@ class ApiError(Exception):
             param: field of the request that is at fault.
             code: what is wrong, for programs.
             retry_after_s: seconds after which it is worth asking again.
+            completion_tokens: tokens of the answer that had come, if it broke off.
         """
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.completion_tokens = retry_after_s, completion_tokens
 
     def body(self, request_id: str | None = None) -> dict[str, Any]:
         """Return the JSON object of the error, with the id of the request if it is given."""
         kind = _TYPES.get(self.status, "server_error")
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        error: dict[str, Any] = {
+            "message": self.message,
+            "type": kind,
+            "param": self.param,
+            "code": self.code,
+        }
+        if self.completion_tokens is not None:
+            error["completion_tokens"] = self.completion_tokens
         return {"error": error if request_id is None else {**error, "request_id": request_id}}
 
     def response(self, request_id: str | None = None) -> Response:
@@ -120,5 +130,7 @@ def from_client_error(error: ClientError) -> ApiError:
             return ApiError(504, str(error), code="timeout")
         case ConnectFailed():
             return ApiError(503, str(error), code="unavailable", retry_after_s=5)
+        case ServerLost():
+            return ApiError(502, str(error), code="upstream_lost", retry_after_s=1)
         case _:
             return ApiError(502, str(error), code="upstream_error")

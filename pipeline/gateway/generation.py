@@ -7,12 +7,23 @@ import random
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.cache.client import AsyncCachedStream, AsyncCachingClient
 from pipeline.cache.response_cache import ResponseCache
-from pipeline.client import AsyncStream, Chunk, FinishReason, Refused, Sampling, Stats
+from pipeline.client import (
+    AsyncStream,
+    Busy,
+    Chunk,
+    ConnectFailed,
+    FinishReason,
+    Refused,
+    Retries,
+    Sampling,
+    ServerLost,
+    Stats,
+)
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.response_format import guided_sampling, unsupported_format
@@ -21,6 +32,9 @@ from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.tools.choice import RequestTools, resolve_tools
 
 _SEED_BITS = 63
+# A request that kills the engine each time must not be repeated for ever.
+_MAX_ATTEMPTS = 3
+_BACKOFF = Retries()
 _SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of two choices, which would else be equal
 
 
@@ -84,9 +98,11 @@ class Generation:
     request_id: str
     inputs: ModelInputs = field(init=False)
     stats: dict[int, Stats] = field(default_factory=dict)  # by choice, of those that began and are over
+    retries: int = 0  # how often a choice was asked again
     times: dict[int, ChoiceTimes] = field(default_factory=dict)  # by choice
 
-    _sent: bool = False  # whether a choice was
+    _sent: set[int] = field(default_factory=set)  # choices that the model generates, or has
+    _seeds: dict[int, int] = field(default_factory=dict)  # by choice, of requests without a seed
     _binding: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
@@ -198,15 +214,46 @@ class Generation:
                     yield index, chunk
 
     async def _choice(self, index: int) -> AsyncGenerator[Chunk, None]:
-        await self.model.check_supported(self._sampling(index)[0])
-        times = self.times[index] = ChoiceTimes(time.perf_counter())
-        async with self.model.queue.slot(self.prompt_of(index).tokens + self.max_tokens, self.tenant.name):
+        """Generate one choice. If its server is lost before any of it went out, the model is asked again."""
+        arrived, asked = time.monotonic(), time.perf_counter()
+        attempt = 1
+        while True:
+            self.times[index], begun = ChoiceTimes(asked), False
+            try:
+                async with aclosing(self._attempt(index, arrived)) as chunks:
+                    if not self.request.stream:
+                        for chunk in [chunk async for chunk in chunks]:
+                            yield chunk
+                    async for chunk in chunks:
+                        begun = True
+                        yield chunk
+                return
+            except (ConnectFailed, ServerLost, Busy) as error:
+                if not isinstance(error, Busy):
+                    self.model.readiness.suspect(error.url, str(error))
+                if begun or attempt == _MAX_ATTEMPTS:
+                    raise
+                if isinstance(error, Busy):
+                    await asyncio.sleep(_BACKOFF.backoff_s(attempt))
+            attempt += 1
+            self.retries += 1
+            self.stats.pop(index, None)
+            self._sent.discard(index)
+
+    async def _attempt(self, index: int, arrived: float) -> AsyncGenerator[Chunk, None]:
+        times = self.times[index]
+        tokens = self.prompt_of(index).tokens + self.max_tokens
+        self.model.readiness.start()
+        wait_s = self.model.max_wait_s
+        async with self.model.queue.slot(tokens, self.tenant.name, wait_s=wait_s, arrived=arrived):
             times.started = time.perf_counter()
             async with self._binding:
-                if not self._sent and await self._follow():
-                    await self.model.check_supported(self._sampling(index)[0])
-                self._sent = True
-            async with self._stream(index, *self._sampling(index)) as stream:
+                if not self._sent:
+                    await self._follow()
+                self._sent.add(index)
+            sampling, drawn = self._sampling(index)
+            await self.model.check_supported(sampling)
+            async with self._stream(index, sampling, drawn) as stream:
                 times.sent = time.perf_counter()
                 try:
                     async for chunk in stream:
@@ -223,17 +270,22 @@ class Generation:
                 finally:
                     times.ended = time.perf_counter()
                     if times.first_chunk is not None:
-                        self.stats[index] = stream.stats
+                        self.stats[index] = self._counted(stream)
 
-    async def _follow(self) -> bool:
-        """Go over to what has replaced the model. Returns whether anything has."""
-        before = self.model
+    def _counted(self, stream: AsyncStream | AsyncCachedStream) -> Stats:
+        """The figures of a stream; where it broke off before the model counted its tokens, the tokenizer does."""
+        stats = stream.stats
+        if stats.output_tokens is None and stream.finish_reason is None:
+            return replace(stats, output_tokens=self.model.count_tokens(stream.text))
+        return stats
+
+    async def _follow(self) -> None:
+        """Go over to what has replaced the model."""
         while (latest := self.model.latest) is not self.model:
             self.inputs = await asyncio.to_thread(self._inputs_for, latest)
             latest.hold()
             self.model.release()
             self.model = latest
-        return self.model is not before
 
     def _stream(self, index: int, sampling: Sampling, drawn: Sampling) -> AsyncStream | AsyncCachedStream:
         client, prompt = self.model.client_for(self.tenant.name), self.prompt_of(index)
@@ -273,7 +325,7 @@ class Generation:
             return sampling, {}
         sampling |= {"top_p": request.top_p or 1.0, "top_k": request.top_k or 0}
         if request.seed is None:
-            return sampling, {"seed": random.getrandbits(_SEED_BITS)}
+            return sampling, {"seed": self._seeds.setdefault(index, random.getrandbits(_SEED_BITS))}
         sampling["seed"] = (request.seed + index % (request.n or 1) * _SEED_STEP) % 2**_SEED_BITS
         return sampling, {}
 

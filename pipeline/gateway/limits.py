@@ -21,8 +21,10 @@ from pipeline.gateway.errors import ApiError
 
 _SMOOTHING = 0.1  # of the mean service time
 
-# Due time, sequence number, and a future that is done once the request does not wait any more.
-_Waiter = tuple[float, int, asyncio.Future[None]]
+# Due time, sequence number, a future that is done once the request does not wait any more, and for how many seconds it
+# waits for a model that is not ready.
+_Waiter = tuple[float, int, asyncio.Future[None], float]
+_RETRY_AFTER_S = 5.0
 
 
 class TenantLimits(BaseModel):
@@ -141,6 +143,8 @@ class FairQueue:
     that holds the fewest; among equals, to the one whose last turn is the longest ago. A tenant's requests are ordered
     by arrival plus expected service time, so that a long one is overtaken for a bounded time only: a request that
     arrives later than the long one's own expected service comes after it.
+
+    While the queue is paused, because the model is not ready, no slot is given: requests wait, each for a bounded time.
     """
 
     def __init__(
@@ -160,7 +164,6 @@ class FairQueue:
             clock: monotonic time in seconds.
         """
         self._slots, self._max_waiting, self._s_per_token = slots, max_waiting, s_per_token
-        self.paused = False  # see `pause`
         self._clock = clock
         self._running: Counter[str] = Counter()  # by tenant
         self._waiting: Counter[str] = Counter()  # by tenant, without zeros
@@ -171,6 +174,8 @@ class FairQueue:
         ] = {}  # by tenant: sequence number of the turn in which it last got a slot
         self._sequence = count()
         self._mean_service_s = 1.0
+        self._paused = ""  # why; empty if it is not
+        self._timers: dict[asyncio.Future[None], asyncio.TimerHandle] = {}  # of waiters, while paused
         self.refused = 0
 
     @property
@@ -193,27 +198,48 @@ class FairQueue:
         self._slots = slots
         self._fill()
 
-    def pause(self, paused: bool = True) -> None:
-        """Let all requests wait that have no slot, until the pause is over.
+    @property
+    def paused(self) -> bool:
+        """Whether no slots are given."""
+        return bool(self._paused)
+
+    def pause(self, reason: str) -> None:
+        """Let all requests wait that have no slot, until `resume`.
 
         Args:
-            paused: false ends the pause.
+            reason: why the model is not ready, for those who wait for too long.
         """
-        self.paused = paused
+        began, self._paused = not self._paused, reason or "the model is not ready"
+        if began:
+            for tenant, heap in self._heaps.items():
+                for _, _, future, wait_s in heap:
+                    self._limit_wait(future, tenant, wait_s)
+
+    def resume(self) -> None:
+        """Give slots again."""
+        self._paused = ""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
         self._fill()
 
     @asynccontextmanager
-    async def slot(self, tokens: int, tenant: str = "") -> AsyncIterator[None]:
+    async def slot(
+        self, tokens: int, tenant: str = "", *, wait_s: float = inf, arrived: float | None = None
+    ) -> AsyncIterator[None]:
         """Wait for a slot, and hold it.
 
         Args:
             tokens: of the prompt and, at most, of the answer.
             tenant: name of the tenant.
+            wait_s: how long to wait while the queue is paused, in seconds.
+            arrived: when the request arrived, by the queue's clock; None is now.
 
         Raises:
-            ApiError: 429, with the time after which it is worth asking again.
+            ApiError: 429, with the time after which it is worth asking again; 503, if the model is not ready and the
+                wait for it is over.
         """
-        await self._acquire(tokens, tenant)
+        await self._acquire(tokens, tenant, wait_s, self._clock() if arrived is None else arrived)
         began = self._clock()
         try:
             yield
@@ -221,7 +247,7 @@ class FairQueue:
             self._mean_service_s += _SMOOTHING * (self._clock() - began - self._mean_service_s)
             self._release(tenant)
 
-    async def _acquire(self, tokens: int, tenant: str = "") -> None:
+    async def _acquire(self, tokens: int, tenant: str, wait_s: float, arrived: float) -> None:
         # While a slot is free, no request waits.
         if self._has_free_slot:
             self._running[tenant] += 1
@@ -229,9 +255,11 @@ class FairQueue:
         if self.waiting >= self._max_waiting:
             self._refuse_one(tenant)
         future = asyncio.get_running_loop().create_future()
-        due = self._clock() + tokens * self._s_per_token
-        heapq.heappush(self._heaps.setdefault(tenant, []), (due, next(self._sequence), future))
+        due = arrived + tokens * self._s_per_token
+        heapq.heappush(self._heaps.setdefault(tenant, []), (due, next(self._sequence), future, wait_s))
         self._waiting[tenant] += 1
+        if self._paused:
+            self._limit_wait(future, tenant, wait_s)
         try:
             await future
         except asyncio.CancelledError:
@@ -241,6 +269,22 @@ class FairQueue:
                 # The slot was given at the moment of the cancellation.
                 self._release(tenant)
             raise
+        finally:
+            if timer := self._timers.pop(future, None):
+                timer.cancel()
+
+    def _limit_wait(self, future: asyncio.Future[None], tenant: str, wait_s: float) -> None:
+        def give_up() -> None:
+            if not future.done():
+                self._count_out(tenant)
+                future.set_exception(self._not_ready(f"was not ready for {wait_s:g} s"))
+
+        if wait_s < inf:
+            self._timers[future] = asyncio.get_running_loop().call_later(wait_s, give_up)
+
+    def _not_ready(self, what: str) -> ApiError:
+        text = f"The model {what}: {self._paused}"
+        return ApiError(503, text, code="unavailable", retry_after_s=_RETRY_AFTER_S)
 
     def _release(self, tenant: str) -> None:
         self._running[tenant] -= 1
@@ -250,7 +294,7 @@ class FairQueue:
 
     @property
     def _has_free_slot(self) -> bool:
-        return self.running < self._slots and not self.paused
+        return self.running < self._slots and not self._paused
 
     def _fill(self) -> None:
         """Give all free slots to requests that wait."""
@@ -259,16 +303,16 @@ class FairQueue:
 
     def _give_slot(self) -> bool:
         """Give a slot to the request whose turn it is. Returns whether one waits."""
-        for other in sorted(
+        for tenant in sorted(
             self._waiting, key=lambda name: (self._running[name], self._last_turns.get(name, -1))
         ):
-            heap = self._heaps[other]
+            heap = self._heaps[tenant]
             while heap:
                 future = heapq.heappop(heap)[2]
                 if not future.done():
-                    self._last_turns[other] = next(self._sequence)
-                    self._running[other] += 1
-                    self._count_out(other)
+                    self._last_turns[tenant] = next(self._sequence)
+                    self._running[tenant] += 1
+                    self._count_out(tenant)
                     future.set_result(None)
                     return True
         return False
@@ -284,6 +328,8 @@ class FairQueue:
         wait_s = (self.waiting + 1) / self._slots * self._mean_service_s
         text = "Too many requests are waiting; try again later"
         error = ApiError(429, text, code="overloaded", retry_after_s=wait_s)
+        if self._paused:
+            error = self._not_ready("is not ready, and too many requests wait for it")
         most = max(self._waiting, key=self._waiting.__getitem__, default=newcomer)
         if self._waiting[most] <= self._waiting[newcomer] + 1:
             raise error

@@ -105,14 +105,6 @@ class GatewayMetrics(Collector):
         """
         self._counters["tenant_tokens"].labels(tenant, kind).inc(tokens)
 
-    def count_retry(self, model: str) -> None:
-        """Count a request that is sent to the model again.
-
-        Args:
-            model: name of the model.
-        """
-        self._counters["retries"].labels(model).inc()
-
     def begin(self, generation: Generation) -> None:
         """Watch a generation for stalls, until `observe` is called.
 
@@ -135,6 +127,7 @@ class GatewayMetrics(Collector):
         of = (model, "chat" if chat else "text_completion")
         observed = self._histograms
         error_type = "" if status < 400 else str(status)
+        self._counters["retries"].labels(model).inc(generation.retries)
         observed["duration"].labels(*of, error_type).observe(time.perf_counter() - began)
         for times in generation.times.values():
             if times.started is not None:

@@ -22,6 +22,7 @@ _log = logging.getLogger("pipeline.gateway")
 
 _POLL_S = 0.2
 _RETRY_S = 5.0
+_RESTARTING = "its server is being started again"
 # An answer may be stored in the cache after the request that it was generated for has ended.
 _CLOSE_AFTER_S = 1.0
 
@@ -97,13 +98,16 @@ class RecordFollower:
             except PipelineError as error:
                 self._fail(str(error))
         waits = self._record is not None and self._record.state == "restarting" and self._record.alive
-        models[self.name].queue.pause(waits)
+        models[self.name].readiness.suspend(_RESTARTING if waits else "")
 
     async def _follow(self, record: RunningServer, models: MutableMapping[str, ServedModel]) -> None:
         """Replace the model if the record names another package or address. Raises what loading it does."""
         changed = (record.deployment, record.grpc_url) != (self._current.deployment, self._current.grpc_url)
         if changed and record.state in ("ready", "unready"):
             model = await asyncio.to_thread(self._load, record)
+            # So that the gateway stays ready.
+            model.readiness.start()
+            await model.readiness.probed()
             old, models[self.name] = models[self.name], model
             old.replace(model)
             self._current = record

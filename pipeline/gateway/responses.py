@@ -20,6 +20,9 @@ from pipeline.gateway.errors import ApiError, to_api_error
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.sse import ReaderTooSlow, WriteCoalescer, encode_event
 
+# Codes of errors that may end an answer in its middle.
+_BROKEN_OFF = ("upstream_lost", "timeout", "upstream_error")
+
 
 class RecordedCompletion:
     """A completion with the metrics and the log record that it ends up in."""
@@ -50,19 +53,26 @@ class RecordedCompletion:
             Exception: the error itself, if it is neither an `ApiError` nor a `ClientError`.
         """
         answered = to_api_error(error)
+        if answered.code in _BROKEN_OFF and (tokens := self._completion_tokens):
+            answered.completion_tokens = tokens
+            answered.message += f"; {tokens} tokens of the answer had come, and the request may be sent again"
         self.record.error = answered.message
         return answered
+
+    @property
+    def _completion_tokens(self) -> int:
+        return sum(stats.output_tokens or 0 for stats in self.completion.generation.stats.values())
 
     def finish(self, status: int) -> None:
         """Record how the completion ended: its status, tokens and latencies."""
         generation, cached = self.completion.generation, self.completion.cached
-        choices, began = list(generation.stats.values()), self.record.began
+        began = self.record.began
         self._metrics.observe(generation, chat=self.completion.chat, began=began, status=status)
         first_chunks = [one.first_chunk for one in generation.times.values() if one.first_chunk is not None]
         self.record.outcome = status
         self.record.fields |= {
             "prompt_tokens": generation.prompt_tokens,
-            "completion_tokens": sum(stats.output_tokens or 0 for stats in choices),
+            "completion_tokens": self._completion_tokens,
             "ttft_ms": round((min(first_chunks) - began) * 1e3, 1) if first_chunks else None,
             "cached": cached.kind if cached else None,
         }

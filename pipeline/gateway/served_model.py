@@ -14,13 +14,14 @@ from pipeline.cache.key import Origin
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.semantic.embedder import Embedder
 from pipeline.cache.semantic.layer import SemanticLayer
-from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Refused, Sampling
+from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Refused, Retries, Sampling, Timeouts
 from pipeline.client.prompt import render_prompt
 from pipeline.client.sampling import PARAMETERS
 from pipeline.errors import UserError
 from pipeline.gateway.embeddings import EmbeddingModel
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import FairQueue
+from pipeline.gateway.readiness import Readiness
 from pipeline.models.chat_template import TemplateError
 from pipeline.triton.deployment import Deployment
 
@@ -41,6 +42,21 @@ _ENGINE_FEATURES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class WaitLimits:
+    """How many requests of a model may wait, and how long each waits.
+
+    Attributes:
+        max_waiting: requests that may wait for a slot.
+        max_wait_s: seconds that a request waits while the model is not ready.
+        idle_timeout_s: seconds without a token after which an answer is given up; None never does.
+    """
+
+    max_waiting: int = 256
+    max_wait_s: float = 30.0
+    idle_timeout_s: float | None = 60.0
+
+
 @dataclass(slots=True)
 class ServedModel:
     """One model that requests may name."""
@@ -59,9 +75,14 @@ class ServedModel:
     returns_logits: bool = True  # whether its engine returns logits
     replaced_by: ServedModel | None = None  # by what new requests go to instead
     stall_s: float = 5.0  # a stream that has begun and has no chunk for so long is counted as stalled
+    max_wait_s: float = 30.0  # how long a request waits while the model is not ready
+    readiness: Readiness = field(init=False)
     _caching_clients: dict[str, AsyncCachingClient] = field(default_factory=dict)  # by tenant
     _holders: int = 0
     _unused: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.readiness = Readiness(self.name, self.client, self.queue)
 
     @classmethod
     def from_package(
@@ -71,7 +92,7 @@ class ServedModel:
         urls: Sequence[str],
         *,
         cache: ResponseCache | None,
-        max_waiting: int,
+        waits: WaitLimits,
         stall_s: float = 5.0,
     ) -> ServedModel:
         """Load the tokenizer and the limits of a packaged model.
@@ -81,7 +102,7 @@ class ServedModel:
             package: the folder of deployment.json.
             urls: host:port of the gRPC of each Triton server that runs it.
             cache: response cache; None generates every answer.
-            max_waiting: how many requests may wait for a slot.
+            waits: of its requests.
             stall_s: seconds without a chunk after which a stream that has begun counts as stalled.
 
         Raises:
@@ -98,17 +119,25 @@ class ServedModel:
             name=name,
             created=int((package / "deployment.json").stat().st_mtime),
             deployment=deployment.digest,
-            client=AsyncClient(urls, model=deployment.entry_model, template=template),
+            client=AsyncClient(
+                urls,
+                model=deployment.entry_model,
+                template=template,
+                timeouts=Timeouts(first_token_s=waits.idle_timeout_s, between_tokens_s=waits.idle_timeout_s),
+                # The gateway asks again itself, when the model is ready.
+                retries=Retries(attempts=1),
+            ),
             template=template,
             prompt_limit=prompt_limit,
             max_output_tokens=limits.max_output_tokens,
-            queue=FairQueue(limits.max_concurrency, max_waiting=max_waiting),
+            queue=FairQueue(limits.max_concurrency, max_waiting=waits.max_waiting),
             cache=cache,
             embedder=semantic_embedder(cache),
             guided_decoding=deployment.guided_decoding,
             # Other engines return logits only if they were built to.
             returns_logits=deployment.runtime == "cpu",
             stall_s=stall_s,
+            max_wait_s=waits.max_wait_s,
         )
 
     @property
@@ -148,6 +177,8 @@ class ServedModel:
         """
         slots, model.queue = model.queue.slots, self.queue
         model.queue.resize(slots)
+        self.readiness.stop()
+        model.readiness.take_over(model.queue)
         self.replaced_by = model
 
     def client_for(self, tenant: str) -> AsyncClient | AsyncCachingClient:
@@ -193,8 +224,14 @@ class ServedModel:
                 text = f"{param}: this deployment has no {feature}"
                 raise ApiError(400, text, param=param, code="unsupported_parameter")
 
+    def count_tokens(self, text: str) -> int:
+        """Count the tokens of a text that the model wrote, as near as can be told from the text."""
+        tokenizer: Any = self.prompt_limit.tokenizer
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
     async def aclose(self) -> None:
         """Close all connections, and the cache."""
+        await self.readiness.aclose()
         await self.client.aclose()
         if self.cache is not None:
             self.cache.close()

@@ -1,14 +1,19 @@
-"""Processes of this machine, as proc(5) shows them: whether they run, are stopped or gone, what they used."""
+"""Processes of this machine, as proc(5) shows them: whether they run, are stopped or gone, what they used and hold."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
+import psutil
+
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_STUB = "triton_python_backend_stub"
 _STATE, _UTIME, _STIME, _STARTTIME = 0, 11, 12, 19  # fields of /proc/PID/stat behind the name
 
 
@@ -81,3 +86,71 @@ def die_with_parent(parent: int) -> bool:
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     return os.getppid() == parent
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentProcess:
+    """One process. `name`: the model of a Python stub; the verb of a `pipeline` command; else the program."""
+
+    pid: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """What one process holds, MiB: what it has allocated, and its share of memory that several map."""
+
+    anonymous: float
+    shared: float
+
+    @property
+    def total(self) -> float:
+        """Both together."""
+        return self.anonymous + self.shared
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessMemory:
+        """Read it from /proc.
+
+        Args:
+            pid: of a process of this user.
+
+        Raises:
+            OSError: it is gone, or another user's.
+        """
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
+        kib = {name: int(value.split()[0]) for name, value in (line.split(":") for line in lines)}
+        return cls(kib["Anonymous"] / 1024, kib["Pss_Shmem"] / 1024)
+
+
+def processes_below(pid: int) -> Iterator[DeploymentProcess]:
+    """Yield a process and all that descend from it; what ends meanwhile is left out.
+
+    Args:
+        pid: of the first.
+    """
+    try:
+        first = psutil.Process(pid)
+        family = [first, *first.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for process in family:
+        try:
+            command = process.cmdline()
+        except psutil.Error:
+            continue
+        if command:
+            yield DeploymentProcess(process.pid, _name(command))
+
+
+def _name(command: list[str]) -> str:
+    program = Path(command[0]).name
+    if program == _STUB and len(command) > 1:
+        # PROGRAM .../<model>/<version>/model.py …
+        return Path(command[1]).parents[1].name
+    for before, word in pairwise(command):
+        if before == "pipeline.cli.main" or Path(before).name == "pipeline":
+            return word
+        if word.endswith("process_guard.py"):
+            return "guard"
+    return program

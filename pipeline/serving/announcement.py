@@ -120,6 +120,19 @@ class Announcement:
                 changed.write(self._folder, self.name)
             self.confirm()
 
+    def exchange(self, entry_model: str, **changes: Any) -> None:
+        """Say that another Triton is served from now on, which is ready.
+
+        Args:
+            entry_model: Model that clients ask.
+            changes: Fields of the record: its package, addresses, log.
+        """
+        with self._guard:
+            self._entry_model = entry_model
+            # In this order: who follows the record goes to the new addresses when they are said to be ready.
+            self.update(**changes)
+            self.set_state("triton", "ready")
+
     def confirm(self) -> None:
         """Say that the state is still true, to be called about once a second: nobody believes an old ready file."""
         if self._ready_file is None:

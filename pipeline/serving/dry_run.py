@@ -90,14 +90,16 @@ def dry_run(
     docker: tuple[str, ...] = ()
     shm_mib = None
     if deployment.runtime == "cpu":
-        command = local_launcher(deployment, package).launch(start).command
+        command = local_launcher(deployment, package, options.traces).launch(start).command
         environment = {"PIPELINE_TRITON_GRPC": start.grpc_url}
     else:
         name = options.image_of(deployment)
         with suppress(ServerError):  # without Docker the name will do
             if (image := find_image(name)) is not None:
                 name = image.reference
-        launcher = DockerLauncher(deployment, package, name, options.devices, mpi_slots())
+        launcher = DockerLauncher(
+            deployment, package, name, options.devices, mpi_slots(), traces=options.traces
+        )
         plan = launcher.plan(start)
         command, environment, shm_mib = plan.command, dict(plan.environment), plan.shm_mib
         docker = launcher.launch(start, name=f"pipeline-{deployment.name}").command

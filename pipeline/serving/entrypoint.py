@@ -33,7 +33,7 @@ from pathlib import Path
 from pipeline.errors import Fault, InvalidInput, PipelineError
 from pipeline.progress import Lines
 from pipeline.serving.health import DEFAULT_FILE, FILE_VARIABLE
-from pipeline.serving.launch import ANYWHERE, Ports, ServeOptions
+from pipeline.serving.launch import ANYWHERE, Ports, ServeOptions, traces_endpoint
 from pipeline.serving.restart import RestartPolicy
 from pipeline.serving.serve import serve
 from pipeline.triton.deployment import CONTAINER_ROOT
@@ -120,6 +120,7 @@ def _serve(settings: EntrypointSettings, log: Path, stop: threading.Event) -> No
         health_interval_s=settings.health_interval_s,
         restart=settings.restart,
         target="local",
+        traces=traces_endpoint(),
     )
     serve([(settings.package, options)], Lines(), stop, ready_file=settings.ready_file)
 

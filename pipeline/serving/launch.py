@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,7 +99,9 @@ class ServeOptions:
         pull_deadline_s: Time in which the image must have been pulled.
         allowed: Rules of preflight whose errors do not stop the start.
         hashes: Remembers which of the package's files need not be read again.
+        use: Keeps a package's folder from being collected as garbage while this process runs; false if it is gone.
         recipe: Words that name recipe and store on a command line; empty where only the package is known.
+        traces: Where an OTLP/HTTP receiver takes Triton's spans, as `traces_endpoint` makes it; None for no spans.
     """
 
     ports: Ports
@@ -117,7 +119,9 @@ class ServeOptions:
     pull_deadline_s: float = 3600.0
     allowed: frozenset[str] = frozenset()
     hashes: FileHashes = field(default_factory=lambda: FileHashes(None))
+    use: Callable[[Path], bool] = Path.is_dir
     recipe: tuple[str, ...] = ()
+    traces: str | None = None
 
     def target_of(self, deployment: Deployment) -> Target:
         """Decide where a deployment is served. Raises UserError if a container is wanted for one that is for a CPU."""
@@ -133,6 +137,21 @@ class ServeOptions:
         """The image of the container that serves a deployment for a GPU."""
         assert deployment.requirements is not None, "a deployment for a GPU has them"
         return self.image or deployment.requirements.image
+
+
+def traces_endpoint(receiver: str | None = None) -> str | None:
+    """Where spans go, by the rules of OpenTelemetry's OTLP exporters.
+
+    Args:
+        receiver: http://host:port of an OTLP/HTTP receiver; None takes the environment's.
+
+    Returns:
+        The URL of its traces; None if there is no receiver.
+    """
+    if receiver is None and (exact := os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
+        return exact
+    receiver = receiver or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    return f"{receiver.rstrip('/')}/v1/traces" if receiver else None
 
 
 @dataclass(frozen=True, slots=True)

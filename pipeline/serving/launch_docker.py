@@ -32,6 +32,7 @@ class DockerLauncher:
     devices: tuple[int, ...] = ()  # GPUs of the host; empty: as many as it needs
     slots: int | None = None  # of mpirun on this host; None: enough
     docker: str = "docker"
+    traces: str | None = None  # where an OTLP/HTTP receiver takes spans, as the container reaches it
 
     attempts = 1
     noise = ()
@@ -59,6 +60,7 @@ class DockerLauncher:
             slots=self.slots,
             drain_s=start.drain_s,
             stub_timeout_s=round(start.deadline_s),
+            traces=self.traces,
         )
         return plan_launch(self.deployment, place)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from pipeline.contracts.launching import restricted
+from pipeline.contracts.launching import restricted, tracing
 from pipeline.errors import UserError
 from pipeline.extras import install_line
 from pipeline.machine.probe import run_command
@@ -29,6 +29,7 @@ class EmbeddedLauncher:
 
     repository: Path
     models: tuple[str, ...]
+    traces: str | None = None  # where an OTLP/HTTP receiver takes spans; None: none are exported
 
     attempts = 2  # one start in about 200 aborts for no reason of ours
     noise = ("Cuda", "CUDA", "libcuda")  # a server with CUDA says that this machine has none
@@ -39,7 +40,7 @@ class EmbeddedLauncher:
         Installation.find()
 
     def launch(self, start: Start) -> EmbeddedLaunch:
-        return EmbeddedLaunch(Installation.find(), self.repository, start)
+        return EmbeddedLaunch(Installation.find(), self.repository, start, self.traces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class EmbeddedLaunch:
     installation: Installation
     repository: Path
     start: Start
+    traces: str | None = None
 
     cleanup = ()
     gave_up = ()
@@ -79,6 +81,7 @@ class EmbeddedLaunch:
             "--metrics-interval-ms=500",
             "--allow-gpu-metrics=false",
             f"--exit-timeout-secs={start.drain_s}",
+            *(tracing(self.traces) if self.traces else ()),
         )
 
     @property

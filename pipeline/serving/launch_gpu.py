@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pipeline.contracts.launching import LaunchFacts, launch_facts
+from pipeline.contracts.launching import LaunchFacts, launch_facts, tracing
 from pipeline.errors import Fault, InvalidInput
 from pipeline.machine.host import mpi_slots
 from pipeline.serving.launch import ANYWHERE, LOOPBACK, Ports, Start, check_models, mirror
@@ -32,6 +32,7 @@ class LaunchContext:
     server: str | None = None  # the program, where it does not lie as in the containers
     drain_s: int = 30  # requests in flight have this long to finish when the server is told to stop
     stub_timeout_s: int = 300  # the processes of Python models have this long to begin
+    traces: str | None = None  # where an OTLP/HTTP receiver takes spans; None: none are exported
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,8 @@ def _block(facts: LaunchFacts, deployment: Deployment, place: LaunchContext, ran
         ]
     block += facts.listening if rank == 0 else facts.silent
     values = _values(place) | {"shared_memory_prefix": f"{place.shared_memory_prefix}r{rank}-"}
-    return [argument.format(**values) for argument in block]
+    filled = [argument.format(**values) for argument in block]
+    return [*filled, *tracing(place.traces)] if rank == 0 and place.traces else filled
 
 
 def _values(place: LaunchContext) -> dict[str, object]:
@@ -215,6 +217,7 @@ class NativeLauncher:
     package: Path
     devices: tuple[int, ...] = ()  # GPUs it may use; empty: all
     server: str | None = None  # None: where the containers have it
+    traces: str | None = None  # where an OTLP/HTTP receiver takes spans; None: none are exported
 
     attempts = 1  # what takes minutes to load is not loaded twice without being asked
     noise = ()
@@ -226,6 +229,7 @@ class NativeLauncher:
 
     def launch(self, start: Start) -> NativeLaunch:
         place = native_place(start, devices=self.devices, server=self.server)
+        place = replace(place, traces=self.traces)
         if self.package.absolute() != Path(CONTAINER_ROOT):
             place = replace(place, repository=str(start.stage / "repository"))
         return NativeLaunch(plan_launch(self.deployment, place), place.repository, self.package, start)

@@ -39,6 +39,7 @@ from pipeline.serving.launch_docker import DockerLauncher
 from pipeline.serving.launch_gpu import NativeLauncher
 from pipeline.serving.log_files import log_folder, rotate
 from pipeline.serving.preflight import check_container, check_local, refuse
+from pipeline.serving.rollout import Rollouts
 from pipeline.serving.server import StartCancelled, TritonServer, local_launcher
 from pipeline.serving.supervisor import Supervisor
 from pipeline.store import FileHashes
@@ -113,6 +114,7 @@ def serve(
             progress,
             stop,
         )
+        Rollouts(supervisor, _make_triton, progress)
         control = _open_control(control_path, supervisor, progress, stack)
         supervisor.run(
             lambda: progress.say(_ready_text(tritons, gateway, gateway_log, time.monotonic() - began)),
@@ -334,8 +336,8 @@ def _local_launcher(
 ) -> Launcher:
     _report(deployment, check_local(deployment, package, options), progress)
     if deployment.runtime == "cpu":
-        return local_launcher(deployment, package)
-    return NativeLauncher(deployment, package, options.devices)
+        return local_launcher(deployment, package, options.traces)
+    return NativeLauncher(deployment, package, options.devices, traces=options.traces)
 
 
 def _docker_launcher(
@@ -343,7 +345,7 @@ def _docker_launcher(
 ) -> Launcher:
     """The host is checked before gigabytes are pulled, and the image when it is there."""
     name = options.image_of(deployment)
-    launcher = DockerLauncher(deployment, package, name, options.devices, mpi_slots())
+    launcher = DockerLauncher(deployment, package, name, options.devices, mpi_slots(), traces=options.traces)
     launcher.check()
     image = find_image(name)
     if image is None:

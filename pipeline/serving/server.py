@@ -339,11 +339,11 @@ class TritonServer:
         return ServerError(text)
 
 
-def local_launcher(deployment: Deployment, package: Path) -> Launcher:
-    """The processes of this machine that serve a package."""
+def local_launcher(deployment: Deployment, package: Path, traces: str | None = None) -> Launcher:
+    """The processes of this machine that serve a package, and export spans to `traces`, an OTLP/HTTP receiver."""
     if deployment.runtime == "cpu":
-        return EmbeddedLauncher((package / REPOSITORY).absolute(), deployment.models)
-    return NativeLauncher(deployment, package)
+        return EmbeddedLauncher((package / REPOSITORY).absolute(), deployment.models, traces)
+    return NativeLauncher(deployment, package, traces=traces)
 
 
 def _answers(url: str) -> bool:

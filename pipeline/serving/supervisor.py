@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from pipeline.errors import ServerError
 from pipeline.progress import Progress
 from pipeline.serving.announcement import Announcement
-from pipeline.serving.control import ControlServer, Say
+from pipeline.serving.control import ControlServer, Handler, Say
 from pipeline.serving.restart import RestartPolicy
 from pipeline.serving.server import StartCancelled
 
@@ -90,11 +90,36 @@ class Keeper(threading.Thread):
         self._policy, self._announcements, self._progress = policy, announcements, progress
         self._on_failure = on_failure
         self._stop_keeping = threading.Event()
+        # Set together with it, and while another component is to be taken.
+        self._interrupt = threading.Event()
+        self._next: tuple[Component, Callable[[], None]] | None = None
+        self._guard = threading.Lock()
+        self._taken = threading.Event()
         self.failure: Exception | None = None
 
     def stop(self) -> None:
         """End the component, and then the thread; `join` waits for it."""
-        self._stop_keeping.set()
+        with self._guard:
+            self._stop_keeping.set()
+            self._interrupt.set()
+
+    def exchange(self, component: Component, announce: Callable[[], None]) -> None:
+        """Keep another component from now on. The one before is left to the caller, unless it was being restarted.
+
+        Args:
+            component: It runs already.
+            announce: Called at the moment of the exchange, to say what is served now.
+
+        Raises:
+            ServerError: This keeper has ended; the component is still the caller's.
+        """
+        self._taken.clear()
+        with self._guard:
+            self._next = component, announce
+            self._interrupt.set()
+        while not self._taken.wait(_POLL_S):
+            if not self.is_alive() and not self._taken.is_set():
+                raise ServerError(f"the {self.component.kind} that was to be replaced has been given up")
 
     def run(self) -> None:
         try:
@@ -110,17 +135,20 @@ class Keeper(threading.Thread):
         try:
             while not self._stop_keeping.is_set():
                 try:
-                    self.component.start(self._stop_keeping)
-                    self._say_ready(again=bool(failures))
+                    if self._take_next():
+                        failures.clear()
+                    else:
+                        self.component.start(self._interrupt)
+                        self._say_ready(again=bool(failures))
                     fault = self._watch()
                 except StartCancelled:
-                    break
+                    continue
                 except ServerError as error:
                     if not self.ready.is_set():
                         raise
                     fault = str(error)
                 if fault is None:
-                    break
+                    continue
                 failures.append(time.monotonic())
                 self._restart_or_give_up(failures, fault)
             at_once = False
@@ -128,6 +156,18 @@ class Keeper(threading.Thread):
             for one in self._announcements:
                 one.set_state(kind, "draining")
             self.component.stop(at_once=at_once)
+
+    def _take_next(self) -> bool:
+        """Go over to the component of `exchange`. Returns whether there is one."""
+        with self._guard:
+            if self._next is None:
+                return False
+            (self.component, announce), self._next = self._next, None
+            if not self._stop_keeping.is_set():
+                self._interrupt.clear()
+        announce()
+        self._taken.set()
+        return True
 
     def _say_ready(self, *, again: bool) -> None:
         self.ready.set()
@@ -137,9 +177,9 @@ class Keeper(threading.Thread):
             self._progress.say(f"{self.component.kind} is ready again")
 
     def _watch(self) -> str | None:
-        """Wait until something is wrong with it, and return what; None if it is to stop."""
+        """Wait until something is wrong with it, and return what; None if it is to stop, or to be exchanged."""
         confirmed = time.monotonic()
-        while not self._stop_keeping.wait(_POLL_S):
+        while not self._interrupt.wait(_POLL_S):
             if (fault := self.component.fault()) is not None:
                 return fault
             if time.monotonic() - confirmed >= _CONFIRM_S:
@@ -163,7 +203,7 @@ class Keeper(threading.Thread):
         self._progress.say(f"starting the {kind} again" + (f" in {pause_s:g} s" if pause_s else ""))
         for one in self._announcements:
             one.count_restart(kind)
-        self._stop_keeping.wait(pause_s)
+        self._interrupt.wait(pause_s)
 
 
 class Supervisor:
@@ -194,7 +234,9 @@ class Supervisor:
         }
         everywhere = tuple(self.announcements.values())
         self._gateway = None if gateway is None else Keeper(gateway, policy, everywhere, progress, stop.set)
-        self.handlers = {"status": self._status, "stop": self._stop_by_request}
+        # Called when everything ends, after the gateway and before the rest.
+        self.on_end: list[Callable[[], None]] = []
+        self.handlers: dict[str, Handler] = {"status": self._status, "stop": self._stop_by_request}
 
     @property
     def keepers(self) -> tuple[Keeper, ...]:
@@ -240,6 +282,8 @@ class Supervisor:
         if self._gateway is not None:
             self._gateway.stop()
             self._gateway.join()
+        for end in self.on_end:
+            end()
         for keeper in self.tritons.values():
             keeper.stop()
         for keeper in self.tritons.values():

@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.cli.discovery import LocatedModel, load_served_model
 from pipeline.errors import DamagedArtifact
+from pipeline.gateway.served_model import WaitLimits
 from pipeline.progress import Silent
 from pipeline.recipe import load_recipe
 from pipeline.serving.launch import Ports
@@ -89,7 +90,7 @@ def test_the_gateway_takes_no_other_tokenizer(copied: tuple[Path, Path]) -> None
     flip_a_bit(package / TOKENIZER)
     with pytest.raises(DamagedArtifact, match=TOKENIZER):
         load_served_model(
-            LocatedModel(load_recipe("tiny-cpu"), package, ("127.0.0.1:1",)), Store(root), max_waiting=1
+            LocatedModel(load_recipe("tiny-cpu"), package, ("127.0.0.1:1",)), Store(root), waits=WaitLimits()
         )
 
 

@@ -14,13 +14,14 @@ import pytest
 
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.sqlite import SqliteBackend
-from pipeline.client import AsyncClient, ChatTemplate, PromptLimit
+from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Retries, Timeouts
 from pipeline.client.testing import FakeServer, Received, Reply
 from pipeline.gateway.app import Gateway
 from pipeline.gateway.embeddings import EmbeddingModel
 from pipeline.gateway.limits import FairQueue
 from pipeline.gateway.metric_names import MetricNames
 from pipeline.gateway.metrics import Restarts
+from pipeline.gateway.readiness import PROBE_ID
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.server import ConnectionLimits, GatewayServer
@@ -53,7 +54,7 @@ class Words:
 
 
 def tiny(
-    url: str,
+    url: str | Sequence[str],
     *,
     places: int = 4,
     max_waiting: int = 16,
@@ -61,6 +62,8 @@ def tiny(
     cache: ResponseCache | None = None,
     embedder: EmbeddingModel | None = None,
     returns_logits: bool = False,
+    max_wait_s: float = 30.0,
+    timeouts: Timeouts | None = None,
 ) -> ServedModel:
     """A model that takes 50 words and gives 40, served at `url`."""
     made = None if template is None else ChatTemplate(template)
@@ -68,7 +71,7 @@ def tiny(
         name="tiny",
         created=1,
         deployment="digest",
-        client=AsyncClient(url, template=made),
+        client=AsyncClient(url, template=made, timeouts=timeouts, retries=Retries(attempts=1)),
         template=made,
         prompt_limit=PromptLimit(Words(), max_tokens=50),
         max_output_tokens=40,
@@ -76,15 +79,30 @@ def tiny(
         cache=cache,
         embedder=embedder,
         returns_logits=returns_logits,
+        max_wait_s=max_wait_s,
     )
+
+
+class Upstream(FakeServer):
+    """A fake server that answers the gateway's probes by itself, so that scripts and counts are of requests alone."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.probe = Reply(["."])
+        self.probes: list[Received] = []
+
+    def _choose(self, received: Received) -> Reply:
+        if received.request_id != PROBE_ID:
+            return super()._choose(received)
+        self.requests.remove(received)
+        self.probes.append(received)
+        return self.probe
 
 
 class Running:
     """The gateway, what stands behind it, and a client in front."""
 
-    def __init__(
-        self, server: GatewayServer, upstream: FakeServer, gateway: Gateway, stack: ExitStack
-    ) -> None:
+    def __init__(self, server: GatewayServer, upstream: Upstream, gateway: Gateway, stack: ExitStack) -> None:
         self.server, self.upstream, self.gateway, self._stack = server, upstream, gateway, stack
         self.url = server.url
         self.served = gateway.models["tiny"]
@@ -133,12 +151,13 @@ def starter(folder: Path, stack: ExitStack) -> Start:
         origins: Sequence[str] = (),
         metric_names: Sequence[MetricNames] = (),
         restarts: Restarts = dict,
+        also: Sequence[str] = (),
         followers: Callable[[str], Sequence[RecordFollower]] = lambda _: (),
         **settings: Any,
     ) -> Running:
-        upstream = stack.enter_context(FakeServer(reply or Reply(), model=model))
+        upstream = stack.enter_context(Upstream(reply or Reply(), model=model))
         cache = ResponseCache(SqliteBackend(folder / "cache.db")) if cached else None
-        served = tiny(upstream.url, cache=cache, **settings)
+        served = tiny([upstream.url, *also], cache=cache, **settings)
         gateway = Gateway(
             {"tiny": served},
             tenants or Tenants(),

@@ -131,7 +131,8 @@ def test_of_a_full_queue_the_tenant_with_the_most_gives_way() -> None:
 @given(
     places=st.integers(1, 4),
     steps=st.lists(
-        st.tuples(st.sampled_from(["ask", "finish", "cancel"]), st.integers(0, 1000)), max_size=60
+        st.tuples(st.sampled_from(["ask", "finish", "cancel", "pause", "resume"]), st.integers(0, 1000)),
+        max_size=60,
     ),
 )
 def test_places_are_never_lost_nor_given_twice(places: int, steps: list[tuple[str, int]]) -> None:
@@ -139,12 +140,14 @@ def test_places_are_never_lost_nor_given_twice(places: int, steps: list[tuple[st
         queue = FairQueue(places, max_waiting=5)
         asked: list[tuple[asyncio.Task[None], asyncio.Event]] = []
         running, refused = set[int](), list[tuple[int, bool]]()
+        paused = False
 
         async def ask(number: int, finish: asyncio.Event) -> None:
             try:
                 async with queue.slot(number + 1, str(number % 3)):
                     running.add(number)
                     assert len(running) <= places
+                    assert not paused, "a slot was given by a paused queue"
                     try:
                         await finish.wait()
                     finally:
@@ -156,19 +159,26 @@ def test_places_are_never_lost_nor_given_twice(places: int, steps: list[tuple[st
             if action == "ask":
                 finish = asyncio.Event()
                 asked.append((asyncio.create_task(ask(len(asked), finish)), finish))
+            elif action in ("pause", "resume"):
+                paused = action == "pause"
+                queue.pause("ill") if paused else queue.resume()
             elif asked and action == "finish":
                 asked[number % len(asked)][1].set()
             elif asked:
                 asked[number % len(asked)][0].cancel()
             await settle()
             assert queue.running == len(running)
-            assert not queue.waiting or queue.running == places, "nobody waits while a place is free"
+            assert not queue.waiting or queue.running == places or paused, (
+                "nobody waits while a place is free"
+            )
+        paused = False
+        queue.resume()
         for _, finish in asked:
             finish.set()
         ends = await asyncio.gather(*(task for task, _ in asked), return_exceptions=True)
         assert all(end is None or isinstance(end, asyncio.CancelledError) for end in ends)
         assert (queue.running, queue.waiting, queue.refused) == (0, 0, len(refused))
-        assert set(refused) <= {(429, True)}
+        assert set(refused) <= {(429, True), (503, True)}
 
     asyncio.run(run())
 
@@ -185,7 +195,7 @@ def test_whoever_gives_up_waiting_frees_the_place_for_the_next() -> None:
             first, second = asyncio.create_task(ask()), asyncio.create_task(ask())
             await asyncio.sleep(0)
             with pytest.raises(ApiError) as refused:
-                await queue._acquire(1)
+                await queue.slot(1).__aenter__()
             assert refused.value.status == 429
             assert refused.value.retry_after_s is not None
             first.cancel()
@@ -201,12 +211,45 @@ def test_cancelled_at_the_moment_of_admission_loses_no_place() -> None:
     async def run() -> None:
         queue = FairQueue(1, max_waiting=2)
         async with queue.slot(1):
-            task = asyncio.create_task(queue._acquire(1))
+            task = asyncio.create_task(queue.slot(1).__aenter__())
             await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert queue.running == 0
+
+    asyncio.run(run())
+
+
+def test_while_it_is_paused_requests_wait_for_a_bounded_time() -> None:
+    async def run() -> None:
+        queue, ended, told = FairQueue(2, max_waiting=3), list[str | int](), set[tuple[bool, bool]]()
+
+        async def ask(name: str, wait_s: float) -> None:
+            try:
+                async with queue.slot(1, wait_s=wait_s):
+                    ended.append(name)
+            except ApiError as error:
+                ended.append(error.status)
+                told.add(("the engine is gone" in error.message, error.retry_after_s is not None))
+
+        async with queue.slot(1), queue.slot(1):
+            early = asyncio.create_task(ask("early", 0.01))
+            await settle()
+            queue.pause("the engine is gone")
+            await early
+        assert (ended, queue.running) == ([503], 0)
+        tasks = [
+            asyncio.create_task(ask(name, wait_s)) for name, wait_s in (("a", 60), ("b", 0.01), ("c", 60))
+        ]
+        await tasks[1]
+        assert (ended, queue.waiting) == ([503, 503], 2)
+        await asyncio.gather(ask("d", 0.01), *(ask(name, 60) for name in "e"))
+        assert ended[2:] == [503, 503], "one waited for too long, and for the other there was no room"
+        queue.resume()
+        await asyncio.gather(*tasks)
+        assert (ended[4:], queue.running, queue.waiting) == (["a", "c"], 0, 0)
+        assert told == {(True, True)}
 
     asyncio.run(run())
 
@@ -228,7 +271,7 @@ def test_slots_that_change_while_requests_wait(changes: list[int | bool]) -> Non
         for change in changes:
             before = queue.running
             if isinstance(change, bool):
-                queue.pause(change)
+                queue.pause("ill") if change else queue.resume()
             else:
                 queue.resize(change)
             await settle()
@@ -236,7 +279,7 @@ def test_slots_that_change_while_requests_wait(changes: list[int | bool]) -> Non
             assert queue.running == max(before, may)
             assert queue.running + queue.waiting == len(tasks)
         leave.set()
-        queue.pause(False)
+        queue.resume()
         queue.resize(1)
         await asyncio.gather(*tasks)
         return ran

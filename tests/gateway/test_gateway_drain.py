@@ -14,7 +14,8 @@ import httpx
 import openai
 import pytest
 
-from pipeline.client.testing import FakeServer, Reply
+from pipeline.client.testing import Reply
+from tests.gateway.conftest import Upstream
 from tests.support.waiting import wait_for
 
 PROGRAM = """
@@ -46,7 +47,7 @@ class Process:
 
 
 @contextmanager
-def running(upstream: FakeServer, drain_s: int) -> Iterator[Process]:
+def running(upstream: Upstream, drain_s: int) -> Iterator[Process]:
     command = [sys.executable, "-c", PROGRAM, upstream.url, str(drain_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as popen:
         try:
@@ -60,7 +61,7 @@ def running(upstream: FakeServer, drain_s: int) -> Iterator[Process]:
 
 
 def test_streams_finish_after_sigterm_and_nothing_new_is_taken() -> None:
-    with FakeServer(Reply(["a"] * 20, delay_s=0.1)) as upstream, running(upstream, drain_s=30) as gateway:
+    with Upstream(Reply(["a"] * 20, delay_s=0.1)) as upstream, running(upstream, drain_s=30) as gateway:
         stream = gateway.client.chat.completions.create(model="tiny", messages=QUESTION, stream=True)
         next(stream)
         gateway.popen.send_signal(signal.SIGTERM)
@@ -72,7 +73,7 @@ def test_streams_finish_after_sigterm_and_nothing_new_is_taken() -> None:
 
 
 def test_what_takes_longer_than_the_deadline_is_broken_off() -> None:
-    with FakeServer(Reply(["a"] * 600, delay_s=0.1)) as upstream, running(upstream, drain_s=1) as gateway:
+    with Upstream(Reply(["a"] * 600, delay_s=0.1)) as upstream, running(upstream, drain_s=1) as gateway:
         stream = gateway.client.chat.completions.create(model="tiny", messages=QUESTION, stream=True)
         next(stream)
         gateway.popen.send_signal(signal.SIGTERM)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
-from pipeline.client.testing import FakeServer
+from pipeline.client.testing import Ending, FakeServer, Reply
 from pipeline.errors import ServerError
+from pipeline.gateway import readiness
 from pipeline.gateway.app import Gateway
 from pipeline.gateway.server import GatewayServer, bound_sockets
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start, tiny
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -27,20 +30,81 @@ def ready(running: Running) -> tuple[int, dict[str, str]]:
     return answer.status_code, answer.json()["faults"]
 
 
+def wait_until(running: Running, status: int, *faults: str) -> None:
+    def holds() -> bool:
+        found, told = ready(running)
+        return (found, list(told)) == (status, list(faults))
+
+    wait_for(holds, f"{status} with faults of {faults}", 30)
+
+
 def test_ready_as_long_as_one_model_is(start: Start, other: FakeServer) -> None:
     running = start()
     running.gateway.models = {**running.gateway.models, "other": tiny(other.url)}
-    assert ready(running) == (200, {})
+    wait_until(running, 200, "other")
+    assert ready(running)[1] == {"other": "it is not watched yet"}
+    running.client().completions.create(model="other", prompt="x")
+    wait_until(running, 200)
     other.stop()
-    status, faults = ready(running)
-    assert (status, list(faults)) == (200, ["other"])
+    wait_until(running, 200, "other")
     running.upstream.stop()
-    status, faults = ready(running)
-    assert (status, list(faults)) == (503, ["tiny", "other"])
+    wait_until(running, 503, "tiny", "other")
+    assert running.upstream.url in ready(running)[1]["tiny"]
+
+
+@pytest.mark.parametrize(
+    "ill",
+    [
+        Reply([], ending=Ending.HANG),
+        Reply([], ending=Ending.ERROR, error="Stub process 'tensorrt_llm_0_0' is not healthy."),
+        Reply([], ending=Ending.LOST),
+    ],
+)
+def test_a_server_that_listens_and_does_not_generate_is_not_ready(
+    start: Start, ill: Reply, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton itself says that it is ready all the while."""
+    monkeypatch.setattr(readiness, "_ABANDON_S", readiness._DEADLINE_S + 1)
+    running = start()
+    wait_until(running, 200)
+    running.upstream.probe = ill
+    wait_until(running, 503, "tiny")
+    running.upstream.probe = Reply(["."])
+    wait_until(running, 200)
+
+
+def test_a_server_that_is_busy_with_long_answers_is_ready(start: Start) -> None:
+    """No probe gets through; tokens of an answer show that it is well. When they stop, it is not."""
+    running = start(Reply(["a "] * 3000, delay_s=0.02))
+    wait_until(running, 200)
+    running.upstream.probe = Reply([], ending=Ending.HANG)
+    before = len(running.upstream.probes)
+    wait_for(lambda: len(running.upstream.probes) > before, "a probe")
+    with running.client().completions.create(model="tiny", prompt="x", stream=True) as stream:
+        enough = time.monotonic() + readiness._DEADLINE_S + 1
+        while time.monotonic() < enough:
+            next(stream)
+            assert ready(running) == (200, {})
+            time.sleep(0.1)
+    wait_until(running, 503, "tiny")
+
+
+def test_the_ill_one_of_two_servers_is_not_asked(start: Start, other: FakeServer) -> None:
+    running = start()
+    both = running.gateway.models["both"] = tiny([running.upstream.url, other.url])  # type: ignore[index]
+    running.client().completions.create(model="both", prompt="x")
+    other.stop()
+    wait_for(lambda: [one.ill for one in both.client.endpoints] == [False, True], "a mark", 30)
+    before = len(running.upstream.requests)
+    for _ in range(4):
+        running.client().completions.create(model="both", prompt="x")
+    assert len(running.upstream.requests) == before + 4
+    assert (both.readiness.fault, ready(running)[0]) == (None, 200)
 
 
 def test_not_ready_while_it_drains_and_nothing_new_is_taken(start: Start) -> None:
     running = start()
+    wait_until(running, 200)
     running.gateway.draining = True
     assert ready(running) == (503, {"gateway": "draining"})
     url = f"{running.url}/v1/completions"

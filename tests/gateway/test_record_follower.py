@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
-from pipeline.client.testing import FakeServer, Received, Reply
+from pipeline.client.testing import Received, Reply
 from pipeline.errors import UserError
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.served_model import ServedModel
 from pipeline.triton.running import RunningServer
-from tests.gateway.conftest import Start
+from tests.gateway.conftest import Start, Upstream
 from tests.support.waiting import wait_for
 
 
@@ -34,7 +34,7 @@ class Exchange:
 
     def __init__(self, start: Start, folder: Path, stack: ExitStack) -> None:
         self.folder, self.gate, self.fails = folder, threading.Event(), ""
-        self.new = stack.enter_context(FakeServer(Reply(["new"])))
+        self.new = stack.enter_context(Upstream(Reply(["new"])))
         self.threads = stack.enter_context(ThreadPoolExecutor(8))
         stack.callback(self.gate.set)
         self.running = start(self._old_answer, places=1, followers=self._followers)
@@ -132,7 +132,8 @@ def test_all_choices_of_a_request_come_from_one_package(exchange: Exchange) -> N
 def test_while_triton_is_started_again_requests_wait(exchange: Exchange) -> None:
     exchange.switch(state="restarting")
     queue = exchange.running.gateway.models["tiny"].queue
-    wait_for(lambda: queue.paused, "the queue waits")
+    wait_for(lambda: "started again" in exchange.ready()["faults"].get("tiny", ""), "the gateway knows it")
+    assert queue.paused
     asked = exchange.begin()
     assert queue.waiting == 1
     exchange.switch(grpc_url=exchange.new.url, state="starting")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fnmatch
 import importlib
 import json
@@ -19,6 +20,7 @@ from pipeline.contracts.releases import container, releases
 from pipeline.recipe.library import packaged
 from pipeline.triton.deployment import CONTAINER_ROOT
 from tests.support.dockerfile import parse
+from tests.support.tools import put_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = parse((ROOT / "Dockerfile").read_text(encoding="utf-8"))
@@ -31,8 +33,8 @@ NEWEST = max(
 
 def test_every_stage_is_made_from_the_newest_container_with_engines() -> None:
     assert FILE.arguments == {"TRITON_IMAGE": NEWEST.image}
-    assert [stage.name for stage in FILE.stages] == ["wheel", "build", "serve"]
-    assert {stage.image for stage in FILE.stages} == {"${TRITON_IMAGE}"}
+    assert [stage.name for stage in FILE.stages] == ["wheel", "build", "serve", "accept"]
+    assert [stage.image for stage in FILE.stages] == [*["${TRITON_IMAGE}"] * 3, "serve"]
 
 
 def test_no_image_floats() -> None:
@@ -40,7 +42,7 @@ def test_no_image_floats() -> None:
         assert "latest" not in text
 
 
-@pytest.mark.parametrize("name", ["build", "serve"])
+@pytest.mark.parametrize("name", ["build", "serve", "accept"])
 def test_what_is_run_is_not_root(name: str) -> None:
     users = FILE.stage(name).all("USER")
     assert users
@@ -48,8 +50,9 @@ def test_what_is_run_is_not_root(name: str) -> None:
     assert int(user) >= 1000
     assert int(group) >= 1000
     order = [one.name for one in FILE.stage(name).instructions]
-    assert order.index("USER") > max(index for index, one in enumerate(order) if one == "RUN")
-    assert order.index("ENTRYPOINT") > order.index("USER")
+    last = len(order) - 1 - order[::-1].index("USER")
+    assert last > max(index for index, one in enumerate(order) if one == "RUN")
+    assert order.index("ENTRYPOINT") > last
 
 
 def ignored(path: str) -> bool:
@@ -93,8 +96,9 @@ def test_the_wheel_finds_all_that_pyproject_names() -> None:
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     needed = {*wheel["packages"], *wheel["force-include"], project["project"]["readme"], "LICENSE"}
     assert needed <= {name for one in FILE.stage("wheel").all("COPY") for name in one.arguments}
-    extras = re.findall(r"\$\{wheel\}\[([\w,]+)\]", FILE.stage("build").all("RUN")[0].rest)[0].split(",")
-    assert set(extras) <= set(project["project"]["optional-dependencies"])
+    for stage in ("build", "accept"):
+        extras = re.findall(r"\$\{wheel\}\[([\w,]+)\]", FILE.stage(stage).all("RUN")[0].rest)[0].split(",")
+        assert set(extras) <= set(project["project"]["optional-dependencies"])
 
 
 def test_stages_that_are_mounted_exist() -> None:
@@ -144,6 +148,31 @@ def test_entrypoint_and_health_check_are_ours() -> None:
     assert f"PIPELINE_PACKAGE={CONTAINER_ROOT}" in environment
     assert "start-period=30m" in serve.all("HEALTHCHECK")[0].rest
     assert serve.all("EXPOSE")[0].arguments == ["8000", "8001", "8002"]
+
+
+def test_the_script_for_a_gpu_runs_the_stage_that_checks_with_what_upstream_asks_for(tmp_path: Path) -> None:
+    """Docker is a program that writes down how it was called."""
+    calls = tmp_path / "calls"
+    put_tool(tmp_path / "bin", "docker", does=f"open({str(calls)!r}, 'a').write(repr(arguments) + '\\n')")
+    environment = {
+        "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "HF_TOKEN": "hf_never_told",
+    }
+    script = [str(ROOT / "scripts" / "accept_on_gpu"), "llama-3.1-8b-fp8", "--dry-run"]
+    subprocess.run(script, env=environment, cwd=tmp_path, check=True, timeout=60)
+    build, run = map(ast.literal_eval, calls.read_text().splitlines())
+    assert build[:3] == ["build", "--target", FILE.stages[-1].name]
+    assert run[-3:] == [build[-2], "llama-3.1-8b-fp8", "--dry-run"]
+    limits = list(launch_facts(NEWEST.trtllm).container_options)
+    assert limits == [word for word in run if word in limits]
+    entrypoint = json.loads(FILE.stage("accept").all("ENTRYPOINT")[0].rest)
+    assert entrypoint[-1] == "accept"
+    stores = [one.rest for one in FILE.stage("accept").all("ENV") if "PIPELINE_STORE" in one.rest]
+    mounted = {word.partition("target=")[2] for word in run if "target=" in word}
+    assert mounted == {stores[0].partition("=")[2], FILE.stage("accept").all("WORKDIR")[0].rest}
+    assert "hf_never_told" not in calls.read_text()
+    assert run[run.index("--env") + 1] == "HF_TOKEN"
 
 
 def default(text: str) -> str:

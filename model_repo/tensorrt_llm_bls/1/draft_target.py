@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextvars import copy_context
 from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Any, Protocol
@@ -182,7 +183,7 @@ class DraftTarget:
             except Exception as error:
                 future.set_exception(error)  # raised where the result is asked for
 
-        Thread(target=run, name="head start", daemon=True).start()
+        Thread(target=copy_context().run, args=(run,), name="head start", daemon=True).start()
         return future
 
     def _proposal(self, head_start: Future[Proposal] | None) -> Proposal | None:

@@ -10,8 +10,11 @@ the interpreter. (Seen with 24.10; the sources of 2026 are the same in these poi
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
 
 import grpc
 import grpc.experimental
@@ -34,6 +37,19 @@ _OPTIONS = [
     # the thread that reads a stream waits on the connection itself
     (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),
 ]
+
+# Metadata of the calls that this thread makes: the position in a trace of the request that it serves.
+_trace_headers: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("trace_headers", default=())
+
+
+def follow_trace(request: Any) -> None:
+    """Let the calls that this thread makes from now on belong to the trace of `request`, if Triton traces it.
+
+    The context is a JSON object of W3C headers, and None unless Triton's mode of tracing is OpenTelemetry's
+    (python_backend, InferenceTrace.get_context; Triton 24.05 and newer).
+    """
+    context = request.trace().get_context()
+    _trace_headers.set(tuple(json.loads(context).items()) if context else ())
 
 
 class EngineClient:
@@ -66,7 +82,9 @@ class EngineClient:
             RequestRefused: the model refused the request, or failed; the text is the model's.
             ConnectionError: the model cannot be reached, or took longer than `timeout_s`.
         """
-        call = self._infer(self._request(request_id, inputs, outputs), timeout=timeout_s)
+        call = self._infer(
+            self._request(request_id, inputs, outputs), timeout=timeout_s, metadata=_trace_headers.get()
+        )
         refused = None
         try:
             for message in call:

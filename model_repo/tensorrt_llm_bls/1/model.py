@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
-from engine_client import EngineClient
+from engine_client import EngineClient, follow_trace
 from serving import ServingContext, TextRequest
 from shared.cancellation import CancellationWatch, WatchedSender
 from shared.parameters import Parameters
@@ -76,6 +76,7 @@ class TritonPythonModel:
     def _serve(self, request: Any, sender: WatchedSender) -> None:
         last = None
         try:
+            follow_trace(request)
             with self._admission.place():
                 serving = TextRequest(request, self._setup)
                 self._watch.watch(sender, on_cancel=serving.stop)

@@ -41,7 +41,7 @@ def compare(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     reference = CheckpointReader(reference_dir)
     reference.check()
-    checkpoints = [_open(export.directory, reference.architecture) for export in exports]
+    checkpoints = [open_export(export.directory, reference.architecture) for export in exports]
     for checkpoint in checkpoints:
         checkpoint.check()
         _check_same_model(reference, checkpoint)
@@ -69,7 +69,8 @@ def compare(
     }
 
 
-def _open(directory: Path, architecture: Architecture) -> CheckpointReader:
+def open_export(directory: Path, architecture: Architecture) -> CheckpointReader:
+    """Open an exported checkpoint, of either layout. `architecture`: of its original."""
     if directory.name.startswith(RANKS):
         return RankCheckpoint(directory, architecture)
     return CheckpointReader(directory)

@@ -1,0 +1,161 @@
+"""The steps that measure: latency alone and under load, memory, the pages of metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from pipeline.acceptance import asking
+from pipeline.acceptance.judging import expect, held_to_forecast, memory_checks, skipped, slo_checks
+from pipeline.acceptance.report import AcceptanceCheck
+from pipeline.acceptance.run import KV_BLOCKS, REQUESTS, AcceptanceRun, Checks, questions
+from pipeline.acceptance.served import gpu_memory_mib
+from pipeline.plan.performance.accuracy import Estimate, interval_estimate, rate_estimate, unchecked
+from pipeline.serving.live import MetricsPage
+from pipeline.triton.deployment import TARGET_MODEL
+
+# Families that Triton's page must have: always, and where the inflight batcher or our engine publishes.
+_FAMILIES = ("nv_inference_request_success_total", "nv_inference_request_duration_us_total")
+_ENGINE_FAMILIES = (REQUESTS, KV_BLOCKS, "nv_trt_llm_general_metrics")
+_LEVEL_S = 120.0  # in which streams of one load begin requests
+
+
+def latency(run: AcceptanceRun) -> Checks:
+    """Time to the first token and between tokens of one request alone, against the plan's forecast."""
+    figures = _load(run, 1, max(8, run.options.rounds), **run.undrafted)
+    run.figures["alone"] = figures.as_json()
+    yield from _no_fault(figures)
+    if not figures.stats:
+        return
+    forecast = run.plan.performance if run.plan is not None else None
+    middle = sorted(figures.ttft_ms)[len(figures.ttft_ms) // 2]
+    yield held_to_forecast("first token alone, median", middle, forecast.ttft_ms if forecast else None, "ms")
+    alone = forecast.itl_ms if forecast else None
+    yield held_to_forecast("time between tokens alone, mean", figures.tpot_ms, alone, "ms")
+
+
+def load(run: AcceptanceRun) -> Checks:
+    """Streams at a time up to limits.max_concurrency, against the plan's forecast and the recipe's SLO."""
+    most = run.deployment.limits.max_concurrency
+    forecast = run.plan.performance if run.plan is not None else None
+    points = {point.batch: point for point in forecast.curve} if forecast is not None else {}
+    levels = sorted({2**power for power in range(1, most.bit_length()) if 2**power < most} | {most})
+    measured = []
+    for streams in levels:
+        figures = _load(run, streams, run.options.rounds, **run.undrafted)
+        measured.append(figures.as_json())
+        yield from _no_fault(figures)
+        if not figures.stats:
+            continue
+        point, checked = points.get(streams), _is_checked(run, streams)
+        known = point is not None
+        yield held_to_forecast(
+            f"tokens a second, {streams} streams",
+            figures.tokens_per_s,
+            rate_estimate(point.tokens_per_s, checked=checked) if known and point else None,
+            "tokens/s",
+            less_is_better=False,
+        )
+        yield held_to_forecast(
+            f"time between tokens, {streams} streams, mean",
+            figures.tpot_ms,
+            interval_estimate(point.itl_ms, checked=checked) if known and point else None,
+            "ms",
+        )
+        yield held_to_forecast(
+            f"first token, {streams} streams, p95",
+            figures.ttft_p95_ms,
+            Estimate(point.ttft_ms) if known and point else None,
+            "ms",
+        )
+    as_deployed = figures
+    if run.separate_draft:
+        as_deployed = _load(run, most, run.options.rounds)
+        run.figures["with_draft"] = as_deployed.as_json()
+        yield from _no_fault(as_deployed)
+        gain = as_deployed.tokens_per_s / figures.tokens_per_s if figures.tokens_per_s else 0.0
+        yield AcceptanceCheck(
+            f"tokens a second with the draft, {most} streams",
+            "measured",
+            "",
+            f"{as_deployed.tokens_per_s:,.0f} tokens/s, {gain:.2f} times those without",
+            as_deployed.tokens_per_s,
+            "tokens/s",
+        )
+    run.figures["levels"] = measured
+    yield from slo_checks(run.recipe.slo, as_deployed.ttft_p95_ms, as_deployed.itl_p95_ms, most)
+
+
+def _load(run: AcceptanceRun, streams: int, rounds: int, **sampling: Any) -> asking.LoadFigures:
+    maker = run.prompts
+    prompts = [maker.prompt(run.prompt_tokens) for _ in range(streams * (rounds + 1))]
+    given = run.sampling(max_tokens=run.output_tokens, **sampling)
+    return asyncio.run(
+        asking.load(
+            run.up.record.grpc_url,
+            run.deployment.entry_model,
+            prompts,
+            given,
+            streams=streams,
+            rounds=rounds,
+            seconds=_LEVEL_S,
+        )
+    )
+
+
+def _no_fault(figures: asking.LoadFigures) -> Checks:
+    seen = list(dict.fromkeys(figures.faults))[:3]
+    yield expect(
+        f"{figures.streams} streams, requests that failed",
+        not figures.faults and bool(figures.stats),
+        "0",
+        f"{len(figures.faults)} of {len(figures.faults) + len(figures.stats)}",
+        "; ".join(seen),
+    )
+
+
+def _is_checked(run: AcceptanceRun, streams: int) -> bool:
+    """Whether published figures cover this load."""
+    memory, kind = (run.plan.memory if run.plan is not None else None), run.recipe.runtime.kind
+    if memory is None or kind == "cpu":
+        return False
+    return not unchecked("throughput", memory.spec.models[0], memory.spec.device, kind, batch=streams)
+
+
+def memory(run: AcceptanceRun) -> Checks:
+    """Memory after full load, and blocks of the KV cache, against the plan of memory."""
+    if run.on_gpu:
+        now = gpu_memory_mib(run.options.devices)
+        used = {name: mib - run.before_mib.get(name, 0.0) for name, mib in now.items()}
+        used = {name: mib for name, mib in used.items() if mib > 0}
+    else:
+        used = run.up.engine_memory_mib()
+    page = MetricsPage.fetch(run.up.record.metrics_url)
+    blocks = page.by(KV_BLOCKS, "model", kv_cache_block_type="max") if page is not None else {}
+    planned = run.plan.memory if run.plan is not None else None
+    yield from memory_checks(planned, used, blocks, on_gpu=run.on_gpu)
+
+
+def metrics(run: AcceptanceRun) -> Checks:
+    """The pages of metrics: Triton's, and the gateway's."""
+    triton = MetricsPage.fetch(run.up.record.metrics_url)
+    engine = TARGET_MODEL in run.deployment.models and run.recipe.runtime.kind != "pytorch"
+    wanted = (*_FAMILIES, *(_ENGINE_FAMILIES if engine else ()))
+    missing = [name for name in wanted if triton is None or not triton.samples.get(name)]
+    yield expect(
+        "Triton's page",
+        not missing,
+        f"{len(wanted)} families",
+        f"{len(wanted) - len(missing)}",
+        f"missing: {', '.join(missing)}" if missing else "",
+    )
+    answered = triton.total(_FAMILIES[0], model=run.deployment.entry_model) if triton is not None else None
+    yield expect("requests that Triton counted", bool(answered), "more than 0", f"{answered or 0:g}")
+    url = run.up.record.gateway_url
+    if not url:
+        yield skipped("the gateway's page", "pipeline serve runs no gateway here")
+        return
+    asking.gateway_answer(url, run.recipe.name, questions(1)[0], 8)
+    gateway = MetricsPage.fetch(f"{url.rstrip('/')}/metrics")
+    counted = gateway.total("pipeline_requests_total", model=run.recipe.name) if gateway is not None else None
+    yield expect("requests that the gateway counted", bool(counted), "more than 0", f"{counted or 0:g}")

@@ -1,0 +1,137 @@
+"""The deployment under test: `pipeline serve` as a process of its own, as a user starts it, found by its record."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from pipeline.errors import ServerError
+from pipeline.machine.gpus import survey_gpus, visible
+from pipeline.machine.processes import ProcessMemory, processes_below
+from pipeline.triton.deployment import DRAFT_MODEL, TARGET_MODEL
+from pipeline.triton.running import RunningServer
+
+_POLL_S = 0.2
+_BUILT_IN_S = 120.0  # for what comes before Triton's own deadline, such as reading the machine
+_STOP_S = 120.0
+_LOG_LINES = 25
+
+
+@dataclass(slots=True)
+class ServedDeployment:
+    """One `pipeline serve` that this process started, ready to be asked."""
+
+    record: RunningServer
+    process: subprocess.Popen[bytes]
+    logs: tuple[Path, ...]
+    start_s: float
+
+    @classmethod
+    def start(cls, words: Sequence[str], name: str, running: Path, logs: Path, *, deadline_s: float) -> Self:
+        """Start the deployment of a recipe, and wait until it is ready.
+
+        Args:
+            words: of `pipeline serve`: recipe, overrides, store, options.
+            name: of the recipe.
+            running: folder of the store where servers are announced.
+            logs: folder for what Triton and the supervisor print.
+            deadline_s: Triton's own; some time is added for what comes before.
+
+        Raises:
+            ServerError: it ended, or was not ready in time; the text has the end of its log.
+        """
+        logs.mkdir(parents=True, exist_ok=True)
+        triton, supervisor = logs / "triton.log", logs / "serve.log"
+        command = [
+            sys.executable,
+            "-m",
+            "pipeline.cli.main",
+            "serve",
+            *words,
+            "--port",
+            "0",
+            "--log",
+            str(triton),
+        ]
+        began = time.monotonic()
+        with supervisor.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        served = cls.__new__(cls)
+        served.process, served.logs = process, (supervisor, triton)
+        try:
+            while process.poll() is None and time.monotonic() - began < deadline_s + _BUILT_IN_S:
+                record = RunningServer.read(running, name)
+                if record is not None and record.pid == process.pid and record.state == "ready":
+                    served.record, served.start_s = record, time.monotonic() - began
+                    return served
+                time.sleep(_POLL_S)
+            why = (
+                f"was not ready within {deadline_s + _BUILT_IN_S:.0f} s"
+                if process.poll() is None
+                else f"ended with exit code {process.returncode}"
+            )
+            raise ServerError("\n".join([f"pipeline serve {why}", *served.log_tail()]))
+        except BaseException:
+            served.stop()
+            raise
+
+    def stop(self) -> float:
+        """End it as Ctrl-C does; SIGKILL when that does not help. Returns the seconds that it took."""
+        began = time.monotonic()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        return time.monotonic() - began
+
+    def processes(self) -> dict[int, str]:
+        """Its processes on this machine: number -> name."""
+        return {process.pid: process.name for process in processes_below(self.process.pid)}
+
+    def engine_memory_mib(self) -> dict[str, float]:
+        """Memory of the processes that hold an engine of the `cpu` runtime, in MiB, by the name of their model."""
+        return {
+            name: ProcessMemory.of(pid).total
+            for pid, name in self.processes().items()
+            if name in (TARGET_MODEL, DRAFT_MODEL)
+        }
+
+    def log_tail(self, lines: int = _LOG_LINES) -> tuple[str, ...]:
+        """The last lines of what the supervisor and Triton printed.
+
+        Args:
+            lines: of each, at most.
+        """
+        tails = []
+        for log in self.logs:
+            if log.is_file():
+                text = log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+                tails += [f"--- {log.name}", *(line[:300] for line in text)]
+        return tuple(tails)
+
+
+def gpu_memory_mib(devices: tuple[int, ...], environment: Mapping[str, str] = os.environ) -> dict[str, float]:
+    """Used memory of each GPU that may be used, in MiB, by "GPU 0".
+
+    Args:
+        devices: indexes of GPUs; empty for what CUDA_VISIBLE_DEVICES leaves.
+        environment: where that stands.
+    """
+    seen = visible(survey_gpus().gpus, devices, environment)
+    return {f"GPU {gpu.index}": float(gpu.memory_mib - gpu.free_mib) for gpu in seen}

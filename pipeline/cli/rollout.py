@@ -1,0 +1,218 @@
+"""`pipeline rollout`: exchange the package of a running deployment for another one."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.cli.options import allow_option, complete_recipe, json_option, set_option, store_option
+from pipeline.cli.output import note, print_json, reporter
+from pipeline.errors import ServerError, UserError
+
+if TYPE_CHECKING:
+    from pipeline.recipe import Recipe
+    from pipeline.store import Store
+    from pipeline.triton.running import RunningServer
+
+skip_golden_option = click.option(
+    "--skip-golden", is_flag=True, help="Do not ask the package's golden questions."
+)
+in_place_option = click.option(
+    "--in-place",
+    is_flag=True,
+    help="End the old Triton first, for two that do not fit in memory. Requests wait meanwhile.",
+)
+drain_option = click.option(
+    "--drain-s",
+    type=click.FloatRange(min=0),
+    default=120.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time for requests that the old package has under way; then they are cut off.",
+)
+dry_run_option = click.option("--dry-run", is_flag=True, help="Print what would be done, and exit.")
+
+
+@click.command(name="rollout")
+@click.argument("recipe", metavar="NAME|RECIPE", shell_complete=complete_recipe)
+@set_option
+@store_option
+@allow_option
+@click.option(
+    "--package",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Package to serve; by default the one that the recipe makes as it says now.",
+)
+@click.option("--build", is_flag=True, help="Build what is missing first, as `pipeline build` does.")
+@click.option("--offline", is_flag=True, help="Ask no hub; use what the store has.")
+@skip_golden_option
+@in_place_option
+@drain_option
+@dry_run_option
+@json_option
+def command(
+    recipe: str,
+    overrides: tuple[str, ...],
+    store: Path | None,
+    allowed: frozenset[str],
+    package: Path | None,
+    build: bool,
+    offline: bool,
+    skip_golden: bool,
+    in_place: bool,
+    drain_s: float,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Serve another package of a deployment that runs, without a request that fails.
+
+    The new package is started beside the old one, verified, warmed up, and asked the golden questions of its recipe.
+    Then new requests go to it, and the old Triton ends when it has completed its own. If anything fails before, the old
+    package stays in service, and the exit code is 1. So it does after Ctrl-C.
+
+    Triton's ports change, except with --in-place: clients go by name, and the gateway keeps its address. Where two do
+    not fit in memory, this is refused beforehand.
+
+    \b
+    pipeline rollout tiny-cpu --build
+    pipeline rollout tiny-cpu --set quantization.format=none --build
+    pipeline rollout tiny-cpu --package /models/tiny-cpu-2 --dry-run
+    """
+    from pipeline.cli.serving import package_of
+    from pipeline.store import Store
+
+    if package is not None and (build or overrides):
+        raise click.UsageError("--package takes a package as it is: leave out --build and --set")
+    shelf = Store.at(store)
+    name, server, found = find_running(recipe, overrides, shelf)
+    words = server.recipe
+    if package is not None:
+        package, found = package.resolve(), None
+    elif found is None:
+        raise click.UsageError(f"{name} was served from a package alone: name a RECIPE, or --package")
+    else:
+        package, words = package_of(
+            str(found.provenance.file), found.provenance.overrides, shelf, build=build, offline=offline,
+            report=reporter(silent=as_json), allowed=allowed,
+        )  # fmt: skip
+    exchange(
+        "rollout", name, server, package, found, shelf,
+        words=words, skip_golden=skip_golden, in_place=in_place, drain_s=drain_s, dry_run=dry_run, as_json=as_json,
+    )  # fmt: skip
+
+
+def exchange(
+    do: str,
+    name: str,
+    server: RunningServer,
+    package: Path,
+    recipe: Recipe | None,
+    store: Store,
+    *,
+    words: tuple[str, ...],
+    skip_golden: bool,
+    in_place: bool,
+    drain_s: float,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Check that a package fits beside what is served, and ask the supervisor to exchange it.
+
+    Args:
+        do: "rollout" or "rollback".
+        name: of the deployment.
+        server: its record.
+        package: to serve.
+        recipe: it was made from; None if that is not known.
+        store: of artifacts.
+        words: of a command line that name the recipe and its store.
+        skip_golden: ask no golden questions.
+        in_place: end the old one first.
+        drain_s: time for requests under way.
+        dry_run: print what would be done.
+        as_json: print one JSON object.
+
+    Raises:
+        UserError: two do not fit in memory, or the supervisor refuses.
+        ServerError: the exchange failed; the old package is served.
+    """
+    from pipeline.golden import GoldenSet
+    from pipeline.prepare.second_server import memory_beside
+    from pipeline.serving.control import ask
+
+    golden = GoldenSet.load(package)
+    beside = None if in_place else memory_beside(package, recipe, store)
+    if beside is not None and not beside.fits:
+        raise UserError(
+            f"{name}: a second server does not fit beside the first: {beside}\n"
+            "give --in-place to end the old one first: requests then wait until the new one is ready"
+        )
+    if dry_run:
+        shown: dict[str, Any] = {
+            "name": name,
+            "from": str(server.deployment.parent),
+            "to": str(package),
+            "in_place": in_place,
+            "memory": None if beside is None else str(beside),
+            "golden_questions": len(golden.questions) if golden and not skip_golden else 0,
+        }
+        if as_json:
+            print_json(shown)
+        else:
+            click.echo("\n".join(f"{key}: {value}" for key, value in shown.items()))
+        return
+    if server.control is None:
+        raise UserError(f"{name}: its server takes no commands; stop it, and serve the other package")
+    request: dict[str, Any] = {"name": name, "golden": not skip_golden, "in_place": in_place, "drain_s": drain_s}
+    if do == "rollout":
+        request |= {"package": str(package), "recipe": list(words)}
+    try:
+        result = ask(server.control, do, on_progress=note, **request)
+    except KeyboardInterrupt:
+        note("cancelling the rollout")
+        left = ask(server.control, "cancel_rollout", name=name)
+        note(f"{name} is served from {left['package']}")
+        raise click.exceptions.Exit(130) from None
+    if as_json:
+        print_json(result)
+
+
+def find_running(
+    word: str, overrides: Sequence[str], store: Store
+) -> tuple[str, RunningServer, Recipe | None]:
+    """Find a deployment that runs, and the recipe that its next package is made from.
+
+    Args:
+        word: name of the deployment, or name or file of its recipe.
+        overrides: values of `--set`, besides those that it is served with.
+        store: where it is announced.
+
+    Returns:
+        Its name, its record, and the recipe; None for a deployment that was served from a package alone.
+
+    Raises:
+        InvalidInput: there is no such recipe, or it has faults.
+        ServerError: it does not run.
+    """
+    from pipeline.recipe import load_recipe
+    from pipeline.triton.running import SUPERVISED, RunningServer
+
+    server = None if "/" in word else RunningServer.find(store.running, word, states=SUPERVISED)
+    if server is not None:
+        if not server.recipe:
+            return word, server, None
+        file, *words = server.recipe
+        given = [value for key, value in pairwise(words) if key == "--set"]
+        return word, server, load_recipe(file, (*given, *overrides))
+    recipe = load_recipe(word, overrides)
+    server = RunningServer.find(store.running, recipe.name, states=SUPERVISED)
+    if server is None:
+        serve = shlex.join(("pipeline", "serve", *recipe.words, *store.words))
+        raise ServerError(f"{recipe.name} is not running, so there is nothing to exchange; {serve}")
+    return recipe.name, server, recipe

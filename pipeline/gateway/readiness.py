@@ -1,0 +1,197 @@
+"""Whether a model can be asked: a real inference went through its entry model within the last seconds.
+
+Each Triton server of a model is watched by itself. Tokens of real requests show that it is well; where none come, one
+token is generated about once a second. A server is ill when that fails, or takes longer than a deadline while no other
+token comes from there: a server whose slots are all taken by long answers is busy, not ill.
+
+While all servers of a model are ill, its queue is paused: requests wait there, and go on when one is well again.
+Triton's own readiness says too little for this: it stays at 200 when the process of a Python model is dead (24.10).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from pipeline.client import AsyncClient, Busy, ClientError, Retries, Timeouts
+from pipeline.client.endpoints import Endpoint
+from pipeline.gateway.limits import FairQueue
+
+_log = logging.getLogger("pipeline.gateway")
+
+# Seconds without a token until one is generated, and from one look to the next while a server is ill.
+_INTERVAL_S, _INTERVAL_ILL_S = 1.0, 0.25
+_POLL_S = 0.1
+# For one token, while no other token comes from the same server.
+_DEADLINE_S = 3.0
+# A probe that takes so long is cancelled. Not sooner: a request that is cancelled just as it ends can stay in Triton
+# 24.10 for good, and a probe that was held up ends by itself when the server goes on.
+_ABANDON_S = 10.0
+_NOT_PROBED = "no inference has gone through it yet"
+PROBE_ID = "readiness-probe"
+
+
+@dataclass(slots=True, eq=False)
+class _Watched:
+    """One server, and what is known of it.
+
+    Attributes:
+        fault: why it cannot be asked; empty if it can.
+        suspected_at: when a request was last lost there, by `time.monotonic()`. A probe that began before does not
+            show that the server is well again.
+        wake: set to look at once.
+    """
+
+    endpoint: Endpoint
+    fault: str
+    suspected_at: float = -math.inf
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Readiness:
+    """Watches the servers of one model, from `start` to `aclose`."""
+
+    def __init__(self, name: str, client: AsyncClient, queue: FairQueue) -> None:
+        """
+        Args:
+            name: of the model, for the log.
+            client: sends the model's requests. Its endpoints are marked as ill while they are.
+            queue: of the model; paused while all servers are ill.
+        """
+        self._name, self._client = name, client
+        # None: stopped.
+        self._queue: FairQueue | None = queue
+        self._suspended = ""
+        self._watched: list[_Watched] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def fault(self) -> str | None:
+        """Why the model cannot be asked; None if it can."""
+        if self._suspended or not self._watched:
+            return self._suspended or "it is not watched yet"
+        faults = [f"{one.endpoint.url}: {one.fault}" for one in self._watched if one.fault]
+        return "; ".join(faults) if len(faults) == len(self._watched) else None
+
+    def start(self) -> None:
+        """Begin to watch, in the running event loop. Does nothing if that was done."""
+        if self._watched:
+            return
+        self._watched = [_Watched(one, _NOT_PROBED) for one in self._client.endpoints]
+        for one in self._watched:
+            one.endpoint.ill = True
+        self._apply()
+        self._tasks = [asyncio.get_running_loop().create_task(self._watch(one)) for one in self._watched]
+
+    def suspect(self, url: str, reason: str) -> None:
+        """Count a server as ill because a request was lost there, until a probe shows that it is not.
+
+        Args:
+            url: host:port of the server.
+            reason: what happened.
+        """
+        for one in self._watched:
+            if one.endpoint.url == url:
+                one.suspected_at = time.monotonic()
+                self._set(one, reason)
+                one.wake.set()
+
+    def suspend(self, reason: str) -> None:
+        """Count the model as not ready, whatever probes find.
+
+        Args:
+            reason: why it is, such as that its server is being started again; empty ends this.
+        """
+        if reason != self._suspended:
+            self._suspended = reason
+            self._apply()
+
+    async def probed(self) -> None:
+        """Wait until each server has been probed for the first time, and was found well or ill."""
+        while any(one.fault == _NOT_PROBED for one in self._watched):
+            await asyncio.sleep(_POLL_S)
+
+    def take_over(self, queue: FairQueue) -> None:
+        """Pause another queue from now on, that of a model which this one replaces.
+
+        Args:
+            queue: of the other model, whose readiness has been stopped.
+        """
+        self._queue = queue
+        self._apply()
+
+    def stop(self) -> None:
+        """Stop watching. The queue stays as it is, and is not touched any more."""
+        self._queue = None
+        for task in self._tasks:
+            task.cancel()
+
+    async def aclose(self) -> None:
+        """Stop watching, and wait for the end of what that had begun."""
+        self.stop()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _watch(self, watched: _Watched) -> None:
+        endpoint = watched.endpoint
+        # The deadline is kept below, so that a probe which is late is not cancelled at once.
+        timeouts = Timeouts(connect_s=_DEADLINE_S, first_token_s=None, between_tokens_s=None)
+        probes = AsyncClient(
+            endpoint.url, model=self._client.model_name, timeouts=timeouts, retries=Retries(attempts=1)
+        )
+        async with probes:
+            while True:
+                watched.wake.clear()
+                if watched.fault or time.monotonic() - endpoint.last_chunk_at >= _INTERVAL_S:
+                    await self._probe(watched, probes)
+                quiet_s = time.monotonic() - endpoint.last_chunk_at
+                pause_s = _INTERVAL_S - quiet_s if quiet_s < _INTERVAL_S else _INTERVAL_S
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_INTERVAL_ILL_S if watched.fault else pause_s):
+                        await watched.wake.wait()
+
+    async def _probe(self, watched: _Watched, client: AsyncClient) -> None:
+        """Generate one token, and note what that says about the server."""
+        began = time.monotonic()
+        asking = asyncio.ensure_future(client.generate("Hello", max_tokens=1, request_id=PROBE_ID))
+        try:
+            while not asking.done() and (now := time.monotonic()) - began < _ABANDON_S:
+                if now - max(began, watched.endpoint.last_chunk_at) >= _DEADLINE_S:
+                    self._set(watched, f"no token within {_DEADLINE_S:g} s")
+                await asyncio.wait([asking], timeout=_POLL_S)
+        finally:
+            if not asking.done():
+                asking.cancel()
+                await asyncio.wait([asking])
+        if asking.cancelled() or began < watched.suspected_at:
+            return
+        match asking.exception():
+            case None:
+                self._set(watched, "")
+            case Busy():
+                # It answers, and does not say whether it generates: nothing is known that was not known before.
+                pass
+            case ClientError() as error:
+                self._set(watched, str(error))
+            case error:
+                self._set(watched, f"{type(error).__name__}: {error}")
+
+    def _set(self, watched: _Watched, fault: str) -> None:
+        if bool(fault) != bool(watched.fault) and watched.fault != _NOT_PROBED:
+            state = f"cannot be asked: {fault}" if fault else "can be asked"
+            _log.warning("%s: %s %s", self._name, watched.endpoint.url, state)
+        watched.fault, watched.endpoint.ill = fault, bool(fault)
+        self._apply()
+
+    def _apply(self) -> None:
+        """Pause the queue while the model cannot be asked."""
+        if self._queue is None:
+            return
+        if (reason := self.fault) is None:
+            self._queue.resume()
+        else:
+            self._queue.pause(reason)

@@ -1,0 +1,448 @@
+"""Exchange of the package that a deployment is served from, while it is served.
+
+    rollout    the new package is started beside the old one, on free ports; verified, warmed up, and asked its golden
+               questions; then the record is switched, the gateway goes over, the old Triton completes what it has
+               under way, and ends
+    rollback   the same with the package that was served before
+
+Until the switch, whatever goes wrong ends the new Triton and leaves the old one untouched; so does a cancellation. When
+the gateway cannot load the new package, the switch is undone. With `in_place` the old Triton ends first, for two that
+do not fit in memory. Requests then wait in the gateway, and if the new package fails, the old one is started again.
+
+Who decides whether two fit is `pipeline.prepare.second_server`, before this is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.client import ChatTemplate, Client, ClientError, TemplateError
+from pipeline.errors import ServerError, UserError
+from pipeline.golden import GoldenQuestion, GoldenSet
+from pipeline.progress import Progress, Silent
+from pipeline.serving.control import Say
+from pipeline.serving.launch import Ports, ServeOptions
+from pipeline.serving.live import MetricsPage
+from pipeline.serving.server import StartCancelled
+from pipeline.serving.supervisor import Keeper, Supervisor
+from pipeline.triton.deployment import TARGET_MODEL
+from pipeline.triton.repository import check_package
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pipeline.serving.serve import TritonComponent
+
+DRAIN_S = 120.0
+_POLL_S = 0.25
+# A gateway looks at the record several times a second, and then loads the new package's tokenizer.
+_FOLLOW_S = 60.0
+# So long every gateway of this store has had to see the record, also one that this supervisor knows nothing of.
+_GRACE_S = 2.0
+# The engine's counts are renewed twice a second.
+_IDLE_S = 1.5
+_ANSWER_S = 10.0
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+# Makes a Triton of a package, not started; raises what keeps this machine from serving it.
+MakeTriton = Callable[[Path, ServeOptions, Progress], "TritonComponent"]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """What a rollout is asked for.
+
+    Attributes:
+        name: Of the deployment.
+        package: Folder of the new package.
+        words: Of a command line, that name the package's recipe and its store.
+        golden: Whether its golden questions are asked.
+        in_place: Whether the old Triton ends before the new one starts.
+        drain_s: Time for requests that the old one has under way, in seconds.
+    """
+
+    name: str
+    package: Path
+    words: tuple[str, ...]
+    golden: bool = True
+    in_place: bool = False
+    drain_s: float = DRAIN_S
+
+    @classmethod
+    def read(cls, request: Mapping[str, Any], package: Path, words: tuple[str, ...]) -> RolloutRequest:
+        """Take what a request on the control socket says besides the package."""
+        return cls(
+            name=str(request["name"]),
+            package=package,
+            words=words,
+            golden=request.get("golden") is not False,
+            in_place=request.get("in_place") is True,
+            drain_s=float(request.get("drain_s", DRAIN_S)),
+        )
+
+
+class Rollouts:
+    """The rollouts of one supervisor, one at a time for each deployment.
+
+    On its control socket it takes
+
+        rollout           {"name", "package", "recipe": words, "golden", "in_place", "drain_s"}
+        rollback          {"name", "golden", "in_place", "drain_s"}
+        cancel_rollout    {"name"}: leaves the old package in place, unless the switch has been made
+    """
+
+    def __init__(self, supervisor: Supervisor, make: MakeTriton, progress: Progress) -> None:
+        """Offer rollouts on a supervisor's control socket.
+
+        Args:
+            supervisor: Of the deployments; its Tritons are `TritonComponent`s.
+            make: Makes a Triton of a package.
+            progress: Where the supervisor reports.
+        """
+        self._supervisor, self._make, self._progress = supervisor, make, progress
+        self._guard = threading.Lock()
+        self._under_way: dict[str, _Rollout] = {}
+        self._words: dict[Path, tuple[str, ...]] = {}  # by package
+        supervisor.handlers |= {
+            "rollout": self._rollout,
+            "rollback": self._rollback,
+            "cancel_rollout": self._cancel,
+        }
+        supervisor.on_end.append(self._end)
+
+    def _rollout(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        package, words = Path(str(request.get("package"))), tuple(map(str, request.get("recipe") or ()))
+        if not package.is_absolute():
+            raise UserError(f"package {package}: is not an absolute path")
+        return self._run(RolloutRequest.read(request, package, words), say)
+
+    def _rollback(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        name = str(request.get("name"))
+        self._keeper(name)
+        record = self._supervisor.announcements[name].record
+        if record.previous is None:
+            raise UserError(f"{name}: no other package was served before, so there is none to go back to")
+        words = self._words.get(record.previous, record.recipe)
+        return self._run(RolloutRequest.read(request, record.previous, words), say)
+
+    def _cancel(self, request: Mapping[str, Any], _: Say) -> dict[str, Any]:
+        name = str(request.get("name"))
+        with self._guard:
+            rollout = self._under_way.get(name)
+        if rollout is None:
+            raise UserError(f"{name}: no rollout is under way")
+        rollout.cancelled.set()
+        rollout.ended.wait()
+        return {"name": name, "package": str(self._supervisor.announcements[name].record.deployment.parent)}
+
+    def _keeper(self, name: str) -> Keeper:
+        if name not in self._supervisor.tritons:
+            known = ", ".join(self._supervisor.tritons)
+            raise UserError(f"{name}: is not served by this supervisor, which serves {known}")
+        return self._supervisor.tritons[name]
+
+    def _run(self, request: RolloutRequest, say: Say) -> dict[str, Any]:
+        keeper, record = self._keeper(request.name), self._supervisor.announcements[request.name].record
+        if not keeper.ready.is_set():
+            raise UserError(f"{request.name} is not ready yet; a rollout can begin when it is")
+        if request.package == record.deployment.parent:
+            raise UserError(f"{request.name} is served from {request.package} already")
+        options = keeper.component.options  # type: ignore[attr-defined]
+        if not options.use(request.package):
+            raise UserError(f"{request.package} is not there any more")
+        rollout = _Rollout(request, self._supervisor, self._make, _Told(self._progress, say))
+        with self._guard:
+            if request.name in self._under_way:
+                other = self._under_way[request.name].request.package
+                raise UserError(f"{request.name}: a rollout to {other} is under way")
+            self._under_way[request.name] = rollout
+        self._words[record.deployment.parent] = record.recipe
+        try:
+            return rollout.run()
+        finally:
+            with self._guard:
+                del self._under_way[request.name]
+            rollout.ended.set()
+
+    def _end(self) -> None:
+        """Have rollouts end what they started; called when the gateway has ended."""
+        with self._guard:
+            rollouts = list(self._under_way.values())
+        for rollout in rollouts:
+            rollout.ending.set()
+            rollout.cancelled.set()
+        for rollout in rollouts:
+            rollout.ended.wait()
+
+
+class _Rollout:
+    """One exchange, in the thread that it was asked for in."""
+
+    def __init__(
+        self, request: RolloutRequest, supervisor: Supervisor, make: MakeTriton, progress: _Told
+    ) -> None:
+        self.request = request
+        # Ends the rollout, if the switch has not been made; the supervisor ends; the rollout is over.
+        self.cancelled, self.ending, self.ended = threading.Event(), threading.Event(), threading.Event()
+        self._make, self._progress = make, progress
+        self._keeper = supervisor.tritons[request.name]
+        self._announcement = supervisor.announcements[request.name]
+        self._has_gateway = bool(self._announcement.record.gateway_url)
+        # What is served while this begins; a restart changes nothing of it.
+        self._old: TritonComponent = self._keeper.component  # type: ignore[assignment]
+        self._record = self._announcement.record
+        self._began = time.monotonic()
+
+    def run(self) -> dict[str, Any]:
+        """Exchange the package. Raises what keeps it from being served, after which the old one is served."""
+        request, began = self.request, self._began
+        self._progress.say(f"{request.name}: from {self._old.package} to {request.package}")
+        report = self._in_place() if request.in_place else self._side_by_side()
+        took_s = time.monotonic() - began
+        record = self._announcement.record
+        self._progress.say(f"{request.name} is served from {request.package}, after {took_s:.1f} s")
+        return {
+            "name": request.name,
+            "package": str(request.package),
+            "previous": str(self._old.package),
+            "grpc_url": record.grpc_url,
+            "http_url": record.http_url,
+            "metrics_url": record.metrics_url,
+            "golden": report,
+            "seconds": round(took_s, 2),
+        }
+
+    def _side_by_side(self) -> dict[str, int] | None:
+        ports = Ports.free()
+        new = self._make_new(ports)
+        with self._or_ended(new):
+            new.start(self.cancelled)
+            report = self._judge(new)
+            if self.cancelled.is_set():
+                raise StartCancelled("cancelled")
+            self._progress.say(f"switching to gRPC {new.server.grpc_url}")
+            self._keeper.exchange(new, lambda: self._announce(new, self._old.package))
+        try:
+            self._wait_for_gateway(new)
+        except ServerError:
+            # The old one runs still, so nothing is lost.
+            self._keeper.exchange(self._old, self._announce_old)
+            new.stop(at_once=False)
+            raise
+        self._drain(self._old)
+        self._old.stop(at_once=False)
+        return report
+
+    def _in_place(self) -> dict[str, int] | None:
+        """The old one ends first. Its ports are free then, and stay those of the deployment."""
+        check_package(self.request.package, self._old.options.hashes, self._progress)
+        GoldenSet.load(self.request.package)
+        old, ports = self._old, self._old.server.ports
+        began = time.monotonic()
+        self._keeper.exchange(
+            _Vacancy(),
+            lambda: self._announcement.set_state("triton", "restarting", "its package is exchanged in place"),
+        )
+        try:
+            self._drain(old)
+            old.stop(at_once=False)
+            new = self._make_new(ports)
+            with self._or_ended(new):
+                new.start(self.cancelled)
+                report = self._judge(new)
+        except BaseException as error:
+            if self.ending.is_set():
+                raise
+            self._progress.say(f"{error}\nstarting the old package again")
+            old.stop(at_once=True)
+            old.start(self.ending)
+            self._keeper.exchange(old, self._announce_old)
+            raise
+        self._keeper.exchange(new, lambda: self._announce(new, old.package))
+        self._progress.say(f"nothing was served for {time.monotonic() - began:.1f} s")
+        return report
+
+    def _make_new(self, ports: Ports) -> TritonComponent:
+        old = self._old
+        # The old one's log is still written, and read if it fails.
+        name = "triton-2.log" if old.server.log_file.name == "triton.log" else "triton.log"
+        options = replace(
+            old.options,
+            ports=ports,
+            log_file=old.server.log_file.with_name(name),
+            recipe=self.request.words or old.options.recipe,
+        )
+        new = self._make(self.request.package, options, self._progress)
+        if new.name != self.request.name:
+            raise UserError(f"{self.request.package} is a package of {new.name}, not of {self.request.name}")
+        return new
+
+    def _judge(self, new: TritonComponent) -> dict[str, int] | None:
+        """Ask the golden questions. Raises ServerError if too few answers are right."""
+        golden = GoldenSet.load(new.package)
+        if golden is None or not self.request.golden:
+            self._progress.say(
+                "its golden questions are skipped" if golden else "the package has no golden questions"
+            )
+            return None
+        report = golden.ask(_asker(new, self.cancelled))
+        self._progress.say(str(report))
+        if not report.passed:
+            raise ServerError(f"{self.request.package} is not served: {report}")
+        return {"questions": len(report.answers), "right": report.right}
+
+    def _announce(self, new: TritonComponent, previous: Path) -> None:
+        server = new.server
+        self._announcement.exchange(
+            server.entry_model,
+            deployment=new.package / "deployment.json",
+            grpc_url=server.grpc_url,
+            http_url=server.http_url,
+            metrics_url=server.metrics_url,
+            log=server.log_file.absolute(),
+            recipe=new.options.recipe,
+            previous=previous,
+        )
+
+    def _announce_old(self) -> None:
+        record, server = self._record, self._old.server
+        self._announcement.exchange(
+            server.entry_model,
+            deployment=record.deployment,
+            grpc_url=server.grpc_url,
+            http_url=server.http_url,
+            metrics_url=server.metrics_url,
+            log=record.log,
+            recipe=record.recipe,
+            previous=record.previous,
+        )
+
+    def _wait_for_gateway(self, new: TritonComponent) -> None:
+        """Wait until the gateway has gone over. Raises ServerError if it cannot."""
+        began = time.monotonic()
+        while self._has_gateway and not self.ending.wait(_POLL_S):
+            status = self._gateway_status()
+            if status is not None:
+                model = status["models"][self.request.name]
+                if model["endpoints"] == [new.server.grpc_url]:
+                    break
+                fault = status["faults"].get(self.request.name)
+                # What it says in the first moments may be about an earlier record.
+                if fault and status["ready"] and time.monotonic() - began > _GRACE_S:
+                    raise ServerError(f"the gateway cannot go over to {self.request.package}: {fault}")
+            if time.monotonic() - began > _FOLLOW_S:
+                # It is being restarted, and will then find the new one.
+                self._progress.say(f"the gateway has not gone over within {_FOLLOW_S:g} s")
+                break
+        self.ending.wait(_GRACE_S)
+
+    def _drain(self, old: TritonComponent) -> None:
+        """Wait until no request is under way with the old Triton."""
+        deadline = time.monotonic() + self.request.drain_s
+        told, idle_since = -1, time.monotonic()
+        while not self.ending.wait(_POLL_S) and old.server.running:
+            left = self._requests_left(old)
+            if left:
+                idle_since = time.monotonic()
+            elif time.monotonic() - idle_since > _IDLE_S:
+                return
+            if left and left != told:
+                self._progress.say(f"the old package has {left} requests under way")
+                told = left
+            if time.monotonic() > deadline:
+                self._progress.say(
+                    f"{left} requests are cut off: they took longer than {self.request.drain_s:g} s"
+                )
+                return
+
+    def _requests_left(self, old: TritonComponent) -> int:
+        """Requests that the gateway has sent to what was replaced, or that the engine has: whichever are more."""
+        page, status = MetricsPage.fetch(old.server.metrics_url), self._gateway_status()
+        kinds = (
+            {} if page is None else page.by("nv_trt_llm_request_metrics", "request_type", model=TARGET_MODEL)
+        )
+        sent = 0 if status is None else status["models"][self.request.name]["replaced_requests"]
+        return max(int(sent), int(kinds.get("active", 0)))
+
+    def _gateway_status(self) -> dict[str, Any] | None:
+        """What its /readyz says; None if it does not answer."""
+        if not self._has_gateway:
+            return None
+        try:
+            with _OPENER.open(f"{self._record.gateway_url}/readyz", timeout=_ANSWER_S) as answer:
+                status: dict[str, Any] = json.load(answer)
+        except urllib.error.HTTPError as error:
+            status = json.load(error)
+        except (OSError, ValueError):
+            return None
+        return status
+
+    @contextmanager
+    def _or_ended(self, new: TritonComponent) -> Iterator[None]:
+        """End the new Triton if the block fails."""
+        try:
+            yield
+        except StartCancelled as error:
+            new.stop(at_once=True)
+            raise ServerError(f"the rollout to {self.request.package} was cancelled") from error
+        except BaseException:
+            new.stop(at_once=True)
+            raise
+
+
+class _Vacancy:
+    """Stands where a Triton was, until another one does."""
+
+    kind = "triton"
+    pids: tuple[int, ...] = ()
+
+    def start(self, stop: threading.Event) -> None:
+        pass
+
+    def fault(self) -> str | None:
+        return None
+
+    def stop(self, *, at_once: bool) -> None:
+        pass
+
+
+class _Told(Silent):
+    """Progress that goes to whoever asked, besides to the supervisor's own."""
+
+    def __init__(self, progress: Progress, say: Say) -> None:
+        self._progress, self._say = progress, say
+
+    def say(self, text: str) -> None:
+        self._progress.say(text)
+        self._say(text)
+
+
+def _asker(new: TritonComponent, cancelled: threading.Event) -> Callable[[GoldenQuestion], str]:
+    """What asks a new Triton a golden question, greedily."""
+    deployment = new.server.deployment
+    try:
+        template = ChatTemplate.from_directory(new.package / deployment.tokenizer_dir)
+    except TemplateError:
+        template = None
+    most = deployment.limits.max_output_tokens
+
+    def answer(question: GoldenQuestion) -> str:
+        if cancelled.is_set():
+            raise StartCancelled("cancelled")
+        try:
+            with Client(new.server.grpc_url, model=deployment.entry_model, template=template) as client:
+                tokens = min(question.max_tokens or most, most)
+                return client.generate(question.asked, max_tokens=tokens, temperature=0).text
+        except ClientError as error:
+            raise ServerError(f"golden question {question.text!r}: {error}") from error
+
+    return answer
