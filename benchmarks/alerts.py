@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,9 +31,10 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -55,9 +58,16 @@ from pipeline.serving.monitoring.alerts import alerts_of, target_down
 from pipeline.store import Store
 from pipeline.triton.running import RunningServer
 
-START_S, TROUBLE_S = 180.0, 150.0
+START_S, TROUBLE_S = 180.0, 240.0
 # Of Prometheus' time, without the speed-up: what the medians of 30 minutes are made of.
 CALM_S = 1200.0
+# What becomes of the real deployment comes after all else.
+OF_THE_DEPLOYMENT = {
+    "PipelineKvCachePressure",
+    "PipelineRestarted",
+    "PipelineNotReady",
+    "PipelineTargetDown",
+}
 TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.content }}\n{% endfor %}")
 
 
@@ -80,15 +90,15 @@ SCRIPTS = {
     "slow": Script(
         Reply(WORDS[:4], first_delay_s=0.02, delay_s=0.01),
         Reply(WORDS[:4], first_delay_s=1.5, delay_s=0.5),
-        (3, 4),
+        (2, 3),
         slo={"ttft_p95_ms": 500, "itl_p95_ms": 200},
     ),
-    "spiky": Script(Reply(WORDS[:2]), Reply(WORDS), (1, 6)),
+    "spiky": Script(Reply(WORDS[:2]), Reply(WORDS), (1, 4)),
     "stalling": Script(
         Reply(WORDS[:2]), Reply(WORDS[:2], ending=Ending.HANG), (1, 0.5), slo={"itl_p95_ms": 100}, stall_s=1.0
     ),
     "queueing": Script(Reply(WORDS[:1]), Reply(WORDS[:1], first_delay_s=2.0), (0.5, 2), places=1),
-    "failing": Script(Reply(WORDS[:2]), Reply(WORDS[:2], ending=Ending.ERROR), (1, 2)),
+    "failing": Script(Reply(WORDS[:2]), Reply(WORDS[:2], ending=Ending.ERROR), (1, 1)),
     "cached": Script(Reply(WORDS[:2]), Reply(WORDS[:2]), (1, 1), cached=True),
 }
 
@@ -136,18 +146,18 @@ def scripted_gateway(trouble: Trouble, folder: Path) -> Iterator[tuple[GatewaySe
 
 
 @contextmanager
-def deployed(store: Store, recipe: tuple[str, ...], name: str) -> Iterator[RunningServer]:
-    """`pipeline serve` of a recipe, built if need be, with its gateway."""
-    line = [sys.executable, "-m", "pipeline.cli.main", "serve", *recipe, "--build", "--port", "0"]
-    environment = {**os.environ, "PIPELINE_STORE": str(store.root)}
-    with subprocess.Popen(line, env=environment, stdout=sys.stderr) as process:
+def deployed(overrides: Sequence[str]) -> Iterator[RunningServer]:
+    """`pipeline serve` of the small pair, built if need be, with its gateway."""
+    line = [sys.executable, "-m", "pipeline.cli.main", "serve", "tiny-cpu", "--build", "--port", "0"]
+    line += [word for override in overrides for word in ("--set", override)]
+    with subprocess.Popen(line, stdout=sys.stderr) as process:
         try:
 
             def found() -> RunningServer | None:
                 assert process.poll() is None, "pipeline serve has ended"
-                return RunningServer.find(store.running, name, states={"ready"})
+                return RunningServer.find(Store.at(None).running, "deployed", states={"ready"})
 
-            yield wait_until(found, START_S, f"pipeline serve {name}")
+            yield wait_until(found, START_S, "pipeline serve")
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
@@ -202,61 +212,56 @@ class Prometheus:
 
 
 @asynccontextmanager
-async def load(url: str, record: RunningServer, trouble: Trouble) -> AsyncIterator[None]:
-    """Requests at the rate of each script, and to the real deployment, until the block ends."""
-    under_way: set[asyncio.Task[None]] = set()
-    engine = AsyncClient(record.grpc_url)
-    async with httpx.AsyncClient(timeout=httpx.Timeout(120), limits=httpx.Limits(), trust_env=False) as http:
+async def scripted_load(url: str, record: RunningServer, trouble: Trouble) -> AsyncIterator[None]:
+    """Requests at the rate of each script, and one a second to the real deployment, until the block ends."""
+    async with (
+        httpx.AsyncClient(timeout=httpx.Timeout(120), trust_env=False) as http,
+        asyncio.TaskGroup() as tasks,
+    ):
 
-        async def ask(to: str, model: str, text: str, max_tokens: int) -> None:
-            body = {
-                "model": model,
-                "messages": [{"role": "user", "content": text}],
-                "stream": True,
-                "max_tokens": max_tokens,
-                "temperature": 0,
-            }
+        async def ask(to: str, model: str, text: str) -> None:
+            messages = [{"role": "user", "content": text}]
+            body = {"model": model, "messages": messages, "stream": True, "max_tokens": 16, "temperature": 0}
             with suppress(httpx.HTTPError):
                 async with http.stream("POST", f"{to}/v1/chat/completions", json=body) as answer:
                     async for _ in answer.aiter_bytes():
                         pass
 
-        async def send(name: str, script: Script) -> None:
-            count = 0
-            while True:
-                count += 1
+        async def send(to: str, name: str, script: Script) -> None:
+            for count in itertools.count():
                 # Every third question of the cached model is one that was asked before.
-                text = f"question {count // 3 if script.cached else count}"
-                task = asyncio.create_task(ask(url, name, text, len(WORDS)))
-                under_way.add(task)
-                task.add_done_callback(under_way.discard)
+                asked.append(
+                    tasks.create_task(ask(to, name, f"question {count // 3 if script.cached else count}"))
+                )
                 await asyncio.sleep(1 / script.requests_per_s[trouble.began is not None])
 
+        asked: list[asyncio.Task[None]] = []
+        asked += [tasks.create_task(send(url, name, script)) for name, script in SCRIPTS.items()]
+        asked.append(
+            tasks.create_task(send(record.gateway_url, "deployed", Script(Reply(), Reply(), (1, 1))))
+        )
+        yield
+        for task in asked:
+            task.cancel()
+
+
+@asynccontextmanager
+async def full_engine(record: RunningServer, streams: int = 24) -> AsyncIterator[None]:
+    """Long prompts, past the gateway, so that the engine always has some waiting, until the block ends."""
+    async with AsyncClient(record.grpc_url) as client, asyncio.TaskGroup() as tasks:
+
         async def fill(number: int) -> None:
-            """Short prompts while all is calm; then long ones, past the gateway, so that some always wait."""
-            count = 0
-            while True:
-                count += 1
+            for count in itertools.count():
                 # No two begin alike, else they would share blocks.
-                text = f"{number} {count}"
-                if trouble.began is None:
-                    await ask(record.gateway_url, "deployed", text, 4)
-                    await asyncio.sleep(2)
-                    continue
                 with suppress(ClientError):
-                    async with engine.stream(text + " parcel" * 500, max_tokens=16) as stream:
+                    async with client.stream(f"{number} {count}" + " parcel" * 500, max_tokens=16) as stream:
                         async for _ in stream:
                             pass
 
-        senders = [asyncio.create_task(send(name, script)) for name, script in SCRIPTS.items()]
-        senders += [asyncio.create_task(fill(number)) for number in range(24)]
-        try:
-            yield
-        finally:
-            for task in (*senders, *under_way):
-                task.cancel()
-            await asyncio.gather(*senders, *under_way, return_exceptions=True)
-            await engine.aclose()
+        asking = [tasks.create_task(fill(number)) for number in range(streams)]
+        yield
+        for task in asking:
+            task.cancel()
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
@@ -269,8 +274,6 @@ def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any
 
 
 def free_port() -> int:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
@@ -298,43 +301,44 @@ def empty_panels(board: Any, prometheus: Prometheus, names: list[str], pace: Pac
     return len(panels), empty
 
 
+class Firings:
+    """The alerts that have fired, each with the model it fired for first, and when."""
+
+    def __init__(self, prometheus: Prometheus, trouble: Trouble) -> None:
+        self._prometheus, self._trouble = prometheus, trouble
+        self.first: dict[str, tuple[str, float]] = {}
+
+    async def wait_for(self, names: set[str]) -> None:
+        """Return when all of them have fired, or after `TROUBLE_S`."""
+        assert self._trouble.began is not None
+        end = time.monotonic() + TROUBLE_S
+        while names - set(self.first) and time.monotonic() < end:
+            for name, model in sorted(await asyncio.to_thread(self._prometheus.firing)):
+                if name not in self.first:
+                    self.first[name] = (model, time.monotonic() - self._trouble.began)
+                    print(f"{self.first[name][1]:6.1f} s  {name} of {model}", file=sys.stderr)
+            await asyncio.sleep(0.2)
+
+
 async def drill(chosen: argparse.Namespace, folder: Path) -> int:
-    pace, trouble, store = Pace(chosen.speedup), Trouble(), Store.at(None)
-    overrides = ("name=deployed", "limits.max_concurrency=4", "limits.max_output_tokens=16", "golden=null")
-    own = ("tiny-cpu", *(word for override in overrides for word in ("--set", override)))
-    with scripted_gateway(trouble, folder) as (server, gateway), deployed(store, own, "deployed") as record:
-        scripted = urlsplit(server.url).netloc
-        real = load_recipe("tiny-cpu", overrides)
+    pace, trouble = Pace(chosen.speedup), Trouble()
+    own = ("name=deployed", "limits.max_concurrency=4", "limits.max_output_tokens=16", "golden=null")
+    with scripted_gateway(trouble, folder) as (server, gateway), deployed(own) as record:
         watched = [
-            WatchedDeployment(recipe_of(name, script), (scripted,), ()) for name, script in SCRIPTS.items()
+            WatchedDeployment(recipe_of(name, script), (urlsplit(server.url).netloc,), ())
+            for name, script in SCRIPTS.items()
         ]
-        watched.append(
-            WatchedDeployment(
-                real, (urlsplit(record.gateway_url).netloc,), (urlsplit(record.metrics_url).netloc,)
-            )
-        )
+        pages = (urlsplit(record.gateway_url).netloc,), (urlsplit(record.metrics_url).netloc,)
+        watched.append(WatchedDeployment(load_recipe("tiny-cpu", own), *pages))
         files = monitoring_files(watched, runbook_url="https://docs.example/alerts.html", pace=pace)
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
-        kinds = {alert.name for one in watched for alert in alerts_of(one.recipe, pace)} | {
-            target_down(pace).name
-        }
-        last = {"PipelineNotReady", target_down(pace).name}
+        kinds = {target_down(pace).name}
+        kinds |= {alert.name for one in watched for alert in alerts_of(one.recipe, pace)}
         prometheus = Prometheus(chosen.prometheus, folder)
-        fired: dict[str, tuple[str, float]] = {}
-
-        async def watch(until: set[str], deadline_s: float) -> None:
-            assert trouble.began is not None
-            end = time.monotonic() + deadline_s
-            while until - set(fired) and time.monotonic() < end:
-                for name, model in sorted(prometheus.firing()):
-                    if name not in fired:
-                        fired[name] = (model, time.monotonic() - trouble.began)
-                        print(f"{fired[name][1]:6.1f} s  {name} of {model}", file=sys.stderr)
-                await asyncio.sleep(0.2)
-
+        fired = Firings(prometheus, trouble)
         with prometheus.running():
-            async with load(server.url, record, trouble):
+            async with scripted_load(server.url, record, trouble):
                 print(f"calm for {CALM_S / pace.speedup:.0f} s", file=sys.stderr)
                 await asyncio.sleep(CALM_S / pace.speedup)
                 too_early = prometheus.firing()
@@ -342,29 +346,30 @@ async def drill(chosen: argparse.Namespace, folder: Path) -> int:
                 cache = gateway.models["cached"].cache
                 assert cache is not None
                 cache.counters.add("false_hit_reported")
-                await watch({"PipelineKvCachePressure"}, TROUBLE_S)
-                kill_triton(record)
-                await watch(kinds - last, TROUBLE_S)
+                await fired.wait_for(kinds - OF_THE_DEPLOYMENT)
                 board = json.loads(files["dashboard.json"])
                 panels, empty = empty_panels(board, prometheus, [*SCRIPTS, "deployed"], pace)
                 for name, url in (("gateway", f"{server.url}/metrics"), ("triton", record.metrics_url)):
                     with urllib.request.urlopen(url, timeout=30) as answer:
                         (folder / f"{name}.txt").write_bytes(answer.read())
+            async with full_engine(record):
+                await fired.wait_for({"PipelineKvCachePressure"})
+            kill_triton(record)
+            await fired.wait_for({"PipelineRestarted"})
             os.kill(record.pid, signal.SIGINT)
-            await watch(kinds, TROUBLE_S)
+            await fired.wait_for(kinds)
     print(f"{'alert':<38}{'model':<12}seconds after the trouble began, at {pace.speedup:g} times the pace")
-    for name in sorted(kinds, key=lambda name: fired.get(name, ("", 1e9))[1]):
-        model, seconds = fired.get(name, ("-", None))
-        print(f"  {name:<36}{model:<12}{'did not fire' if seconds is None else f'{seconds:.1f}'}")
+    for name in sorted(kinds, key=lambda name: fired.first.get(name, ("", inf))[1]):
+        model, seconds = fired.first.get(name, ("-", inf))
+        print(f"  {name:<36}{model:<12}{'did not fire' if seconds == inf else f'{seconds:.1f}'}")
     for name, model in sorted(too_early):
         print(f"  fired while all was calm: {name} of {model}")
     for line in empty:
         print(f"  no data: {line}")
     filled = panels - len({line.partition(":")[0] for line in empty})
-    print(
-        f"{len(kinds & set(fired))} of {len(kinds)} kinds of alerts fired; {filled} of {panels} panels have data"
-    )
-    return 1 if empty or kinds - set(fired) else 0
+    counted = f"{len(kinds & set(fired.first))} of {len(kinds)} kinds of alerts fired"
+    print(f"{counted}; {filled} of {panels} panels have data")
+    return 1 if empty or kinds - set(fired.first) else 0
 
 
 def main() -> None:

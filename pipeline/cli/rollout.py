@@ -169,7 +169,12 @@ def exchange(
         return
     if server.control is None:
         raise UserError(f"{name}: its server takes no commands; stop it, and serve the other package")
-    request: dict[str, Any] = {"name": name, "golden": not skip_golden, "in_place": in_place, "drain_s": drain_s}
+    request: dict[str, Any] = {
+        "name": name,
+        "golden": not skip_golden,
+        "in_place": in_place,
+        "drain_s": drain_s,
+    }
     if do == "rollout":
         request |= {"package": str(package), "recipe": list(words)}
     try:

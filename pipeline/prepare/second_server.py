@@ -98,7 +98,9 @@ def beside(memory: MemoryPlan, free_bytes: int) -> MemoryBeside:
 def _by_files(package: Path, deployment: Deployment, free_bytes: int) -> MemoryBeside:
     files = sum(path.stat().st_size for path in (package / REPOSITORY).rglob("*") if path.is_file())
     ranks = 1 if deployment.requirements is None else max(1, deployment.requirements.gpus)
-    runtime = engine_memory.cpu_process_bytes() if deployment.runtime == "cpu" else engine_memory.other_bytes()
+    runtime = (
+        engine_memory.cpu_process_bytes() if deployment.runtime == "cpu" else engine_memory.other_bytes()
+    )
     basis = "its files and the runtime, without a KV cache; its recipe is not known"
     return MemoryBeside(files // ranks + runtime, free_bytes, None, None, basis)
 
