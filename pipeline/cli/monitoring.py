@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from pipeline.cli.options import complete_recipe, set_option, store_option
+from pipeline.cli.options import complete_deployment, set_option, store_option
 from pipeline.cli.output import note
 
 _GATEWAY, _TRITON = "127.0.0.1:8080", "127.0.0.1:8002"
@@ -39,7 +39,7 @@ def _tritons(
 
 
 @click.command(name="monitoring")
-@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE…", shell_complete=complete_recipe)
+@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE…", shell_complete=complete_deployment)
 @set_option
 @store_option
 @click.option(
@@ -102,13 +102,14 @@ def command(
     scraped) and dashboard.json (Grafana: Dashboards, New, Import). Alerts on latencies need slo.ttft_p95_ms and
     slo.itl_p95_ms; --set slo.ttft_p95_ms=500 gives one for this call.
     """
+    from pipeline.cli.named import find_deployment
     from pipeline.errors import UserError
-    from pipeline.recipe import load_recipe
     from pipeline.serving.monitoring import Pace, WatchedDeployment, monitoring_files
     from pipeline.store import Store
-    from pipeline.triton.running import RunningServer
 
-    loaded = [load_recipe(name, overrides) for name in recipes]
+    shelf = Store.at(store)
+    named = [find_deployment(name, overrides, shelf) for name in recipes]
+    loaded = [one.recipe for one in named]
     known = [recipe.name for recipe in loaded]
     faults = [f"{name}: is named twice" for name in sorted({name for name in known if known.count(name) > 1})]
     faults += [
@@ -118,10 +119,8 @@ def command(
     ]
     if faults:
         raise UserError("\n".join(faults))
-    folder = Store.at(store).running
     watched = []
-    for recipe in loaded:
-        running = RunningServer.find(folder, recipe.name)
+    for recipe, running in ((one.recipe, one.server) for one in named):
         triton = _TRITON if running is None else urlsplit(running.metrics_url).netloc
         gateway = urlsplit(running.gateway_url).netloc if running is not None else ""
         given = tuple(address for name, address in tritons if name == recipe.name)

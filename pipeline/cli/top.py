@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.options import store_option
+from pipeline.cli.options import complete_running, store_option
 
 if TYPE_CHECKING:
     from pipeline.serving.live import LiveView
 
 
 @click.command(name="top")
-@click.argument("names", nargs=-1, metavar="[NAME]…")
+@click.argument("names", nargs=-1, metavar="[NAME]…", shell_complete=complete_running)
 @store_option
 @click.option(
     "--interval",

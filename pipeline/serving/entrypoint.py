@@ -13,7 +13,8 @@ environment variables, because a container's are:
     PIPELINE_HTTP_PORT, PIPELINE_GRPC_PORT, PIPELINE_METRICS_PORT      8000, 8001, 8002
     PIPELINE_START_TIMEOUT_S     time to become ready; what the package's size asks for
     PIPELINE_STOP_TIMEOUT_S      time to end, a third of it for requests in flight; 45
-    PIPELINE_HEALTH_INTERVAL_S   time between checks by inference; 30, 0 makes none
+    PIPELINE_HEALTH_INTERVAL_S   time between checks by inference; 1, 0 makes none
+    PIPELINE_HANG_TIMEOUT_S      time without an answer and without progress after which a model counts as hung
     PIPELINE_MAX_RESTARTS        restarts within the window; the failure after them ends it; 5
     PIPELINE_RESTART_WINDOW_S    failures that are older do not count; 300
     PIPELINE_READY_FILE          there while it is ready; /tmp/pipeline/ready.json
@@ -51,6 +52,7 @@ class EntrypointSettings:
     start_deadline_s: float | None
     stop_deadline_s: float
     health_interval_s: float
+    hang_timeout_s: float | None
     restart: RestartPolicy
     ready_file: Path
 
@@ -79,7 +81,8 @@ class EntrypointSettings:
             ),
             start_deadline_s=number("PIPELINE_START_TIMEOUT_S", 0) or None,
             stop_deadline_s=number("PIPELINE_STOP_TIMEOUT_S", 45),
-            health_interval_s=number("PIPELINE_HEALTH_INTERVAL_S", 30),
+            health_interval_s=number("PIPELINE_HEALTH_INTERVAL_S", 1),
+            hang_timeout_s=number("PIPELINE_HANG_TIMEOUT_S", 0) or None,
             restart=RestartPolicy(
                 int(number("PIPELINE_MAX_RESTARTS", 5)), number("PIPELINE_RESTART_WINDOW_S", 300)
             ),
@@ -118,6 +121,7 @@ def _serve(settings: EntrypointSettings, log: Path, stop: threading.Event) -> No
         start_deadline_s=settings.start_deadline_s,
         stop_deadline_s=settings.stop_deadline_s,
         health_interval_s=settings.health_interval_s,
+        hang_timeout_s=settings.hang_timeout_s,
         restart=settings.restart,
         target="local",
         traces=traces_endpoint(),

@@ -22,6 +22,7 @@ from pipeline.machine.processes import ProcessStat, exit_reason
 from pipeline.private_files import make_private
 from pipeline.serving import triton_log
 from pipeline.serving.log_files import rotate
+from pipeline.serving.monitor import HealthIssue
 from pipeline.serving.server import StartCancelled
 
 _BACKLOG = 2048
@@ -103,10 +104,11 @@ class GatewayProcess:
             self._check.fault()
             time.sleep(_POLL_S)
 
-    def fault(self) -> str | None:
-        """Why it does not work; None if it does. To be called several times a second."""
+    def check(self) -> HealthIssue | None:
+        """See `supervisor.Component`."""
         assert self._check is not None, "start made it"
-        return self._ended() or self._check.fault()
+        why = self._ended() or self._check.fault()
+        return None if why is None else HealthIssue("fault", why)
 
     def stop(self, *, at_once: bool) -> None:
         """End it: let it complete the requests under way, unless `at_once`."""

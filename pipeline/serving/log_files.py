@@ -8,9 +8,14 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 KEPT = 5
+_FOLLOW_S = 0.2
 _MODE = 0o700
 
 
@@ -34,3 +39,78 @@ def rotate(file: Path) -> None:
         if older.exists():
             older.replace(file.with_name(f"{file.name}.{number + 1}"))
     file.replace(file.with_name(f"{file.name}.1"))
+
+
+class LogTail:
+    """The ends of some logs, and then what is added to them, over rotations."""
+
+    def __init__(self, files: Mapping[str, Path], lines: int) -> None:
+        """Prepare to read.
+
+        Args:
+            files: Name of a log -> its file, which may not exist yet.
+            lines: How many lines of the end of each to begin with.
+        """
+        self._logs = {name: _OpenLog(file, lines) for name, file in files.items()}
+
+    def read(self) -> Iterator[tuple[str, str]]:
+        """Yield what came since the last call, as (name of the log, line); a line that has no end yet waits for it."""
+        for name, log in self._logs.items():
+            for line in log.read():
+                yield name, line
+
+    def wait(self) -> None:
+        """Wait a moment for more."""
+        time.sleep(_FOLLOW_S)
+
+    def close(self) -> list[tuple[str, str]]:
+        """Close the files. Returns what came since the last call of `read`, also a last line without an end."""
+        return [(name, line) for name, log in self._logs.items() for line in log.close()]
+
+
+class _OpenLog:
+    """One log. Its file stays open, so that what was written before a rotation is read after it."""
+
+    def __init__(self, path: Path, lines: int) -> None:
+        self._path = path
+        self._begin: int | None = lines
+        self._file: BinaryIO | None = None
+        self._rest = b""
+
+    def read(self) -> list[str]:
+        lines = self._more()
+        if self._file is not None and not self._is_current():
+            self._file.close()
+            self._file = None
+        if self._file is None and self._path.is_file():
+            self._file = self._path.open("rb")
+            found = self._more()
+            # Only of a log that was there from the start is the beginning left out.
+            lines += found[-self._begin or len(found) :] if self._begin is not None else found
+        self._begin = None
+        return lines
+
+    def close(self) -> list[str]:
+        lines = self._more()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        return [*lines, *([self._rest.decode("utf-8", "replace")] if self._rest else [])]
+
+    def _more(self) -> list[str]:
+        if self._file is None:
+            return []
+        *whole, self._rest = (self._rest + self._file.read()).split(b"\n")
+        return [line.decode("utf-8", "replace") for line in whole]
+
+    def _is_current(self) -> bool:
+        assert self._file is not None, "the caller looked"
+        try:
+            named = self._path.stat()
+        except FileNotFoundError:
+            return True  # the new one is not there yet
+        opened = os.fstat(self._file.fileno())
+        return (named.st_dev, named.st_ino) == (
+            opened.st_dev,
+            opened.st_ino,
+        ) and named.st_size >= self._file.tell()

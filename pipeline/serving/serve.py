@@ -33,12 +33,13 @@ from pipeline.progress import Progress, Silent, Task
 from pipeline.serving.announcement import Announcement
 from pipeline.serving.control import ControlServer
 from pipeline.serving.gateway_process import GatewayLaunch, GatewayProcess
-from pipeline.serving.health import ProbeGeneration
 from pipeline.serving.launch import Launcher, ServeOptions
 from pipeline.serving.launch_docker import DockerLauncher
 from pipeline.serving.launch_gpu import NativeLauncher
 from pipeline.serving.log_files import log_folder, rotate
+from pipeline.serving.monitor import HealthIssue, HealthMonitor
 from pipeline.serving.preflight import check_container, check_local, refuse
+from pipeline.serving.probe import ProbeGeneration
 from pipeline.serving.rollout import Rollouts
 from pipeline.serving.server import StartCancelled, TritonServer, local_launcher
 from pipeline.serving.supervisor import Supervisor
@@ -46,6 +47,8 @@ from pipeline.store import FileHashes
 from pipeline.triton.deployment import ENTRY, Deployment
 from pipeline.triton.repository import check_package, check_without_weights
 from pipeline.triton.running import RunningServer
+
+_ENDING_S = 0.5
 
 
 def serve(
@@ -55,6 +58,7 @@ def serve(
     *,
     gateway: GatewayLaunch | None = None,
     ready_file: Path | None = None,
+    stopped_by: str = "Ctrl-C",
 ) -> None:
     """Serve packages until `stop` is set.
 
@@ -67,6 +71,7 @@ def serve(
         progress: Where to report.
         stop: Ends everything when it is set, also while it starts.
         gateway: How the gateway in front of them is started; None for none.
+        stopped_by: What a reader is told to end it by.
         ready_file: A file that is there while everything is ready; see `pipeline.serving.health`.
 
     Raises:
@@ -93,6 +98,7 @@ def serve(
                 gateway_log=gateway_log,
                 control=control_path,
                 recipe=triton.options.recipe,
+                settings=triton.options.settings,
             )
             announcement = Announcement(
                 first.running, triton.name, record, components,
@@ -117,7 +123,9 @@ def serve(
         Rollouts(supervisor, _make_triton, progress)
         control = _open_control(control_path, supervisor, progress, stack)
         supervisor.run(
-            lambda: progress.say(_ready_text(tritons, gateway, gateway_log, time.monotonic() - began)),
+            lambda: progress.say(
+                _ready_text(tritons, gateway, gateway_log, stopped_by, time.monotonic() - began)
+            ),
             control,
         )
     progress.say("stopped " + ", ".join(f"Triton for {triton.name}" for triton in tritons))
@@ -142,7 +150,7 @@ class TritonComponent:
         self.warm: ProbeGeneration | None = None  # the last answer of the warm-up
         self._progress = progress
         self._verified = False
-        self._next_check = 0.0
+        self._monitor: HealthMonitor | None = None
 
     @property
     def name(self) -> str:
@@ -174,25 +182,37 @@ class TritonComponent:
                 raise verification.failure from error
             raise
         self._verified = True
-        self._next_check = time.monotonic() + self.options.health_interval_s
-
-    def fault(self) -> str | None:
-        """See `supervisor.Component`."""
-        code = self.server.exit_code
-        if code is not None:
-            return str(self.server.failure(f"Triton for {self.name} {exit_reason(code)}"))
-        if not self.options.health_interval_s or time.monotonic() < self._next_check:
-            return None
-        self._next_check = time.monotonic() + self.options.health_interval_s
+        server, options = self.server, self.options
+        self._monitor = HealthMonitor(
+            server.deployment, server.grpc_url, server.metrics_url, server.pids,
+            interval_s=options.health_interval_s, hang_timeout_s=options.hang_timeout_s,
+        )  # fmt: skip
         try:
-            self.server.check_health()
+            self._monitor.first_round(server.start_deadline_s, stop)
         except ServerError as error:
-            return str(error)
-        return None
+            raise server.failure(str(error)) from None
+
+    def check(self) -> HealthIssue | None:
+        """See `supervisor.Component`."""
+        assert self._monitor is not None, "start made it"
+        code, why = self.server.exit_code(), ""
+        if code is None:
+            found = self._monitor.check()
+            if found is None or found.kind == "doubt":
+                return found
+            # When the server dies, its models do, too, and may be seen first.
+            code, why = self.server.exit_code(_ENDING_S), f"is ill: {found.reason}"
+        why = why if code is None else exit_reason(code)
+        return HealthIssue("fault", str(self.server.failure(f"Triton for {self.name} {why}", tail=False)))
 
     def stop(self, *, at_once: bool) -> None:
         """See `supervisor.Component`."""
-        self.server.stop(at_once=at_once)
+        monitor, self._monitor = self._monitor, None
+        if at_once:
+            self.server.stop(at_once=True)
+        if monitor is not None:
+            monitor.close()
+        self.server.stop()
 
     @property
     def words(self) -> str:
@@ -204,8 +224,8 @@ class TritonComponent:
         model = () if deployment.entry_model == ENTRY else ("--model", deployment.entry_model)
         return shlex.join(("--url", self.server.grpc_url, "--tokenizer", tokenizer, *model))
 
-    def lines(self) -> Iterator[str]:
-        """What a person wants to know of it when it is ready."""
+    def lines(self, stopped_by: str) -> Iterator[str]:
+        """What a person wants to know of it when it is ready; `stopped_by` is how it is ended."""
         server = self.server
         assert self.warm is not None, "it was started"
         yield (
@@ -213,7 +233,7 @@ class TritonComponent:
             f"    models: {', '.join(server.models)}; clients talk to {server.entry_model}\n"
             f"    first token of a short prompt, warm: {self.warm.first_s * 1000:.1f} ms; log: {server.log_file}"
         )
-        yield f'ask: pipeline stream {self.words} "…"   talk: pipeline chat {self.words}   stop: Ctrl-C'
+        yield f'ask: pipeline stream {self.words} "…"   talk: pipeline chat {self.words}   stop: {stopped_by}'
 
 
 def _make_triton(package: Path, options: ServeOptions, progress: Progress) -> TritonComponent:
@@ -257,12 +277,16 @@ def _open_control(
 
 
 def _ready_text(
-    tritons: Sequence[TritonComponent], gateway: GatewayLaunch | None, gateway_log: Path | None, took_s: float
+    tritons: Sequence[TritonComponent],
+    gateway: GatewayLaunch | None,
+    gateway_log: Path | None,
+    stopped_by: str,
+    took_s: float,
 ) -> str:
     """Addresses, and a line to paste for each kind of client."""
     lines = [f"ready after {took_s:.1f} s"]
     for triton in tritons:
-        lines += triton.lines()
+        lines += triton.lines(stopped_by)
     if gateway is not None:
         lines.append(f"OpenAI API: {gateway.url}/v1   page: {gateway.url}/   log: {gateway_log}")
         lines += openai_lines(gateway.url, tritons[0].name, needs_key=gateway.needs_key)

@@ -32,10 +32,10 @@ from pipeline.errors import ServerError
 from pipeline.machine import process_guard
 from pipeline.private_files import make_private
 from pipeline.serving import triton_log
-from pipeline.serving.health import ProbeGeneration, generate
 from pipeline.serving.launch import LOOPBACK, Launch, Launcher, Ports, Start
 from pipeline.serving.launch_embedded import EmbeddedLauncher
 from pipeline.serving.launch_gpu import NativeLauncher
+from pipeline.serving.probe import ProbeGeneration, generate
 from pipeline.triton.deployment import REPOSITORY, Deployment
 
 _POLL_S = 0.05
@@ -155,10 +155,18 @@ class TritonServer:
         """Whether the server's process is there; `check_health` tells more."""
         return self._guard is not None and self._guard.poll() is None
 
-    @property
-    def exit_code(self) -> int | None:
-        """How a server ended by itself, or 128 + signal; None while it runs, or if it was never started."""
-        return None if self._guard is None else self._guard.poll()
+    def exit_code(self, timeout_s: float = 0.0) -> int | None:
+        """How a server ended by itself: its exit code, or 128 + signal.
+
+        Args:
+            timeout_s: Time to wait for that.
+
+        Returns:
+            None if it runs on, or was never started.
+        """
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return None if self._guard is None else self._guard.wait(timeout_s)
+        return None
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -323,14 +331,15 @@ class TritonServer:
             time.sleep(_POLL_S)
         return code
 
-    def failure(self, what: str) -> ServerError:
+    def failure(self, what: str, *, tail: bool = True) -> ServerError:
         """Make an error of what happened and what the log says about it: errors, or else its end; the likely cause.
 
         Args:
             what: What happened, as a sentence.
+            tail: Whether the end of the log is shown where it has no errors.
         """
         errors = [f"  {line}" for line in triton_log.errors(self.log_file, noise=self.launcher.noise)]
-        last = [f"  | {line[:200]}" for line in self.log_tail()]
+        last = [f"  | {line[:200]}" for line in self.log_tail()] if tail else []
         known = triton_log.causes(self.log_file, noise=self.launcher.noise)
         causes = [f"likely cause: {cause}" for cause in known]
         text = "\n".join([what, *(errors or last), *causes, f"its log: {self.log_file}"])

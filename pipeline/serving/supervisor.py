@@ -26,6 +26,7 @@ from pipeline.errors import ServerError
 from pipeline.progress import Progress
 from pipeline.serving.announcement import Announcement
 from pipeline.serving.control import ControlServer, Handler, Say
+from pipeline.serving.monitor import HealthIssue
 from pipeline.serving.restart import RestartPolicy
 from pipeline.serving.server import StartCancelled
 
@@ -57,7 +58,7 @@ class Component(Protocol):
             ServerError: It is not ready in time, or ended; the text says why.
         """
 
-    def fault(self) -> str | None:
+    def check(self) -> HealthIssue | None:
         """What is wrong with it, None if nothing is. Called several times a second, and does not take long."""
 
     def stop(self, *, at_once: bool) -> None:
@@ -178,10 +179,18 @@ class Keeper(threading.Thread):
 
     def _watch(self) -> str | None:
         """Wait until something is wrong with it, and return what; None if it is to stop, or to be exchanged."""
-        confirmed = time.monotonic()
+        confirmed, last = time.monotonic(), None
         while not self._interrupt.wait(_POLL_S):
-            if (fault := self.component.fault()) is not None:
-                return fault
+            found = self.component.check()
+            if found is not None and found.kind == "fault":
+                return found.reason
+            if found != last:
+                last = found
+                for one in self._announcements:
+                    if found is None:
+                        one.set_state(self.component.kind, "ready")
+                    else:
+                        one.set_state(self.component.kind, "unready", found.reason)
             if time.monotonic() - confirmed >= _CONFIRM_S:
                 confirmed = time.monotonic()
                 for one in self._announcements:

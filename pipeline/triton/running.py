@@ -70,6 +70,8 @@ class RunningServer:
         control: Socket on which the supervisor takes commands; None if it takes none.
         recipe: Words of a command line that name the recipe and its store.
         previous: Package that `pipeline rollback` would take; None if there was no exchange.
+        settings: Values of the recipe that it is served with, all of them, paths absolute; None where only the package
+            is known. So it can be asked by its name when the recipe's file is elsewhere, changed or gone.
     """
 
     pid: int
@@ -88,6 +90,7 @@ class RunningServer:
     control: Path | None = None
     recipe: tuple[str, ...] = ()
     previous: Path | None = None
+    settings: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, server: Addresses, package: Path, **more: Any) -> Self:

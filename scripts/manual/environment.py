@@ -20,6 +20,7 @@ MEANING = {
     "PIPELINE_START_TIMEOUT_S": "Container only: time in which the server must be ready.",
     "PIPELINE_STOP_TIMEOUT_S": "Container only: time in which answers may end after SIGTERM.",
     "PIPELINE_HEALTH_INTERVAL_S": "Container only: time between checks by inference.",
+    "PIPELINE_HANG_TIMEOUT_S": "Container only: time without any progress after which a model counts as hung.",
     "PIPELINE_MAX_RESTARTS": "Container only: restarts within the window; the failure after them ends the container.",
     "PIPELINE_RESTART_WINDOW_S": "Container only: failures that are older, in seconds, do not count.",
     "PIPELINE_TRITON_GRPC": "Set by us for Triton's models: the gRPC address of the very server that runs them.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -109,7 +110,10 @@ def test_a_server_that_dies_is_started_again_and_given_up_at_last(cpu_package: P
         kill_triton()
         assert command.process.wait(60) == 1
         assert "gave up on the triton: it failed 2 times within 300 s" in command.said
-        assert "Triton for support was killed by SIGKILL" in command.said
+        # Its models die with it, and may be seen first.
+        assert re.search(
+            "Triton for support (was killed by SIGKILL|is ill: process .* is gone)", command.said
+        )
     assert not container.ready_file.exists()
     wait_for(lambda: not processes(str(tmp_path)), "the end of all processes")
 

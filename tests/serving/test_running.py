@@ -46,6 +46,7 @@ def test_written_read_removed(tmp_path: Path) -> None:
         "control": None,
         "recipe": [],
         "previous": None,
+        "settings": None,
     }
     record.remove(folder, "tiny")
     record.remove(folder, "tiny")

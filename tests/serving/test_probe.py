@@ -8,7 +8,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from pipeline.client.testing import FakeServer, Reply
 from pipeline.client.testing.models import bls, llmapi
 from pipeline.errors import ServerError
-from pipeline.serving.health import generate
+from pipeline.serving.probe import generate
 
 
 @pytest.mark.parametrize(

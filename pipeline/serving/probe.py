@@ -1,0 +1,204 @@
+"""Whether a model really answers: short generations through it.
+
+Triton's own /v2/health/ready stays at 200 when the process of a Python model is dead, so it says too little. This is
+no client for applications; `pipeline.client` is, and it tells here which tensors a model has.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pipeline.client.tensors import ModelSignature, read_signature
+from pipeline.errors import ServerError
+
+_NO_PLACE = (
+    "maximum queue size"  # in Triton's refusal of a request for which it has no place: it is busy, and works
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeGeneration:
+    """A complete answer of the server, with the seconds that it took."""
+
+    text: str
+    first_s: float  # until the first response
+    total_s: float
+
+
+def generate(grpc_url: str, model: str, prompt: str, *, max_tokens: int, timeout_s: float) -> ProbeGeneration:
+    """Stream one greedy answer from a model that takes text: `ensemble`, `tensorrt_llm_bls`, or the LLM API's own.
+
+    Args:
+        grpc_url: host:port of the server.
+        model: Name of the model.
+        prompt: Text to continue.
+        max_tokens: Tokens of the answer, at most.
+        timeout_s: Time for the whole answer.
+
+    Raises:
+        ServerError: There was no answer within the time, or an error came instead.
+    """
+    from tritonclient import grpc
+    from tritonclient.utils import InferenceServerException
+
+    arrived: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+    client = grpc.InferenceServerClient(grpc_url)
+    start = time.monotonic()
+    first = None
+    text: list[str] = []
+    over = False
+    try:
+        facts = read_signature(client.get_model_config(model, client_timeout=timeout_s).config)
+        client.start_stream(lambda result, error: arrived.put((result, error)), stream_timeout=timeout_s)
+        client.async_stream_infer(model, _inputs(facts, prompt, max_tokens), enable_empty_final_response=True)
+        while True:
+            result, error = arrived.get(timeout=max(0.0, start + timeout_s - time.monotonic()))
+            over = error is not None
+            if over:
+                raise ServerError(f"{model} does not answer: {error}")
+            first = first or time.monotonic()
+            piece = result.as_numpy("text_output")
+            if piece is not None:
+                said = piece.reshape(-1)[0].decode("utf-8", errors="replace")
+                text = [said] if facts.cumulative else [*text, said]
+            final = result.get_response().parameters["triton_final_response"].bool_param
+            over = final or not facts.decoupled
+            if over:
+                return ProbeGeneration("".join(text), first - start, time.monotonic() - start)
+    except queue.Empty:
+        raise ServerError(f"{model} gave no answer within {timeout_s:g} s") from None
+    except InferenceServerException as error:
+        raise ServerError(f"{model} does not answer: {error}") from None
+    finally:
+        # Cancelled as it ends, a request can stay in Triton 24.10 for good, and then its model is never unloaded.
+        client.stop_stream(cancel_requests=not over)
+        client.close()
+
+
+class ModelProbe:
+    """Asks one model for one token, again and again, on one stream, and never waits for an answer.
+
+    Takes models of text and models of tokens. Nothing is cancelled while the server works (see `generate`).
+
+    Attributes:
+        model: Its name.
+        outstanding_since: When the probe that is under way was sent, by `time.monotonic`; None if none is.
+        answered: Whether the last probe that ended was answered. A refusal for want of a place is an answer, too.
+        failures: Probes that failed one after the other.
+        error: How the last of them failed.
+    """
+
+    def __init__(self, grpc_url: str, model: str) -> None:
+        """
+        Args:
+            grpc_url: host:port of the server.
+            model: Name of the model.
+        """
+        self.model = model
+        self.outstanding_since: float | None = None
+        self.answered, self.failures, self.error = False, 0, ""
+        self._url = grpc_url
+        self._client: Any = None
+        self._signature: ModelSignature | None = None
+        self._connection = 0
+
+    def ask(self, *, timeout_s: float = 2.0) -> None:
+        """Send a probe.
+
+        Args:
+            timeout_s: For the model's configuration, which is asked for once, and waited for.
+        """
+        from tritonclient import grpc
+        from tritonclient.utils import InferenceServerException
+
+        self.outstanding_since = time.monotonic()
+        try:
+            if self._client is None:
+                self._client = grpc.InferenceServerClient(self._url)
+                if self._signature is None:
+                    config = self._client.get_model_config(self.model, client_timeout=timeout_s).config
+                    self._signature = read_signature(config)
+                self._client.start_stream(partial(self._receive, self._connection))
+            assert self._signature is not None, "it was read when the client was made"
+            inputs = _inputs(self._signature, "Hello", 1)
+            self._client.async_stream_infer(self.model, inputs, enable_empty_final_response=True)
+        except InferenceServerException as error:
+            self._end(str(error))
+
+    def ask_again(self) -> None:
+        """Send a probe on a stream of its own in place of the one that is under way, whose answer was lost."""
+        self._disconnect()
+        self.ask()
+
+    def close(self) -> None:
+        """Ask nothing more. To be called when the server is gone, or before it is told to stop."""
+        self._disconnect()
+        self.outstanding_since = None
+
+    def _receive(self, connection: int, result: Any, error: Any) -> None:
+        """Called by a thread of the client."""
+        if connection != self._connection:
+            return
+        if error is not None:
+            self._end("" if _NO_PLACE in str(error) else str(error))
+            return
+        parameters = result.get_response().parameters
+        # A model that is not decoupled has one response, which does not say that it is the last.
+        if "triton_final_response" not in parameters or parameters["triton_final_response"].bool_param:
+            self._end("")
+
+    def _end(self, error: str) -> None:
+        self.answered = not error
+        self.failures = self.failures + 1 if error else 0
+        self.error = f"{self.model} does not answer: {error}" if error else ""
+        self.outstanding_since = None
+
+    def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        self._connection += 1
+        if client is not None:
+            client.stop_stream(cancel_requests=True)
+            client.close()
+
+
+# By role, what the layouts call it: the TensorRT-LLM backend's models of text and of tokens, the `llmapi` model.
+_NAMES = {
+    "prompt": ("text_input",),
+    "tokens": ("input_ids",),
+    "length": ("input_lengths",),
+    "max_tokens": ("max_tokens", "request_output_len", "sampling_param_max_tokens"),
+    "stream": ("stream", "streaming"),
+    "exclude_input": ("exclude_input_in_output", "sampling_param_exclude_input_from_output"),
+}
+_DATA_TYPES = {"BYTES": np.object_, "INT32": np.int32, "BOOL": np.bool_}
+
+
+def _inputs(facts: ModelSignature, prompt: str, max_tokens: int) -> list[Any]:
+    """Of a request; a model of tokens gets token 1, which every vocabulary has, in place of the prompt."""
+    from tritonclient import grpc
+
+    values = {
+        "prompt": prompt.encode(),
+        "tokens": 1,
+        "length": 1,
+        "max_tokens": max_tokens,
+        "stream": facts.decoupled,
+        "exclude_input": True,
+    }
+    inputs = []
+    for role, value in values.items():
+        name = facts.input_named(_NAMES[role])
+        if name is None:
+            continue
+        datatype = facts.inputs[name].datatype
+        array = np.array([[value]] if facts.batched else [value], _DATA_TYPES[datatype])
+        tensor = grpc.InferInput(name, list(array.shape), datatype)
+        tensor.set_data_from_numpy(array)
+        inputs.append(tensor)
+    return inputs
