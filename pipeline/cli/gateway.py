@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from socket import socket
 
     from pipeline.gateway.metric_names import MetricNames
+    from pipeline.gateway.prompt_log import PromptLog
     from pipeline.recipe import Recipe
     from pipeline.serving.gateway_process import GatewayLaunch
     from pipeline.store import Store
@@ -109,6 +110,14 @@ _OPTIONS = (
         show_default=True,
         help="Format of the log line of each request, on standard error.",
     ),
+    click.option(
+        "--log-prompts",
+        type=click.Choice(["no", "redacted", "full"]),
+        default="no",
+        show_default=True,
+        help="Log the texts of prompts and answers, too. redacted: without those that hold keys, e-mail addresses, "
+        "payment cards, bank accounts, national ids or telephone numbers.",
+    ),
 )
 
 
@@ -169,6 +178,7 @@ def command(
     traces: str | None,
     metric_names: tuple[MetricNames, ...],
     log_format: str,
+    log_prompts: str,
     descriptors: tuple[int, ...],
     parent: int | None,
     dry_run: bool,
@@ -203,7 +213,7 @@ def command(
         raise click.UsageError("name a RECIPE, or a folder with --package")
     artifacts = Store.at(store)
     _require_packages(_known_recipes(recipes, overrides, artifacts, wait_s=wait_s), artifacts, traces)
-    from pipeline.cli.discovery import load_served_model, locate_models, record_followers
+    from pipeline.cli.discovery import load_served_model, locate_models, read_kv_cache_usage, record_followers
     from pipeline.gateway.access_log import log_to_stderr
     from pipeline.gateway.app import Gateway
     from pipeline.gateway.served_model import WaitLimits
@@ -239,10 +249,11 @@ def command(
             hosts=hosts,
             origins=allowed_origins,
             tracer=make_tracer(traces),
-            log_as_json=log_format == "json",
+            prompt_log=_prompt_log(log_prompts),
             metric_names=metric_names,
             followers=followers,
             restarts=lambda: {follower.name: follower.restarts for follower in followers},
+            kv_cache_usage=partial(read_kv_cache_usage, followers) if "vllm" in metric_names else dict,
         )
         limits = ConnectionLimits(connections=max_connections)
         server = GatewayServer(gateway, host, port, limits=limits, drain_s=drain_s)
@@ -393,6 +404,22 @@ def _require_packages(recipes: Sequence[Recipe], store: Store, traces: str | Non
     needs += [Need("traces", "traces")] if traces or any(map(os.environ.get, ENDPOINT_VARIABLES)) else []
     needs += [need for recipe in recipes for need in needs_of_cache(recipe, store)]
     require("the gateway", needs)
+
+
+def _prompt_log(which: str) -> PromptLog | None:
+    from pipeline.gateway.prompt_log import PromptLog
+
+    if which == "no":
+        return None
+    if which == "full":
+        return PromptLog(None)
+    from pipeline.cache.redaction import Redaction
+    from pipeline.extras import missing
+
+    try:
+        return PromptLog(Redaction())
+    except ImportError as error:
+        raise missing("--log-prompts redacted", error, "cache") from error
 
 
 def _metric_names(text: str) -> tuple[MetricNames, ...]:

@@ -95,7 +95,7 @@ def error_response(scope: Scope, error: ApiError) -> Response:
     record = scope.get("record")
     if record is None:
         return error.response()
-    record.error = error.message
+    record.error, record.error_type = error.message, error.code
     return error.response(record.id)
 
 

@@ -43,7 +43,7 @@ from pipeline.serving.probe import ProbeGeneration
 from pipeline.serving.rollout import Rollouts
 from pipeline.serving.server import StartCancelled, TritonServer, local_launcher
 from pipeline.serving.supervisor import Supervisor
-from pipeline.store import FileHashes
+from pipeline.store import FileHashes, Store
 from pipeline.triton.deployment import ENTRY, Deployment
 from pipeline.triton.repository import check_package, check_without_weights
 from pipeline.triton.running import RunningServer
@@ -216,7 +216,10 @@ class TritonComponent:
 
     @property
     def words(self) -> str:
-        """What names this server on a client's command line."""
+        """What names this server on a client's command line: its own name where it is announced."""
+        running = self.options.running
+        if running is not None and (running / f"{self.name}.json").is_file():
+            return shlex.join((self.name, *Store(running.parent).words))
         if self.options.recipe:
             return shlex.join(self.options.recipe)
         deployment = self.server.deployment

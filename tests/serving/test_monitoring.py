@@ -17,7 +17,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from pipeline.cli.monitoring import command
-from pipeline.gateway.metric_names import PIPELINE_VIEWS
+from pipeline.gateway.metric_names import OWN_VIEWS
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.serving.monitoring import Pace, WatchedDeployment, monitoring_files
 from pipeline.serving.monitoring.alerts import alerts_of, recording_rules, target_down
@@ -49,7 +49,7 @@ def queries(rendered: dict[str, str]) -> Iterator[str]:
 def test_rules_and_panels_read_metrics_that_there_are() -> None:
     recipes = [load_recipe(name, overrides) for name, overrides in RECIPES]
     suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
-    known = {f"{view.name}{suffix}" for view in PIPELINE_VIEWS for suffix in suffixes[view.kind]}
+    known = {f"{view.name}{suffix}" for view in OWN_VIEWS for suffix in suffixes[view.kind]}
     known |= {rule["record"] for rule in recording_rules(recipes, Pace())}
     known |= set(engine_metrics())
     # Of Triton itself: the servers tier finds these on a real page, those of GPUs excepted.
