@@ -266,8 +266,12 @@ def an_engine_that_hangs_and_is_started_again_is_waited_for(url: str, server: Tr
         whole, came = expected["Where?"], "".join(said)
         assert (code, came) == (None, whole) or (code == "upstream_lost" and whole.startswith(came))
     assert answers(f"{url}/readyz")
-    with urllib.request.urlopen(f"{url}/metrics", timeout=5) as page:
-        assert b'pipeline_retries_total{model="cached"} 2' in page.read()
+
+    def two_were_asked_again() -> bool:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=5) as page:
+            return b'pipeline_retries_total{model="cached"} 2' in page.read()
+
+    wait_for(two_were_asked_again, "a count of two requests")
 
 
 def test_openais_client_streams_from_triton(
