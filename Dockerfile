@@ -77,8 +77,8 @@ ENV HOME=/home/pipeline \
 WORKDIR /home/pipeline
 EXPOSE 8080
 # Green while the gateway's own check says that its models answer.
-HEALTHCHECK --interval=10s --timeout=10s --start-period=1m --retries=3 \
-    CMD ["/opt/pipeline/bin/python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/readyz', timeout=8)"]
+HEALTHCHECK --interval=2s --timeout=5s --start-period=1m --retries=1 \
+    CMD ["/opt/pipeline/bin/python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/readyz', timeout=4)"]
 USER 1000:1000
 ENTRYPOINT ["/opt/pipeline/bin/pipeline"]
 CMD ["gateway", "--help"]

@@ -199,15 +199,18 @@ def judge(
     """Count what went wrong, and summarize times."""
     failed = [one for one in asked if one.fault]
     answered = [one for one in asked if not one.fault]
-    wrong = [one for one in answered if all(one.text != texts[one.question] for texts in expected.values())]
-    stale, at = [], [(float("-inf"), first), *((one.ended, one.package) for one in made)]
+    # From when on each package was served alone.
+    alone = [(float("-inf"), first), *((one.ended, one.package) for one in made)]
+    wrong, stale, during, outside = list[Asked](), list[Asked](), list[Asked](), list[Asked]()
     for one in answered:
-        package = [package for ended, package in at if ended <= one.began][-1]
-        quiet = not any(exchange.began <= one.ended and one.began <= exchange.ended for exchange in made)
-        if quiet and one not in wrong and one.text != expected[package][one.question]:
-            stale.append(one)
-    during = [one for one in answered if any(e.began <= one.ended and one.began <= e.ended for e in made)]
-    outside = [one for one in answered if one not in during]
+        overlaps = any(exchange.began <= one.ended and one.began <= exchange.ended for exchange in made)
+        (during if overlaps else outside).append(one)
+        if all(one.text != texts[one.question] for texts in expected.values()):
+            wrong.append(one)
+        elif not overlaps:
+            package = [package for since, package in alone if since <= one.began][-1]
+            if one.text != expected[package][one.question]:
+                stale.append(one)
 
     def ttft_ms(some: Sequence[Asked], percent: float) -> float | None:
         values = [one.ttft_s * 1e3 for one in some if one.ttft_s is not None]

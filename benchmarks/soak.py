@@ -5,7 +5,7 @@
 Builds the recipe if need be, starts `pipeline serve` with a response cache and three tenants, and asks its gateway as
 clients do: chat and completions, streamed and whole, prompts and answers of all lengths, greedy and sampled, with stop
 words and with a JSON form. A fifth are questions of a small set, so that the cache answers them; some clients leave in
-the middle of an answer, some read slowly. With `--exchange`, `pipeline rollout` replaces the package at half time.
+the middle of an answer, some read slowly. With `--exchange`, `pipeline rollout` replaces the package on the way.
 
 Held are, with exit code 1 when one is broken:
 
@@ -55,6 +55,8 @@ from pipeline.triton.deployment import Deployment, DeploymentLimits
 from pipeline.triton.running import RunningServer
 
 LETTERS, LONGEST_ANSWER, POOL, WINDOWS, EVERY_S = string.ascii_lowercase + "  ", 32, 8, 6, 5.0
+# Share of the time after which the package is exchanged: the second half is then of the new one alone.
+EXCHANGE_AT = 0.4
 TENANTS = ("shop", "desk", "lab")
 # A package that answers the same as the recipe's own.
 OTHER = "limits.max_batch_tokens=600"
@@ -178,23 +180,23 @@ class Soak:
         """Seconds since the warm-up."""
         return time.monotonic() - self.began - self.warm_up_s
 
-    async def run(self, streams: int, pause_s: float, half_time: Any) -> None:
-        """Keep the load up to the end; `half_time` is awaited in the middle, beside it."""
+    async def run(self, streams: int, pause_s: float, exchange: Any) -> None:
+        """Keep the load up to the end; `exchange` is awaited in the middle, beside it."""
         async with (
             httpx.AsyncClient(base_url=self.base_url, timeout=TIMEOUT_S, trust_env=False) as client,
             asyncio.TaskGroup() as group,
         ):
             watching = group.create_task(self._watch())
-            middle = group.create_task(self._at_half_time(half_time))
+            middle = group.create_task(self._exchange(exchange))
             async with asyncio.TaskGroup() as load:
                 for number in range(streams):
                     load.create_task(self._keep_asking(client, random.Random(number), pause_s))
             await middle
             watching.cancel()
 
-    async def _at_half_time(self, half_time: Any) -> None:
-        await asyncio.sleep(max(0.0, self.warm_up_s + self.seconds / 2))
-        await half_time()
+    async def _exchange(self, exchange: Any) -> None:
+        await asyncio.sleep(max(0.0, self.warm_up_s + EXCHANGE_AT * self.seconds))
+        await exchange()
 
     async def _keep_asking(self, client: httpx.AsyncClient, chance: random.Random, pause_s: float) -> None:
         while self.at_s < self.seconds:
@@ -370,7 +372,7 @@ def main() -> None:
     parser.add_argument(
         "--pause-s", type=float, default=0.25, help="of a client between two requests, on average"
     )
-    parser.add_argument("--exchange", action="store_true", help="pipeline rollout at half time")
+    parser.add_argument("--exchange", action="store_true", help="pipeline rollout on the way")
     parser.add_argument(
         "--allow-mib", type=float, default=2.0, help="growth of a process per 10,000 requests"
     )
@@ -417,11 +419,11 @@ def measure(
     soak = Soak(served.record.gateway_url, mix, served.process.pid, chosen.warm_up_s, chosen.minutes * 60)
     exchanges: list[dict[str, Any]] = []
 
-    async def half_time() -> None:
+    async def exchange_once() -> None:
         if chosen.exchange:
             await exchange(words, soak, exchanges)
 
-    asyncio.run(soak.run(chosen.streams, chosen.pause_s, half_time))
+    asyncio.run(soak.run(chosen.streams, chosen.pause_s, exchange_once))
     record = RunningServer.read(store.running, deployment.name)
     restarts = dict(record.restarts) if record is not None else {}
     page = MetricsPage.fetch(f"{served.record.gateway_url}/metrics")

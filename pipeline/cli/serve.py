@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,7 +97,7 @@ def command(
         _show(*packages[0], as_json=as_json)
         return
     if detach:
-        _detach(context, [chosen.deployment.name for chosen, _ in packages], shelf, wait=not no_wait)
+        _detach(context, packages, shelf, wait=not no_wait)
         return
     with ExitStack() as stack:
         gateway: GatewayLaunch | None = None
@@ -107,7 +109,7 @@ def command(
             report,
             stop_on_signals(),
             gateway=gateway,
-            stopped_by="pipeline stop" if detached else "Ctrl-C",
+            stopped_by=_stop_command(packages, shelf) if detached else "Ctrl-C",
         )
 
 
@@ -122,13 +124,23 @@ def _show(chosen: ChosenPackage, options: ServeOptions, *, as_json: bool) -> Non
         click.echo(str(made))
 
 
-def _detach(context: click.Context, names: Sequence[str], shelf: Store, *, wait: bool) -> None:
+def _stop_command(packages: Sequence[tuple[ChosenPackage, ServeOptions]], shelf: Store) -> str:
+    names = (chosen.deployment.name for chosen, _ in packages)
+    return shlex.join(("pipeline", "stop", *names, *shelf.words))
+
+
+def _detach(
+    context: click.Context,
+    packages: Sequence[tuple[ChosenPackage, ServeOptions]],
+    shelf: Store,
+    *,
+    wait: bool,
+) -> None:
     """Start this command again as a process of its own, and wait until it is ready."""
-    import shlex
-    import sys
 
     from pipeline.serving.detach import DetachedEnded, start_detached, wait_until_ready
 
+    names = [chosen.deployment.name for chosen, _ in packages]
     words = given_words(context, without={"detach", "no_wait", "build"})
     command = (
         *(sys.executable, "-m", "pipeline.cli.main", "serve"),
@@ -144,7 +156,8 @@ def _detach(context: click.Context, names: Sequence[str], shelf: Store, *, wait:
         if is_quiet():
             click.echo("\n".join(error.said), err=True)
         raise
-    stop = shlex.join(("pipeline", "stop", *names, *shelf.words))
     logs = shlex.join(("pipeline", "logs", names[0], *shelf.words))
     state = "runs" if wait else "starts"
-    click.echo(f"{', '.join(names)} {state} as process {started.pid}   logs: {logs}   stop: {stop}")
+    click.echo(
+        f"{', '.join(names)} {state} as process {started.pid}   logs: {logs}   stop: {_stop_command(packages, shelf)}"
+    )

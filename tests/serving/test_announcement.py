@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,9 @@ import pytest
 from pipeline.errors import UserError
 from pipeline.progress import Silent
 from pipeline.serving.announcement import Announcement
+from pipeline.serving.monitor import HealthIssue
+from pipeline.serving.restart import RestartPolicy
+from pipeline.serving.supervisor import Keeper
 from pipeline.triton.running import SUPERVISED, RunningServer
 
 
@@ -68,3 +73,40 @@ def test_a_recipe_is_claimed_by_one_supervisor(tmp_path: Path) -> None:
     third = announced(tmp_path)
     third.claim(Silent())
     third.withdraw()
+
+
+class Failing:
+    """A component whose processes die, and that cannot be started at once again."""
+
+    kind, pids = "triton", ()
+
+    def __init__(self) -> None:
+        self.starts = 0
+        self.up_again = threading.Event()
+
+    def start(self, stop: threading.Event) -> None:  # noqa: ARG002
+        self.starts += 1
+        if self.starts == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if self.starts == 3:
+            self.up_again.set()
+
+    def check(self) -> HealthIssue | None:
+        return HealthIssue("fault", "it died") if self.starts < 3 else None
+
+    def stop(self, *, at_once: bool) -> None:
+        pass
+
+
+def test_what_the_machine_refuses_for_a_while_is_tried_again(tmp_path: Path) -> None:
+    announcement, component = announced(tmp_path), Failing()
+    announcement.claim(Silent())
+    policy = RestartPolicy(max_restarts=5, pause_s=0.01)
+    keeper = Keeper(component, policy, [announcement], Silent(), lambda: None)
+    keeper.start()
+    assert component.up_again.wait(30)
+    keeper.stop()
+    keeper.join(30)
+    assert keeper.failure is None
+    assert announcement.record.restarts == {"triton": 2}
+    announcement.withdraw()

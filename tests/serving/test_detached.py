@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from click.testing import CliRunner
 
 from pipeline.cli.main import cli
 from pipeline.errors import PipelineError
+from pipeline.serving import status
 from pipeline.serving.launch import Ports
 from pipeline.serving.log_files import LogTail, rotate
 from pipeline.serving.status import forget, list_deployments, stop_deployments
@@ -77,7 +79,7 @@ def test_from_detach_to_stop(cpu_package: Path, shell: Shell, tmp_path: Path) ->
     words = ("--package", str(moved), "--port", "0", *ports)
     started = shell.serve(*words)
     assert "ready after" in started.stderr
-    assert "stop: pipeline stop" in started.stderr
+    assert f"stop: pipeline stop support --store {shell.store}" in started.stderr
     assert "support runs as process" in started.stdout
     assert f"stop: pipeline stop support --store {shell.store}" in started.stdout
 
@@ -96,6 +98,8 @@ def test_from_detach_to_stop(cpu_package: Path, shell: Shell, tmp_path: Path) ->
     assert shell.run("generate", "support", "Hello", "--max-tokens", "4", "--json").stdout.startswith("{")
     described = json.loads(shell.run("gateway", "support", "--dry-run", "--json").stdout)
     assert described["models"][0]["endpoints"] == [found["grpc_url"]]
+    apart = ("gateway", "--package", str(moved), "--endpoint", found["grpc_url"], "--dry-run", "--json")
+    assert json.loads(shell.run(*apart).stdout) == described, "as a compose file starts it"
     with urllib.request.urlopen(f"{found['gateway_url']}/v1/models", timeout=30) as answer:
         assert json.load(answer)["data"][0]["id"] == "support"
     assert "support has no response cache here yet" in shell.run("cache", "stats", "support", code=2).stderr
@@ -173,6 +177,20 @@ def test_what_was_killed_is_shown_once(
         assert shell.ps()["support"]["state"] == "failed"
     assert "support was failed: gave up on the triton" in shell.run("stop", "support").stdout
     assert shell.ps() == {}
+
+
+def test_a_supervisor_that_does_not_answer_is_not_called_ready(
+    other: subprocess.Popen[bytes], cpu_package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It listens, as one that is stopped (SIGSTOP) does."""
+    monkeypatch.setattr(status, "_ANSWER_S", 0.1)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "support.sock"))
+        listening.listen()
+        record_of(other, cpu_package, control=tmp_path / "support.sock").write(tmp_path, "support")
+        (found,) = list_deployments(tmp_path)
+    assert (found.state, found.alive) == ("unready", True)
+    assert "the supervisor does not answer" in found.reason
 
 
 def test_what_does_not_stop_is_killed(cpu_package: Path, shell: Shell) -> None:

@@ -221,8 +221,11 @@ def test_the_services_are_those_that_are_written_for_a_package(tmp_path: Path) -
 
 def test_the_health_checks_are_those_of_the_images() -> None:
     for name, stage in (("triton", "serve"), ("gateway", "gateway")):
-        image = json.loads(FILE.stage(stage).all("HEALTHCHECK")[0].rest.partition("CMD ")[2])
-        assert COMPOSE["services"][name]["healthcheck"]["test"] == ["CMD", *image]
+        (check,) = FILE.stage(stage).all("HEALTHCHECK")
+        ours = COMPOSE["services"][name]["healthcheck"]
+        assert ours["test"] == ["CMD", *json.loads(check.rest.partition("CMD ")[2])]
+        for option in ("interval", "timeout", "retries"):
+            assert f"--{option}={ours[option]}" in check.flags
 
 
 def test_the_commands_of_its_first_lines_find_what_they_name() -> None:
