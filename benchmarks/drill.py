@@ -44,10 +44,9 @@ from typing import Any
 
 import httpx
 
-from pipeline.cli.serving import package_of
 from pipeline.client import percentile
 from pipeline.machine.processes import processes_below
-from pipeline.progress import Silent
+from pipeline.recipe import load_recipe
 from pipeline.store import Store
 from pipeline.triton.running import RunningServer
 
@@ -247,7 +246,7 @@ async def drill(
     chosen: argparse.Namespace, serve: subprocess.Popen[bytes], store: Store, name: str
 ) -> list[Row]:
     record = None
-    while record is None or not record.gateway_url:
+    while record is None or record.pid != serve.pid:
         if serve.poll() is not None:
             raise SystemExit("pipeline serve ended; see its output")
         record = RunningServer.find(store.running, name, wait_s=1)
@@ -311,11 +310,10 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the rows as JSON, not as a table")
     chosen = parser.parse_args()
     store = Store.at(chosen.store)
-    package, _ = package_of(chosen.recipe, (), store, build=True, offline=True, report=Silent())
-    name = json.loads((package / "deployment.json").read_text(encoding="utf-8"))["name"]
+    name = load_recipe(chosen.recipe).name
     with tempfile.NamedTemporaryFile(prefix="pipeline-drill-", suffix=".log", delete=False) as log:
         command = [
-            *(sys.executable, "-m", "pipeline.cli.main", "serve", chosen.recipe, "--offline", "--port", "0"),
+            *(sys.executable, "-m", "pipeline.cli.main", "serve", chosen.recipe, "--build", "--port", "0"),
             *("--max-restarts", "100000", "--restart-window-s", "1"),
             *(("--store", str(chosen.store)) if chosen.store else ()),
         ]

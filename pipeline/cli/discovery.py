@@ -17,6 +17,7 @@ from pipeline.gateway.tools.dialects import dialect_of
 from pipeline.prepare import prepare
 from pipeline.progress import Silent
 from pipeline.recipe import Recipe, load_recipe
+from pipeline.serving.live import kv_cache_usage
 from pipeline.stages import Builder
 from pipeline.stages.response_cache import open_response_cache
 from pipeline.store import Store
@@ -78,6 +79,20 @@ def load_served_model(located: LocatedModel, store: Store, *, waits: WaitLimits)
         waits=waits,
         stall_s=5.0 if itl_ms is None else itl_ms / 100,
     )
+
+
+def read_kv_cache_usage(followers: Iterable[RecordFollower]) -> dict[str, float]:
+    """Read how full the KV cache of each engine is, from Triton's pages.
+
+    Args:
+        followers: of the models that are served on this machine.
+
+    Returns:
+        Name of a model -> 0 to 1; without those whose page does not say it.
+    """
+    urls = {follower.name: follower.metrics_url for follower in followers}
+    found = {name: kv_cache_usage(url) for name, url in urls.items() if url is not None}
+    return {name: usage for name, usage in found.items() if usage is not None}
 
 
 def record_followers(

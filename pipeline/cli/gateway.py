@@ -213,7 +213,7 @@ def command(
         raise click.UsageError("name a RECIPE, or a folder with --package")
     artifacts = Store.at(store)
     _require_packages(_known_recipes(recipes, overrides, artifacts, wait_s=wait_s), artifacts, traces)
-    from pipeline.cli.discovery import load_served_model, locate_models, record_followers
+    from pipeline.cli.discovery import load_served_model, locate_models, read_kv_cache_usage, record_followers
     from pipeline.gateway.access_log import log_to_stderr
     from pipeline.gateway.app import Gateway
     from pipeline.gateway.served_model import WaitLimits
@@ -253,6 +253,7 @@ def command(
             metric_names=metric_names,
             followers=followers,
             restarts=lambda: {follower.name: follower.restarts for follower in followers},
+            kv_cache_usage=partial(read_kv_cache_usage, followers) if "vllm" in metric_names else dict,
         )
         limits = ConnectionLimits(connections=max_connections)
         server = GatewayServer(gateway, host, port, limits=limits, drain_s=drain_s)

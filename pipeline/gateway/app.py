@@ -74,6 +74,7 @@ class Gateway:
         prompt_log: PromptLog | None = None,
         metric_names: Sequence[MetricNames] = (),
         restarts: Restarts = dict,
+        kv_cache_usage: Callable[[], Mapping[str, float]] = dict,
         followers: Sequence[RecordFollower] = (),
     ) -> None:
         """
@@ -87,6 +88,7 @@ class Gateway:
             prompt_log: what of prompts and answers goes into the log; by default nothing.
             metric_names: whose names the metrics are shown under besides the gateway's own.
             restarts: reads how often what serves each model was restarted.
+            kv_cache_usage: reads the share of each engine's KV cache that is used; called in a thread.
             followers: replace models when another package is served, or at another address.
         """
         self.models, self.tenants = dict(models), tenants
@@ -97,6 +99,7 @@ class Gateway:
         self._parsers = ParserThreads()
         self._hits = CacheHits()
         self._arriving_bytes = 0
+        self._kv_cache_usage = kv_cache_usage
         self._tracer = tracer or LocalTracer()
         generating = {"/v1/chat/completions": self._chat, "/v1/completions": self._complete}
         application = Starlette(
@@ -282,7 +285,8 @@ class Gateway:
     async def _metrics(self, request: Request) -> Response:
         faults = self._faults()
         ready = {name: name not in faults for name in self.models}
-        page, content_type = self.metrics.render(request.headers.get("accept", ""), ready)
+        usage = await asyncio.to_thread(self._kv_cache_usage)
+        page, content_type = self.metrics.render(request.headers.get("accept", ""), ready, usage)
         return Response(page, headers={"content-type": content_type})
 
     async def _healthy(self, _: Request) -> Response:

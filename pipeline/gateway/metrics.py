@@ -62,6 +62,7 @@ class GatewayMetrics(Collector):
         self._views = [*OWN_VIEWS, *(view for name in names for view in OTHER_VIEWS[name])]
         self._generations: dict[int, Generation] = {}  # under way, by identity
         self._ready: Mapping[str, bool] = {}
+        self._kv_usage: Mapping[str, float] = {}
         by_operation = ("model", "operation")
         self._counters = {
             "requests": _counter("requests", "endpoint", "model", "status"),
@@ -152,18 +153,24 @@ class GatewayMetrics(Collector):
         self.count_tokens(generation.tenant.name, "prompt", generation.prompt_tokens)
         self.count_tokens(generation.tenant.name, "completion", completion_tokens)
 
-    def render(self, accept: str, ready: Mapping[str, bool] | None = None) -> tuple[bytes, str]:
+    def render(
+        self,
+        accept: str,
+        ready: Mapping[str, bool] | None = None,
+        kv_usage: Mapping[str, float] | None = None,
+    ) -> tuple[bytes, str]:
         """Render all metrics.
 
         Args:
             accept: Accept header of the scraper, by which the format is chosen: Prometheus' text format, or
                 OpenMetrics.
             ready: whether each model can be asked, as far as that is known.
+            kv_usage: share of each engine's KV cache that is used, as far as that is known.
 
         Returns:
             The page and its content type.
         """
-        self._ready = ready or {}
+        self._ready, self._kv_usage = ready or {}, kv_usage or {}
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
@@ -202,6 +209,7 @@ class GatewayMetrics(Collector):
             stalled[generation.model.name] = stalled.get(generation.model.name, 0) + len(late)
         yield "stalled", [Sample("stalled", {"model": name}, count) for name, count in stalled.items()]
         yield "ready", [Sample("ready", {"model": name}, int(ready)) for name, ready in self._ready.items()]
+        yield "kv_usage", [Sample("kv_usage", {"model": name}, of) for name, of in self._kv_usage.items()]
         yield (
             "restarts",
             [

@@ -335,6 +335,19 @@ def _of_triton(page: MetricsPage | None) -> _Requests:
     }
 
 
+def kv_cache_usage(triton_url: str, timeout_s: float = 1.0) -> float | None:
+    """Return the share of the KV cache's blocks that are used, 0 to 1.
+
+    Args:
+        triton_url: Triton's page of metrics.
+        timeout_s: how long to wait for it, in seconds.
+
+    Returns:
+        The share; None if the page does not say it, or does not come in time.
+    """
+    return _kv_used(MetricsPage.fetch(triton_url, timeout_s))
+
+
 def _kv_used(page: MetricsPage | None) -> float | None:
     """The share of the KV cache's blocks that are used, of all instances of the target."""
     blocks = {} if page is None else page.by(_KV_BLOCKS, "kv_cache_block_type", model=TARGET_MODEL)

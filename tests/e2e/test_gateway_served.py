@@ -11,6 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from math import exp
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,6 +24,7 @@ from click.testing import CliRunner, Result
 
 from pipeline.cli.gateway import command
 from pipeline.errors import UserError
+from pipeline.machine.processes import processes_below
 from pipeline.serving.launch import traces_endpoint
 from pipeline.serving.server import TritonServer, local_launcher
 from pipeline.triton.deployment import Deployment
@@ -65,8 +67,8 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 @pytest.fixture
 def gateway(
     recipe: Path, build: Build, store: Path, receiver: Receiver
-) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """URL and process of one that was started before the server that it waits for."""
+) -> Iterator[tuple[str, subprocess.Popen[bytes], TritonServer]]:
+    """URL and process of one that was started before the server that it waits for, and that server."""
     assert traces_endpoint() == f"{receiver.url}/v1/traces"
     package = Path(build(str(recipe))["artifact"])
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -83,7 +85,7 @@ def gateway(
             assert not answers(f"http://127.0.0.1:{port}/healthz")
             record.write(store / "running", "cached")
             wait_for(lambda: answers(f"http://127.0.0.1:{port}/readyz"), "readiness of the gateway", 30)
-            yield f"http://127.0.0.1:{port}", process
+            yield f"http://127.0.0.1:{port}", process, server
         finally:
             process.kill()
             process.wait(10)
@@ -224,10 +226,58 @@ def spans_go_down_into_triton(url: str, receiver: Receiver) -> None:
     wait_for(lambda: chain() == [*expected, "InferRequest", "tensorrt_llm"], "spans of all of them", 30)
 
 
+def an_engine_that_hangs_and_is_started_again_is_waited_for(url: str, server: TritonServer) -> None:
+    """One answer may be in its middle when the engine's process is stopped; others have no token until it is gone."""
+    engine = next(
+        one.pid for pid in server.pids for one in processes_below(pid) if one.name == "tensorrt_llm"
+    )
+    asked: Any = {"model": "cached", "temperature": 0, "max_tokens": 64}
+    more = {"cache": False, "min_tokens": 64}
+
+    def text(prompt: str, *, stream: bool) -> str:
+        answer = client.completions.create(prompt=prompt, stream=stream, extra_body=more, **asked)
+        return "".join(chunk.choices[0].text for chunk in answer) if stream else answer.choices[0].text
+
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        expected = {prompt: text(prompt, stream=False) for prompt in ("Where?", "When?", "Who?", "Why?")}
+        begun = iter(client.completions.create(prompt="Where?", stream=True, extra_body=more, **asked))
+        said = [next(begun).choices[0].text]
+        os.kill(engine, signal.SIGSTOP)
+        waiting = {
+            prompt: threads.submit(text, prompt, stream=stream)
+            for prompt, stream in (("When?", True), ("Who?", False))
+        }
+        wait_for(lambda: not answers(f"{url}/readyz"), "an end of readiness", 30)
+        assert answers(f"{url}/healthz")
+        waiting["Why?"] = threads.submit(text, "Why?", stream=True)
+        server.stop(at_once=True)
+        server.start()
+        for prompt, answer in waiting.items():
+            assert answer.result(60) == expected[prompt]
+        code = None
+        try:
+            for chunk in begun:
+                said.append(chunk.choices[0].text)
+        except openai.APIError as error:
+            code = error.code
+        whole, came = expected["Where?"], "".join(said)
+        assert (code, came) == (None, whole) or (code == "upstream_lost" and whole.startswith(came))
+    assert answers(f"{url}/readyz")
+
+    def two_were_asked_again() -> bool:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=5) as page:
+            return b'pipeline_retries_total{model="cached"} 2' in page.read()
+
+    wait_for(two_were_asked_again, "a count of two requests")
+
+
 def test_openais_client_streams_from_triton(
-    gateway: tuple[str, subprocess.Popen[bytes]], recipe: Path, store: Path, receiver: Receiver
+    gateway: tuple[str, subprocess.Popen[bytes], TritonServer], recipe: Path, store: Path, receiver: Receiver
 ) -> None:
-    url, process = gateway
+    url, process, server = gateway
     it_says_what_it_would_serve(recipe, store)
     a_port_that_is_taken_is_told(url, recipe, store)
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as client:
@@ -259,5 +309,6 @@ def test_openais_client_streams_from_triton(
         assert texts[0] == texts[1]
         assert texts[2] == texts[3]
     spans_go_down_into_triton(url, receiver)
+    an_engine_that_hangs_and_is_started_again_is_waited_for(url, server)
     process.send_signal(signal.SIGTERM)
     assert process.wait(15) in (0, -signal.SIGTERM)

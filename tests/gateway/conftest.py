@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -152,6 +152,7 @@ def starter(folder: Path, stack: ExitStack) -> Start:
         origins: Sequence[str] = (),
         metric_names: Sequence[MetricNames] = (),
         restarts: Restarts = dict,
+        kv_cache_usage: Callable[[], Mapping[str, float]] = dict,
         also: Sequence[str] = (),
         followers: Callable[[str], Sequence[RecordFollower]] = lambda _: (),
         **settings: Any,
@@ -168,6 +169,7 @@ def starter(folder: Path, stack: ExitStack) -> Start:
             prompt_log=prompt_log,
             metric_names=metric_names,
             restarts=restarts,
+            kv_cache_usage=kv_cache_usage,
             followers=followers(upstream.url),
         )
         server = GatewayServer(gateway, "127.0.0.1", 0, limits=limits or ConnectionLimits(), drain_s=2)

@@ -149,7 +149,7 @@ def alerts_of(recipe: Recipe, pace: Pace | None = None) -> Iterator[Alert]:
         ),
     )
     if recipe.runtime.kind != "pytorch":
-        yield _kv_pressure(name)
+        yield _kv_pressure(name, pace)
     yield Alert(
         name="PipelineQueueGrowing",
         severity="warning",
@@ -265,20 +265,23 @@ def _enough(metric: str, of: str, quantile: float, pace: Pace) -> str:
     return f"model:{metric}:increase5m{{{of}}} >= {pace.count(_LEAST_OBSERVATIONS[quantile])}"
 
 
-def _kv_pressure(name: str) -> Alert:
+def _kv_pressure(name: str, pace: Pace) -> Alert:
     blocks = (
         f'nv_trt_llm_kv_cache_block_metrics{{deployment="{name}",model="{TARGET_MODEL}",kv_cache_block_type='
     )
     place = 'instance="gpu1:8002"'
     series = [f'{blocks}"{kind}",{place}}}' for kind in ("used", "max")]
+    mean = {
+        kind: f'sum by (instance) (avg_over_time({blocks}"{kind}"}}[{pace(300)}]))'
+        for kind in ("used", "max")
+    }
     return Alert(
         name="PipelineKvCachePressure",
         severity="warning",
-        expr=f'100 * sum by (instance) ({blocks}"used"}}) / sum by (instance) ({blocks}"max"}}) '
-        f"> {100 * _KV_PRESSURE:g}",
-        hold_s=300,
+        expr=f"100 * {mean['used']} / {mean['max']} > {100 * _KV_PRESSURE:g}",
+        hold_s=60,
         summary=f"{name}: the KV cache is almost full",
-        description=f"{{figure}} % of the blocks are used; above {_KV_PRESSURE:.0%}, requests wait for blocks.",
+        description="{figure} % of the blocks were used for five minutes; requests that come may wait for some.",
         figure="%.0f",
         example=Example(
             firing=dict(zip(series, ("95x20", "100x20"), strict=True)),
