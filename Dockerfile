@@ -1,17 +1,19 @@
-# TensorRT-LLM behind Triton: one image that builds engines, one that serves them, both on the same upstream image, so
-# that what was built is what runs.
+# TensorRT-LLM behind Triton: one image that builds engines and one that serves them, both on the same upstream image, so
+# that what was built is what runs; and a small one with the OpenAI gateway, which needs no GPU.
 #
 #   docker build --target build -t pipeline-build .
 #   docker build --target serve -t pipeline-serve .
+#   docker build --target gateway -t pipeline-gateway .
 #   docker run --gpus all --shm-size=2g --ulimit memlock=-1 --ulimit stack=67108864 \
 #     --mount type=bind,source=PACKAGE,target=/deployment,readonly -p 8000-8002:8000-8002 pipeline-serve
 #
-# `pipeline deploy RECIPE --dry-run` prints the exact line for a package; compose.yaml has both as services. Another
-# version of TensorRT-LLM is another TRITON_IMAGE: `pipeline versions` names it.
+# `pipeline deploy RECIPE --target docker` writes the exact line for a package, `--target compose` all services for it;
+# compose.yaml has them for any. Another version of TensorRT-LLM is another TRITON_IMAGE: `pipeline versions` names it.
 ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3
+ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 
-# The wheel, made once for both.
-FROM ${TRITON_IMAGE} AS wheel
+# The wheel, made once for all.
+FROM ${PYTHON_IMAGE} AS wheel
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY pipeline pipeline
@@ -61,6 +63,25 @@ HEALTHCHECK --interval=2s --timeout=5s --start-period=30m --retries=1 \
     CMD ["/opt/pipeline/bin/python", "-m", "pipeline.serving.health"]
 USER 1000:1000
 ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh", "/opt/pipeline/bin/python", "-m", "pipeline.serving.entrypoint"]
+
+# The gateway: OpenAI's API and the response cache in front of Triton, over gRPC. It sees the package for its tokenizer,
+# and the store for a cache that is a file.
+FROM ${PYTHON_IMAGE} AS gateway
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    python3 -m venv /opt/pipeline \
+    && wheel=$(find /wheels -name 'trtllm_pipeline-*.whl') \
+    && /opt/pipeline/bin/python -m pip install --no-cache-dir "${wheel}[gateway,cache,pgvector,traces]" \
+    && install --directory --owner=1000 --group=1000 /store /home/pipeline
+ENV HOME=/home/pipeline \
+    PIPELINE_STORE=/store
+WORKDIR /home/pipeline
+EXPOSE 8080
+# Green while the gateway's own check says that its models answer.
+HEALTHCHECK --interval=2s --timeout=5s --start-period=1m --retries=1 \
+    CMD ["/opt/pipeline/bin/python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/readyz', timeout=4)"]
+USER 1000:1000
+ENTRYPOINT ["/opt/pipeline/bin/pipeline"]
+CMD ["gateway", "--help"]
 
 # Both in one, for scripts/accept_on_gpu: builds, serves and checks a recipe, and writes a report. What the first stage
 # pins lies in /opt/pipeline, in front of the image's own packages; Triton and trtllm-build run with those.

@@ -1,4 +1,5 @@
-"""What a gateway adds: time to the first token, and tokens a second at 1 and at 16 streams, beside LiteLLM's proxy.
+"""What a gateway adds: time to the first token, tokens a second at 1 and at 16 streams, beside LiteLLM's proxy, and the
+processor time of ours for each token, which says the most where other programs run, too.
 
     python benchmarks/gateway.py [--peers FOLDER] [--triton HOST:PORT] [--also HOST:PORT/MODEL]
 
@@ -110,13 +111,13 @@ asyncio.run(main())
 
 
 @contextmanager
-def running(program: str, *arguments: object) -> Iterator[int]:
-    """A Python program that prints its port; stopped at the end."""
+def running(program: str, *arguments: object) -> Iterator[tuple[int, int]]:
+    """Port, which it prints, and process id of a Python program; stopped at the end."""
     command = [sys.executable, "-c", program, *map(str, arguments)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            yield int(process.stdout.readline())
+            yield int(process.stdout.readline()), process.pid
         finally:
             process.kill()
 
@@ -231,9 +232,18 @@ def report(samples: dict[str, list[Sample]], behind: dict[str, str], streams: in
         print(line, flush=True)
 
 
-async def run(ways: dict[str, Ask], behind: dict[str, str], rounds: int) -> None:
+def processor_s(pid: int) -> float:
+    """Processor time that a process has taken, as user and as system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def run(ways: dict[str, Ask], behind: dict[str, str], rounds: int, tokens: int, ours: int) -> None:
     for streams in (1, STREAMS):
+        before = processor_s(ours)
         report(await measure(ways, streams, rounds), behind, streams)
+        each = (processor_s(ours) - before) / (streams * (rounds + 2) * tokens)
+        print(f"  {'pipeline gateway':<26} {each * 1e6:.0f} us of processor time a token", flush=True)
 
 
 def main() -> None:
@@ -252,15 +262,15 @@ def main() -> None:
     chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is stopped then, too
     with ExitStack() as stack:
-        triton = chosen.triton or f"127.0.0.1:{stack.enter_context(running(MODEL_SERVER, chosen.tokens))}"
-        ours = stack.enter_context(running(GATEWAY, triton))
+        triton = chosen.triton or f"127.0.0.1:{stack.enter_context(running(MODEL_SERVER, chosen.tokens))[0]}"
+        ours, pid = stack.enter_context(running(GATEWAY, triton))
         ways = {
             "model server, gRPC": by_grpc(triton),
             "pipeline gateway": by_http(("127.0.0.1", ours), "tiny"),
         }
         behind = {"pipeline gateway": "model server, gRPC"}
         if chosen.peers:
-            plain = stack.enter_context(running(BYTES_SERVER, chosen.tokens))
+            plain, _ = stack.enter_context(running(BYTES_SERVER, chosen.tokens))
             proxy = stack.enter_context(litellm(chosen.peers, plain))
             ways["bytes server, HTTP"] = by_http(("127.0.0.1", plain), "tiny")
             ways["LiteLLM proxy"] = by_http(("127.0.0.1", proxy), "tiny")
@@ -271,7 +281,7 @@ def main() -> None:
             ways[address] = by_http((host, int(port)), model)
             if chosen.triton:
                 behind[address] = "model server, gRPC"
-        asyncio.run(run(ways, behind, chosen.rounds))
+        asyncio.run(run(ways, behind, chosen.rounds, chosen.tokens, pid))
 
 
 if __name__ == "__main__":

@@ -1,145 +1,364 @@
-"""Memory of each process of a deployment over many streams: it may rise at first, and must then stay.
+"""An hour of mixed load on one deployment, as a user starts it: does it hold, stay fast, and keep its memory flat?
 
-    python benchmarks/soak.py [tiny-cpu] [--streams 50000] [--concurrency 16] [--cancel 0.3] [--allow-mib 2]
+    python benchmarks/soak.py [tiny-cpu] [--minutes 60] [--streams 12] [--exchange] [--json]
 
-Builds the recipe if need be, starts a server of its own, and asks it for short answers. As with real clients hardly
-two streams are alike: prompts of any length that fits, greedy or sampled, with stop words, with a form (where the
-deployment has guided decoding). A share is cancelled by the client after the first text of a long answer; in its
-middle, because a Triton of 2024 dies now and then of a stream that is cancelled just as it ends (server issue 8034).
+Builds the recipe if need be, starts `pipeline serve` with a response cache and three tenants, and asks its gateway as
+clients do: chat and completions, streamed and whole, prompts and answers of all lengths, greedy and sampled, with stop
+words and with a JSON form. A fifth are questions of a small set, so that the cache answers them; some clients leave in
+the middle of an answer, some read slowly. With `--exchange`, `pipeline rollout` replaces the package on the way.
 
-Printed are, in MiB, the anonymous memory of each process (what it has allocated) and, after the plus, its share of what
-several map (the regions through which Triton's processes pass tensors). Through the sum of both, in the second half of
-the samples, a line is fitted by least squares. Exit code 1 says that one process grows by more than `--allow-mib` per
-10,000 streams, or that a stream failed. Linux only.
+Held are, with exit code 1 when one is broken:
+
+- no request fails, none is answered otherwise than the same greedy question before, and nothing had to be restarted;
+- memory of each process (Triton, the stub of each model, gateway, supervisor): through its second half a line is fitted
+  by least squares, and it rises by at most `--allow-mib` per 10,000 requests. A process that an exchange ended or began
+  is judged by its own time;
+- time to the first token of streamed answers that are not from the cache: p99 of the last sixth is at most
+  `--allow-ttft` times that of the first sixth. The first minute (`--warm-up-s`) counts for nothing.
+
+Memory is what a process has allocated (anonymous) and its share of what several map, in MiB. Linux only. The load takes
+processor time of the same machine, so compare runs only with each other.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import random
 import string
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import linear_regression
-from typing import NamedTuple
+from typing import Any
+
+import httpx
 
 from pipeline import progress
-from pipeline.cli.serving import package_of
-from pipeline.client import AsyncClient, Sampling
-from pipeline.serving.server import TritonServer
+from pipeline.acceptance.run import questions
+from pipeline.acceptance.served import ServedDeployment
+from pipeline.client import percentile
+from pipeline.machine.processes import ProcessMemory, processes_below
+from pipeline.prepare import prepare
+from pipeline.recipe import load_recipe
+from pipeline.serving.live import MetricsPage
+from pipeline.stages import Builder
 from pipeline.store import Store
-from pipeline.triton.deployment import Deployment
+from pipeline.triton.deployment import Deployment, DeploymentLimits
+from pipeline.triton.running import RunningServer
 
-SAMPLES, LETTERS, LONGEST_ANSWER = 40, string.ascii_lowercase + "  ", 16
-STUB = "triton_python_backend_stub"
-
-
-class Memory(NamedTuple):
-    """What one process holds, MiB."""
-
-    anonymous: float
-    shared: float
-
-    @classmethod
-    def of(cls, pid: int) -> Memory:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-        kib = {name: int(value.split()[0]) for name, value in (line.split(":") for line in lines)}
-        return cls(kib["Anonymous"] / 1024, kib["Pss_Shmem"] / 1024)
+LETTERS, LONGEST_ANSWER, POOL, WINDOWS, EVERY_S = string.ascii_lowercase + "  ", 32, 8, 6, 5.0
+# Share of the time after which the package is exchanged: the second half is then of the new one alone.
+EXCHANGE_AT = 0.4
+TENANTS = ("shop", "desk", "lab")
+# A package that answers the same as the recipe's own.
+OTHER = "limits.max_batch_tokens=600"
+TIMEOUT_S = 120.0
+FORM = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 8}}, "required": ["a"]}
 
 
-def server_processes() -> dict[str, int]:
-    """Triton's processes below this one by name: the server, and the model of each Python stub."""
-    found = {}
-    for pid in _below(os.getpid()):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-        program = Path(command[0]).name
-        if program == STUB:  # PROGRAM .../<model>/<version>/model.py ...
-            found[Path(command[1]).parents[1].name] = pid
-        elif program == "tritonserver":
-            found[program] = pid
-    return found
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of the mix. `repeats`: number of the question in the pool, whose answer is known then."""
+
+    path: str
+    body: dict[str, Any]
+    tenant: str
+    leaves: bool = False
+    reads_slowly: bool = False
+    repeats: int | None = None
 
 
-def _below(pid: int) -> Iterator[int]:
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, children.read_text().split()):
-            yield child
-            yield from _below(child)
+class Mix:
+    """Requests that are different each time, and the same in every run."""
 
+    def __init__(self, model: str, limits: DeploymentLimits, *, guided: bool) -> None:
+        self._model, self._limits, self._guided, self._random = model, limits, guided, random.Random(0)
+        # Real questions, because the cache keeps answers that came to their end.
+        self._pool = [str(turns[0]["content"]) for turns in questions(POOL)]
 
-class Streams:
-    """Streams that are different each time, and the same in every run."""
-
-    def __init__(self, client: AsyncClient, deployment: Deployment, *, guided: bool, cancel: float) -> None:
-        self._client, self._guided, self._cancel = client, guided, cancel
-        self._limits = deployment.limits
-        self._random = random.Random(0)
-
-    async def ask(self) -> None:
-        chance = self._random
-        # of letters at random a tokenizer makes nearly as many tokens, and never more
-        prompt = "".join(chance.choices(LETTERS, k=chance.randint(1, self._limits.max_input_tokens - 8)))
-        leaves = chance.random() < self._cancel
-        longest = self._limits.max_output_tokens
-        sampling: Sampling = {"max_tokens": chance.randint(1, LONGEST_ANSWER)}
-        if leaves:
-            sampling = {"max_tokens": longest, "min_tokens": longest}
+    def next(self) -> Request:
+        chance, longest = self._random, self._limits.max_output_tokens
+        path, tenant = "/v1/chat/completions", chance.choice(TENANTS)
+        if chance.random() < 0.2:
+            number = chance.randrange(POOL)
+            body = self._body(path, self._pool[number], temperature=0, max_tokens=min(128, longest))
+            return Request(path, body, tenant, repeats=number)
+        if chance.random() < 0.3:
+            path = "/v1/completions"
+        # Of letters at random a tokenizer makes nearly as many tokens, and never more; a template adds some.
+        text = self._text(chance.randint(1, max(1, self._limits.max_input_tokens - 32)))
+        leaves, reads_slowly = chance.random() < 0.1, chance.random() < 0.03
+        more: dict[str, Any] = {
+            "max_tokens": chance.randint(1, min(LONGEST_ANSWER, longest)),
+            "temperature": 0,
+        }
+        if leaves or reads_slowly:
+            more = {"max_tokens": longest, "min_tokens": longest, "temperature": 0}
         match chance.randrange(6):
             case 0:
-                sampling |= {"temperature": 0.8, "top_p": 0.9, "seed": chance.randrange(1000)}
+                more |= {"temperature": 0.8, "top_p": 0.9, "seed": chance.randrange(1000)}
             case 1:
-                sampling |= {"stop": ["".join(chance.choices(LETTERS, k=3))]}
-            case 2 if self._guided:
-                sampling |= {"guide_type": "regex", "guide": f"[a-z]{{{chance.randint(1, 200)},}}"}
-        async with self._client.stream(prompt, **sampling) as stream:
-            async for chunk in stream:
-                if leaves and chunk.text:
-                    break
+                more |= {"stop": self._text(3).strip() or "x"}
+            case 2 if self._guided and not leaves and path.endswith("chat/completions"):
+                schema = {"name": "form", "schema": FORM}
+                more = {
+                    "max_tokens": min(48, longest),
+                    "response_format": {"type": "json_schema", "json_schema": schema},
+                }
+        body = self._body(path, text, **more)
+        if leaves or reads_slowly:
+            body["stream"] = True
+        return Request(path, body, tenant, leaves, reads_slowly)
 
+    def _text(self, longest: int) -> str:
+        return "".join(self._random.choices(LETTERS, k=longest)).strip() or "a"
 
-async def soak(
-    server: TritonServer, *, streams: int, concurrency: int, cancel: float, guided: bool
-) -> dict[str, list[tuple[int, Memory]]]:
-    """Run the streams; memory by process, after so many streams."""
-    client = AsyncClient(server.grpc_url)
-    asked = Streams(client, server.deployment, guided=guided, cancel=cancel)
-    processes = server_processes()
-    samples: dict[str, list[tuple[int, Memory]]] = {name: [] for name in processes}
-    print("streams       s" + "".join(f"{name:>18}" for name in processes))
-    began, every = time.monotonic(), max(1, streams // SAMPLES)
-    numbers, done = iter(range(streams)), 0
-
-    def take_sample() -> None:
-        for name, pid in processes.items():
-            samples[name].append((done, Memory.of(pid)))
-        cells = (f"{taken[-1][1].anonymous:.1f} + {taken[-1][1].shared:.1f}" for taken in samples.values())
-        print(
-            f"{done:7}{time.monotonic() - began:8.0f}" + "".join(f"{cell:>18}" for cell in cells), flush=True
+    def _body(self, path: str, text: str, **more: Any) -> dict[str, Any]:
+        asked = (
+            {"prompt": text}
+            if path == "/v1/completions"
+            else {"messages": [{"role": "user", "content": text}]}
         )
-
-    async def ask_one_after_the_other() -> None:
-        nonlocal done
-        for _ in numbers:
-            await asked.ask()
-            done += 1
-            if done % every == 0:
-                take_sample()
-
-    take_sample()
-    async with client, asyncio.TaskGroup() as group:
-        for _ in range(concurrency):
-            group.create_task(ask_one_after_the_other())
-    return samples
+        return {"model": self._model, "stream": self._random.random() < 0.75, **asked, **more}
 
 
-def growth(samples: Sequence[tuple[int, Memory]]) -> float:
-    """MiB per 10,000 streams in the second half."""
-    second = samples[len(samples) // 2 :]
-    return 10_000 * linear_regression([at for at, _ in second], [sum(memory) for _, memory in second]).slope
+@dataclass(slots=True)
+class Process:
+    """Memory of one process over time: seconds, requests so far, MiB."""
+
+    name: str
+    pid: int
+    samples: list[tuple[float, int, float]] = field(default_factory=list)
+
+    def slope(self, by: int) -> float:
+        """MiB for each unit of a column of the samples, in their second half; 0 of one that lived too short."""
+        second = self.samples[len(self.samples) // 2 :]
+        if len({sample[by] for sample in second}) < 2:
+            return 0.0
+        return linear_regression([sample[by] for sample in second], [sample[2] for sample in second]).slope
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "pid": self.pid,
+            "seconds": round(self.samples[-1][0] - self.samples[0][0]),
+            "first_mib": round(self.samples[0][2], 1),
+            "last_mib": round(self.samples[-1][2], 1),
+            "mib_per_hour": round(3600 * self.slope(0), 2),
+            "mib_per_10000_requests": round(10_000 * self.slope(1), 2),
+        }
+
+
+@dataclass(slots=True)
+class Soak:
+    """The run: what is asked, and what was seen."""
+
+    base_url: str
+    mix: Mix
+    pid: int
+    warm_up_s: float
+    seconds: float
+    requests: int = 0
+    left: int = 0
+    faults: list[str] = field(default_factory=list)
+    cached: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    first_ms: list[tuple[float, float]] = field(default_factory=list)  # when it was asked, TTFT
+    known: dict[tuple[str, int], str] = field(default_factory=dict)
+    processes: dict[int, Process] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def at_s(self) -> float:
+        """Seconds since the warm-up."""
+        return time.monotonic() - self.began - self.warm_up_s
+
+    async def run(self, streams: int, pause_s: float, exchange: Any) -> None:
+        """Keep the load up to the end; `exchange` is awaited in the middle, beside it."""
+        async with (
+            httpx.AsyncClient(base_url=self.base_url, timeout=TIMEOUT_S, trust_env=False) as client,
+            asyncio.TaskGroup() as group,
+        ):
+            watching = group.create_task(self._watch())
+            middle = group.create_task(self._exchange(exchange))
+            async with asyncio.TaskGroup() as load:
+                for number in range(streams):
+                    load.create_task(self._keep_asking(client, random.Random(number), pause_s))
+            await middle
+            watching.cancel()
+
+    async def _exchange(self, exchange: Any) -> None:
+        await asyncio.sleep(max(0.0, self.warm_up_s + EXCHANGE_AT * self.seconds))
+        await exchange()
+
+    async def _keep_asking(self, client: httpx.AsyncClient, chance: random.Random, pause_s: float) -> None:
+        while self.at_s < self.seconds:
+            request, asked_s = self.mix.next(), self.at_s
+            try:
+                await self._ask(client, request)
+            except (httpx.HTTPError, ValueError, KeyError) as error:
+                told = json.dumps(request.body)
+                self.faults.append(
+                    f"{asked_s:.0f} s, {request.path}: {type(error).__name__} {error}: {told[:300]}"
+                )
+            self.requests += 1
+            await asyncio.sleep(chance.expovariate(1 / pause_s) if pause_s else 0)
+
+    async def _ask(self, client: httpx.AsyncClient, request: Request) -> None:
+        began, asked_s, first, parts, over = time.perf_counter(), self.at_s, 0.0, list[str](), False
+        headers = {"Authorization": f"Bearer sk-{request.tenant}"}
+        async with client.stream("POST", request.path, json=request.body, headers=headers) as answer:
+            if answer.status_code != 200:
+                raise ValueError(f"{answer.status_code} {(await answer.aread()).decode()[:300]}")
+            source = answer.headers.get("x-cache", "")
+            self.cached[source] += 1
+            if not request.body["stream"]:
+                parts, over = [text_of(json.loads(await answer.aread()))], True
+            else:
+                async with aclosing(answer.aiter_lines()) as lines:
+                    async for line in lines:
+                        if line == "data: [DONE]":
+                            over = True
+                        elif line.startswith("data: ") and (text := text_of(json.loads(line[6:]))):
+                            parts.append(text)
+                            first = first or time.perf_counter()
+                            if request.leaves and len(parts) > 2:
+                                self.left += 1
+                                return
+                            if request.reads_slowly and len(parts) % 8 == 0:
+                                await asyncio.sleep(0.5)
+        if not over:
+            raise ValueError(f"the stream ended without [DONE], after {len(parts)} parts")
+        if first and source == "miss":
+            self.first_ms.append((asked_s, 1e3 * (first - began)))
+        if request.repeats is not None:
+            whole = "".join(parts)
+            before = self.known.setdefault((request.tenant, request.repeats), whole)
+            if whole != before:
+                raise ValueError(f"{whole!r} instead of {before!r}, as before (x-cache: {source})")
+
+    async def _watch(self) -> None:
+        """Take samples of memory, and say how it goes."""
+        told = -60.0
+        while True:
+            total = 0.0
+            for process in processes_below(self.pid):
+                if process.name == "guard":
+                    continue
+                try:
+                    held = ProcessMemory.of(process.pid).total
+                except OSError:
+                    # It has just ended.
+                    continue
+                total += held
+                seen = self.processes.setdefault(process.pid, Process(process.name, process.pid))
+                seen.samples.append((self.at_s, self.requests, held))
+            if self.at_s - told >= min(30.0, self.seconds / 20):
+                told = self.at_s
+                recent = [ms for at, ms in self.first_ms[-500:] if at > self.at_s - 60]
+                p99 = f"{percentile(recent, 99):.0f} ms" if recent else "-"
+                hits = self.cached["exact"]
+                note(
+                    f"{self.at_s:7.0f} s  {self.requests:7} requests  {len(self.faults)} faults  {hits:6} cache hits  "
+                    f"{self.left:5} left  p99 TTFT of the last minute {p99:>8}  {total:7.1f} MiB"
+                )
+            await asyncio.sleep(min(EVERY_S, self.seconds / 60))
+
+    def windows(self) -> list[dict[str, Any]]:
+        """TTFT of each sixth of the time."""
+        length, found = self.seconds / WINDOWS, []
+        for number in range(WINDOWS):
+            inside = [ms for at, ms in self.first_ms if number * length <= at < (number + 1) * length]
+            figures = {f"p{p}_ms": round(percentile(inside, p), 1) for p in (50, 95, 99)} if inside else {}
+            found.append({"minutes": round((number + 1) * length / 60, 1), "streams": len(inside), **figures})
+        return found
+
+
+def text_of(event: dict[str, Any]) -> str:
+    """The text of a part, or of a whole answer. Raises ValueError for an error within a stream."""
+    if "error" in event:
+        raise ValueError(json.dumps(event["error"]))
+    parts = []
+    for choice in event["choices"]:
+        message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+        parts.append(message.get("content") or "")
+    return "".join(parts)
+
+
+def broken(soak: Soak, restarts: dict[str, int], allow_mib: float, allow_ttft: float) -> Iterator[str]:
+    """The bounds that do not hold."""
+    if soak.faults:
+        yield f"{len(soak.faults)} of {soak.requests} requests failed or were answered wrongly"
+    if any(restarts.values()):
+        yield f"restarted: {restarts}"
+    for process in soak.processes.values():
+        grown = 10_000 * process.slope(1)
+        lived = process.samples[-1][0] - process.samples[0][0]
+        if grown > allow_mib and lived > soak.seconds / 4:
+            yield f"{process.name} grows by {grown:.2f} MiB per 10,000 requests; {allow_mib:g} are allowed"
+    first, *_, last = soak.windows()
+    if "p99_ms" not in first or "p99_ms" not in last:
+        yield "there are too few streams to compare time to first token"
+    elif last["p99_ms"] > allow_ttft * first["p99_ms"]:
+        ratio = last["p99_ms"] / first["p99_ms"]
+        yield f"p99 TTFT of the last sixth is {ratio:.2f} times that of the first; {allow_ttft:g} is allowed"
+
+
+async def exchange(words: tuple[str, ...], soak: Soak, done: list[dict[str, Any]]) -> None:
+    """`pipeline rollout` of a package that answers the same."""
+    note("exchange: pipeline rollout")
+    began = time.monotonic()
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline.cli.main",
+        "rollout",
+        *words,
+        "--set",
+        OTHER,
+        "--build",
+        "--json",
+    ]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    output, _ = await process.communicate()
+    seconds = round(time.monotonic() - began, 1)
+    done.append({"exit_code": process.returncode, "seconds": seconds})
+    note(f"exchange: exit code {process.returncode} after {seconds} s")
+    if process.returncode:
+        soak.faults.append(f"pipeline rollout: {output.decode()[-1000:]}")
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def table(result: dict[str, Any]) -> Iterator[str]:
+    yield f"{'process':<20}{'pid':>8}{'s':>7}{'MiB':>18}{'MiB/hour':>10}{'MiB/10,000 requests':>21}"
+    for one in result["processes"]:
+        held = f"{one['first_mib']:.1f} -> {one['last_mib']:.1f}"
+        yield (
+            f"{one['name']:<20}{one['pid']:>8}{one['seconds']:>7}{held:>18}{one['mib_per_hour']:>+10.2f}"
+            f"{one['mib_per_10000_requests']:>+21.2f}"
+        )
+    yield f"{'to minute':<10}{'streams':>9}{'TTFT p50':>10}{'p95':>9}{'p99 ms':>9}"
+    for one in result["windows"]:
+        figures = "".join(f"{one.get(f'p{p}_ms', float('nan')):>9.1f}" for p in (50, 95, 99))
+        yield f"{one['minutes']:<10}{one['streams']:>9} {figures}"
+    yield (
+        f"{result['requests']} requests in {result['minutes']:g} minutes, {result['left']} left by their clients, "
+        f"{len(result['faults'])} faults; x-cache: {result['x_cache']}"
+    )
+    yield from (f"  {fault}" for fault in result["faults"][:10])
+    yield from (f"BROKEN: {bound}" for bound in result["broken"])
 
 
 def main() -> None:
@@ -147,32 +366,81 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("recipe", nargs="?", default="tiny-cpu")
-    parser.add_argument("--streams", type=int, default=50_000)
-    parser.add_argument("--concurrency", type=int, default=16, help="streams at a time")
-    parser.add_argument("--cancel", type=float, default=0.3, help="share of streams that the client leaves")
-    parser.add_argument("--allow-mib", type=float, default=2.0, help="growth per 10,000 streams")
-    chosen = parser.parse_args()
-    package = package_of(
-        chosen.recipe, (), Store.at(None), build=True, offline=False, report=progress.for_stream()
+    parser.add_argument("--minutes", type=float, default=60.0, help="after the warm-up")
+    parser.add_argument("--warm-up-s", type=float, default=60.0)
+    parser.add_argument("--streams", type=int, default=12, help="clients at a time")
+    parser.add_argument(
+        "--pause-s", type=float, default=0.25, help="of a client between two requests, on average"
     )
-    config = package / "model_repository/tensorrt_llm/config.pbtxt"
-    guided = config.is_file() and "guided_decoding_backend" in config.read_text()
-    with TritonServer.of_package(package) as server:
-        run = soak(
-            server,
-            streams=chosen.streams,
-            concurrency=chosen.concurrency,
-            cancel=chosen.cancel,
-            guided=guided,
-        )
+    parser.add_argument("--exchange", action="store_true", help="pipeline rollout on the way")
+    parser.add_argument(
+        "--allow-mib", type=float, default=2.0, help="growth of a process per 10,000 requests"
+    )
+    parser.add_argument(
+        "--allow-ttft", type=float, default=1.2, help="p99 of the last sixth over that of the first"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    chosen = parser.parse_args()
+    store = Store.at(None)
+    report = progress.for_stream()
+    with tempfile.TemporaryDirectory(prefix="pipeline-soak-") as folder:
+        # A cache of this run's own: what an earlier one has kept would be hit at once.
+        cache = f"cache={{enabled: true, backend: {{kind: sqlite, path: {folder}/cache.sqlite}}}}"
+        recipe = load_recipe(chosen.recipe, (cache,))
+        package = Builder(prepare(recipe, store, progress=report), store, report).run().path
+        deployment, words = Deployment.load(package), (*recipe.words, *store.words)
+        keys = Path(folder) / "keys.yaml"
+        tenants = "".join(f"  {name}: {{keys: [sk-{name}]}}\n" for name in TENANTS)
+        keys.write_text(f"tenants:\n{tenants}")
+        keys.chmod(0o600)
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+        served = ServedDeployment.start(
+            (*words, "--keys", str(keys)), deployment.name, store.running, Path(folder) / "logs",
+            deadline_s=deployment.start_deadline_s,
+        )  # fmt: skip
         try:
-            samples = asyncio.run(run)
-        except ExceptionGroup as failed:
-            sys.exit(f"a stream failed: {failed.exceptions[0]}; Triton's log is {server.log_file}")
-    grown = {name: growth(taken) for name, taken in samples.items()}
-    print("second half, MiB per 10,000 streams: " + ", ".join(f"{n} {mib:+.2f}" for n, mib in grown.items()))
-    if too_much := [name for name, mib in grown.items() if mib > chosen.allow_mib]:
-        sys.exit(f"grows by more than {chosen.allow_mib:g} MiB per 10,000 streams: {', '.join(too_much)}")
+            result = measure(chosen, served, deployment, words, store)
+        finally:
+            served.stop()
+    print(json.dumps(result, indent=1) if chosen.json else "\n".join(table(result)))
+    if result["broken"]:
+        sys.exit(1)
+
+
+def measure(
+    chosen: argparse.Namespace,
+    served: ServedDeployment,
+    deployment: Deployment,
+    words: tuple[str, ...],
+    store: Store,
+) -> dict[str, Any]:
+    """Run the load, and put together what was seen."""
+    mix = Mix(deployment.name, deployment.limits, guided=deployment.guided_decoding)
+    soak = Soak(served.record.gateway_url, mix, served.process.pid, chosen.warm_up_s, chosen.minutes * 60)
+    exchanges: list[dict[str, Any]] = []
+
+    async def exchange_once() -> None:
+        if chosen.exchange:
+            await exchange(words, soak, exchanges)
+
+    asyncio.run(soak.run(chosen.streams, chosen.pause_s, exchange_once))
+    record = RunningServer.read(store.running, deployment.name)
+    restarts = dict(record.restarts) if record is not None else {}
+    page = MetricsPage.fetch(f"{served.record.gateway_url}/metrics")
+    return {
+        "recipe": deployment.name,
+        "minutes": chosen.minutes,
+        "requests": soak.requests,
+        "left": soak.left,
+        "faults": soak.faults,
+        "x_cache": dict(soak.cached),
+        "cache_events": page.by("pipeline_cache_events_total", "event") if page is not None else {},
+        "restarts": restarts,
+        "exchanges": exchanges,
+        "windows": soak.windows(),
+        "processes": [process.as_json() for process in soak.processes.values() if len(process.samples) > 1],
+        "broken": list(broken(soak, restarts, chosen.allow_mib, chosen.allow_ttft)),
+    }
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from pipeline.machine.packages import version_of
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
 from pipeline.store import Store, human_bytes
+from pipeline.triton.deployment import Deployment
 
 _MACHINE_S = 60.0  # a driver that no process holds open takes long to answer
 _PROBES = ("gpus", "memory", "processors", "triton", "software")
@@ -106,11 +107,7 @@ def accept(
     """
     if earlier is not None and earlier.recipe != recipe.name:
         raise InvalidInput("--resume", [Fault(f"is the report of {earlier.recipe}, not of {recipe.name}")])
-    seen = take(
-        store.root,
-        only=("gpus", "memory", "processors", "triton", "software", "docker"),
-        deadline_s=_MACHINE_S,
-    )
+    seen = take(store.root, only=_PROBES, deadline_s=_MACHINE_S)
     words = shlex.join(("pipeline", "accept", *recipe.words, *(f"--skip={name}" for name in sorted(skip))))
     report = AcceptanceReport(
         recipe=recipe.name,
@@ -128,8 +125,12 @@ def accept(
         try:
             for step in STEPS:
                 made = _made(step, run, skip, earlier)
-                package = run.deployment.digest if run.package is not None else ""
-                report = replace(report, steps=(*report.steps, made), package=package)
+                report = replace(report, steps=(*report.steps, made))
+                if run.package is not None and not report.package:
+                    packaged = _package_versions(run.deployment)
+                    report = replace(
+                        report, package=run.deployment.digest, versions=report.versions | packaged
+                    )
                 report.write(file)
                 _tell(made, progress)
         finally:
@@ -227,6 +228,12 @@ def machine_facts(seen: Inventory) -> dict[str, Any]:
         "memory": human_bytes(seen.memory.total_bytes) if seen.memory is not None else "not known",
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
     }
+
+
+def _package_versions(deployment: Deployment) -> dict[str, str]:
+    """What the package was made with, and the image that serves it."""
+    made = {f"{name} (package)": version for name, version in deployment.versions.items()}
+    return made | ({} if deployment.requirements is None else {"image": deployment.requirements.image})
 
 
 def versions(seen: Inventory) -> dict[str, str]:

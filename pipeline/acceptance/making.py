@@ -6,12 +6,14 @@ from pipeline.acceptance.judging import at_most, expect, skipped
 from pipeline.acceptance.report import AcceptanceCheck
 from pipeline.acceptance.run import AcceptanceRun, Checks
 from pipeline.acceptance.served import ServedDeployment, gpu_memory_mib
+from pipeline.machine.packages import Need, missing_text
 from pipeline.machine.processes import ProcessStat
 from pipeline.plan.performance import WorkloadOptions
 from pipeline.prepare import prepare
 from pipeline.prepare.report import make_report
 from pipeline.runtimes import ExecutorChoice
 from pipeline.stages import Builder, StepOutcome
+from pipeline.triton.running import RunningServer
 
 _FREED_MIB = 512.0  # that a GPU may hold more after the end than before the start: the driver's own
 
@@ -79,6 +81,11 @@ def serve(run: AcceptanceRun) -> Checks:
     deadline_s = run.options.start_timeout_s or run.deployment.start_deadline_s
     words = (*run.recipe.words, *run.store.words, "--start-timeout-s", f"{deadline_s:g}")
     words += tuple(word for rule in sorted(run.options.allowed) for word in ("--allow", rule))
+    if run.options.devices:
+        words += ("--gpus", ",".join(map(str, run.options.devices)))
+    if missing := missing_text([Need("gateway", "the gateway")]):
+        yield skipped("gateway", f"it needs distributions that are not installed here:\n{missing}")
+        words += ("--no-gateway",)
     run.served = ServedDeployment.start(
         words, run.recipe.name, run.store.running, run.logs, deadline_s=deadline_s
     )
@@ -87,8 +94,12 @@ def serve(run: AcceptanceRun) -> Checks:
 
 def stop(run: AcceptanceRun) -> Checks:
     """SIGTERM: all processes end, and the GPUs are free again."""
-    pids = run.up.processes()
-    served = run.up
+    served, pids = run.up, run.up.processes()
+    record = RunningServer.read(run.store.running, run.recipe.name)
+    again = {} if record is None else {name: count for name, count in record.restarts.items() if count}
+    yield expect(
+        "what had to be started again", record is not None and not again, "nothing", str(again or "nothing")
+    )
     seconds, code = served.stop(), served.process.returncode
     left = [f"{pids[pid]} ({pid})" for pid in pids if ProcessStat.of(pid) is not None]
     yield expect("processes that are left", not left, "none", ", ".join(left) or "none", f"{seconds:.1f} s")

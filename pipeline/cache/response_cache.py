@@ -24,7 +24,7 @@ from pipeline.client import Cached, FinishReason
 
 _log = logging.getLogger(__name__)
 # What the cache was doing when something failed; `failed_<step>` is its counter.
-Step = Literal["question", "lookup", "embedding", "comparison", "store", "close"]
+Step = Literal["question", "lookup", "embedding", "comparison", "store", "removal", "close"]
 _LOOK_AGAIN_S = 0.1  # how long an entry that another process removed may still be served from memory
 
 
@@ -226,6 +226,22 @@ class ResponseCache:
             )
         return False
 
+    def report_false_hit(self, keys: Sequence[bytes]) -> int:
+        """Count that an answer from the cache was wrong, and remove it. Raises nothing.
+
+        Args:
+            keys: of the entries that gave it.
+
+        Returns:
+            How many of them were still there.
+        """
+        self.counters.add("false_hit_reported")
+        for key in keys:
+            self.hot_tier.remove(key)
+        with self.contained("removal"):
+            return self.backend.remove(keys)
+        return 0
+
     def close(self) -> None:
         """Close the backend."""
         with self.contained("close"):
@@ -303,7 +319,7 @@ class ResponseCache:
             entry = self.backend.get(key, now)
             if entry is not None:
                 self.hot_tier.put(key, entry)
-        return None if entry is None else Hit(entry, _EXACT)
+        return None if entry is None else Hit(entry, Cached("exact", key=key.hex()))
 
     def _near(self, question: Question, now: float) -> Hit | None:
         vector = self._vector(question)
@@ -317,7 +333,7 @@ class ResponseCache:
         # The question that is asked may call for a fresher answer than the one that was stored with it.
         if entry.created + self.lifetime.of(question.turn) <= now:
             return None
-        return Hit(entry, Cached("semantic", near.similarity))
+        return Hit(entry, Cached("semantic", near.similarity, near.key.hex()))
 
     def _serves(self, question: Question, candidate: Candidate) -> bool:
         """False if the two cannot be compared: that must not hide the candidates after it."""
@@ -385,6 +401,3 @@ class _Contained:
             self._cache.failed(self._step, error)
             return True
         return False
-
-
-_EXACT = Cached("exact")

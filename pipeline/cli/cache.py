@@ -20,7 +20,14 @@ from pipeline.cache.key import tenant_id
 from pipeline.cache.redaction import Redaction
 from pipeline.cache.setup import make_backend, make_redaction
 from pipeline.cli.cache_tune import tune
-from pipeline.cli.options import complete_recipe, json_option, opened, output_option, set_option, store_option
+from pipeline.cli.options import (
+    complete_deployment,
+    json_option,
+    opened,
+    output_option,
+    set_option,
+    store_option,
+)
 from pipeline.cli.output import note, print_json
 from pipeline.errors import UserError
 from pipeline.extras import missing
@@ -88,9 +95,11 @@ class CacheTarget:
         return make_backend(recipe.cache, place, name=recipe.name)
 
     def _recipe(self) -> Recipe:
-        from pipeline.recipe import load_recipe
+        from pipeline.cli.named import find_deployment
+        from pipeline.store import Store
+        from pipeline.triton.running import SUPERVISED
 
-        return load_recipe(self.text, self.overrides)
+        return find_deployment(self.text, self.overrides, Store.at(self.store), states=SUPERVISED).recipe
 
 
 _ADDRESS = re.compile(r"://|\.db$")
@@ -99,7 +108,7 @@ _ADDRESS = re.compile(r"://|\.db$")
 def of_cache(function: Callable[..., Any]) -> Callable[..., Any]:
     """RECIPE or ADDRESS, with what belongs to it, as `target`."""
 
-    @click.argument("cache", metavar="RECIPE|ADDRESS", shell_complete=complete_recipe)
+    @click.argument("cache", metavar="RECIPE|ADDRESS", shell_complete=complete_deployment)
     @click.option(
         "--name",
         default="pipeline",

@@ -18,7 +18,7 @@ from pipeline.cli.connection import (
     request_options,
     stats_text,
 )
-from pipeline.cli.options import complete_recipe, set_option, store_option
+from pipeline.cli.options import complete_deployment, set_option, store_option
 from pipeline.cli.output import note
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ Ctrl-C stops an answer."""
 
 
 @click.command(name="chat", epilog="In the conversation: /reset, /system TEXT, /stats, /help, /quit.")
-@click.argument("recipe", required=False, shell_complete=complete_recipe)
+@click.argument("recipe", required=False, shell_complete=complete_deployment)
 @set_option
 @store_option
 @request_options

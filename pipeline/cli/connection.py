@@ -89,7 +89,7 @@ def find_destination(
     """Find the server of a recipe, or the one that --url names.
 
     Args:
-        recipe: its file or packaged name; None with --url.
+        recipe: its file or packaged name, or the name of a running deployment; None with --url.
         overrides: values of `--set`.
         store: root of the store; None for the default one.
         options: values of `request_options`.
@@ -105,17 +105,20 @@ def find_destination(
             max_tokens=_first(options["max_tokens"], _WITHOUT_LIMITS),
         )
     assert recipe is not None, "the verbs ask for one or the other"
-    from pipeline.recipe import load_recipe
+    from pipeline.cli.named import find_deployment
     from pipeline.store import Store
     from pipeline.triton.deployment import Deployment
-    from pipeline.triton.running import RunningServer
+    from pipeline.triton.running import SUPERVISED, RunningServer
 
-    loaded, shelf = load_recipe(recipe, overrides), Store.at(store)
-    name, folder = loaded.name, shelf.running
-    server = RunningServer.find(folder, name, wait_s=options["wait_s"])
+    shelf = Store.at(store)
+    found = find_deployment(recipe, overrides, shelf, wait_s=options["wait_s"])
+    server, name = found.server, found.recipe.name
     if server is None:
-        state = "is not running" if RunningServer.read(folder, name) is None else "is no longer running"
-        command = shlex.join(("pipeline", "serve", *loaded.words, *shelf.words))
+        record = RunningServer.read(shelf.running, name)
+        if record is not None and record.state in SUPERVISED and record.alive:
+            raise ServerError(f"{name} is {record.state}, and cannot be asked now: --wait-s S waits for it")
+        state = "is not running" if record is None else "is no longer running"
+        command = shlex.join(("pipeline", "serve", *found.words))
         raise ServerError(f"{name} {state}. Start it in another terminal:\n  {command}")
     package = server.deployment.parent
     deployment = Deployment.load(package)
@@ -125,7 +128,7 @@ def find_destination(
         tokenizer=options["tokenizer"] or package / deployment.tokenizer_dir,
         max_tokens=_first(options["max_tokens"], deployment.limits.max_output_tokens),
         package=package,
-        recipe=loaded,
+        recipe=found.recipe,
         store=shelf,
     )
 

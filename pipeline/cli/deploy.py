@@ -1,20 +1,28 @@
-"""`pipeline deploy`: a server that is ready, warmed up and health-checked, on this machine or in a container."""
+"""`pipeline deploy`: what other tools run a deployment by: a docker script, a compose file, a systemd unit."""
 
 from __future__ import annotations
 
-import json
-import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import complete_recipe, gpus_option, set_option, store_option
-from pipeline.cli.output import reporter
-from pipeline.cli.serving import package_of, serve_options_of, serving_options, stop_on_signals
+from pipeline.cli.options import complete_recipe, set_option, store_option
+from pipeline.cli.output import note, print_json, reporter
+from pipeline.cli.serving import choose_package, launch_options, serve_options_of
+from pipeline.errors import UserError
 
 if TYPE_CHECKING:
-    from pipeline.stages import DeploymentPreview
+    from pipeline.cli.serving import ChosenPackage
+    from pipeline.serving.manifests import ManifestTarget
+
+
+def _target(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    if value == "local":
+        raise click.BadParameter("this machine is what `pipeline serve` serves on")
+    return value
 
 
 @click.command(name="deploy")
@@ -23,101 +31,133 @@ if TYPE_CHECKING:
 @store_option
 @click.option(
     "--target",
-    type=click.Choice(["local", "docker"]),
-    help="Processes of this machine, or a container; by default what the recipe's runtime needs.",
+    type=click.Choice(["docker", "compose", "systemd", "local"]),
+    callback=_target,
+    metavar="docker|compose|systemd",
+    help="A script with the `docker run` line of Triton; a compose file, or a systemd unit, of Triton and the gateway. "
+    "By default docker, and systemd for a CPU.",
 )
 @click.option(
-    "--package",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
     metavar="FOLDER",
-    help="Serve this package; no RECIPE is needed then.",
+    help="Write into this folder; by default it is printed.",
 )
+@click.option("--dry-run", is_flag=True, help="Write nothing; also of a recipe that is not built yet.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with the file's text.")
 @click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Print what would be run, also of a recipe that is not built yet; run nothing.",
-)
-@click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object.")
-@click.option("--image", metavar="NAME", help="Another image than the one that the package was made for.")
-@gpus_option
-@click.option(
-    "--pull-timeout-s",
-    default=3600.0,
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=8080,
     show_default=True,
-    help="Time in which the image must have been pulled.",
+    help="Where the gateway is to listen, on --address.",
 )
-@serving_options
+@click.option("--gateway-image", metavar="NAME", help="Image of the gateway in a compose file.")
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    callback=lambda _, __, given: _size(given),
+    help="Most host memory that Triton may take, such as 64G; by default all.",
+)
+@click.option("--user", default="pipeline", show_default=True, help="Who runs the systemd unit.")
+@launch_options
 def command(
     recipe: str | None,
     overrides: tuple[str, ...],
     store: Path | None,
-    target: str | None,
-    package: Path | None,
+    target: Any,
+    output: Path | None,
     dry_run: bool,
     as_json: bool,
-    image: str | None,
-    gpus: tuple[int, ...],
-    pull_timeout_s: float,
-    allowed: frozenset[str],
-    build: bool,
-    offline: bool,
-    **serving: Any,
+    port: int,
+    gateway_image: str | None,
+    memory: str | None,
+    user: str,
+    **options: Any,
 ) -> None:
-    """Serve RECIPE until Ctrl-C: checked against this machine first, ready when a real generation came back.
+    """Write what other tools run RECIPE by, and run nothing; on this machine, `pipeline serve` runs it.
 
-    Nothing that it starts outlives this command.
+    A compose file has Triton and the OpenAI gateway, with health checks by inference, limits, GPUs and what happens
+    when one dies. A systemd unit runs `pipeline serve` as a service of its own user.
 
     \b
-    pipeline deploy llama-3.1-8b-fp8 --dry-run
-    pipeline deploy llama-3.1-8b-fp8 --target docker --gpus 0
-    pipeline deploy --package ./package --grpc-port 9001
+    pipeline deploy llama-3.1-8b-fp8
+    pipeline deploy llama-3.1-8b-fp8 --target compose --output ./deployment --memory 64G
+    pipeline deploy --package ./package --target systemd
     """
-    from pipeline.recipe import load_recipe
-    from pipeline.serving.dry_run import dry_run as dry_run_of
-    from pipeline.serving.serve import serve
-    from pipeline.stages import preview_deployment
+    from pipeline.serving.manifests import ManifestOptions, manifest
     from pipeline.store import Store
 
-    if (recipe is None) == (package is None):
-        raise click.UsageError("name a RECIPE, or a folder with --package")
-    if as_json and not dry_run:
-        raise click.UsageError("--json goes with --dry-run")
-    report = reporter(silent=as_json)
     shelf = Store.at(store)
-    words: tuple[str, ...] = ()
-    foreseen: DeploymentPreview | None = None
-    if package is None and dry_run:
-        assert recipe is not None, "one of both was given"
-        loaded = load_recipe(recipe, overrides)
-        foreseen = preview_deployment(loaded, shelf, offline=offline, progress=report, allowed=allowed)
-        package, words = foreseen.package, (*loaded.words, *shelf.words)
-    elif package is None:
-        assert recipe is not None, "one of both was given"
-        package, words = package_of(
-            recipe, overrides, shelf, build=build, offline=offline, report=report, allowed=allowed
-        )
-    options = serve_options_of(
-        {**serving, "allowed": allowed},
-        shelf,
-        words,
-        target="docker" if target == "docker" else "local" if target == "local" else None,
-        image=image,
-        devices=gpus,
-        pull_deadline_s=pull_timeout_s,
+    report = reporter(silent=as_json)
+    chosen = choose_package(recipe, overrides, shelf, options, report, preview=dry_run)
+    kind: ManifestTarget = target or ("systemd" if chosen.deployment.requirements is None else "docker")
+    more = ManifestOptions(
+        gateway_port=port,
+        gateway_image=gateway_image,
+        memory=memory,
+        recipe=_recipe_text(chosen),
+        user=user,
+        program=_program(),
     )
-    if dry_run:
-        unbuilt = None if foreseen is None else foreseen.deployment
-        allowing = (word for rule in sorted(allowed) for word in ("--allow", rule))
-        made = dry_run_of(package, options, unbuilt, _note(foreseen, (*words, *allowing)))
-        click.echo(json.dumps(made.as_json(), indent=2) if as_json else str(made))
+    serving = serve_options_of(_with_usual_ports(options), shelf, chosen)
+    name, text = manifest(kind, chosen.deployment, chosen.folder, serving, more)
+    written = None
+    if output is not None and not dry_run:
+        written = _write(output / name, text)
+    if as_json:
+        print_json(
+            {
+                "name": chosen.deployment.name,
+                "target": kind,
+                "package": str(chosen.folder),
+                "built": chosen.built,
+                "note": chosen.note,
+                "files": {name: text},
+                "written": None if written is None else str(written),
+            }
+        )
         return
-    serve([(package, options)], report, stop_on_signals())
+    for line in chosen.note.splitlines():
+        note(line)
+    if written is None:
+        click.echo(text, nl=False)
+    else:
+        click.echo(f"wrote {written}")
 
 
-def _note(foreseen: DeploymentPreview | None, words: tuple[str, ...]) -> str:
-    """What is to be done before the commands of a package that is not built can be run."""
-    if foreseen is None or foreseen.deployment is None:
-        return ""
-    lines = [f"Before: {shlex.join(('pipeline', 'build', *words))}"]
-    lines += [f"Where the package will be is not known: {foreseen.note}"] if foreseen.note else []
-    return "\n".join(lines)
+def _with_usual_ports(options: dict[str, Any]) -> dict[str, Any]:
+    """Ports that are taken here may be free where it will run."""
+    usual = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002}
+    return options | {name: options[name] or port for name, port in usual.items()}
+
+
+def _recipe_text(chosen: ChosenPackage) -> str | None:
+    from pipeline.recipe.yaml_reader import dump_yaml
+
+    return None if chosen.settings is None else dump_yaml(dict(chosen.settings))
+
+
+def _program() -> tuple[str, ...]:
+    """What starts this installation, in any folder and whoever's process it is."""
+    script = shutil.which("pipeline")
+    return (script,) if script is not None else (sys.executable, "-m", "pipeline.cli.main")
+
+
+def _size(text: str | None) -> str | None:
+    import re
+
+    if text is None or re.fullmatch(r"[1-9]\d*[KMGT]", text):
+        return text
+    raise click.BadParameter(f"{text}: write a number and K, M, G or T, like 64G")
+
+
+def _write(file: Path, text: str) -> Path:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        if text.startswith("#!"):
+            file.chmod(0o755)
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror}") from error
+    return file.absolute()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.cli.named import NamedDeployment, find_deployment, package_recipe, served_recipe
 from pipeline.errors import UserError
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.served_model import ServedModel, WaitLimits, load_chat_template
@@ -16,6 +17,7 @@ from pipeline.gateway.tools.dialects import dialect_of
 from pipeline.prepare import prepare
 from pipeline.progress import Silent
 from pipeline.recipe import Recipe, load_recipe
+from pipeline.serving.live import kv_cache_usage
 from pipeline.stages import Builder
 from pipeline.stages.response_cache import open_response_cache
 from pipeline.store import Store
@@ -79,6 +81,20 @@ def load_served_model(located: LocatedModel, store: Store, *, waits: WaitLimits)
     )
 
 
+def read_kv_cache_usage(followers: Iterable[RecordFollower]) -> dict[str, float]:
+    """Read how full the KV cache of each engine is, from Triton's pages.
+
+    Args:
+        followers: of the models that are served on this machine.
+
+    Returns:
+        Name of a model -> 0 to 1; without those whose page does not say it.
+    """
+    urls = {follower.name: follower.metrics_url for follower in followers}
+    found = {name: kv_cache_usage(url) for name, url in urls.items() if url is not None}
+    return {name: usage for name, usage in found.items() if usage is not None}
+
+
 def record_followers(
     located: Iterable[LocatedModel], store: Store, *, waits: WaitLimits
 ) -> list[RecordFollower]:
@@ -92,7 +108,8 @@ def record_followers(
 
     def follower(one: LocatedModel, record: RunningServer) -> RecordFollower:
         def load(now: RunningServer) -> ServedModel:
-            moved = LocatedModel(one.recipe, now.deployment.parent, (now.grpc_url,), now)
+            recipe = one.recipe if now.settings is None else served_recipe(one.recipe.name, now)
+            moved = LocatedModel(recipe, now.deployment.parent, (now.grpc_url,), now)
             return load_served_model(moved, store, waits=waits)
 
         return RecordFollower(one.recipe.name, store.running, record, load)
@@ -106,34 +123,44 @@ def locate_models(
     store: Store,
     endpoints: Mapping[str, Sequence[str]],
     *,
+    package: Path | None = None,
     wait_s: float = 0.0,
 ) -> list[LocatedModel]:
     """Find the package and the servers of each recipe.
 
     Args:
-        names: of recipes.
+        names: of recipes, or of running deployments.
         overrides: of fields of the recipes, as in `--set`.
         store: of artifacts, and of what is served on this machine.
-        endpoints: name of a recipe -> host:port of servers elsewhere that run it, now or later.
+        endpoints: name of a recipe -> host:port of servers elsewhere that run it, now or later; "" for the only one.
+        package: the package of the only recipe, or alone, without one; None for those in the store.
         wait_s: how long to wait, in seconds and for all together, until the other recipes are served here.
 
     Raises:
         InvalidInput: a recipe has faults.
         UserError: with every recipe that is named twice, not built or not served, and every endpoint of none.
     """
-    recipes = [load_recipe(name, overrides) for name in names]
-    known = [recipe.name for recipe in recipes]
+    deadline = time.monotonic() + wait_s
+    if package is not None:
+        return [_locate_package(names, overrides, package, endpoints)]
+    named = [
+        find_deployment(name, overrides, store, states=SUPERVISED, wait_s=0 if endpoints else wait_s)
+        for name in names
+    ]
+    known = [one.recipe.name for one in named]
+    if "" in endpoints and len(known) == 1:
+        endpoints = {known[0]: (*endpoints.get(known[0], ()), *endpoints[""])}
     faults = [f"{name}: is named twice" for name in sorted({name for name in known if known.count(name) > 1})]
     faults += [
         f"--endpoint {name}=…: is none of the recipes ({', '.join(known)})"
         for name in endpoints
         if name not in known
     ]
-    found, deadline = [], time.monotonic() + (0 if faults else wait_s)
-    for recipe in recipes:
+    found = []
+    for one in named:
         try:
-            urls, left_s = endpoints.get(recipe.name, ()), deadline - time.monotonic()
-            found.append(_locate(recipe, store, urls, left_s))
+            left_s = 0.0 if faults else deadline - time.monotonic()
+            found.append(_locate(one, store, endpoints.get(one.recipe.name, ()), left_s))
         except UserError as error:
             faults.append(str(error))
     if faults:
@@ -141,14 +168,30 @@ def locate_models(
     return found
 
 
-def _locate(recipe: Recipe, store: Store, urls: Sequence[str], wait_s: float) -> LocatedModel:
+def _locate_package(
+    names: Sequence[str], overrides: Sequence[str], package: Path, endpoints: Mapping[str, Sequence[str]]
+) -> LocatedModel:
+    if len(names) > 1:
+        raise UserError("--package is that of one RECIPE")
+    recipe = load_recipe(names[0], overrides) if names else package_recipe(package, overrides)
+    served = Deployment.load(package).name
+    if recipe.name != served:
+        raise UserError(f"{package} is the package of {served}, not of {recipe.name}")
+    urls = [url for name, given in endpoints.items() if name in ("", recipe.name) for url in given]
+    if not urls or len(endpoints) > 1:
+        raise UserError(f"--package needs the servers of {recipe.name}: --endpoint {recipe.name}=HOST:PORT")
+    return LocatedModel(recipe, package, tuple(urls))
+
+
+def _locate(named: NamedDeployment, store: Store, urls: Sequence[str], wait_s: float) -> LocatedModel:
+    recipe = named.recipe
     if urls:
         prepared = prepare(recipe, store, offline=True)
         package = Builder(prepared, store, Silent()).finished().path
         return LocatedModel(recipe, package, tuple(urls))
-    running = RunningServer.find(store.running, recipe.name, wait_s=wait_s, states=SUPERVISED)
+    running = named.server or RunningServer.find(store.running, recipe.name, wait_s=wait_s, states=SUPERVISED)
     if running is None:
-        serve = shlex.join(("pipeline", "serve", *recipe.words, *store.words))
+        serve = shlex.join(("pipeline", "serve", *named.words))
         elsewhere = f"--endpoint {recipe.name}=HOST:PORT"
         raise UserError(f"{recipe.name}: is not served here; {serve}, or {elsewhere}, or --wait-s")
     return LocatedModel(recipe, running.deployment.parent, (running.grpc_url,), running)

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
 
-from pipeline.cli.options import complete_recipe, set_option, store_option
+from pipeline.cli.options import complete_deployment, set_option, store_option
 
 if TYPE_CHECKING:
     from socket import socket
 
     from pipeline.gateway.metric_names import MetricNames
+    from pipeline.gateway.prompt_log import PromptLog
+    from pipeline.recipe import Recipe
     from pipeline.serving.gateway_process import GatewayLaunch
     from pipeline.store import Store
 
@@ -107,6 +110,14 @@ _OPTIONS = (
         show_default=True,
         help="Format of the log line of each request, on standard error.",
     ),
+    click.option(
+        "--log-prompts",
+        type=click.Choice(["no", "redacted", "full"]),
+        default="no",
+        show_default=True,
+        help="Log the texts of prompts and answers, too. redacted: without those that hold keys, e-mail addresses, "
+        "payment cards, bank accounts, national ids or telephone numbers.",
+    ),
 )
 
 
@@ -118,16 +129,23 @@ def gateway_options(command: Command) -> Command:
 
 
 @click.command(name="gateway")
-@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE…", shell_complete=complete_recipe)
+@click.argument("recipes", nargs=-1, metavar="[RECIPE]…", shell_complete=complete_deployment)
 @set_option
 @store_option
+@click.option(
+    "--package",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Serve the model of this package, with --endpoint; a RECIPE beside it gives settings, such as its cache.",
+)
 @gateway_options
 @click.option(
     "--endpoint",
     "endpoints",
     multiple=True,
-    metavar="NAME=HOST:PORT",
-    help="gRPC address of a Triton server elsewhere that runs a recipe. Repeat it for several servers.",
+    metavar="[NAME=]HOST:PORT",
+    help="gRPC address of a Triton server elsewhere that runs a recipe, by its name unless there is one only. "
+    "Repeat it for several servers.",
 )
 @click.option(
     "--wait-s",
@@ -144,6 +162,7 @@ def command(
     recipes: tuple[str, ...],
     overrides: tuple[str, ...],
     store: Path | None,
+    package: Path | None,
     host: str,
     port: int,
     endpoints: tuple[str, ...],
@@ -159,6 +178,7 @@ def command(
     traces: str | None,
     metric_names: tuple[MetricNames, ...],
     log_format: str,
+    log_prompts: str,
     descriptors: tuple[int, ...],
     parent: int | None,
     dry_run: bool,
@@ -166,9 +186,12 @@ def command(
 ) -> None:
     """Serve the models of RECIPEs, which `pipeline serve` runs, by OpenAI's HTTP API: /v1/chat/completions and so on.
 
+    `pipeline serve` starts one by itself; this is for one apart, on another machine or in front of several servers.
+
     \b
-    pipeline serve tiny-cpu
+    pipeline serve tiny-cpu --no-gateway
     pipeline gateway tiny-cpu
+    pipeline gateway --package /deployment --endpoint triton:8001
     curl localhost:8080/v1/chat/completions -H 'Content-Type: application/json' \\
       -d '{"model": "tiny-cpu", "messages": [{"role": "user", "content": "Hi"}]}'
 
@@ -186,9 +209,11 @@ def command(
 
     if parent is not None and not die_with_parent(parent):
         return
+    if not recipes and package is None:
+        raise click.UsageError("name a RECIPE, or a folder with --package")
     artifacts = Store.at(store)
-    _require_packages(recipes, overrides, artifacts, traces)
-    from pipeline.cli.discovery import load_served_model, locate_models, record_followers
+    _require_packages(_known_recipes(recipes, overrides, artifacts, wait_s=wait_s), artifacts, traces)
+    from pipeline.cli.discovery import load_served_model, locate_models, read_kv_cache_usage, record_followers
     from pipeline.gateway.access_log import log_to_stderr
     from pipeline.gateway.app import Gateway
     from pipeline.gateway.served_model import WaitLimits
@@ -202,16 +227,17 @@ def command(
     elsewhere: dict[str, list[str]] = {}
     for name, url in map(_endpoint, endpoints):
         elsewhere.setdefault(name, []).append(url)
+    locate = partial(locate_models, recipes, overrides, artifacts, elsewhere, package=package)
     tenants = Tenants.load(keys) if keys else Tenants()
     if dry_run:
-        described = [one.describe() for one in locate_models(recipes, overrides, artifacts, elsewhere)]
+        described = [one.describe() for one in locate()]
         lines = [f"{name}: {value}" for one in described for name, value in one.items()]
         click.echo(json.dumps({"models": described}, indent=2) if as_json else "\n".join(lines))
         return
     log_to_stderr(as_json=log_format == "json")
     waits = WaitLimits(max_waiting, max_wait_s, idle_timeout_s or None)
     with _inherited(descriptors) if descriptors else bound_sockets(host, port) as sockets:
-        located = locate_models(recipes, overrides, artifacts, elsewhere, wait_s=wait_s)
+        located = locate(wait_s=wait_s)
         models = {one.recipe.name: load_served_model(one, artifacts, waits=waits) for one in located}
         followers = record_followers(located, artifacts, waits=waits)
         hosts = AllowedHosts(host, allowed_hosts)
@@ -223,10 +249,11 @@ def command(
             hosts=hosts,
             origins=allowed_origins,
             tracer=make_tracer(traces),
-            log_as_json=log_format == "json",
+            prompt_log=_prompt_log(log_prompts),
             metric_names=metric_names,
             followers=followers,
             restarts=lambda: {follower.name: follower.restarts for follower in followers},
+            kv_cache_usage=partial(read_kv_cache_usage, followers) if "vllm" in metric_names else dict,
         )
         limits = ConnectionLimits(connections=max_connections)
         server = GatewayServer(gateway, host, port, limits=limits, drain_s=drain_s)
@@ -238,14 +265,13 @@ def command(
 
 @contextmanager
 def gateway_command(
-    context: click.Context, recipes: Sequence[str], overrides: Sequence[str], store: Store
+    context: click.Context, recipes: Sequence[Recipe], store: Store
 ) -> Iterator[GatewayLaunch]:
     """Bind the sockets of a gateway that `serve` starts, and make its command line.
 
     Args:
         context: Of a `StartsGateway` command, whose options are handed on.
-        recipes: Names or files of recipes, whose servers are announced in `store`.
-        overrides: Values of `--set`.
+        recipes: What is served; their servers are announced in `store`, where the gateway finds them by name.
         store: Of artifacts.
 
     Raises:
@@ -253,19 +279,13 @@ def gateway_command(
         ServerError: The address cannot be bound.
     """
     values = context.params
-    _require_packages(recipes, overrides, store, values["traces"])
+    _require_packages(recipes, store, values["traces"])
     from pipeline.gateway.server import bound_sockets
     from pipeline.gateway.tenants import Tenants
     from pipeline.serving.gateway_process import GatewayLaunch
 
     tenants = Tenants.load(values["keys"]) if values["keys"] else Tenants()
-    words = [word for override in overrides for word in ("--set", override)]
-    given: dict[str, Any] = context.meta[_GIVEN]
-    for option in _gateway_parameters():
-        if option.name in given and option.name != "port":
-            value = given[option.name]
-            for one in value if isinstance(value, list) else (value,):
-                words += [option.opts[0], one]
+    words = given_words(context, {str(one.name) for one in _gateway_parameters()} - {"port"})
     usual = context.get_parameter_source("port") is ParameterSource.DEFAULT
     port = values["port"]
     if usual and not _can_bind(values["host"], port):
@@ -276,7 +296,9 @@ def gateway_command(
         host, port = values["host"], sockets[0].getsockname()[1]
         yield GatewayLaunch(
             command=(
-                *(sys.executable, "-m", "pipeline.cli.main", "gateway", *recipes, *words),
+                *(sys.executable, "-m", "pipeline.cli.main", "gateway"),
+                *(recipe.name for recipe in recipes),
+                *words,
                 *("--port", str(port), "--parent", str(os.getpid()), "--store", str(store.root)),
             ),
             sockets=sockets,
@@ -293,6 +315,34 @@ class StartsGateway(click.Command):
         given, _, _ = self.make_parser(ctx).parse_args(list(args))
         ctx.meta[_GIVEN] = given
         return super().parse_args(ctx, args)
+
+
+def given_words(
+    context: click.Context, only: Collection[str] | None = None, *, without: Collection[str] = ()
+) -> list[str]:
+    """Return the options of a `StartsGateway` command as they were given, for another command line.
+
+    Args:
+        context: Of the command.
+        only: Names of parameters that are wanted; None for all.
+        without: Names of parameters that are not.
+    """
+    given: dict[str, Any] = context.meta[_GIVEN]
+    words: list[str] = []
+    for option in context.command.params:
+        if not isinstance(option, click.Option) or option.name not in given or option.name in without:
+            continue
+        if only is not None and option.name not in only:
+            continue
+        value = given[option.name]
+        if option.count:
+            words += [option.opts[0]] * value
+        elif option.is_flag:
+            words.append(option.opts[0] if value else option.secondary_opts[0])
+        else:
+            for one in value if isinstance(value, list) else (value,):
+                words += [option.opts[0], one]
+    return words
 
 
 def _gateway_parameters() -> Sequence[click.Parameter]:
@@ -326,19 +376,50 @@ def _inherited(descriptors: Sequence[int]) -> Iterator[list[socket]]:
     yield [socket(fileno=descriptor) for descriptor in descriptors]
 
 
-def _require_packages(
-    recipes: Sequence[str], overrides: Sequence[str], store: Store, traces: str | None
-) -> None:
+def _known_recipes(
+    names: Sequence[str], overrides: Sequence[str], store: Store, *, wait_s: float
+) -> list[Recipe]:
+    """Recipes of names, but for those of deployments that are yet to come."""
+    from pipeline.cli.named import find_deployment
+    from pipeline.errors import InvalidInput
+    from pipeline.triton.running import SUPERVISED
+
+    found = []
+    for name in names:
+        try:
+            found.append(find_deployment(name, overrides, store, states=SUPERVISED).recipe)
+        except InvalidInput:
+            if not wait_s:
+                raise
+    return found
+
+
+def _require_packages(recipes: Sequence[Recipe], store: Store, traces: str | None) -> None:
     """Raise UserError with all packages for Python that a gateway needs and that are missing."""
     from pipeline.gateway.traces import ENDPOINT_VARIABLES
     from pipeline.machine.packages import Need, require
-    from pipeline.recipe import load_recipe
     from pipeline.stages.response_cache import needs_of_cache
 
     needs = [Need("gateway", "the gateway")]
     needs += [Need("traces", "traces")] if traces or any(map(os.environ.get, ENDPOINT_VARIABLES)) else []
-    needs += [need for name in recipes for need in needs_of_cache(load_recipe(name, overrides), store)]
+    needs += [need for recipe in recipes for need in needs_of_cache(recipe, store)]
     require("the gateway", needs)
+
+
+def _prompt_log(which: str) -> PromptLog | None:
+    from pipeline.gateway.prompt_log import PromptLog
+
+    if which == "no":
+        return None
+    if which == "full":
+        return PromptLog(None)
+    from pipeline.cache.redaction import Redaction
+    from pipeline.extras import missing
+
+    try:
+        return PromptLog(Redaction())
+    except ImportError as error:
+        raise missing("--log-prompts redacted", error, "cache") from error
 
 
 def _metric_names(text: str) -> tuple[MetricNames, ...]:
@@ -352,8 +433,8 @@ def _metric_names(text: str) -> tuple[MetricNames, ...]:
 
 
 def _endpoint(text: str) -> tuple[str, str]:
-    name, mark, url = text.partition("=")
-    if not mark or ":" not in url:
+    name, mark, url = text.rpartition("=")
+    if ":" not in url or (mark and not name):
         raise click.BadParameter(f"{text}: is not NAME=HOST:PORT", param_hint="--endpoint")
     return name, url
 

@@ -26,7 +26,7 @@ from pipeline.cli.connection import (
     find_destination,
     request_options,
 )
-from pipeline.cli.options import complete_recipe, opened, output_option, set_option, store_option
+from pipeline.cli.options import complete_deployment, opened, output_option, set_option, store_option
 from pipeline.cli.output import is_quiet
 from pipeline.errors import Fault, InvalidInput, PipelineError
 from pipeline.reading import check_line, checked_json
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="generate")
-@click.argument("words", nargs=-1, metavar="[RECIPE] [QUESTION]…", shell_complete=complete_recipe)
+@click.argument("words", nargs=-1, metavar="[RECIPE] [QUESTION]…", shell_complete=complete_deployment)
 @set_option
 @store_option
 @request_options

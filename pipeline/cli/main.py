@@ -30,11 +30,14 @@ _SECTIONS = {  # section -> command -> what it does
         "adopt": "Take what was built on another machine into the store.",
     },
     "Serve": {
-        "serve": "Run Triton with a recipe's model on this machine until Ctrl-C.",
-        "deploy": "Serve a recipe on this machine or in a container, checked against the machine first.",
+        "serve": "Run a recipe's model on this machine: Triton and the OpenAI API, supervised.",
+        "ps": "List what is served on this machine, and how it is.",
+        "logs": "Print what a deployment's Triton, gateway and supervisor say.",
+        "stop": "End deployments, when their requests are completed.",
         "rollout": "Serve another package of a running deployment, without a request that fails.",
         "rollback": "Serve the package again that was served before.",
-        "gateway": "Serve recipes' models as OpenAI does, in front of running servers.",
+        "deploy": "Write what other tools run: a docker script, a compose file, a systemd unit.",
+        "gateway": "Run the OpenAI API apart, in front of servers here or elsewhere.",
     },
     "Ask": {
         "stream": "Ask one question, and print the answer as it comes.",

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from pipeline.cli.options import complete_recipe, set_option, store_option
+from pipeline.cli.options import complete_deployment, set_option, store_option
 from pipeline.cli.output import note
 
 _GATEWAY, _TRITON = "127.0.0.1:8080", "127.0.0.1:8002"
@@ -39,7 +39,7 @@ def _tritons(
 
 
 @click.command(name="monitoring")
-@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE…", shell_complete=complete_recipe)
+@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE…", shell_complete=complete_deployment)
 @set_option
 @store_option
 @click.option(
@@ -93,6 +93,8 @@ def command(
 ) -> None:
     """Write Prometheus rules and a Grafana dashboard, with the targets of each RECIPE's SLO.
 
+    The name of a running deployment does as well.
+
     \b
     pipeline monitoring tiny-cpu --output monitoring/
     promtool test rules monitoring/alerts_test.yaml
@@ -102,14 +104,13 @@ def command(
     scraped) and dashboard.json (Grafana: Dashboards, New, Import). Alerts on latencies need slo.ttft_p95_ms and
     slo.itl_p95_ms; --set slo.ttft_p95_ms=500 gives one for this call.
     """
+    from pipeline.cli.named import find_deployment
     from pipeline.errors import UserError
-    from pipeline.recipe import load_recipe
     from pipeline.serving.monitoring import Pace, WatchedDeployment, monitoring_files
     from pipeline.store import Store
-    from pipeline.triton.running import RunningServer
 
-    loaded = [load_recipe(name, overrides) for name in recipes]
-    known = [recipe.name for recipe in loaded]
+    found = [find_deployment(name, overrides, Store.at(store)) for name in recipes]
+    known = [one.recipe.name for one in found]
     faults = [f"{name}: is named twice" for name in sorted({name for name in known if known.count(name) > 1})]
     faults += [
         f"--triton {name}=…: is none of the recipes ({', '.join(known)})"
@@ -118,12 +119,10 @@ def command(
     ]
     if faults:
         raise UserError("\n".join(faults))
-    folder = Store.at(store).running
     watched = []
-    for recipe in loaded:
-        running = RunningServer.find(folder, recipe.name)
+    for recipe, running in ((one.recipe, one.server) for one in found):
         triton = _TRITON if running is None else urlsplit(running.metrics_url).netloc
-        gateway = urlsplit(running.gateway_url).netloc if running is not None else ""
+        gateway = "" if running is None else urlsplit(running.gateway_url).netloc
         given = tuple(address for name, address in tritons if name == recipe.name)
         one = WatchedDeployment(recipe, gateways or (gateway or _GATEWAY,), given or (triton,))
         watched.append(one)

@@ -98,6 +98,28 @@ def complete_recipe(
     ]
 
 
+def complete_running(
+    context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete the name of a deployment that is announced in the store."""
+    from click.shell_completion import CompletionItem
+
+    from pipeline.cli.named import running_names
+
+    names = running_names(context.params.get("store"))
+    return [CompletionItem(name, help="running") for name in names if name.startswith(incomplete)]
+
+
+def complete_deployment(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete what a deployment is asked by: names of running ones first, then recipes."""
+    running = complete_running(context, parameter, incomplete)
+    names = {item.value for item in running}
+    others = complete_recipe(context, parameter, incomplete)
+    return [*running, *(item for item in others if item.type == "file" or item.value not in names)]
+
+
 def recipe_argument(command: Command) -> Command:
     """RECIPE (a file, or the name of a packaged recipe) and --set, for `load_recipe(recipe, overrides)`."""
     return click.argument("recipe", metavar="RECIPE", shell_complete=complete_recipe)(set_option(command))

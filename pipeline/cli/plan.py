@@ -136,13 +136,13 @@ def command(
     pipeline plan llama-3.3-70b-fp8 --compare --price h100-sxm=2.5 --price h200=3.5 --output front.html
     pipeline plan --accuracy
     """
+    from pipeline.cli.named import recipe_of
     from pipeline.cli.render.accuracy import accuracy_page
     from pipeline.cli.render.bars import Look
     from pipeline.cli.render.comparison_json import schema_text as comparison_schema
     from pipeline.cli.render.plan import document, page
     from pipeline.prepare.report import make_report
     from pipeline.prepare.report_json import schema_text
-    from pipeline.recipe import load_recipe
     from pipeline.store import Store
 
     if schema:
@@ -156,7 +156,7 @@ def command(
     if gpu is not None:
         overrides = (f"runtime.gpu={gpu}", *overrides)
     shelf, asked, look = Store.at(store), speed.asked(), Look.of_output()
-    chosen = load_recipe(recipe, overrides)
+    chosen = recipe_of(recipe, overrides, shelf)
     if speed.compare:
         click.echo(compare_page(chosen, shelf, speed, offline=offline, as_json=as_json, width=look.width))
         return

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.options import complete_recipe, json_option, store_option
+from pipeline.cli.options import complete_deployment, json_option, store_option
 from pipeline.cli.rollout import (
     drain_option,
     dry_run_option,
@@ -19,7 +19,7 @@ from pipeline.errors import UserError
 
 
 @click.command(name="rollback")
-@click.argument("recipe", metavar="NAME|RECIPE", shell_complete=complete_recipe)
+@click.argument("recipe", metavar="NAME|RECIPE", shell_complete=complete_deployment)
 @store_option
 @skip_golden_option
 @in_place_option

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import allow_option, complete_recipe, json_option, set_option, store_option
+from pipeline.cli.options import allow_option, complete_deployment, json_option, set_option, store_option
 from pipeline.cli.output import note, print_json, reporter
 from pipeline.errors import ServerError, UserError
 
@@ -39,7 +39,7 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Print what would 
 
 
 @click.command(name="rollout")
-@click.argument("recipe", metavar="NAME|RECIPE", shell_complete=complete_recipe)
+@click.argument("recipe", metavar="NAME|RECIPE", shell_complete=complete_deployment)
 @set_option
 @store_option
 @allow_option
@@ -84,26 +84,28 @@ def command(
     pipeline rollout tiny-cpu --set quantization.format=none --build
     pipeline rollout tiny-cpu --package /models/tiny-cpu-2 --dry-run
     """
-    from pipeline.cli.serving import package_of
+    from pipeline.cli.serving import choose_package
     from pipeline.store import Store
 
     if package is not None and (build or overrides):
         raise click.UsageError("--package takes a package as it is: leave out --build and --set")
     shelf = Store.at(store)
     name, server, found = find_running(recipe, overrides, shelf)
-    words = server.recipe
+    words, settings = server.recipe, server.settings
     if package is not None:
         package, found = package.resolve(), None
     elif found is None:
         raise click.UsageError(f"{name} was served from a package alone: name a RECIPE, or --package")
     else:
-        package, words = package_of(
-            str(found.provenance.file), found.provenance.overrides, shelf, build=build, offline=offline,
-            report=reporter(silent=as_json), allowed=allowed,
-        )  # fmt: skip
+        values = {"package": None, "build": build, "offline": offline, "allowed": allowed}
+        chosen = choose_package(
+            str(found.provenance.file), found.provenance.overrides, shelf, values, reporter(silent=as_json)
+        )
+        package, words, settings = chosen.folder, chosen.words, chosen.settings
     exchange(
         "rollout", name, server, package, found, shelf,
-        words=words, skip_golden=skip_golden, in_place=in_place, drain_s=drain_s, dry_run=dry_run, as_json=as_json,
+        words=words, settings=settings, skip_golden=skip_golden, in_place=in_place, drain_s=drain_s,
+        dry_run=dry_run, as_json=as_json,
     )  # fmt: skip
 
 
@@ -116,6 +118,7 @@ def exchange(
     store: Store,
     *,
     words: tuple[str, ...],
+    settings: Mapping[str, Any] | None = None,
     skip_golden: bool,
     in_place: bool,
     drain_s: float,
@@ -132,6 +135,7 @@ def exchange(
         recipe: it was made from; None if that is not known.
         store: of artifacts.
         words: of a command line that name the recipe and its store.
+        settings: values of the recipe; None for those that it is served with.
         skip_golden: ask no golden questions.
         in_place: end the old one first.
         drain_s: time for requests under way.
@@ -176,7 +180,7 @@ def exchange(
         "drain_s": drain_s,
     }
     if do == "rollout":
-        request |= {"package": str(package), "recipe": list(words)}
+        request |= {"package": str(package), "recipe": list(words), "settings": settings}
     try:
         result = ask(server.control, do, on_progress=note, **request)
     except KeyboardInterrupt:

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.gateway import StartsGateway, gateway_command, gateway_options
+from pipeline.cli.gateway import StartsGateway, gateway_command, gateway_options, given_words
 from pipeline.cli.options import complete_recipe, set_option, store_option
-from pipeline.cli.output import reporter
-from pipeline.cli.serving import package_of, serve_options_of, serving_options, stop_on_signals
+from pipeline.cli.output import is_quiet, note, print_json, reporter
+from pipeline.cli.serving import (
+    choose_package,
+    launch_options,
+    serve_options_of,
+    stop_on_signals,
+    supervision_options,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.cli.serving import ChosenPackage
+    from pipeline.serving.launch import ServeOptions
+    from pipeline.store import Store
 
 
 @click.command(name="serve", cls=StartsGateway)
-@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE…", shell_complete=complete_recipe)
+@click.argument("recipes", nargs=-1, metavar="[RECIPE]…", shell_complete=complete_recipe)
 @set_option
 @store_option
+@click.option(
+    "-d", "--detach", is_flag=True, help="Return when it is ready, and leave it running: see ps, logs, stop."
+)
+@click.option("--no-wait", is_flag=True, help="With --detach: return at once.")
+@click.option("--detached", is_flag=True, hidden=True)
 @click.option("--no-gateway", is_flag=True, help="Run Triton alone, without the OpenAI API in front of it.")
-@serving_options
+@click.option("--dry-run", is_flag=True, help="Print what would be run, also of what is not built yet.")
+@click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object.")
+@launch_options
+@supervision_options
 @gateway_options
 @click.pass_context
 def command(
@@ -28,42 +51,113 @@ def command(
     recipes: tuple[str, ...],
     overrides: tuple[str, ...],
     store: Path | None,
+    detach: bool,
+    no_wait: bool,
+    detached: bool,
     no_gateway: bool,
-    build: bool,
-    offline: bool,
+    dry_run: bool,
+    as_json: bool,
     **options: Any,
 ) -> None:
-    """Run the models of RECIPEs on this machine until Ctrl-C: Triton, and in front of it the OpenAI API.
+    """Run the models of RECIPEs on this machine: Triton, and in front of it the OpenAI API, until Ctrl-C.
 
-    They are ready when a real generation came back. What dies or hangs is started again. Nothing that this command
-    starts outlives it. For what others run (a container, a unit, manifests) see `pipeline deploy`.
+    They are ready when a real generation came back. What dies or hangs is started again. In the foreground nothing that
+    this command starts outlives it; with --detach it returns when they are ready, and `pipeline stop` ends them. What
+    other tools run (a container, a compose file, a systemd unit) is made by `pipeline deploy`.
 
     \b
     pipeline serve tiny-cpu
-    pipeline serve tiny-cpu --port 8000 --http-port 9000 --keys keys.yaml
+    pipeline serve tiny-cpu --detach
+    pipeline serve --package ./package --port 8000 --http-port 9000 --keys keys.yaml
     pipeline serve tiny-cpu --no-gateway --grpc-port 9001 --log triton.log
     """
     from pipeline.serving.gateway_process import GatewayLaunch
-    from pipeline.serving.launch import Ports, ServeOptions
+    from pipeline.serving.launch import Ports
     from pipeline.serving.serve import serve
     from pipeline.store import Store
 
-    alone = ("http_port", "grpc_port", "metrics_port", "log")
-    if len(recipes) > 1 and (given := [name for name in alone if options[name] is not None]):
-        named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    alone = [name for name in ("http_port", "grpc_port", "metrics_port", "log", "package") if options[name]]
+    if len(recipes) > 1 and (alone or dry_run):
+        named = ", ".join(
+            f"--{name.replace('_', '-')}" for name in [*alone, *(["dry_run"] if dry_run else [])]
+        )
         raise click.UsageError(f"{named}: name one RECIPE then; several get free ports")
-    report = reporter()
+    if as_json and not dry_run:
+        raise click.UsageError("--json goes with --dry-run")
+    if no_wait and not detach:
+        raise click.UsageError("--no-wait goes with --detach")
+    report = reporter(silent=as_json)
     shelf = Store.at(store)
-    packages: list[tuple[Path, ServeOptions]] = []
-    for recipe in recipes:
-        package, words = package_of(
-            recipe, overrides, shelf, build=build, offline=offline, report=report,
-            allowed=options["allowed"],
-        )  # fmt: skip
+    packages: list[tuple[ChosenPackage, ServeOptions]] = []
+    for recipe in recipes or (None,):
+        chosen = choose_package(recipe, overrides, shelf, options, report, preview=dry_run)
         ports = Ports.free() if packages else None
-        packages.append((package, serve_options_of(options, shelf, words, ports=ports)))
+        packages.append((chosen, serve_options_of(options, shelf, chosen, ports=ports)))
+    if dry_run:
+        _show(*packages[0], as_json=as_json)
+        return
+    if detach:
+        _detach(context, packages, shelf, wait=not no_wait)
+        return
     with ExitStack() as stack:
         gateway: GatewayLaunch | None = None
         if not no_gateway:
-            gateway = stack.enter_context(gateway_command(context, recipes, overrides, shelf))
-        serve(packages, report, stop_on_signals(), gateway=gateway)
+            served = [chosen.served_recipe for chosen, _ in packages]
+            gateway = stack.enter_context(gateway_command(context, served, shelf))
+        serve(
+            [(chosen.folder, of) for chosen, of in packages],
+            report,
+            stop_on_signals(),
+            gateway=gateway,
+            stopped_by=_stop_command(packages, shelf) if detached else "Ctrl-C",
+        )
+
+
+def _show(chosen: ChosenPackage, options: ServeOptions, *, as_json: bool) -> None:
+    from pipeline.serving.dry_run import dry_run
+
+    foreseen = None if chosen.built else chosen.deployment
+    made = dry_run(chosen.folder, options, foreseen, chosen.note)
+    if as_json:
+        print_json(made.as_json())
+    else:
+        click.echo(str(made))
+
+
+def _stop_command(packages: Sequence[tuple[ChosenPackage, ServeOptions]], shelf: Store) -> str:
+    names = (chosen.deployment.name for chosen, _ in packages)
+    return shlex.join(("pipeline", "stop", *names, *shelf.words))
+
+
+def _detach(
+    context: click.Context,
+    packages: Sequence[tuple[ChosenPackage, ServeOptions]],
+    shelf: Store,
+    *,
+    wait: bool,
+) -> None:
+    """Start this command again as a process of its own, and wait until it is ready."""
+
+    from pipeline.serving.detach import DetachedEnded, start_detached, wait_until_ready
+
+    names = [chosen.deployment.name for chosen, _ in packages]
+    words = given_words(context, without={"detach", "no_wait", "build"})
+    command = (
+        *(sys.executable, "-m", "pipeline.cli.main", "serve"),
+        *context.params["recipes"],
+        *words,
+        "--detached",
+    )
+    started = start_detached(command, shelf.running, shelf.logs, names)
+    try:
+        if wait:
+            wait_until_ready(started, note)
+    except DetachedEnded as error:
+        if is_quiet():
+            click.echo("\n".join(error.said), err=True)
+        raise
+    logs = shlex.join(("pipeline", "logs", names[0], *shelf.words))
+    state = "runs" if wait else "starts"
+    click.echo(
+        f"{', '.join(names)} {state} as process {started.pid}   logs: {logs}   stop: {_stop_command(packages, shelf)}"
+    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.connection import connected, find_destination, request_options, stats_text
-from pipeline.cli.options import complete_recipe, set_option, store_option
+from pipeline.cli.options import complete_deployment, set_option, store_option
 from pipeline.cli.output import note
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="stream")
-@click.argument("words", nargs=-1, metavar="[RECIPE] QUESTION", shell_complete=complete_recipe)
+@click.argument("words", nargs=-1, metavar="[RECIPE] QUESTION", shell_complete=complete_deployment)
 @set_option
 @store_option
 @request_options

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "unknown"]
@@ -24,10 +24,12 @@ class Cached:
         kind: "exact" (the same request was answered before), "semantic" (a similar question was), or "shared" (an equal
             request was running, and both get its answer).
         similarity: cosine of the two questions' embeddings; 1 unless `kind` is "semantic".
+        key: of the entry, as `pipeline cache show` names it; empty if `kind` is "shared".
     """
 
     kind: Literal["exact", "semantic", "shared"]
     similarity: float = 1.0
+    key: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

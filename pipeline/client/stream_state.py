@@ -19,6 +19,7 @@ from tritonclient.grpc import service_pb2 as pb
 from pipeline.client.answer import Answer, Chunk, FinishReason, Stats, TopLogProbs
 from pipeline.client.errors import (
     ClientError,
+    Refused,
     ServerFailed,
     ServerLost,
     error_from_message,
@@ -208,10 +209,10 @@ class StreamState:
         """Stop the clock; return the error with the id of this request, and with how much of the answer had come."""
         self._ended_at = self._ended_at or time.perf_counter()
         error.request_id, error.url, error.text = self.request_id, self._url, self.text
-        if self.started:
-            error.args = (
-                f"{error} (after {len(self._times)} chunks of the answer, {len(error.text)} characters)",
-            )
+        if self.started and not isinstance(error, Refused):
+            count = len(self._times)
+            came = f"{count} chunk{'' if count == 1 else 's'} of the answer, {len(error.text)} characters"
+            error.args = (f"{error} (after {came})",)
         return error
 
     def stats(self) -> Stats:

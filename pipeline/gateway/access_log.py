@@ -1,6 +1,8 @@
 """Middleware around all requests: an id, a trace, one log line, one span and one count for each.
 
-The id is the client's own `X-Request-ID` where it sends a usable one. Answers carry it, and errors name it.
+The id is the client's own `X-Request-ID` where it sends a usable one. Answers carry it, and errors name it. Attributes
+of spans are those of OpenTelemetry's semantic conventions for HTTP servers (1.37, stable), and of each field of the log
+line under `pipeline.`.
 """
 
 from __future__ import annotations
@@ -8,24 +10,62 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 import time
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.client import request_headers
+from pipeline.gateway.errors import ApiError
 from pipeline.gateway.metrics import GatewayMetrics
+from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.traces import Span, TraceContext, Tracer, random_hex
 
 _log = logging.getLogger("pipeline.gateway")
 _REQUEST_ID = re.compile(r"[\w.-]{1,64}")
 _UNLOGGED = ("/", "/metrics", "/healthz", "/readyz")
-_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models")
+_ENDPOINTS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/cache/false_hits",
+)  # fmt: skip
+_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH")
 # Of W3C Trace Context: the length that has to be propagated at least, the length of a list member from which on it is
 # dropped first, and the most members that there may be.
 _STATE_CHARS, _MEMBER_CHARS, _MEMBERS = 512, 128, 32
+
+# Keys of the line of a request in the JSON log, in this order, and what they hold; null where there is nothing.
+LOG_FIELDS: Mapping[str, str] = {
+    "time": "When the request ended: ISO 8601, UTC.",
+    "level": "`ERROR` if the server failed (`outcome` of 500 or more), else `INFO`.",
+    "logger": "`pipeline.gateway`.",
+    "request_id": "Id of the request, which answers carry as `X-Request-ID`, and Triton gets.",
+    "trace_id": "Id of its trace.",
+    "span_id": "Id of its span.",
+    "method": "HTTP method.",
+    "path": "Path of the URL, without its query.",
+    "status": "HTTP status that was sent; 499 if the client left before one was.",
+    "outcome": "Status that it ended with: of a stream that failed after its header, the status of the error.",
+    "ms": "Duration in milliseconds, from its header to the end of the answer.",
+    "model": "Model that answered.",
+    "tenant": "Tenant whose key it had; empty where none is needed.",
+    "stream": "Whether the answer was streamed.",
+    "prompt_tokens": "Tokens of its prompts.",
+    "completion_tokens": "Tokens of its answers.",
+    "queue_ms": "Longest time that one of its choices waited for a slot of the model.",
+    "ttft_ms": "From the arrival of the request to the first chunk of its answer.",
+    "tpot_ms": "Time per output token after the first; of several choices, the longest.",
+    "max_itl_ms": "Longest time between two chunks of a choice.",
+    "cached": "Where the answer came from, if not from the model: `exact`, `semantic` or `shared`.",
+    "finish_reasons": "The engine's reason to end of each choice: `stop`, `length`, `unknown`; null if it broke off.",
+    "retries": "How often the model was asked again.",
+    "error": "What went wrong, as the client was told.",
+    "error_type": "Code of the error, or the name of the exception.",
+    "traceback": "Of the exception, if the server failed.",
+}
 
 
 @dataclass(slots=True)
@@ -40,23 +80,27 @@ class RequestRecord:
         None  # status that a stream would have had, had it not been sent before the end was known
     )
     error: str | None = None
+    error_type: str | None = None
+    exception: BaseException | None = None  # behind the error
     fields: dict[str, Any] = field(default_factory=dict)  # of the log line and the span
+    attributes: dict[str, Any] = field(default_factory=dict)  # of the span only
+    prompt_log: PromptLog | None = None  # if texts are wanted in the log
 
 
 class AccessLog:
     """ASGI middleware. Applications find the `RequestRecord` of a request in scope["record"]."""
 
     def __init__(
-        self, app: ASGIApp, tracer: Tracer, metrics: GatewayMetrics, *, as_json: bool = False
+        self, app: ASGIApp, tracer: Tracer, metrics: GatewayMetrics, *, prompt_log: PromptLog | None = None
     ) -> None:
         """
         Args:
             app: the application.
             tracer: starts a span for each request.
             metrics: count each request.
-            as_json: whether log lines are JSON objects.
+            prompt_log: what of prompts and answers goes into the log; None: nothing.
         """
-        self._app, self._tracer, self._metrics, self._as_json = app, tracer, metrics, as_json
+        self._app, self._tracer, self._metrics, self._prompt_log = app, tracer, metrics, prompt_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in _UNLOGGED:
@@ -65,15 +109,19 @@ class AccessLog:
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         parent = TraceContext.parse(headers.get(b"traceparent", b"").decode("latin-1"))
-        span = self._tracer.start_span(f"{scope['method']} {scope['path']}", parent)
-        record = RequestRecord(given if _REQUEST_ID.fullmatch(given) else random_hex(32), span)
+        span = self._tracer.start_span(_span_name(scope), parent)
+        record = RequestRecord(
+            given if _REQUEST_ID.fullmatch(given) else random_hex(32), span, prompt_log=self._prompt_log
+        )
         scope["record"] = record
         traceparent = span.context.traceparent()
         own = [(b"x-request-id", record.id.encode()), (b"traceparent", traceparent.encode())]
+        started = False
 
         async def send_with_ids(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
-                record.status = message["status"]
+                started, record.status = True, message["status"]
                 message["headers"] = [*message.get("headers", ()), *own]
             await send(message)
 
@@ -81,33 +129,85 @@ class AccessLog:
         token = request_headers.set(upstream)
         try:
             await self._app(scope, receive, send_with_ids)
+        except Exception as error:
+            failed = ApiError(500, "The server failed; its log has more under this id", code="internal_error")
+            record.outcome, record.exception = failed.status, error
+            record.error, record.error_type = str(error), type(error).__name__
+            if not started:
+                await failed.response(record.id)(scope, receive, send_with_ids)
+            elif "peer" in scope:
+                scope["peer"].abort()
+            else:
+                raise
         finally:
             request_headers.reset(token)
-            self._finish(scope, record, (time.perf_counter() - record.began) * 1e3)
+            self._finish(scope, record, headers)
 
-    def _finish(self, scope: Scope, record: RequestRecord, took_ms: float) -> None:
-        span, path = record.span, scope["path"]
-        endpoint = path if path in _ENDPOINTS else "other"
-        model = record.fields.get("model", "")
-        tenant = record.fields.get("tenant", "")
-        self._metrics.count_request(endpoint, model, record.outcome or record.status, tenant)
-        attributes = {
-            "http.request.method": scope["method"],
-            "url.path": path,
-            "http.response.status_code": record.status,
-        }
-        own = {f"pipeline.{name}": value for name, value in record.fields.items()}
-        span.end({**attributes, "pipeline.request_id": record.id, **own}, record.error)
+    def _finish(self, scope: Scope, record: RequestRecord, headers: Mapping[bytes, bytes]) -> None:
+        ended, path, fields = time.perf_counter(), scope["path"], record.fields
+        outcome = record.outcome or record.status
+        self._metrics.count_request(
+            _route(path) or "other", fields.get("model", ""), outcome, fields.get("tenant", "")
+        )
+        failed = outcome >= 500
+        if record.span.recording:
+            attributes = _http_attributes(scope, record.status, headers) | record.attributes
+            attributes |= {
+                f"pipeline.{name}": value for name, value in fields.items() if not isinstance(value, list)
+            }
+            attributes |= {"pipeline.request_id": record.id, "error.type": str(outcome) if failed else None}
+            error = (record.error or f"status {outcome}") if failed else None
+            record.span.end(attributes, error=error, ended=ended)
         if not _log.isEnabledFor(logging.INFO):
             return
+        context, exception = record.span.context, record.exception if failed else None
         line = {
-            "request_id": record.id, "trace_id": span.context.trace_id, "path": path, "status": record.status,
-            "ms": round(took_ms, 1), **record.fields, **({"error": record.error} if record.error else {}),
+            "request_id": record.id, "trace_id": context.trace_id, "span_id": context.span_id,
+            "method": scope["method"], "path": path, "status": record.status, "outcome": outcome,
+            "ms": round((ended - record.began) * 1e3, 1), **fields,
+            "error": record.error, "error_type": record.error_type,
+            "traceback": "".join(traceback.format_exception(exception)) if exception else None,
         }  # fmt: skip
-        if self._as_json:
-            _log.info("%s", json.dumps(line, ensure_ascii=False))
-        else:
-            _log.info("%s", " ".join(f"{name}={_quoted(value)}" for name, value in line.items()))
+        log_request(logging.ERROR if failed else logging.INFO, line)
+
+
+def log_request(level: int, fields: Mapping[str, Any]) -> None:
+    """Write the log line of a request.
+
+    Args:
+        level: of the line, a number of `logging`.
+        fields: some of `LOG_FIELDS`, and prompts and answers if they are wanted.
+    """
+    _log.log(level, "%s", _TextLine(fields), extra={"fields": fields})
+
+
+class _TextLine:
+    """A request's line for people: key=value, without what is not known."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._fields = fields
+
+    def __str__(self) -> str:
+        known = {name: value for name, value in self._fields.items() if value not in (None, "", [])}
+        return " ".join(f"{name}={_quoted(value)}" for name, value in known.items())
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes each record of a log as one JSON object: requests by `LOG_FIELDS`, others with a message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        head = {"time": at, "level": record.levelname, "logger": record.name}
+        fields: Mapping[str, Any] | None = getattr(record, "fields", None)
+        if fields is not None:
+            return json.dumps({**dict.fromkeys(LOG_FIELDS), **head, **fields}, ensure_ascii=False)
+        line: dict[str, Any] = {**head, "message": record.getMessage()}
+        if record.exc_info and record.exc_info[1]:
+            error = record.exc_info[1]
+            line |= {"error": str(error), "error_type": type(error).__name__}
+            line["traceback"] = "".join(traceback.format_exception(error))
+        return json.dumps(line, ensure_ascii=False)
 
 
 def log_to_stderr(*, as_json: bool) -> None:
@@ -116,8 +216,40 @@ def log_to_stderr(*, as_json: bool) -> None:
     Args:
         as_json: whether a line is a JSON object, with no time before it.
     """
-    form = "%(message)s" if as_json else "%(asctime)s %(name)s %(message)s"
-    logging.basicConfig(level=logging.INFO, format=form)
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter("%(asctime)s %(name)s %(message)s")
+    handler.setFormatter(JsonFormatter() if as_json else text)
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def _route(path: str) -> str | None:
+    """The endpoint that a path names; None if there is none."""
+    return path if path in _ENDPOINTS else None
+
+
+def _span_name(scope: Scope) -> str:
+    """Names of spans are few: paths that nothing answers are no part of them."""
+    method = scope["method"] if scope["method"] in _METHODS else "HTTP"
+    route = _route(scope["path"])
+    return f"{method} {route}" if route else method
+
+
+def _http_attributes(scope: Scope, status: int, headers: Mapping[bytes, bytes]) -> dict[str, Any]:
+    method, known = scope["method"], scope["method"] in _METHODS
+    address, port = scope.get("server") or (None, None)
+    agent = headers.get(b"user-agent")
+    return {
+        "http.request.method": method if known else "_OTHER",
+        "http.request.method_original": None if known else method,
+        "http.route": _route(scope["path"]),
+        "http.response.status_code": status,
+        "url.path": scope["path"],
+        "url.scheme": scope.get("scheme"),
+        "server.address": address,
+        "server.port": port,
+        "client.address": (scope.get("client") or (None,))[0],
+        "user_agent.original": agent.decode("latin-1") if agent else None,
+    }
 
 
 def _tracestate(headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[str, str], ...]:
@@ -134,5 +266,5 @@ def _tracestate(headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[str, str]
 
 def _quoted(value: Any) -> str:
     """A value of a line that is split at spaces."""
-    text = "-" if value in (None, "") else str(value)
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     return json.dumps(text, ensure_ascii=False) if re.search(r'[\s"=]', text) else text

@@ -29,12 +29,20 @@ from pipeline.gateway.access_log import AccessLog, RequestRecord
 from pipeline.gateway.completions import Completion
 from pipeline.gateway.embeddings import EmbeddingModel, create_embeddings, embedding_model_name
 from pipeline.gateway.errors import ApiError, error_response, from_client_error
+from pipeline.gateway.false_hits import CacheHits
 from pipeline.gateway.limits import FairQueue, Tenant
 from pipeline.gateway.metric_names import MetricNames
 from pipeline.gateway.metrics import GatewayMetrics, Restarts
+from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.responses import EventStream, RecordedCompletion, cancel_on_disconnect, json_response
-from pipeline.gateway.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse_request
+from pipeline.gateway.schema import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    FalseHitRequest,
+    parse_request,
+)
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.traces import LocalTracer, Tracer
@@ -63,9 +71,10 @@ class Gateway:
         origins: Sequence[str] = (),
         max_body_bytes: int = _MAX_BODY_BYTES,
         tracer: Tracer | None = None,
-        log_as_json: bool = False,
+        prompt_log: PromptLog | None = None,
         metric_names: Sequence[MetricNames] = (),
         restarts: Restarts = dict,
+        kv_cache_usage: Callable[[], Mapping[str, float]] = dict,
         followers: Sequence[RecordFollower] = (),
     ) -> None:
         """
@@ -76,9 +85,10 @@ class Gateway:
             origins: other web pages that may ask.
             max_body_bytes: largest body of a request.
             tracer: exports spans; by default none are.
-            log_as_json: whether log lines are JSON objects.
+            prompt_log: what of prompts and answers goes into the log; by default nothing.
             metric_names: whose names the metrics are shown under besides the gateway's own.
             restarts: reads how often what serves each model was restarted.
+            kv_cache_usage: reads the share of each engine's KV cache that is used; called in a thread.
             followers: replace models when another package is served, or at another address.
         """
         self.models, self.tenants = dict(models), tenants
@@ -87,7 +97,9 @@ class Gateway:
         self.draining = False
         self._max_body_bytes = max_body_bytes
         self._parsers = ParserThreads()
+        self._hits = CacheHits()
         self._arriving_bytes = 0
+        self._kv_cache_usage = kv_cache_usage
         self._tracer = tracer or LocalTracer()
         generating = {"/v1/chat/completions": self._chat, "/v1/completions": self._complete}
         application = Starlette(
@@ -95,6 +107,7 @@ class Gateway:
                 Route("/", self._page),
                 *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generating.items()),
                 Route("/v1/embeddings", self._embed, methods=["POST"]),
+                Route("/v1/cache/false_hits", self._report_false_hit, methods=["POST"]),
                 Route("/v1/models", self._list),
                 Route("/v1/models/{name:path}", self._show),
                 Route("/metrics", self._metrics),
@@ -107,7 +120,7 @@ class Gateway:
         guarded = WebGuard(
             DirectRoutes(generating, application), hosts or AllowedHosts(), origins, keys=tenants.require_keys
         )
-        self.app = AccessLog(with_cors(guarded, origins), self._tracer, self.metrics, as_json=log_as_json)
+        self.app = AccessLog(with_cors(guarded, origins), self._tracer, self.metrics, prompt_log=prompt_log)
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -141,7 +154,7 @@ class Gateway:
             return parsed
 
         def begin(parsed: ChatRequest | CompletionRequest) -> Completion:
-            return Completion(parsed, self._find_model(parsed.model), tenant, record.id)
+            return Completion(parsed, self._find_model(parsed.model), tenant, record.id, record.span)
 
         try:
             if len(body) > _SMALL_BYTES:
@@ -157,7 +170,7 @@ class Gateway:
             raise answered from error
         except ClientError as error:
             raise from_client_error(error) from error
-        recorded = RecordedCompletion(completion, self.metrics, record)
+        recorded = RecordedCompletion(completion, self.metrics, self._hits, record)
         return EventStream(recorded) if completion.streams else await json_response(request, recorded)
 
     async def _embed(self, request: Request) -> Response:
@@ -176,6 +189,11 @@ class Gateway:
             answer = await create_embeddings(parsed, embedder, counts)
         self.metrics.count_tokens(tenant.name, "prompt", sum(counts))
         return JSONResponse(answer)
+
+    async def _report_false_hit(self, request: Request) -> Response:
+        tenant = self._authenticate(request)
+        report = parse_request(FalseHitRequest, await self._receive_body(request))
+        return JSONResponse(await self._hits.report(tenant.name, report.request_id, self.models))
 
     def _authenticate(self, request: Request) -> Tenant:
         """Find the tenant of a request, and count the request.
@@ -267,7 +285,8 @@ class Gateway:
     async def _metrics(self, request: Request) -> Response:
         faults = self._faults()
         ready = {name: name not in faults for name in self.models}
-        page, content_type = self.metrics.render(request.headers.get("accept", ""), ready)
+        usage = await asyncio.to_thread(self._kv_cache_usage)
+        page, content_type = self.metrics.render(request.headers.get("accept", ""), ready, usage)
         return Response(page, headers={"content-type": content_type})
 
     async def _healthy(self, _: Request) -> Response:

@@ -18,13 +18,19 @@ from pipeline.gateway.schema import ChatRequest, CompletionRequest, read_message
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.sse import DONE, ChunkEncoder
 from pipeline.gateway.tools.parser import ArgumentsPart, CallPart, Part, TextPart, ToolCallParser
+from pipeline.gateway.traces import Span
 
 
 class Completion:
     """One request to either endpoint. It may be made in any thread; its methods are for the event loop."""
 
     def __init__(
-        self, request: ChatRequest | CompletionRequest, model: ServedModel, tenant: Tenant, request_id: str
+        self,
+        request: ChatRequest | CompletionRequest,
+        model: ServedModel,
+        tenant: Tenant,
+        request_id: str,
+        span: Span,
     ) -> None:
         """Check the request, render its prompts, and count their tokens.
 
@@ -33,6 +39,7 @@ class Completion:
             model: that it names.
             tenant: whose request it is.
             request_id: unique among all requests.
+            span: of the request.
 
         Raises:
             ApiError: 400, with what is wrong.
@@ -45,7 +52,7 @@ class Completion:
         self._request, self._created = request, int(time.time())
         contents = [read_messages(request.messages)] if isinstance(request, ChatRequest) else request.prompts
         tenant.check_choices(len(contents) * (request.n or 1))
-        self.generation = Generation(model, tenant, request, contents, request_id)
+        self.generation = Generation(model, tenant, request, contents, request_id, span)
         self._choices = [ChoiceBuilder(self.generation, index) for index in range(self.generation.choices)]
 
     @property

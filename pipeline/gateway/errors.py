@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from pipeline.client import (
+    Busy,
     ClientError,
     ConnectFailed,
     DeadlineExceeded,
@@ -95,7 +96,7 @@ def error_response(scope: Scope, error: ApiError) -> Response:
     record = scope.get("record")
     if record is None:
         return error.response()
-    record.error = error.message
+    record.error, record.error_type = error.message, error.code
     return error.response(record.id)
 
 
@@ -130,6 +131,8 @@ def from_client_error(error: ClientError) -> ApiError:
             return ApiError(504, str(error), code="timeout")
         case ConnectFailed():
             return ApiError(503, str(error), code="unavailable", retry_after_s=5)
+        case Busy():
+            return ApiError(503, str(error), code="overloaded", retry_after_s=1)
         case ServerLost():
             return ApiError(502, str(error), code="upstream_lost", retry_after_s=1)
         case _:

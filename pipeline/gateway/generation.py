@@ -30,6 +30,7 @@ from pipeline.gateway.response_format import guided_sampling, unsupported_format
 from pipeline.gateway.schema import ChatRequest, GenerationRequest
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.tools.choice import RequestTools, resolve_tools
+from pipeline.gateway.traces import Span, propagate
 
 _SEED_BITS = 63
 # A request that kills the engine each time must not be repeated for ever.
@@ -68,6 +69,7 @@ class ChoiceTimes:
         last_chunk: of the answer so far.
         ended: the choice is over.
         finish_reason: the engine's; None if the choice broke off.
+        span: of the call of the model, if spans are exported; parent of Triton's own.
     """
 
     asked: float
@@ -77,6 +79,7 @@ class ChoiceTimes:
     last_chunk: float | None = None
     ended: float | None = None
     finish_reason: FinishReason | None = None
+    span: Span | None = None
 
     def is_stalled(self, now: float, stall_s: float) -> bool:
         """Whether the choice has begun, and had no chunk for `stall_s` seconds."""
@@ -96,10 +99,12 @@ class Generation:
     request: GenerationRequest
     contents: Sequence[str | Sequence[dict[str, Any]]]  # of each prompt: text, or messages
     request_id: str
+    span: Span  # of the request
     inputs: ModelInputs = field(init=False)
     stats: dict[int, Stats] = field(default_factory=dict)  # by choice, of those that began and are over
     retries: int = 0  # how often a choice was asked again
     times: dict[int, ChoiceTimes] = field(default_factory=dict)  # by choice
+    texts: dict[int, str] = field(default_factory=dict)  # by choice, of those that began and are over
 
     _sent: set[int] = field(default_factory=set)  # choices that the model generates, or has
     _seeds: dict[int, int] = field(default_factory=dict)  # by choice, of requests without a seed
@@ -126,6 +131,11 @@ class Generation:
         prompts = [RenderedPrompt(one, *model.render_prompt(one, tools.tools)) for one in self.contents]
         guide: Sampling = {**guided_sampling(request.response_format), **tools.sampling}
         return ModelInputs(prompts, tools, guide)
+
+    @property
+    def operation(self) -> str:
+        """Which kind of answer is wanted, as OpenTelemetry names it: "chat" or "text_completion"."""
+        return "chat" if isinstance(self.request, ChatRequest) else "text_completion"
 
     @property
     def tools(self) -> RequestTools:
@@ -270,7 +280,7 @@ class Generation:
                 finally:
                     times.ended = time.perf_counter()
                     if times.first_chunk is not None:
-                        self.stats[index] = self._counted(stream)
+                        self.stats[index], self.texts[index] = self._counted(stream), stream.text
 
     def _counted(self, stream: AsyncStream | AsyncCachedStream) -> Stats:
         """The figures of a stream; where it broke off before the model counted its tokens, the tokenizer does."""
@@ -289,6 +299,10 @@ class Generation:
 
     def _stream(self, index: int, sampling: Sampling, drawn: Sampling) -> AsyncStream | AsyncCachedStream:
         client, prompt = self.model.client_for(self.tenant.name), self.prompt_of(index)
+        if self.span.recording:
+            name = f"{self.operation} {self.model.name}"
+            self.times[index].span = span = self.span.start_child(name, client=True)
+            propagate(span)
         request_id = self.request_id if self.choices == 1 else f"{self.request_id}-{index}"
         if isinstance(client, AsyncCachingClient):
             return client.stream(

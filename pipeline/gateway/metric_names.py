@@ -101,7 +101,7 @@ class View:
 
 _MODEL = {"model": "model"}
 
-PIPELINE_VIEWS = (
+OWN_VIEWS = (
     View(
         "pipeline_requests",
         "HTTP requests by the status they ended with, those refused before the application included; probes, scrapes "
@@ -256,6 +256,8 @@ OTHER_VIEWS: Mapping[MetricNames, tuple[View, ...]] = {
         View("vllm:request_success", "Count of successfully processed requests.", "counter", "choices",
              {**_VLLM_LABELS, "finished_reason": "finish_reason"}, _ENGINE),
         View("vllm:num_requests_running", "Number of requests in model execution batches.", "gauge", "running",
+             _VLLM_LABELS, _ENGINE),
+        View("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", "gauge", "kv_usage",
              _VLLM_LABELS, _ENGINE),
         View("vllm:num_requests_waiting", "Number of requests waiting to be processed.", "gauge", "waiting",
              _VLLM_LABELS, _ENGINE),

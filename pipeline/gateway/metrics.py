@@ -21,7 +21,7 @@ from pipeline.gateway.metric_names import (
     DURATION_BUCKETS_S,
     ITL_BUCKETS_S,
     OTHER_VIEWS,
-    PIPELINE_VIEWS,
+    OWN_VIEWS,
     QUEUE_BUCKETS_S,
     TOKEN_BUCKETS,
     TTFT_BUCKETS_S,
@@ -59,9 +59,10 @@ class GatewayMetrics(Collector):
             restarts: reads how often what serves each model was restarted.
         """
         self._models, self._restarts = models, restarts
-        self._views = [*PIPELINE_VIEWS, *(view for name in names for view in OTHER_VIEWS[name])]
+        self._views = [*OWN_VIEWS, *(view for name in names for view in OTHER_VIEWS[name])]
         self._generations: dict[int, Generation] = {}  # under way, by identity
         self._ready: Mapping[str, bool] = {}
+        self._kv_usage: Mapping[str, float] = {}
         by_operation = ("model", "operation")
         self._counters = {
             "requests": _counter("requests", "endpoint", "model", "status"),
@@ -113,18 +114,17 @@ class GatewayMetrics(Collector):
         """
         self._generations[id(generation)] = generation
 
-    def observe(self, generation: Generation, *, chat: bool, began: float, status: int) -> None:
+    def observe(self, generation: Generation, *, began: float, status: int) -> None:
         """Count the tokens of a completion that is over, and record its latencies.
 
         Args:
             generation: what it generated.
-            chat: whether it was a chat completion.
             began: when the request arrived, by `time.perf_counter()`.
             status: HTTP status that it ended with.
         """
         self._generations.pop(id(generation), None)
         model = generation.model.name
-        of = (model, "chat" if chat else "text_completion")
+        of = (model, generation.operation)
         observed = self._histograms
         error_type = "" if status < 400 else str(status)
         self._counters["retries"].labels(model).inc(generation.retries)
@@ -153,18 +153,24 @@ class GatewayMetrics(Collector):
         self.count_tokens(generation.tenant.name, "prompt", generation.prompt_tokens)
         self.count_tokens(generation.tenant.name, "completion", completion_tokens)
 
-    def render(self, accept: str, ready: Mapping[str, bool] | None = None) -> tuple[bytes, str]:
+    def render(
+        self,
+        accept: str,
+        ready: Mapping[str, bool] | None = None,
+        kv_usage: Mapping[str, float] | None = None,
+    ) -> tuple[bytes, str]:
         """Render all metrics.
 
         Args:
             accept: Accept header of the scraper, by which the format is chosen: Prometheus' text format, or
                 OpenMetrics.
             ready: whether each model can be asked, as far as that is known.
+            kv_usage: share of each engine's KV cache that is used, as far as that is known.
 
         Returns:
             The page and its content type.
         """
-        self._ready = ready or {}
+        self._ready, self._kv_usage = ready or {}, kv_usage or {}
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
@@ -203,6 +209,7 @@ class GatewayMetrics(Collector):
             stalled[generation.model.name] = stalled.get(generation.model.name, 0) + len(late)
         yield "stalled", [Sample("stalled", {"model": name}, count) for name, count in stalled.items()]
         yield "ready", [Sample("ready", {"model": name}, int(ready)) for name, ready in self._ready.items()]
+        yield "kv_usage", [Sample("kv_usage", {"model": name}, of) for name, of in self._kv_usage.items()]
         yield (
             "restarts",
             [

@@ -15,7 +15,9 @@ import logging
 import math
 import time
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass, field
+from functools import partial
 
 from pipeline.client import AsyncClient, Busy, ClientError, Retries, Timeouts
 from pipeline.client.endpoints import Endpoint
@@ -85,7 +87,9 @@ class Readiness:
         for one in self._watched:
             one.endpoint.ill = True
         self._apply()
-        self._tasks = [asyncio.get_running_loop().create_task(self._watch(one)) for one in self._watched]
+        # Apart from the trace of the request that may have begun it.
+        start = partial(asyncio.get_running_loop().create_task, context=Context())
+        self._tasks = [start(self._watch(one)) for one in self._watched]
 
     def suspect(self, url: str, reason: str) -> None:
         """Count a server as ill because a request was lost there, until a probe shows that it is not.

@@ -59,6 +59,11 @@ class RecordFollower:
         """Component -> how often it was started again, as the record says."""
         return {} if self._record is None else self._record.restarts
 
+    @property
+    def metrics_url(self) -> str | None:
+        """Triton's page of metrics, as the record says; None without a record."""
+        return None if self._record is None else self._record.metrics_url
+
     async def run(self, models: MutableMapping[str, ServedModel]) -> None:
         """Follow the record until the task is cancelled.
 

@@ -17,7 +17,9 @@ from pipeline.client import ClientError
 from pipeline.gateway.access_log import RequestRecord
 from pipeline.gateway.completions import Completion
 from pipeline.gateway.errors import ApiError, to_api_error
+from pipeline.gateway.false_hits import CacheHit, CacheHits
 from pipeline.gateway.metrics import GatewayMetrics
+from pipeline.gateway.request_spans import end_spans, request_attributes
 from pipeline.gateway.sse import ReaderTooSlow, WriteCoalescer, encode_event
 
 # Codes of errors that may end an answer in its middle.
@@ -27,15 +29,18 @@ _BROKEN_OFF = ("upstream_lost", "timeout", "upstream_error")
 class RecordedCompletion:
     """A completion with the metrics and the log record that it ends up in."""
 
-    def __init__(self, completion: Completion, metrics: GatewayMetrics, record: RequestRecord) -> None:
+    def __init__(
+        self, completion: Completion, metrics: GatewayMetrics, hits: CacheHits, record: RequestRecord
+    ) -> None:
         """
         Args:
             completion: of the request.
             metrics: of the gateway.
+            hits: remembers what the cache answered.
             record: of the request.
         """
         self.completion, self.record = completion, record
-        self._metrics = metrics
+        self._metrics, self._hits = metrics, hits
         metrics.begin(completion.generation)
 
     @property
@@ -56,7 +61,8 @@ class RecordedCompletion:
         if answered.code in _BROKEN_OFF and (tokens := self._completion_tokens):
             answered.completion_tokens = tokens
             answered.message += f"; {tokens} tokens of the answer had come, and the request may be sent again"
-        self.record.error = answered.message
+        record = self.record
+        record.error, record.error_type, record.exception = answered.message, answered.code, error
         return answered
 
     @property
@@ -66,8 +72,11 @@ class RecordedCompletion:
     def finish(self, status: int) -> None:
         """Record how the completion ended: its status, tokens and latencies."""
         generation, cached = self.completion.generation, self.completion.cached
-        began = self.record.began
-        self._metrics.observe(generation, chat=self.completion.chat, began=began, status=status)
+        choices, began = list(generation.stats.values()), self.record.began
+        self._metrics.observe(generation, began=began, status=status)
+        if keys := [one.cached.key for one in choices if one.cached is not None and one.cached.key]:
+            hit = CacheHit(generation.model.name, keys)
+            self._hits.remember(generation.tenant.name, self.record.id, hit)
         first_chunks = [one.first_chunk for one in generation.times.values() if one.first_chunk is not None]
         self.record.outcome = status
         self.record.fields |= {
@@ -76,6 +85,26 @@ class RecordedCompletion:
             "ttft_ms": round((min(first_chunks) - began) * 1e3, 1) if first_chunks else None,
             "cached": cached.kind if cached else None,
         }
+        times = generation.times.values()
+        waits = [one.started - one.asked for one in times if one.started is not None]
+        gaps = [gap for stats in choices for gap in stats.itl_ms]
+        self.record.fields |= {
+            "stream": self.completion.streams,
+            "queue_ms": round(max(waits) * 1e3, 1) if waits else None,
+            "tpot_ms": max(
+                (round(one.tpot_ms, 2) for one in choices if one.tpot_ms is not None), default=None
+            ),
+            "max_itl_ms": round(max(gaps), 1) if gaps else None,
+            "retries": generation.retries,
+            "finish_reasons": [one.finish_reason for one in times],
+        }
+        if self.record.span.recording:
+            self.record.attributes = request_attributes(generation)
+            end_spans(generation, self.record.span, self.record.error_type)
+        if self.record.prompt_log is not None:
+            prompts = [prompt.text for prompt in generation.inputs.prompts]
+            texts = [text for _, text in sorted(generation.texts.items())]
+            self.record.fields |= self.record.prompt_log.fields(prompts, texts)
 
 
 async def json_response(request: Request, recorded: RecordedCompletion) -> Response:
@@ -101,6 +130,9 @@ async def json_response(request: Request, recorded: RecordedCompletion) -> Respo
         answered = recorded.fail(error)
         status = answered.status
         raise answered from error
+    except Exception:
+        status = 500
+        raise
     finally:
         for task in (work, gone):
             task.cancel()
@@ -153,8 +185,11 @@ class EventStream(Response):
         except ReaderTooSlow as error:
             if "peer" not in scope:
                 raise
-            recorded.record.error = str(error)
+            recorded.record.error, recorded.record.error_type = str(error), "reader_too_slow"
             scope["peer"].abort()
+        except Exception:
+            status = 500
+            raise
         finally:
             recorded.finish(status)
 

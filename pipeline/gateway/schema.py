@@ -229,6 +229,13 @@ def _unsupported(name: str, text: str) -> ApiError:
     return ApiError(400, text, param=name, code="unsupported_parameter")
 
 
+class FalseHitRequest(BaseModel):
+    """Body of POST /v1/cache/false_hits."""
+
+    model_config = ConfigDict(extra="forbid")
+    request_id: str = Field(min_length=1, max_length=64)
+
+
 class EmbeddingRequest(_Request):
     """Body of POST /v1/embeddings."""
 
@@ -256,7 +263,7 @@ class EmbeddingRequest(_Request):
         return [self.input] if isinstance(self.input, str) else self.input
 
 
-_Kind = TypeVar("_Kind", bound=_Request)
+_Kind = TypeVar("_Kind", bound=BaseModel)
 
 
 def parse_request(kind: type[_Kind], body: bytes) -> _Kind:

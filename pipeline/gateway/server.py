@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -33,6 +34,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from pipeline.errors import ServerError
+from pipeline.gateway.access_log import log_request
 from pipeline.gateway.app import Gateway
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.metrics import GatewayMetrics
@@ -254,6 +256,13 @@ class ClientConnection(HttpToolsProtocol):
             self.abort()
             return
         self._all.metrics.count_request("other", "", error.status)
+        line = {
+            "status": error.status,
+            "outcome": error.status,
+            "error": error.message,
+            "error_type": error.code,
+        }
+        log_request(logging.INFO, line)
         response = error.response()
         headers = {**dict(response.raw_headers), b"connection": b"close"}
         lines = b"".join(b"%s: %s\r\n" % header for header in headers.items())

@@ -1,7 +1,9 @@
 """Trace contexts and spans: `traceparent` comes in, goes on to Triton, and into answers and logs.
 
-Written against W3C Trace Context 1. Spans are exported by OpenTelemetry's SDK (1.30 and newer; OTLP 1 over HTTP) where
-the extra `traces` is installed and an endpoint is named; otherwise a request has a trace's ids and nothing is exported.
+Written against W3C Trace Context 1 and OpenTelemetry's semantic conventions for HTTP servers (1.37, stable): answers of
+4xx are no errors of the server, and leave the status of its span unset. Spans are exported by OpenTelemetry's SDK (1.30
+and newer; OTLP 1 over HTTP) where the extra `traces` is installed and an endpoint is named; otherwise a request has a
+trace's ids and nothing is exported.
 """
 
 from __future__ import annotations
@@ -9,10 +11,12 @@ from __future__ import annotations
 import os
 import random
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pipeline.client import request_headers
 from pipeline.errors import UserError
 from pipeline.extras import install_line
 
@@ -55,21 +59,58 @@ def random_hex(digits: int) -> str:
 
 
 class Span(Protocol):
-    """One request within a trace."""
+    """One operation within a trace. Times are by `time.perf_counter()`."""
 
     @property
     def context(self) -> TraceContext:
         """Position of this span."""
         ...
 
-    def end(self, attributes: Mapping[str, Any], error: str | None) -> None:
+    @property
+    def recording(self) -> bool:
+        """Whether the span is going to be exported."""
+        ...
+
+    def start_child(self, name: str, *, client: bool = False, began: float | None = None) -> Span:
+        """Start a span below this one; one that is not ended is not exported.
+
+        Args:
+            name: of the span.
+            client: whether it is a call of another server, and not a step within this one.
+            began: when it began; None is now.
+        """
+        ...
+
+    def add_event(self, name: str, at: float) -> None:
+        """Note that something happened.
+
+        Args:
+            name: of the event.
+            at: when it happened.
+        """
+        ...
+
+    def end(
+        self, attributes: Mapping[str, Any], *, error: str | None = None, ended: float | None = None
+    ) -> None:
         """End the span.
 
         Args:
             attributes: of the span; those that are None are left out.
-            error: what went wrong, or None.
+            error: what went wrong, if that makes it a failed operation.
+            ended: when it ended; None is now.
         """
         ...
+
+
+def propagate(span: Span) -> None:
+    """Make a span the parent of what servers that are asked from now on do, within the current task.
+
+    Args:
+        span: one that is under way.
+    """
+    others = (header for header in request_headers.get() if header[0] != "traceparent")
+    request_headers.set((("traceparent", span.context.traceparent()), *others))
 
 
 class Tracer(Protocol):
@@ -109,8 +150,17 @@ def make_tracer(endpoint: str | None) -> Tracer:
 @dataclass(frozen=True, slots=True)
 class _LocalSpan:
     context: TraceContext
+    recording = False
 
-    def end(self, attributes: Mapping[str, Any], error: str | None) -> None:
+    def start_child(self, name: str, *, client: bool = False, began: float | None = None) -> Span:  # noqa: ARG002
+        return self
+
+    def add_event(self, name: str, at: float) -> None:
+        """Nothing is kept."""
+
+    def end(
+        self, attributes: Mapping[str, Any], *, error: str | None = None, ended: float | None = None
+    ) -> None:
         """Nothing is kept."""
 
 
@@ -128,17 +178,40 @@ class LocalTracer:
 
 
 class _OtlpSpan:
-    def __init__(self, span: Any) -> None:
-        self._span, own = span, span.get_span_context()
+    def __init__(self, span: Any, tracer: Any) -> None:
+        self._span, self._tracer, own = span, tracer, span.get_span_context()
         self.context = TraceContext(f"{own.trace_id:032x}", f"{own.span_id:016x}", int(own.trace_flags))
 
-    def end(self, attributes: Mapping[str, Any], error: str | None) -> None:
+    @property
+    def recording(self) -> bool:
+        found: bool = self._span.is_recording()
+        return found
+
+    def start_child(self, name: str, *, client: bool = False, began: float | None = None) -> Span:
+        from opentelemetry.trace import SpanKind, set_span_in_context
+
+        kind = SpanKind.CLIENT if client else SpanKind.INTERNAL
+        context = set_span_in_context(self._span)
+        span = self._tracer.start_span(name, context=context, kind=kind, start_time=_epoch_ns(began))
+        return _OtlpSpan(span, self._tracer)
+
+    def add_event(self, name: str, at: float) -> None:
+        self._span.add_event(name, timestamp=_epoch_ns(at))
+
+    def end(
+        self, attributes: Mapping[str, Any], *, error: str | None = None, ended: float | None = None
+    ) -> None:
         from opentelemetry.trace import Status, StatusCode
 
         self._span.set_attributes({name: value for name, value in attributes.items() if value is not None})
         if error is not None:
             self._span.set_status(Status(StatusCode.ERROR, error))
-        self._span.end()
+        self._span.end(_epoch_ns(ended))
+
+
+def _epoch_ns(at: float | None) -> int | None:
+    """A time by `time.perf_counter()`, in nanoseconds since the epoch."""
+    return None if at is None else time.time_ns() - round((time.perf_counter() - at) * 1e9)
 
 
 class OtlpTracer:
@@ -180,7 +253,7 @@ class OtlpTracer:
             context = set_span_in_context(
                 NonRecordingSpan(SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags))
             )
-        return _OtlpSpan(self._tracer.start_span(name, context=context, kind=SpanKind.SERVER))
+        return _OtlpSpan(self._tracer.start_span(name, context=context, kind=SpanKind.SERVER), self._tracer)
 
     def close(self) -> None:
         """Export what has not been exported yet."""

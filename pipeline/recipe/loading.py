@@ -7,8 +7,10 @@ later override wins over an earlier one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -56,6 +58,32 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
         faults = sorted(faults, key=lambda fault: (fault.where == "--set", fault.line or 0))
         raise InvalidInput(str(file), faults[:_MOST_FAULTS], more + len(faults[_MOST_FAULTS:]))
     return recipe.read_from(RecipeProvenance(file.resolve(), tuple(overrides)))
+
+
+def recipe_of_values(values: Mapping[str, Any], overrides: Sequence[str], where: str) -> Recipe:
+    """Override and validate values that a recipe was written as: `recipe.model_dump(mode="json")`.
+
+    Args:
+        values: of the recipe, all paths in them absolute.
+        overrides: values of `--set`, each `section.key=value`.
+        where: what messages call it, such as the name of the deployment that it is served with.
+
+    Returns:
+        The recipe, which was read from no file.
+
+    Raises:
+        InvalidInput: with all faults.
+    """
+    document = Document(where)
+    document.is_mapping, document.data = True, copy.deepcopy(dict(values))
+    apply_overrides(document, overrides)
+    faults, more = document.faults, 0
+    if not faults:
+        try:
+            return Recipe.model_validate(document.data, context=_context(Path(where)))
+        except ValidationError as error:
+            faults, more = faults_of(error, document, _MOST_FAULTS)
+    raise InvalidInput(where, faults, more)
 
 
 def _golden_faults(document: Document, file: Path) -> list[Fault]:

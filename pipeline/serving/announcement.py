@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,9 @@ class Announcement:
         self._states: dict[str, tuple[State, str]] = dict.fromkeys(components, ("starting", ""))
         self._guard = threading.RLock()
         self._lock: lock.Lock | None = None
+        # Whether what is published is older than the record: the disk was full.
+        self._stale = False
+        self._say: Callable[[str], None] = lambda _: None
 
     @property
     def record(self) -> RunningServer:
@@ -65,6 +69,7 @@ class Announcement:
         Raises:
             UserError: The recipe is served already; or the record cannot be written, and is needed.
         """
+        self._say = progress.say
         if self._folder is None:
             return
         try:
@@ -116,8 +121,7 @@ class Announcement:
             if changed == self._record:
                 return
             self._record = changed
-            if self._folder is not None:
-                changed.write(self._folder, self.name)
+            self._publish()
             self.confirm()
 
     def exchange(self, entry_model: str, **changes: Any) -> None:
@@ -135,11 +139,15 @@ class Announcement:
 
     def confirm(self) -> None:
         """Say that the state is still true, to be called about once a second: nobody believes an old ready file."""
-        if self._ready_file is None:
-            return
         with self._guard:
+            if self._stale:
+                self._publish()
+            if self._ready_file is None:
+                return
             if self._record.state == "ready":
-                Ready.now(self._record.grpc_url, self._entry_model).write(self._ready_file)
+                with contextlib.suppress(OSError):
+                    # A full disk: the file is too old soon, and then not believed.
+                    Ready.now(self._record.grpc_url, self._entry_model).write(self._ready_file)
             else:
                 self._ready_file.unlink(missing_ok=True)
 
@@ -160,6 +168,20 @@ class Announcement:
                 self._lock.release()
                 self._lock = None
             self._folder = self._ready_file = None
+
+    def _publish(self) -> None:
+        """Write the record. A disk that is full ends no deployment: it is tried again with each `confirm`."""
+        if self._folder is None:
+            return
+        try:
+            self._record.write(self._folder, self.name)
+            self._stale = False
+        except OSError as error:
+            if not self._stale:
+                self._say(
+                    f"{self._folder} cannot be written ({error.strerror}): what clients find there is old"
+                )
+            self._stale = True
 
     def _combined(self) -> tuple[State, str]:
         triton, reason = self._states["triton"]

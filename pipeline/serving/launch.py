@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import shlex
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from pipeline.contracts.launching import launch_facts
 from pipeline.errors import Fault, InvalidInput, ServerError, UserError
@@ -103,6 +103,7 @@ class ServeOptions:
         hashes: Remembers which of the package's files need not be read again.
         use: Keeps a package's folder from being collected as garbage while this process runs; false if it is gone.
         recipe: Words that name recipe and store on a command line; empty where only the package is known.
+        settings: Values of the recipe, all of them; None where only the package is known.
         traces: Where an OTLP/HTTP receiver takes Triton's spans, as `traces_endpoint` makes it; None for no spans.
     """
 
@@ -124,13 +125,14 @@ class ServeOptions:
     hashes: FileHashes = field(default_factory=lambda: FileHashes(None))
     use: Callable[[Path], bool] = Path.is_dir
     recipe: tuple[str, ...] = ()
+    settings: Mapping[str, Any] | None = None
     traces: str | None = None
 
     def target_of(self, deployment: Deployment) -> Target:
         """Decide where a deployment is served. Raises UserError if a container is wanted for one that is for a CPU."""
         if deployment.requirements is None:
             if self.target == "docker":
-                raise UserError(f"{deployment.name} is for this machine's CPU: --target local")
+                raise UserError(f"{deployment.name} is for this machine's CPU: no container serves it")
             return "local"
         # Who has the server of the containers is inside one.
         server = launch_facts(deployment.requirements.tensorrt_llm).server

@@ -44,14 +44,14 @@ def preflight(
         here: the machine; what is not known of it is not judged.
         software: what would serve; None: unknown, as of an image that is not here yet.
         where: by processes of this machine, or in a container, which has limits of its own.
-        served: the words by which `pipeline deploy` was told what to serve: a recipe, or --package and its folder.
+        served: the words by which `pipeline serve` was told what to serve: a recipe, or --package and its folder.
     """
     facts = replace(here, software=software.facts()) if software is not None else here
     recipe = ("RECIPE",) if served[0] == "--package" else served
     needs = replace(
         needs_of(deployment, plan, where),
         build=shlex.join(("pipeline", "build", *recipe)),
-        deploy=shlex.join(("pipeline", "deploy", *served)),
+        serve=shlex.join(("pipeline", "serve", *served)),
     )
     return machine_findings(needs, facts)
 

@@ -36,6 +36,7 @@ from pipeline.serving.server import StartCancelled
 from pipeline.serving.supervisor import Keeper, Supervisor
 from pipeline.triton.deployment import TARGET_MODEL
 from pipeline.triton.repository import check_package
+from pipeline.triton.running import RunningServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,6 +69,7 @@ class RolloutRequest:
         golden: Whether its golden questions are asked.
         in_place: Whether the old Triton ends before the new one starts.
         drain_s: Time for requests that the old one has under way, in seconds.
+        settings: Values of the recipe that the package is served with; None for those of the old one.
     """
 
     name: str
@@ -76,9 +78,16 @@ class RolloutRequest:
     golden: bool = True
     in_place: bool = False
     drain_s: float = DRAIN_S
+    settings: Mapping[str, Any] | None = None
 
     @classmethod
-    def read(cls, request: Mapping[str, Any], package: Path, words: tuple[str, ...]) -> RolloutRequest:
+    def read(
+        cls,
+        request: Mapping[str, Any],
+        package: Path,
+        words: tuple[str, ...],
+        settings: Mapping[str, Any] | None,
+    ) -> RolloutRequest:
         """Take what a request on the control socket says besides the package."""
         return cls(
             name=str(request["name"]),
@@ -87,6 +96,7 @@ class RolloutRequest:
             golden=request.get("golden") is not False,
             in_place=request.get("in_place") is True,
             drain_s=float(request.get("drain_s", DRAIN_S)),
+            settings=settings,
         )
 
 
@@ -95,7 +105,7 @@ class Rollouts:
 
     On its control socket it takes
 
-        rollout           {"name", "package", "recipe": words, "golden", "in_place", "drain_s"}
+        rollout           {"name", "package", "recipe": words, "settings", "golden", "in_place", "drain_s"}
         rollback          {"name", "golden", "in_place", "drain_s"}
         cancel_rollout    {"name"}: leaves the old package in place, unless the switch has been made
     """
@@ -111,7 +121,7 @@ class Rollouts:
         self._supervisor, self._make, self._progress = supervisor, make, progress
         self._guard = threading.Lock()
         self._under_way: dict[str, _Rollout] = {}
-        self._words: dict[Path, tuple[str, ...]] = {}  # by package
+        self._served: dict[Path, RunningServer] = {}  # the records of packages that were served
         supervisor.handlers |= {
             "rollout": self._rollout,
             "rollback": self._rollback,
@@ -123,7 +133,7 @@ class Rollouts:
         package, words = Path(str(request.get("package"))), tuple(map(str, request.get("recipe") or ()))
         if not package.is_absolute():
             raise UserError(f"package {package}: is not an absolute path")
-        return self._run(RolloutRequest.read(request, package, words), say)
+        return self._run(RolloutRequest.read(request, package, words, request.get("settings")), say)
 
     def _rollback(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         name = str(request.get("name"))
@@ -131,8 +141,8 @@ class Rollouts:
         record = self._supervisor.announcements[name].record
         if record.previous is None:
             raise UserError(f"{name}: no other package was served before, so there is none to go back to")
-        words = self._words.get(record.previous, record.recipe)
-        return self._run(RolloutRequest.read(request, record.previous, words), say)
+        before = self._served.get(record.previous, record)
+        return self._run(RolloutRequest.read(request, record.previous, before.recipe, before.settings), say)
 
     def _cancel(self, request: Mapping[str, Any], _: Say) -> dict[str, Any]:
         name = str(request.get("name"))
@@ -165,7 +175,7 @@ class Rollouts:
                 other = self._under_way[request.name].request.package
                 raise UserError(f"{request.name}: a rollout to {other} is under way")
             self._under_way[request.name] = rollout
-        self._words[record.deployment.parent] = record.recipe
+        self._served[record.deployment.parent] = record
         try:
             return rollout.run()
         finally:
@@ -280,6 +290,7 @@ class _Rollout:
             ports=ports,
             log_file=old.server.log_file.with_name(name),
             recipe=self.request.words or old.options.recipe,
+            settings=old.options.settings if self.request.settings is None else self.request.settings,
         )
         new = self._make(self.request.package, options, self._progress)
         if new.name != self.request.name:
@@ -310,6 +321,7 @@ class _Rollout:
             metrics_url=server.metrics_url,
             log=server.log_file.absolute(),
             recipe=new.options.recipe,
+            settings=new.options.settings,
             previous=previous,
         )
 
@@ -323,6 +335,7 @@ class _Rollout:
             metrics_url=server.metrics_url,
             log=record.log,
             recipe=record.recipe,
+            settings=record.settings,
             previous=record.previous,
         )
 

@@ -36,14 +36,14 @@ from pipeline.serving.gateway_process import GatewayLaunch, GatewayProcess
 from pipeline.serving.launch import Launcher, ServeOptions
 from pipeline.serving.launch_docker import DockerLauncher
 from pipeline.serving.launch_gpu import NativeLauncher
-from pipeline.serving.log_files import log_folder, rotate
+from pipeline.serving.log_files import LogLimit, log_folder, rotate
 from pipeline.serving.monitor import HealthIssue, HealthMonitor
 from pipeline.serving.preflight import check_container, check_local, refuse
 from pipeline.serving.probe import ProbeGeneration
 from pipeline.serving.rollout import Rollouts
 from pipeline.serving.server import StartCancelled, TritonServer, local_launcher
 from pipeline.serving.supervisor import Supervisor
-from pipeline.store import FileHashes
+from pipeline.store import FileHashes, Store
 from pipeline.triton.deployment import ENTRY, Deployment
 from pipeline.triton.repository import check_package, check_without_weights
 from pipeline.triton.running import RunningServer
@@ -58,6 +58,7 @@ def serve(
     *,
     gateway: GatewayLaunch | None = None,
     ready_file: Path | None = None,
+    stopped_by: str = "Ctrl-C",
 ) -> None:
     """Serve packages until `stop` is set.
 
@@ -70,6 +71,7 @@ def serve(
         progress: Where to report.
         stop: Ends everything when it is set, also while it starts.
         gateway: How the gateway in front of them is started; None for none.
+        stopped_by: What a reader is told to end it by.
         ready_file: A file that is there while everything is ready; see `pipeline.serving.health`.
 
     Raises:
@@ -96,6 +98,7 @@ def serve(
                 gateway_log=gateway_log,
                 control=control_path,
                 recipe=triton.options.recipe,
+                settings=triton.options.settings,
             )
             announcement = Announcement(
                 first.running, triton.name, record, components,
@@ -120,7 +123,9 @@ def serve(
         Rollouts(supervisor, _make_triton, progress)
         control = _open_control(control_path, supervisor, progress, stack)
         supervisor.run(
-            lambda: progress.say(_ready_text(tritons, gateway, gateway_log, time.monotonic() - began)),
+            lambda: progress.say(
+                _ready_text(tritons, gateway, gateway_log, stopped_by, time.monotonic() - began)
+            ),
             control,
         )
     progress.say("stopped " + ", ".join(f"Triton for {triton.name}" for triton in tritons))
@@ -144,6 +149,7 @@ class TritonComponent:
         self.package, self.server, self.options = package, server, options
         self.warm: ProbeGeneration | None = None  # the last answer of the warm-up
         self._progress = progress
+        self._log_limit = LogLimit(server.log_file)
         self._verified = False
         self._monitor: HealthMonitor | None = None
 
@@ -190,6 +196,7 @@ class TritonComponent:
     def check(self) -> HealthIssue | None:
         """See `supervisor.Component`."""
         assert self._monitor is not None, "start made it"
+        self._log_limit.check()
         code, why = self.server.exit_code(), ""
         if code is None:
             found = self._monitor.check()
@@ -211,7 +218,10 @@ class TritonComponent:
 
     @property
     def words(self) -> str:
-        """What names this server on a client's command line."""
+        """What names this server on a client's command line: its own name where it is announced."""
+        running = self.options.running
+        if running is not None and (running / f"{self.name}.json").is_file():
+            return shlex.join((self.name, *Store(running.parent).words))
         if self.options.recipe:
             return shlex.join(self.options.recipe)
         deployment = self.server.deployment
@@ -219,8 +229,8 @@ class TritonComponent:
         model = () if deployment.entry_model == ENTRY else ("--model", deployment.entry_model)
         return shlex.join(("--url", self.server.grpc_url, "--tokenizer", tokenizer, *model))
 
-    def lines(self) -> Iterator[str]:
-        """What a person wants to know of it when it is ready."""
+    def lines(self, stopped_by: str) -> Iterator[str]:
+        """What a person wants to know of it when it is ready; `stopped_by` is how it is ended."""
         server = self.server
         assert self.warm is not None, "it was started"
         yield (
@@ -228,7 +238,7 @@ class TritonComponent:
             f"    models: {', '.join(server.models)}; clients talk to {server.entry_model}\n"
             f"    first token of a short prompt, warm: {self.warm.first_s * 1000:.1f} ms; log: {server.log_file}"
         )
-        yield f'ask: pipeline stream {self.words} "…"   talk: pipeline chat {self.words}   stop: Ctrl-C'
+        yield f'ask: pipeline stream {self.words} "…"   talk: pipeline chat {self.words}   stop: {stopped_by}'
 
 
 def _make_triton(package: Path, options: ServeOptions, progress: Progress) -> TritonComponent:
@@ -272,12 +282,16 @@ def _open_control(
 
 
 def _ready_text(
-    tritons: Sequence[TritonComponent], gateway: GatewayLaunch | None, gateway_log: Path | None, took_s: float
+    tritons: Sequence[TritonComponent],
+    gateway: GatewayLaunch | None,
+    gateway_log: Path | None,
+    stopped_by: str,
+    took_s: float,
 ) -> str:
     """Addresses, and a line to paste for each kind of client."""
     lines = [f"ready after {took_s:.1f} s"]
     for triton in tritons:
-        lines += triton.lines()
+        lines += triton.lines(stopped_by)
     if gateway is not None:
         lines.append(f"OpenAI API: {gateway.url}/v1   page: {gateway.url}/   log: {gateway_log}")
         lines += openai_lines(gateway.url, tritons[0].name, needs_key=gateway.needs_key)

@@ -144,7 +144,8 @@ class Keeper(threading.Thread):
                     fault = self._watch()
                 except StartCancelled:
                     continue
-                except ServerError as error:
+                except (ServerError, OSError) as error:
+                    # Of the machine, too: a full disk or a lack of processes may pass.
                     if not self.ready.is_set():
                         raise
                     fault = str(error)

@@ -36,7 +36,9 @@ SUPERVISED: frozenset[State] = frozenset(get_args(State)) - {"failed"}
 
 _POLL_S = 0.1
 # A process that began so much later than its record is another one that got the same number.
-_CLOCK_SLACK_S = 60.0  # the clock may have been set since
+_SLACK_S = 1.0
+# The same for records of older versions, which know the time of day alone: the clock may have been set since.
+_CLOCK_SLACK_S = 60.0
 
 
 class Addresses(Protocol):
@@ -70,6 +72,10 @@ class RunningServer:
         control: Socket on which the supervisor takes commands; None if it takes none.
         recipe: Words of a command line that name the recipe and its store.
         previous: Package that `pipeline rollback` would take; None if there was no exchange.
+        settings: Values of the recipe that it is served with, all of them, paths absolute; None where only the package
+            is known. So it can be asked by its name when the recipe's file is elsewhere, changed or gone.
+        boot_id: Which start of the machine `uptime_s` counts from.
+        uptime_s: When the supervisor began, in seconds since then: the clock may be set while it runs.
     """
 
     pid: int
@@ -88,6 +94,9 @@ class RunningServer:
     control: Path | None = None
     recipe: tuple[str, ...] = ()
     previous: Path | None = None
+    settings: Mapping[str, Any] | None = None
+    boot_id: str = ""
+    uptime_s: float = 0.0
 
     @classmethod
     def of(cls, server: Addresses, package: Path, **more: Any) -> Self:
@@ -99,6 +108,8 @@ class RunningServer:
             metrics_url=server.metrics_url,
             deployment=package.absolute() / "deployment.json",
             started=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            boot_id=_boot_id(),
+            uptime_s=round(time.clock_gettime(time.CLOCK_BOOTTIME), 3),
             **more,
         )
 
@@ -155,16 +166,23 @@ class RunningServer:
     def alive(self) -> bool:
         """Whether the process that wrote this is still there, and no other under its number."""
         began = _process_start(self.pid)
-        return (
-            began is not None and began <= datetime.fromisoformat(self.started).timestamp() + _CLOCK_SLACK_S
-        )
+        if began is None:
+            return False
+        if self.boot_id:
+            return self.boot_id == _boot_id() and began <= self.uptime_s + _SLACK_S
+        boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        return boot + began <= datetime.fromisoformat(self.started).timestamp() + _CLOCK_SLACK_S
 
     def write(self, folder: Path, name: str) -> None:
         """Publish at once: a reader sees the old file or the new one, never half of it."""
         folder.mkdir(parents=True, exist_ok=True)
         draft = folder / f".{name}.{secrets.token_hex(4)}"
-        draft.write_text(json.dumps(self.as_json(), indent=2) + "\n", "utf-8")
-        draft.replace(_file(folder, name))
+        try:
+            draft.write_text(json.dumps(self.as_json(), indent=2) + "\n", "utf-8")
+            draft.replace(_file(folder, name))
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
 
     def as_json(self) -> dict[str, Any]:
         """For `json.dumps`."""
@@ -185,14 +203,14 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def _process_start(pid: int) -> float | None:
-    """Seconds since the epoch when a process began; None if there is none, or it is a zombie."""
+    """Seconds from the start of the machine to that of a process; None if there is none, or it is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        boot = Path("/proc/stat").read_text(encoding="utf-8")
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
-    if fields[0] in "ZX":
-        return None
-    booted = next(int(line.split()[1]) for line in boot.splitlines() if line.startswith("btime "))
-    return booted + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return None if fields[0] in "ZX" else int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

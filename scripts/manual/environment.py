@@ -30,7 +30,8 @@ OTHERS = {
     "HF_TOKEN": "Token for gated and private repositories of the Hugging Face Hub.",
     "HF_ENDPOINT": "Another hub, such as a mirror.",
     "HF_HUB_OFFLINE": "1: ask no hub; as `--offline`.",
-    "OTEL_EXPORTER_OTLP_ENDPOINT": "Where `pipeline gateway` sends spans, unless `--traces` says otherwise.",
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "OTLP/HTTP receiver of spans, unless `--traces` names one.",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "The same, as the URL of traces itself: http://host:4318/v1/traces.",
     "NO_COLOR": "Any value: no colours.",
 }
 

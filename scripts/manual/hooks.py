@@ -17,7 +17,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from manual import environment, errors, house, metrics, recipe, rules, tables  # noqa: E402
+from manual import access_log, environment, errors, house, metrics, recipe, rules, tables  # noqa: E402
 
 PAGES: dict[str, Callable[[], str]] = {
     "reference/recipe.md": recipe.page,
@@ -25,6 +25,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/releases.md": tables.releases_and_gpus,
     "reference/rules.md": rules.page,
     "reference/metrics.md": metrics.page,
+    "reference/access-log.md": access_log.page,
     "reference/errors.md": errors.page,
     "reference/environment.md": environment.page,
     "explanation/house.svg": house.drawing,

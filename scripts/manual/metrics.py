@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pipeline.gateway.metric_names import OTHER_VIEWS, PIPELINE_VIEWS, View
+from pipeline.gateway.metric_names import OTHER_VIEWS, OWN_VIEWS, View
 
 PACKAGE = Path(__file__).resolve().parents[2] / "pipeline"
 TITLES = {"vllm": "Names of vLLM", "gen_ai": "Names of OpenTelemetry's conventions for GenAI"}
@@ -21,7 +21,7 @@ def page() -> str:
         "",
         "| metric | type | labels | what it is |",
         "| --- | --- | --- | --- |",
-        *(f"| `{_shown(view)}` | {view.kind} | {_labels(view)} | {view.help} |" for view in PIPELINE_VIEWS),
+        *(f"| `{_shown(view)}` | {view.kind} | {_labels(view)} | {view.help} |" for view in OWN_VIEWS),
         "",
         "`event` of the cache is one of "
         + ", ".join(f"`{name}`" for name in _cache_events())
@@ -54,7 +54,7 @@ def _labels(view: View) -> str:
 
 def _same_as(view: View) -> str:
     """The gateway's own families that show the same observation, in the same form where there is one."""
-    same = [own for own in PIPELINE_VIEWS if own.source == view.source]
+    same = [own for own in OWN_VIEWS if own.source == view.source]
     like = [own for own in same if own.where == view.where] or same
     return ", ".join(f"`{_shown(own)}`" for own in like)
 

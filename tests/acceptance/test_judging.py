@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.acceptance.judging import held_to_forecast, memory_checks, slo_checks
+from pipeline.acceptance.served import gpu_memory_mib
+from pipeline.machine import gpus
+from pipeline.machine.probe import CommandOutput
 from pipeline.plan.memory import MemoryPlan
 from pipeline.plan.performance.accuracy import Estimate
 from pipeline.prepare.report import make_report
 from pipeline.recipe import Slo, load_recipe
 from pipeline.store import Store
+from tests.support.nvidia_smi import line, put_nvidia_smi
 
 positive = st.floats(min_value=1e-3, max_value=1e6)
 
@@ -86,3 +91,16 @@ def test_an_unplanned_gpu_is_not_judged(planned: MemoryPlan) -> None:
         replace(planned), {"GPU 0": 1.0, "GPU 1": 1.0}, {"tensorrt_llm": 1.0}, on_gpu=True
     )
     assert (first.outcome, second.outcome) == ("passed", "measured")
+
+
+def test_memory_of_gpus_is_that_of_those_that_may_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As nvidia-smi tells it, before the start and after."""
+    monkeypatch.setattr(gpus, "ask_nvml", lambda _: CommandOutput(problem="nvidia-ml-py is not installed"))
+    put_nvidia_smi(tmp_path, monkeypatch, f"{line(0, free=81000)}\n{line(1, free=21559)}")
+    assert gpu_memory_mib((), {}) == {"GPU 0": 559.0, "GPU 1": 60000.0}
+    assert gpu_memory_mib((1,), {}) == {"GPU 1": 60000.0}
+    assert gpu_memory_mib((), {"CUDA_VISIBLE_DEVICES": "0"}) == {"GPU 0": 559.0}
+    put_nvidia_smi(tmp_path, monkeypatch, "", code=9)
+    assert gpu_memory_mib((), {}) == {}

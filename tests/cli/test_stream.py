@@ -171,7 +171,8 @@ def test_refusals(words: tuple[str, ...], code: int, message: str) -> None:
 def test_an_answer_that_breaks_off() -> None:
     with FakeServer(Reply(ending=Ending.ERROR, error="out of memory")) as server:
         done = run("stream", "--url", server.url, "--raw", "Hi")
-    assert (done.returncode, done.stdout, done.stderr) == (1, "Hello world\n", "pipeline: out of memory\n")
+    said = "pipeline: out of memory (after 2 chunks of the answer, 11 characters)\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "Hello world\n", said)
 
 
 def test_ctrl_c_stops_the_answer_on_the_server() -> None:

@@ -90,7 +90,7 @@ def test_a_failed_turn_is_told_and_forgotten() -> None:
     with FakeServer([Reply(ending=Ending.ERROR, error="boom"), Reply()]) as server:
         done = chat(server, "a\nb\n")
     assert done.stdout == "Hello world\nHello world\n"
-    assert done.stderr == "pipeline: boom\n"
+    assert done.stderr == "pipeline: boom (after 2 chunks of the answer, 11 characters)\n"
     assert questions(server.requests[1]) == ["b"]
     assert done.returncode == 1
 

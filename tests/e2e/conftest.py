@@ -25,7 +25,7 @@ def pipeline(*arguments: str, store: Path, timeout_s: float = 240) -> subprocess
 
 
 def launch(recipe: Path, store: Path, *, built: bool) -> dict[str, Any]:
-    """How `deploy --dry-run` says that a recipe is started; all that does not depend on estimates."""
+    """How `serve --dry-run` says that a recipe is started; all that does not depend on estimates."""
     ports = (
         "--http-port",
         "7000",
@@ -36,7 +36,7 @@ def launch(recipe: Path, store: Path, *, built: bool) -> dict[str, Any]:
         "--start-timeout-s",
         "300",
     )
-    done = pipeline("deploy", str(recipe), "--dry-run", "--json", *ports, store=store)
+    done = pipeline("serve", str(recipe), "--dry-run", "--json", *ports, store=store)
     assert done.returncode == 0, done.stderr
     said: dict[str, Any] = json.loads(done.stdout)
     assert said["built"] is built

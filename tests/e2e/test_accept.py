@@ -70,7 +70,8 @@ def test_a_missed_target_is_told_and_everything_else_is_checked(
         "upstream: end_to_end_grpc_client, ensemble, streamed", "draft: greedy with draft = greedy without",
         "draft: the draft is used", "draft: without it none is used", "cancel: streams that were left",
         "cancel: requests in the engine afterwards", "load: 4 streams, requests that failed",
-        "metrics: Triton's page", "metrics: requests that the gateway counted", "stop: processes that are left",
+        "metrics: Triton's page", "metrics: requests that the gateway counted",
+        "stop: processes that are left", "stop: what had to be started again",
         "gate: top-1 agreement with the checkpoint", "gate: top-1 agreement with the original",
         "gate: perplexity by the engine off that by the checkpoint",
     ):  # fmt: skip

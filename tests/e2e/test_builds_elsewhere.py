@@ -118,7 +118,7 @@ def test_there_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         json.loads((Path(taken) / "manifest.json").read_text())["facts"]["adopted"]["host"]
         == os.uname().nodename
     )
-    assert json.loads(laptop.run("deploy", "--dry-run", "--json"))["built"] is True
+    assert json.loads(laptop.run("serve", "--dry-run", "--json"))["built"] is True
 
 
 def test_without_extras_names_are_those_of_a_machine_that_has_them(tmp_path: Path) -> None:

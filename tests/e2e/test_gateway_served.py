@@ -11,6 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from math import exp
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,10 +24,14 @@ from click.testing import CliRunner, Result
 
 from pipeline.cli.gateway import command
 from pipeline.errors import UserError
-from pipeline.serving.server import TritonServer
+from pipeline.machine.processes import processes_below
+from pipeline.serving.launch import traces_endpoint
+from pipeline.serving.server import TritonServer, local_launcher
+from pipeline.triton.deployment import Deployment
 from pipeline.triton.running import RunningServer
 from tests.e2e.conftest import Build
 from tests.support import CHECKPOINTS
+from tests.support.otlp import Receiver, receiving
 from tests.support.waiting import wait_for
 
 COMMAND = [sys.executable, "-m", "pipeline.cli.main", "gateway"]
@@ -51,8 +56,20 @@ def recipe(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def gateway(recipe: Path, build: Build, store: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """URL and process of one that was started before the server that it waits for."""
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """Of spans, as the environment names it."""
+    with receiving() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "500")
+        yield receiver
+
+
+@pytest.fixture
+def gateway(
+    recipe: Path, build: Build, store: Path, receiver: Receiver
+) -> Iterator[tuple[str, subprocess.Popen[bytes], TritonServer]]:
+    """URL and process of one that was started before the server that it waits for, and that server."""
+    assert traces_endpoint() == f"{receiver.url}/v1/traces"
     package = Path(build(str(recipe))["artifact"])
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -60,14 +77,15 @@ def gateway(recipe: Path, build: Build, store: Path) -> Iterator[tuple[str, subp
         [*COMMAND, str(recipe), "--port", str(port), "--wait-s", "60"],
         env={**os.environ, "PIPELINE_STORE": str(store)},
     )
-    with TritonServer.of_package(package) as server:
+    launcher = local_launcher(Deployment.load(package), package, traces_endpoint())
+    with TritonServer.of_package(package, launcher=launcher) as server:
         record = RunningServer.of(server, package)
         try:
             assert process.poll() is None
             assert not answers(f"http://127.0.0.1:{port}/healthz")
             record.write(store / "running", "cached")
             wait_for(lambda: answers(f"http://127.0.0.1:{port}/readyz"), "readiness of the gateway", 30)
-            yield f"http://127.0.0.1:{port}", process
+            yield f"http://127.0.0.1:{port}", process, server
         finally:
             process.kill()
             process.wait(10)
@@ -184,10 +202,82 @@ def their_fault_is_told_as_theirs(client: openai.OpenAI) -> None:
     client.chat.completions.create(model="cached", messages=QUESTION, max_tokens=2, extra_headers=headers)
 
 
+def spans_go_down_into_triton(url: str, receiver: Receiver) -> None:
+    """From the client's span over the gateway's to those of both models in Triton."""
+    trace_id, parent = "3" * 32, "4" * 16
+    receiver.spans.clear()
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        headers = {"traceparent": f"00-{trace_id}-{parent}-01"}
+        client.completions.create(model="cached", prompt="Who?", max_tokens=2, extra_headers=headers)
+
+    def chain() -> list[str]:
+        """Names of the spans from the client's down to the engine model's."""
+        below = {span.span_id: span for span in receiver.spans if span.trace_id == trace_id}
+        engine = [span for span in below.values() if span.name == "tensorrt_llm"]
+        names, at = [], engine[0] if engine else None
+        while at is not None:
+            names.insert(0, at.name)
+            if at.parent_id == parent:
+                return names
+            at = below.get(at.parent_id)
+        return []
+
+    expected = ["POST /v1/completions", "text_completion cached", "InferRequest", "tensorrt_llm_bls"]
+    wait_for(lambda: chain() == [*expected, "InferRequest", "tensorrt_llm"], "spans of all of them", 30)
+
+
+def an_engine_that_hangs_and_is_started_again_is_waited_for(url: str, server: TritonServer) -> None:
+    """One answer may be in its middle when the engine's process is stopped; others have no token until it is gone."""
+    engine = next(
+        one.pid for pid in server.pids for one in processes_below(pid) if one.name == "tensorrt_llm"
+    )
+    asked: Any = {"model": "cached", "temperature": 0, "max_tokens": 64}
+    more = {"cache": False, "min_tokens": 64}
+
+    def text(prompt: str, *, stream: bool) -> str:
+        answer = client.completions.create(prompt=prompt, stream=stream, extra_body=more, **asked)
+        return "".join(chunk.choices[0].text for chunk in answer) if stream else answer.choices[0].text
+
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        expected = {prompt: text(prompt, stream=False) for prompt in ("Where?", "When?", "Who?", "Why?")}
+        begun = iter(client.completions.create(prompt="Where?", stream=True, extra_body=more, **asked))
+        said = [next(begun).choices[0].text]
+        os.kill(engine, signal.SIGSTOP)
+        waiting = {
+            prompt: threads.submit(text, prompt, stream=stream)
+            for prompt, stream in (("When?", True), ("Who?", False))
+        }
+        wait_for(lambda: not answers(f"{url}/readyz"), "an end of readiness", 30)
+        assert answers(f"{url}/healthz")
+        waiting["Why?"] = threads.submit(text, "Why?", stream=True)
+        server.stop(at_once=True)
+        server.start()
+        for prompt, answer in waiting.items():
+            assert answer.result(60) == expected[prompt]
+        code = None
+        try:
+            for chunk in begun:
+                said.append(chunk.choices[0].text)
+        except openai.APIError as error:
+            code = error.code
+        whole, came = expected["Where?"], "".join(said)
+        assert (code, came) == (None, whole) or (code == "upstream_lost" and whole.startswith(came))
+    assert answers(f"{url}/readyz")
+
+    def two_were_asked_again() -> bool:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=5) as page:
+            return b'pipeline_retries_total{model="cached"} 2' in page.read()
+
+    wait_for(two_were_asked_again, "a count of two requests")
+
+
 def test_openais_client_streams_from_triton(
-    gateway: tuple[str, subprocess.Popen[bytes]], recipe: Path, store: Path
+    gateway: tuple[str, subprocess.Popen[bytes], TritonServer], recipe: Path, store: Path, receiver: Receiver
 ) -> None:
-    url, process = gateway
+    url, process, server = gateway
     it_says_what_it_would_serve(recipe, store)
     a_port_that_is_taken_is_told(url, recipe, store)
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as client:
@@ -204,7 +294,7 @@ def test_openais_client_streams_from_triton(
         )
         assert "".join(chunk.choices[0].delta.content or "" for chunk in uncached) == text
         with urllib.request.urlopen(f"{url}/metrics", timeout=5) as page:
-            assert b'pipeline_cache_events_total{model="cached",event="hit_exact"} 1' in page.read()
+            assert b'pipeline_cache_events_total{event="hit_exact",model="cached"} 1' in page.read()
         with pytest.raises(openai.BadRequestError, match="prompts of at most 128 tokens"):
             client.chat.completions.create(
                 model="cached", messages=[{"role": "user", "content": "parcel " * 200}]
@@ -218,5 +308,7 @@ def test_openais_client_streams_from_triton(
         texts = [choice.text for choice in several.choices]
         assert texts[0] == texts[1]
         assert texts[2] == texts[3]
+    spans_go_down_into_triton(url, receiver)
+    an_engine_that_hangs_and_is_started_again_is_waited_for(url, server)
     process.send_signal(signal.SIGTERM)
     assert process.wait(15) in (0, -signal.SIGTERM)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from pipeline.gateway.embeddings import EmbeddingModel
 from pipeline.gateway.limits import FairQueue
 from pipeline.gateway.metric_names import MetricNames
 from pipeline.gateway.metrics import Restarts
+from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.readiness import PROBE_ID
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.served_model import ServedModel
@@ -146,11 +147,12 @@ def starter(folder: Path, stack: ExitStack) -> Start:
         cached: bool = False,
         model: Any = None,
         tracer: Tracer | None = None,
-        log_as_json: bool = False,
+        prompt_log: PromptLog | None = None,
         limits: ConnectionLimits | None = None,
         origins: Sequence[str] = (),
         metric_names: Sequence[MetricNames] = (),
         restarts: Restarts = dict,
+        kv_cache_usage: Callable[[], Mapping[str, float]] = dict,
         also: Sequence[str] = (),
         followers: Callable[[str], Sequence[RecordFollower]] = lambda _: (),
         **settings: Any,
@@ -164,9 +166,10 @@ def starter(folder: Path, stack: ExitStack) -> Start:
             origins=origins,
             max_body_bytes=10_000,
             tracer=tracer,
-            log_as_json=log_as_json,
+            prompt_log=prompt_log,
             metric_names=metric_names,
             restarts=restarts,
+            kv_cache_usage=kv_cache_usage,
             followers=followers(upstream.url),
         )
         server = GatewayServer(gateway, "127.0.0.1", 0, limits=limits or ConnectionLimits(), drain_s=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from pipeline.cache.semantic.layer import SemanticLayer
 from pipeline.cache.semantic.verification import default_verifier
 from pipeline.cache.sqlite import SqliteBackend
 from pipeline.client.testing import Reply
+from pipeline.gateway.limits import Tenant, TenantLimits
+from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start
 from tests.support.cache_asking import Letters, broken
 from tests.support.waiting import wait_for
@@ -100,3 +103,40 @@ def test_no_longer_than_the_recipe_allows(start: Start, ttl_s: Any, said: str, s
 
 def test_where_there_is_no_cache_any_time_is_kept_to(start: Start) -> None:
     assert color(start(), ttl_s=10 * RECIPES) == "Hello world"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_wrong_answer_of_the_cache_is_reported_and_removed(start: Start, *, stream: bool) -> None:
+    tenants = {sha256(name.encode()).hexdigest(): Tenant(name, TenantLimits()) for name in ("shop", "other")}
+    running = start([Reply(["no"]), Reply(["yes"])], cached=True, tenants=Tenants(tenants))
+
+    def post(path: str, key: str = "shop", **body: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.post(f"{running.url}{path}", json=body, headers=headers, timeout=20, trust_env=False)
+
+    def ask() -> httpx.Response:
+        messages = [{"role": "user", "content": "Where is my parcel?"}]
+        answer = post("/v1/chat/completions", model="tiny", messages=messages, temperature=0, stream=stream)
+        assert answer.status_code == 200
+        return answer
+
+    reports = "/v1/cache/false_hits"
+    generated = ask()
+    wait_for(
+        lambda: running.served.cache is not None and running.served.cache.counters["stored"] == 1, "storing"
+    )
+    hit = ask()
+    assert (hit.headers["x-cache"], "no" in hit.text) == ("exact", True)
+    about = {"request_id": hit.headers["x-request-id"]}
+    # What the model said, what another tenant was told, and what is no report.
+    assert post(reports, request_id=generated.headers["x-request-id"]).status_code == 404
+    assert post(reports, "other", **about).json()["error"]["code"] == "cache_hit_not_found"
+    assert post(reports, id="x").status_code == 400
+    assert post(reports, **about).json() == {
+        "object": "cache.false_hit", **about, "model": "tiny", "removed": 1
+    }  # fmt: skip
+    assert post(reports, **about).status_code == 404
+    again = ask()
+    assert (again.headers["x-cache"], "yes" in again.text) == ("miss", True)
+    page = httpx.get(f"{running.url}/metrics", trust_env=False).text
+    assert 'pipeline_cache_events_total{event="false_hit_reported",model="tiny"} 1.0' in page

@@ -132,7 +132,9 @@ def test_how_streams_end_is_counted_after_their_header_too(start: Start) -> None
 
 
 def test_other_names_show_the_same_observations(start: Start) -> None:
-    running = start(Reply(["a", "b", "c"]), metric_names=("vllm", "gen_ai"))
+    running = start(
+        Reply(["a", "b", "c"]), metric_names=("vllm", "gen_ai"), kv_cache_usage=lambda: {"tiny": 0.25}
+    )
     client = running.client()
     client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hi"}])
     client.completions.create(model="tiny", prompt="One two three")
@@ -151,6 +153,7 @@ def test_other_names_show_the_same_observations(start: Start) -> None:
         assert found[f"vllm:{theirs}", engine, model_name] == pytest.approx(value)
     assert found["vllm:request_success_total", engine, ("finished_reason", "stop"), model_name] == 2
     assert found["vllm:num_requests_running", engine, model_name] == 0
+    assert found["vllm:kv_cache_usage_perc", engine, model_name] == 0.25
     named = {
         ("gen_ai_operation_name", "text_completion"),
         ("gen_ai_provider_name", "nvidia.triton"),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import logging
-import threading
+import socket
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -15,10 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.cache.redaction import Redaction
 from pipeline.client.testing import Ending, Reply
 from pipeline.errors import UserError
+from pipeline.gateway.access_log import LOG_FIELDS, JsonFormatter
+from pipeline.gateway.prompt_log import PromptLog
+from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.traces import ENDPOINT_VARIABLES, LocalTracer, TraceContext, make_tracer
 from tests.gateway.conftest import Running, Start
+from tests.support.otlp import Receiver, receiving
 from tests.support.waiting import wait_for
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -114,59 +118,89 @@ def test_errors_tell_the_id(start: Start) -> None:
     assert json.loads(last.removeprefix("data: "))["error"]["request_id"] == streamed.headers["x-request-id"]
 
 
-@pytest.mark.parametrize("as_json", [True, False])
-def test_each_request_leaves_a_line(start: Start, caplog: pytest.LogCaptureFixture, *, as_json: bool) -> None:
-    running = start(Reply(["a", "b"]), log_as_json=as_json)
+def lines(caplog: pytest.LogCaptureFixture, count: int) -> list[dict[str, Any]]:
+    """Lines of requests in the JSON log."""
+
+    def found() -> list[logging.LogRecord]:
+        return [record for record in caplog.records if record.name == "pipeline.gateway"]
+
+    wait_for(lambda: len(found()) >= count, f"{count} lines")
+    return [json.loads(JsonFormatter().format(record)) for record in found()]
+
+
+def test_each_request_leaves_a_line(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    running = start(Reply(["a", "b"]))
     with caplog.at_level(logging.INFO, "pipeline.gateway"):
         ask(running, {"x-request-id": "mine", "traceparent": PARENT})
         ask(running, temperature=9)
-        wait_for(lambda: len(caplog.messages) == 2, "two lines")
-    if as_json:
-        first, second = map(json.loads, caplog.messages)
-    else:
-        first, second = (dict(pair.split("=", 1) for pair in line.split(" ", 5)) for line in caplog.messages)
-    assert (first["request_id"], first["trace_id"], str(first["status"])) == ("mine", PARENT[3:35], "200")
-    assert str(second["status"]) == "400"
-    if as_json:
-        assert (first["model"], first["completion_tokens"], first["cached"]) == ("tiny", 2, None)
-        assert "temperature" in second["error"]
+        with socket.create_connection(("127.0.0.1", running.server.port)) as client:
+            client.sendall(b"no HTTP\r\n\r\n")
+            client.recv(100)
+        first, second, third = lines(caplog, 3)
+    for line in (first, second, third):
+        assert list(line) == list(LOG_FIELDS)
+        assert (line["level"], line["logger"]) == ("INFO", "pipeline.gateway")
+        assert datetime.fromisoformat(line["time"]).tzinfo is not None
+    assert (first["request_id"], first["trace_id"], first["status"]) == ("mine", PARENT[3:35], 200)
+    assert (first["method"], first["path"]) == ("POST", "/v1/chat/completions")
+    assert (first["model"], first["tenant"], first["stream"], first["cached"]) == ("tiny", "", False, None)
+    assert (first["prompt_tokens"], first["completion_tokens"], first["finish_reasons"]) == (2, 2, ["stop"])
+    assert first["ms"] >= first["ttft_ms"] >= first["queue_ms"] >= 0
+    assert first["tpot_ms"] >= 0
+    assert (second["status"], second["outcome"], second["traceback"]) == (400, 400, None)
+    assert "temperature" in second["error"]
+    assert (third["status"], third["path"]) == (400, None)
+    texts = [message for message in caplog.messages if message.startswith("request_id=")]
+    assert texts[0].startswith(f"request_id=mine trace_id={PARENT[3:35]} ")
+    assert " status=200 " in texts[0]
+    assert texts[1].endswith(f" error={json.dumps(second['error'])}")
 
 
-class Receiver:
-    """What an OTLP receiver gets over HTTP, as protobuf."""
+def test_what_the_server_fails_by_is_in_the_log_and_not_in_the_answer(
+    start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start([Reply(["a"], ending=Ending.ERROR, error="it broke"), Reply(["a"])])
+    with caplog.at_level(logging.INFO, "pipeline.gateway"):
+        ask(running, stream=True)
+        monkeypatch.setattr(Tenants, "authenticate", lambda *_: 1 / 0)
+        answer = ask(running, {"x-request-id": "mine"})
+        failed, bug = lines(caplog, 2)
+    assert (failed["level"], failed["status"], failed["outcome"]) == ("ERROR", 200, 502)
+    assert (failed["error_type"], "it broke" in failed["error"]) == ("upstream_error", True)
+    assert failed["finish_reasons"] == [None]
+    assert "ServerFailed" in failed["traceback"]
+    assert answer.status_code == 500
+    assert (answer.json()["error"]["code"], answer.json()["error"]["request_id"]) == (
+        "internal_error",
+        "mine",
+    )
+    assert "division" not in answer.text
+    assert (bug["outcome"], bug["error_type"], bug["error"]) == (500, "ZeroDivisionError", "division by zero")
+    assert "test_gateway_traces.py" in bug["traceback"]
 
-    def __init__(self) -> None:
-        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-        received = self.spans = []  # type: ignore[var-annotated]
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                body = gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body
-                for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                    for scope in resource.scope_spans:
-                        received.extend(scope.spans)
-                self.send_response(200 if self.path == "/v1/traces" else 404)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                """Keep quiet."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+def test_prompts_are_logged_only_if_asked(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("phonenumbers")
+    secret = "Write to ada@example.org"
+    for prompt_log in (None, PromptLog(None), PromptLog(Redaction())):
+        running = start([Reply(["a", "b"]), Reply([secret])], prompt_log=prompt_log)
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "pipeline.gateway"):
+            ask(running)
+            ask(running, messages=[{"role": "user", "content": secret}], stream=True)
+            first, second = lines(caplog, 2)
+        if prompt_log is None:
+            assert list(first) == list(second) == list(LOG_FIELDS)
+        else:
+            assert (first["prompts"], first["answers"]) == (["user: Hi\n"], ["ab"])
+    held = ["[left out: holds e-mail]"]
+    assert (second["prompts"], second["answers"]) == (held, held)
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
-    receiver = Receiver()
-    thread = threading.Thread(target=receiver.server.serve_forever)
-    thread.start()
-    yield receiver
-    receiver.server.shutdown()
-    receiver.server.server_close()
-    thread.join(10)
+    with receiving() as receiver:
+        yield receiver
 
 
 @pytest.mark.parametrize("by_environment", [True, False])
@@ -176,22 +210,76 @@ def test_spans_are_exported(
     if by_environment:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
     exported = make_tracer(None if by_environment else receiver.url)
-    running = start(Reply(["a", "b"]), tracer=exported)
-    answer = ask(running, {"traceparent": PARENT}, stream=True)
-    ask(running, temperature=9)
+    running = start(Reply(["a", "b"]), tracer=exported, cached=True)
+    answer = ask(running, {"traceparent": PARENT}, stream=True, temperature=0, max_tokens=7)
     exported.close()
-    first, second = receiver.spans
-    assert first.name == "POST /v1/chat/completions"
-    assert (first.trace_id.hex(), first.parent_span_id.hex()) == (PARENT[3:35], PARENT[36:52])
+    request, queue, lookup, call = (
+        receiver.named(name) for name in ("POST /v1/chat/completions", "queue", "cache lookup", "chat tiny")
+    )
+    assert {span.trace_id for span in receiver.spans} == {PARENT[3:35]}
+    assert (request.parent_id, request.kind, request.status) == (PARENT[36:52], "SERVER", "UNSET")
     told = TraceContext.parse(answer.headers["traceparent"])
     assert told is not None
-    assert first.span_id.hex() == told.span_id
-    attributes = {one.key: one.value for one in first.attributes}
-    assert attributes["http.response.status_code"].int_value == 200
-    assert attributes["pipeline.model"].string_value == "tiny"
-    assert attributes["pipeline.completion_tokens"].int_value == 2
-    assert second.status.message.startswith("temperature")
-    assert second.parent_span_id == b""
+    assert request.span_id == told.span_id
+    # Triton's spans come below that of the call.
+    upstream = TraceContext.parse(running.upstream.requests[0].headers["traceparent"])
+    assert upstream is not None
+    assert call.span_id == upstream.span_id
+    assert {(span.parent_id, span.kind) for span in (queue, lookup)} == {(request.span_id, "INTERNAL")}
+    assert (call.parent_id, call.kind, call.events) == (request.span_id, "CLIENT", ["first_token"])
+    assert request.start_ns <= queue.start_ns <= queue.end_ns <= lookup.start_ns
+    assert lookup.end_ns <= call.end_ns <= request.end_ns
+    expected = {
+        "http.request.method": "POST",
+        "http.route": "/v1/chat/completions",
+        "http.response.status_code": 200,
+        "url.scheme": "http",
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "nvidia.triton",
+        "gen_ai.request.model": "tiny",
+        "gen_ai.response.model": "tiny",
+        "gen_ai.usage.input_tokens": 2,
+        "gen_ai.usage.output_tokens": 2,
+        "gen_ai.request.max_tokens": 7,
+        "gen_ai.request.temperature": 0,
+        "gen_ai.request.stream": True,
+        "gen_ai.response.finish_reasons": ["stop"],
+        "pipeline.model": "tiny",
+    }
+    assert request.attributes.items() >= expected.items()
+    assert call.attributes["server.port"] == running.upstream.port
+    assert call.attributes["gen_ai.response.time_to_first_chunk"] > 0
+    assert lookup.attributes == {"pipeline.cache": "miss"}
+
+
+def test_only_the_servers_own_errors_are_errors_of_its_spans(start: Start, receiver: Receiver) -> None:
+    exported = make_tracer(receiver.url)
+    running = start(
+        [Reply(["a"], ending=Ending.ERROR, error="it broke"), Reply(["a"])], tracer=exported, cached=True
+    )
+    ask(running, temperature=9)
+    ask(running, stream=True, temperature=0)
+    for _ in range(2):
+        ask(running, temperature=0)
+    httpx.get(f"{running.url}/not/a/route", trust_env=False)
+    exported.close()
+    refused, failed, first, hit = (
+        span for span in receiver.spans if span.name == "POST /v1/chat/completions"
+    )
+    assert (refused.status, refused.attributes["http.response.status_code"]) == ("UNSET", 400)
+    assert "error.type" not in refused.attributes
+    # Its header said 200.
+    assert (failed.status, failed.attributes["error.type"]) == ("ERROR", "502")
+    broken = next(
+        span for span in receiver.spans if span.parent_id == failed.span_id and span.kind == "CLIENT"
+    )
+    assert (broken.status, broken.attributes["error.type"]) == ("ERROR", "upstream_error")
+    assert (first.status, hit.status) == ("UNSET", "UNSET")
+    # What the cache answered has no call of Triton.
+    below = [span for span in receiver.spans if span.parent_id == hit.span_id]
+    assert {span.name for span in below} == {"queue", "cache lookup"}
+    assert {"pipeline.cache": "exact"} in [span.attributes for span in below]
+    assert receiver.named("GET").attributes["http.response.status_code"] == 404
 
 
 def test_without_opentelemetry_an_endpoint_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

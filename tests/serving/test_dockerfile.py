@@ -18,23 +18,29 @@ import yaml
 from pipeline.contracts.launching import launch_facts
 from pipeline.contracts.releases import container, releases
 from pipeline.recipe.library import packaged
-from pipeline.triton.deployment import CONTAINER_ROOT
+from pipeline.serving.launch import Ports, ServeOptions
+from pipeline.serving.manifests import ManifestOptions, manifest
+from pipeline.triton.deployment import CONTAINER_ROOT, LaunchSpec
+from tests.support.deployments import gpu_deployment
 from tests.support.dockerfile import parse
 from tests.support.tools import put_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = parse((ROOT / "Dockerfile").read_text(encoding="utf-8"))
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+ENGINE = gpu_deployment(LaunchSpec(mode="single", engine_models=("tensorrt_llm",)))
 NEWEST = max(
     (container(one.version) for one in releases() if "tensorrt" in one.tracks),
     key=lambda one: one.release or "",
 )
 
 
-def test_every_stage_is_made_from_the_newest_container_with_engines() -> None:
-    assert FILE.arguments == {"TRITON_IMAGE": NEWEST.image}
-    assert [stage.name for stage in FILE.stages] == ["wheel", "build", "serve", "accept"]
-    assert [stage.image for stage in FILE.stages] == [*["${TRITON_IMAGE}"] * 3, "serve"]
+def test_what_builds_and_serves_is_made_from_the_newest_container_with_engines() -> None:
+    assert FILE.arguments["TRITON_IMAGE"] == NEWEST.image
+    assert {stage.name: stage.image for stage in FILE.stages} == {
+        "wheel": "${PYTHON_IMAGE}", "build": "${TRITON_IMAGE}", "serve": "${TRITON_IMAGE}",
+        "gateway": "${PYTHON_IMAGE}", "accept": "serve",
+    }  # fmt: skip
 
 
 def test_no_image_floats() -> None:
@@ -42,7 +48,7 @@ def test_no_image_floats() -> None:
         assert "latest" not in text
 
 
-@pytest.mark.parametrize("name", ["build", "serve", "accept"])
+@pytest.mark.parametrize("name", ["build", "serve", "gateway", "accept"])
 def test_what_is_run_is_not_root(name: str) -> None:
     users = FILE.stage(name).all("USER")
     assert users
@@ -96,8 +102,8 @@ def test_the_wheel_finds_all_that_pyproject_names() -> None:
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     needed = {*wheel["packages"], *wheel["force-include"], project["project"]["readme"], "LICENSE"}
     assert needed <= {name for one in FILE.stage("wheel").all("COPY") for name in one.arguments}
-    for stage in ("build", "accept"):
-        extras = re.findall(r"\$\{wheel\}\[([\w,]+)\]", FILE.stage(stage).all("RUN")[0].rest)[0].split(",")
+    for name in ("build", "gateway", "accept"):
+        extras = re.findall(r"\$\{wheel\}\[([\w,]+)\]", FILE.stage(name).all("RUN")[0].rest)[0].split(",")
         assert set(extras) <= set(project["project"]["optional-dependencies"])
 
 
@@ -181,21 +187,45 @@ def default(text: str) -> str:
 
 
 def test_the_services_are_the_stages() -> None:
-    assert set(COMPOSE["services"]) == {"build", "serve"}
-    for name, service in COMPOSE["services"].items():
-        assert service["build"]["target"] == name
+    targets = {name: service["build"]["target"] for name, service in COMPOSE["services"].items()}
+    assert targets == {"build": "build", "triton": "serve", "gateway": "gateway"}
+    for name in ("build", "triton"):
+        service = COMPOSE["services"][name]
         assert default(service["build"]["args"]["TRITON_IMAGE"]) == NEWEST.image
-        assert set(service["build"]["args"]) == set(FILE.arguments)
+        assert set(service["build"]["args"]) <= set(FILE.arguments)
         facts = launch_facts(NEWEST.trtllm)
-        assert default(service["shm_size"]) == f"{facts.shared_memory_mib // 1024}g"
+        assert default(service["shm_size"]) == f"{facts.shared_memory_mib}m"
         limits = [
             part for key, value in service["ulimits"].items() for part in ("--ulimit", f"{key}={value}")
         ]
         assert limits == list(facts.container_options)
-        devices = service["deploy"]["resources"]["reservations"]["devices"]
-        assert devices[0]["driver"] == "nvidia"
     assert COMPOSE["services"]["build"]["profiles"] == ["build"]
-    assert "profiles" not in COMPOSE["services"]["serve"]
+    assert not any("profiles" in COMPOSE["services"][name] for name in ("triton", "gateway"))
+
+
+def test_the_services_are_those_that_are_written_for_a_package(tmp_path: Path) -> None:
+    """But for what a package settles: its folder, name, recipe and deadline."""
+    _, text = manifest("compose", ENGINE, tmp_path, ServeOptions(Ports(8000, 8001, 8002)), ManifestOptions())
+    written = yaml.safe_load(text)["services"]
+    for name in ("triton", "gateway"):
+        ours = yaml.safe_load(default(yaml.safe_dump(COMPOSE["services"][name])))
+        assert set(ours) - {"build"} == set(written[name])
+        for service in (ours, written[name]):
+            service.pop("build", None)
+            (volume,) = service.pop("volumes")
+            assert (volume["target"], volume["read_only"]) == (CONTAINER_ROOT, True)
+            service["healthcheck"].pop("start_period")
+            service.get("environment", {}).pop("PIPELINE_START_TIMEOUT_S", None)
+        assert ours == written[name]
+
+
+def test_the_health_checks_are_those_of_the_images() -> None:
+    for name, stage in (("triton", "serve"), ("gateway", "gateway")):
+        (check,) = FILE.stage(stage).all("HEALTHCHECK")
+        ours = COMPOSE["services"][name]["healthcheck"]
+        assert ours["test"] == ["CMD", *json.loads(check.rest.partition("CMD ")[2])]
+        for option in ("interval", "timeout", "retries"):
+            assert f"--{option}={ours[option]}" in check.flags
 
 
 def test_the_commands_of_its_first_lines_find_what_they_name() -> None:
@@ -215,7 +245,7 @@ def test_the_commands_of_its_first_lines_find_what_they_name() -> None:
 
 def test_the_store_belongs_to_the_user_of_the_image() -> None:
     """Docker gives a new volume the owner of the image's folder; a folder of the host that it makes is root's."""
-    build, serve = COMPOSE["services"]["build"], COMPOSE["services"]["serve"]
+    build, serve = COMPOSE["services"]["build"], COMPOSE["services"]["triton"]
     name = build["volumes"][0].partition(":")[0]
     assert name in COMPOSE["volumes"]
     stage = FILE.stage("build")
@@ -227,7 +257,7 @@ def test_the_store_belongs_to_the_user_of_the_image() -> None:
 
 
 def test_the_server_may_do_little() -> None:
-    serve = COMPOSE["services"]["serve"]
+    serve = COMPOSE["services"]["triton"]
     (package,) = serve["volumes"]
     assert package["target"] == CONTAINER_ROOT
     assert package["read_only"] is True

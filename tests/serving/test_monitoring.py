@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,11 @@ import yaml
 from click.testing import CliRunner, Result
 
 from pipeline.cli.monitoring import command
-from pipeline.gateway.metric_names import PIPELINE_VIEWS
+from pipeline.gateway.metric_names import OWN_VIEWS
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.serving.monitoring import Pace, WatchedDeployment, monitoring_files
 from pipeline.serving.monitoring.alerts import alerts_of, recording_rules, target_down
-from tests.support.servers import Unavailable, promtool
+from tests.support.servers import Unavailable, prometheus_program, promtool
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = (
@@ -46,7 +49,7 @@ def queries(rendered: dict[str, str]) -> Iterator[str]:
 def test_rules_and_panels_read_metrics_that_there_are() -> None:
     recipes = [load_recipe(name, overrides) for name, overrides in RECIPES]
     suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
-    known = {f"{view.name}{suffix}" for view in PIPELINE_VIEWS for suffix in suffixes[view.kind]}
+    known = {f"{view.name}{suffix}" for view in OWN_VIEWS for suffix in suffixes[view.kind]}
     known |= {rule["record"] for rule in recording_rules(recipes, Pace())}
     known |= set(engine_metrics())
     # Of Triton itself: the servers tier finds these on a real page, those of GPUs excepted.
@@ -145,16 +148,42 @@ def test_wrong_addresses_are_refused_before_anything_is_written(tmp_path: Path) 
     assert not folder.exists()
 
 
+@pytest.fixture(scope="module")
+def prometheus() -> Path:
+    try:
+        return prometheus_program("prometheus")
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
 @pytest.mark.servers
+@pytest.mark.usefixtures("prometheus")
 @pytest.mark.parametrize("chosen", [RECIPES[:1], RECIPES[1:2], RECIPES], ids=["gpu", "no targets", "several"])
 def test_promtool_finds_no_fault_and_every_alert_fires(chosen: Any, tmp_path: Path) -> None:
     """Each alert under its example, and not otherwise: what `promtool test rules` is given is rendered, too."""
     for name, text in files(*(load_recipe(name, overrides) for name, overrides in chosen)).items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    try:
-        for words in (("check", "rules", "alerts.yaml"), ("check", "config", "prometheus.yml")):
-            assert promtool(*words, folder=tmp_path)[0] == 0
-    except Unavailable as error:
-        pytest.skip(str(error))
+    for words in (("check", "rules", "alerts.yaml"), ("check", "config", "prometheus.yml")):
+        assert promtool(*words, folder=tmp_path)[0] == 0
     status, said = promtool("test", "rules", "alerts_test.yaml", folder=tmp_path)
     assert status == 0, said
+
+
+@pytest.mark.servers
+@pytest.mark.timeout(1200)
+def test_a_drill_fires_every_alert_and_fills_every_panel(prometheus: Path, tmp_path: Path) -> None:
+    """Before a real Prometheus; then promtool judges the pages that it scraped."""
+    line = [sys.executable, "benchmarks/alerts.py", "--prometheus", str(prometheus), "--keep", str(tmp_path)]
+    environment = {**os.environ, "PIPELINE_STORE": str(tmp_path / "store"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1100, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    assert "15 of 15 kinds of alerts fired" in done.stdout
+    for page in ("gateway", "triton"):
+        status, said = promtool(
+            "check", "metrics", page=(tmp_path / f"{page}.txt").read_text(encoding="utf-8")
+        )
+        # Names that Triton and TensorRT-LLM's backend chose are not by the book; ours are.
+        assert [line for line in said.splitlines() if "help" in line or line.startswith("pipeline_")] == []
+        assert status in (0, 3), said

@@ -46,6 +46,9 @@ def test_written_read_removed(tmp_path: Path) -> None:
         "control": None,
         "recipe": [],
         "previous": None,
+        "settings": None,
+        "boot_id": record.boot_id,
+        "uptime_s": record.uptime_s,
     }
     record.remove(folder, "tiny")
     record.remove(folder, "tiny")
@@ -77,7 +80,7 @@ def test_a_record_of_an_older_version_is_that_of_a_ready_server(tmp_path: Path) 
         for key in ("pid", "grpc_url", "http_url", "metrics_url", "deployment", "started")
     }
     (tmp_path / "tiny.json").write_text(json.dumps({**older, "of_a_newer_version": 1}))
-    assert RunningServer.find(tmp_path, "tiny") == record
+    assert RunningServer.find(tmp_path, "tiny") == replace(record, boot_id="", uptime_s=0.0)
 
 
 def test_the_record_of_another_server_is_left_alone(tmp_path: Path) -> None:
@@ -102,8 +105,18 @@ def test_a_killed_process_is_not_alive(tmp_path: Path) -> None:
 
 
 def test_a_number_that_was_given_again_is_not_believed(tmp_path: Path) -> None:
+    record = RunningServer.of(Server(), tmp_path)
+    assert not replace(record, uptime_s=1.0).alive
+    assert not replace(record, boot_id="that of another start").alive
     earlier = datetime.now(UTC) - timedelta(days=400)
-    assert not replace(RunningServer.of(Server(), tmp_path), started=earlier.isoformat()).alive
+    assert not replace(record, boot_id="", started=earlier.isoformat()).alive
+
+
+@pytest.mark.parametrize("days", [-400, 400])
+def test_a_clock_that_is_set_ends_no_server(tmp_path: Path, days: int) -> None:
+    """As on a machine that starts before it knows the time."""
+    told = datetime.now(UTC) + timedelta(days=days)
+    assert replace(RunningServer.of(Server(), tmp_path), started=told.isoformat()).alive
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"pid": 1}', '{"deployment": 5}'])

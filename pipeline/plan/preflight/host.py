@@ -118,7 +118,7 @@ def _locked_memory(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objectio
 def _ports(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     taken = sorted((here.taken_ports or frozenset()) & set(PORTS))
     if taken and needs.where == "anywhere":  # a start names the ports that it takes
-        others = "pipeline deploy chooses others, or name them: --http-port, --grpc-port, --metrics-port"
+        others = "pipeline serve chooses others, or name them: --http-port, --grpc-port, --metrics-port"
         yield Objection(("name",), f"ports {', '.join(map(str, taken))} are taken by another process", others)
 
 
@@ -134,7 +134,7 @@ def _spawning(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
 def _slots(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     ranks = needs.serving.gpus if needs.serving is not None else 1
     if here.mpi_slots is not None and ranks > 1 and here.mpi_slots < ranks:
-        by_hand = "pipeline deploy passes --oversubscribe; by hand, pass it or widen the host file"
+        by_hand = "pipeline serve passes --oversubscribe; by hand, pass it or widen the host file"
         yield Objection(
             (TENSOR,), f"it needs {ranks} ranks, mpirun counts {here.mpi_slots} slots here", by_hand
         )
@@ -143,7 +143,7 @@ def _slots(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
 def _root(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     if here.is_root and needs.serving is not None and needs.serving.gpus > 1:
         yield Objection(
-            (TENSOR,), "mpirun refuses root without --allow-run-as-root", "pipeline deploy passes it"
+            (TENSOR,), "mpirun refuses root without --allow-run-as-root", "pipeline serve passes it"
         )
 
 

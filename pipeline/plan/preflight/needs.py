@@ -56,7 +56,7 @@ class MachineNeeds:
     name: str  # of the recipe
     kind: str  # runtime.kind
     build: str = "pipeline build RECIPE"  # the command line that builds it, and to which --set may be added
-    deploy: str = "pipeline deploy RECIPE"  # and the one that serves it
+    serve: str = "pipeline serve RECIPE"  # and the one that serves it
     values: Mapping[str, object] = field(
         default_factory=dict
     )  # keys of the recipe -> what they say, where it is known
@@ -81,7 +81,7 @@ def needs_of(context: Context) -> MachineNeeds:
         name=context.recipe.name,
         kind=context.kind,
         build=shlex.join(("pipeline", "build", *context.recipe.words)),
-        deploy=shlex.join(("pipeline", "deploy", *context.recipe.words)),
+        serve=shlex.join(("pipeline", "serve", *context.recipe.words)),
         values={key: values[key] for key in _KEYS},
         serving=_serving(context, rank),
         spawns=context.kind == "tensorrt" and context.draft is not None,

@@ -90,7 +90,7 @@ def _docker(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
 
 
 def _inside(needs: MachineNeeds, wanted: ServingNeeds) -> str:
-    return f"serve with {wanted.image}: {needs.deploy} --target docker"
+    return f"serve with {wanted.image}: {needs.serve} --container"
 
 
 def release_of(image: str) -> str | None:

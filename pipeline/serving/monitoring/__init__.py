@@ -22,6 +22,7 @@ from pipeline.serving.monitoring.dashboard import dashboard
 __all__ = ["Pace", "WatchedDeployment", "monitoring_files"]
 
 ALERTS, TESTS, PROMETHEUS, DASHBOARD = "alerts.yaml", "alerts_test.yaml", "prometheus.yml", "dashboard.json"
+# At most; and in a rehearsal not below a second, which is also the time that a page may take.
 _SCRAPE_S = 15
 
 
@@ -67,10 +68,11 @@ def monitoring_files(
 
 
 def _scrape_config(watched: Sequence[WatchedDeployment], pace: Pace) -> dict[str, Any]:
+    interval = Pace()(max(1, round(_SCRAPE_S / pace.speedup)))
     gateways = sorted({address for one in watched for address in one.gateways})
     tritons = [{"targets": list(one.tritons), "labels": {"deployment": one.recipe.name}} for one in watched]
     return {
-        "global": {"scrape_interval": pace(_SCRAPE_S), "evaluation_interval": pace(_SCRAPE_S)},
+        "global": {"scrape_interval": interval, "evaluation_interval": interval},
         "rule_files": [ALERTS],
         "scrape_configs": [
             {"job_name": GATEWAY_JOB, "static_configs": [{"targets": gateways}]},

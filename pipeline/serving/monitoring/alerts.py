@@ -25,7 +25,8 @@ _WORDS = {TTFT: "time to first token", ITL: "inter-token latency"}
 
 # Observations within five minutes below which a quantile says little.
 _LEAST_OBSERVATIONS = {0.5: 20, 0.95: 20, 0.99: 100}
-_DEGRADED = 1.5  # times the p50 of the 30 minutes before
+# Times the p50 of the 30 minutes before, and at least so many seconds more: below, the buckets decide.
+_DEGRADED, _DEGRADED_BY_S = 1.5, {TTFT: 0.02, ITL: 0.002}
 _SPIKE, _SPIKE_TOKENS_PER_S = 3, 50  # times the mean of the hour before, and at least so many
 _KV_PRESSURE = 0.9  # share of the blocks
 _FAILING = 0.01  # share of the requests
@@ -149,7 +150,7 @@ def alerts_of(recipe: Recipe, pace: Pace | None = None) -> Iterator[Alert]:
         ),
     )
     if recipe.runtime.kind != "pytorch":
-        yield _kv_pressure(name)
+        yield _kv_pressure(name, pace)
     yield Alert(
         name="PipelineQueueGrowing",
         severity="warning",
@@ -246,7 +247,8 @@ def _latency_alerts(recipe: Recipe, pace: Pace) -> Iterator[Alert]:
         yield Alert(
             name=f"Pipeline{_LATENCIES[metric]}Degraded",
             severity="warning",
-            expr=f"{now} > {_DEGRADED} * {before} and {_enough(metric, of, 0.5, pace)}",
+            expr=f"{now} > {_DEGRADED} * {before} and {now} - {before} > {_DEGRADED_BY_S[metric]:g} "
+            f"and {_enough(metric, of, 0.5, pace)}",
             hold_s=120,
             summary=f"{name}: {words} is worse by half than before",
             description=f"p50 of the {words} was {{figure}} s over five minutes, "
@@ -265,20 +267,23 @@ def _enough(metric: str, of: str, quantile: float, pace: Pace) -> str:
     return f"model:{metric}:increase5m{{{of}}} >= {pace.count(_LEAST_OBSERVATIONS[quantile])}"
 
 
-def _kv_pressure(name: str) -> Alert:
+def _kv_pressure(name: str, pace: Pace) -> Alert:
     blocks = (
         f'nv_trt_llm_kv_cache_block_metrics{{deployment="{name}",model="{TARGET_MODEL}",kv_cache_block_type='
     )
     place = 'instance="gpu1:8002"'
     series = [f'{blocks}"{kind}",{place}}}' for kind in ("used", "max")]
+    mean = {
+        kind: f'sum by (instance) (avg_over_time({blocks}"{kind}"}}[{pace(300)}]))'
+        for kind in ("used", "max")
+    }
     return Alert(
         name="PipelineKvCachePressure",
         severity="warning",
-        expr=f'100 * sum by (instance) ({blocks}"used"}}) / sum by (instance) ({blocks}"max"}}) '
-        f"> {100 * _KV_PRESSURE:g}",
-        hold_s=300,
+        expr=f"100 * {mean['used']} / {mean['max']} > {100 * _KV_PRESSURE:g}",
+        hold_s=60,
         summary=f"{name}: the KV cache is almost full",
-        description=f"{{figure}} % of the blocks are used; above {_KV_PRESSURE:.0%}, requests wait for blocks.",
+        description="{figure} % of the blocks were used for five minutes; requests that come may wait for some.",
         figure="%.0f",
         example=Example(
             firing=dict(zip(series, ("95x20", "100x20"), strict=True)),

@@ -1,4 +1,4 @@
-"""`pipeline deploy` in a container: a stand-in Docker runs the real Triton with what the image would be given."""
+"""`pipeline serve` in a container: a stand-in Docker runs the real Triton with what the image would be given."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandInDocker:
 
 
 def deploying(package: Path, folder: Path, *options: str) -> Command:
-    """`pipeline deploy` of a package, with a store below `folder`."""
-    arguments = ["deploy", "--package", str(package), "--target", "docker", *options]
+    """`pipeline serve` of a package, with a store below `folder`."""
+    arguments = ["serve", "--package", str(package), "--container", "--no-gateway", *options]
     command = [sys.executable, "-m", "pipeline.cli.main", *arguments]
     return Command(command, folder / "log", {"PIPELINE_STORE": str(folder / "store")})
 
@@ -113,7 +113,7 @@ def test_an_image_that_is_not_here_is_pulled_after_the_host_was_looked_at(
 
 def refusal(gpu_package: Path, tmp_path: Path, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "pipeline.cli.main", "deploy", "--package", str(gpu_package), "--target", "docker",
+        [sys.executable, "-m", "pipeline.cli.main", "serve", "--package", str(gpu_package), "--container",
          *arguments],
         capture_output=True, text=True, timeout=60, check=False,
         env=os.environ | {"PIPELINE_STORE": str(tmp_path / "store")},
@@ -163,14 +163,13 @@ def test_the_wrong_image_is_refused_before_anything_is_loaded(
 def test_dry_run_prints_and_runs_nothing(gpu_package: Path, docker: StandInDocker, tmp_path: Path) -> None:
     from click.testing import CliRunner
 
-    from pipeline.cli.deploy import command
+    from pipeline.cli.serve import command
 
     _, options = ports()
     arguments = [
         "--package",
         str(gpu_package),
-        "--target",
-        "docker",
+        "--container",
         "--store",
         str(tmp_path),
         "--dry-run",

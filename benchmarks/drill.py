@@ -1,0 +1,337 @@
+"""Every kind of process of a deployment killed and stopped under load: how soon it is back, and what clients see.
+
+    python benchmarks/drill.py [tiny-cpu] [--times 25] [--streams 16] [--kind tensorrt_llm …] [--signal KILL …] [--json]
+
+Builds the recipe if need be, starts `pipeline serve` with its gateway, and asks it all the time for answers that are
+known beforehand: greedy ones, three of four streamed. Then it sends SIGKILL, or SIGSTOP, to one process after the other
+(Triton, the stub of each Python model, the gateway), and waits until the deployment is well again before the next: the
+process has been replaced, /readyz says so, and an answer is right.
+
+Each answer is counted in one way:
+
+    right       complete, and every character as expected
+    error       ended with an error that says so, by its status or within the stream; what had come before was right
+    cut         the connection ended without `[DONE]`. Honest only where the gateway itself is the victim
+    wrong       anything else that came: other text, `[DONE]` after a part, a connection that a gateway that is well cut
+    hung        nothing came for `--hung-s` seconds
+
+Figures are seconds from the signal: `noticed` until /readyz says that the model is not ready (which a stub that is not
+in the path of a request does not change), `recovery` until all is well again; `ready lag` is from the supervisor's
+record saying `ready` to /readyz saying it. "asked again" are attempts that the gateway repeated.
+
+Exit code 1 if anything was wrong or hung, or did not come back within `--recovery-s`. The supervisor's window is made
+short (`--restart-window-s 1`), so that failures which are meant do not make it pause, or give up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from pipeline.client import percentile
+from pipeline.machine.processes import processes_below
+from pipeline.recipe import load_recipe
+from pipeline.store import Store
+from pipeline.triton.running import RunningServer
+
+KINDS = ("tensorrt_llm", "tensorrt_llm_bls", "preprocessing", "postprocessing", "tritonserver", "gateway")
+SIGNALS = ("KILL", "STOP")
+QUESTIONS, TOKENS = 24, 120
+START_S, POLL_S, BETWEEN_S = 180, 0.05, 1.0
+
+
+@dataclass
+class Row:
+    """What happened to one kind of process by one signal; seconds from the signal, one of each time."""
+
+    kind: str
+    signal: str
+    times: int = 0
+    noticed_s: list[float] = field(default_factory=list)
+    recovery_s: list[float] = field(default_factory=list)
+    ready_lag_s: list[float] = field(default_factory=list)
+    lost: int = 0  # did not come back in time
+    asked_again: int = 0
+    answers: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.answers["wrong"] or self.answers["hung"] or self.lost)
+
+
+def body(question: int, *, stream: bool) -> dict[str, Any]:
+    # Long enough that many are under way at any time; of equal length, so that no two share an answer.
+    return {
+        "model": "", "prompt": f"Question {question}: where is parcel number {question * 37}?", "temperature": 0,
+        "max_tokens": TOKENS, "min_tokens": TOKENS, "stream": stream, "cache": False,
+    }  # fmt: skip
+
+
+class Load:
+    """Clients that ask all the time, and count what becomes of each answer."""
+
+    def __init__(self, url: str, model: str, *, streams: int, hung_s: float) -> None:
+        self._model, self._streams = model, streams
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._client = httpx.AsyncClient(
+            base_url=url, timeout=httpx.Timeout(hung_s, pool=None), limits=limits, trust_env=False
+        )
+        self._expected: dict[int, str] = {}
+        self._done = [0] * streams
+        self.answers: Counter[str] = Counter()
+        self.gateway_is_victim = False
+        self.wrong: list[str] = []
+
+    async def learn(self) -> None:
+        """Ask every question once, while nothing is wrong."""
+        for question in range(QUESTIONS):
+            answer = await self._client.post("/v1/completions", json=self._body(question, stream=False))
+            answer.raise_for_status()
+            self._expected[question] = answer.json()["choices"][0]["text"]
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Ask in the background."""
+        tasks = [asyncio.create_task(self._ask_for_ever(number)) for number in range(self._streams)]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._client.aclose()
+
+    async def settle(self) -> None:
+        """Wait for the end of all answers that are under way now."""
+        before = list(self._done)
+        while any(done == earlier for done, earlier in zip(self._done, before, strict=True)):
+            await asyncio.sleep(POLL_S)
+
+    async def is_right(self) -> bool:
+        """Ask once, and say whether the answer is right."""
+        return await self._ask(0, stream=False) == "right"
+
+    async def _ask_for_ever(self, client: int) -> None:
+        for turn in itertools.count():
+            question = (client + turn * self._streams) % QUESTIONS
+            outcome = await self._ask(question, stream=(client + turn) % 4 != 0)
+            self.answers[outcome] += 1
+            self._done[client] += 1
+            if outcome != "right":
+                await asyncio.sleep(POLL_S)
+
+    async def _ask(self, question: int, *, stream: bool) -> str:
+        said: list[str] = []
+        try:
+            outcome = await (self._read_stream if stream else self._read_whole)(question, said)
+        except httpx.TimeoutException:
+            outcome = "hung"
+        except httpx.TransportError:
+            outcome = "cut"
+        text, expected = "".join(said), self._expected[question]
+        as_expected = text == expected if outcome == "right" else expected.startswith(text)
+        if not as_expected or (outcome == "cut" and not self.gateway_is_victim):
+            self.wrong.append(f"{outcome}: {text!r} instead of {expected!r}")
+            return "wrong"
+        return outcome
+
+    async def _read_whole(self, question: int, said: list[str]) -> str:
+        answer = await self._client.post("/v1/completions", json=self._body(question, stream=False))
+        if answer.status_code != 200:
+            return "error" if answer.json()["error"]["message"] else "wrong"
+        said.append(answer.json()["choices"][0]["text"])
+        return "right"
+
+    async def _read_stream(self, question: int, said: list[str]) -> str:
+        asked = self._body(question, stream=True)
+        async with self._client.stream("POST", "/v1/completions", json=asked) as answer:
+            if answer.status_code != 200:
+                return "error" if json.loads(await answer.aread())["error"]["message"] else "wrong"
+            ended = ""
+            async for line in answer.aiter_lines():
+                data = line.removeprefix("data: ")
+                if data == "[DONE]":
+                    ended = "right"
+                elif data and "error" in (event := json.loads(data)):
+                    ended = "error"
+                elif data:
+                    said.append(event["choices"][0]["text"])
+            return ended or "cut"
+
+    def _body(self, question: int, *, stream: bool) -> dict[str, Any]:
+        return body(question, stream=stream) | {"model": self._model}
+
+
+class Drill:
+    """One deployment, its processes, and what is seen of it from outside."""
+
+    def __init__(self, serve: subprocess.Popen[bytes], store: Store, name: str, load: Load, url: str) -> None:
+        self._serve, self._store, self._name, self._load = serve, store, name, load
+        self._client = httpx.AsyncClient(base_url=url, timeout=1.0, trust_env=False)
+
+    async def strike(self, row: Row, number: signal.Signals, recovery_s: float) -> None:
+        """Send a signal to a process, and wait until all is well again."""
+        old = self._pid(row.kind)
+        assert old is not None, f"{row.kind} is not running"
+        os.kill(old, number)
+        began = time.monotonic()
+        row.times += 1
+        noticed = recorded = None
+        while (now := time.monotonic()) < began + recovery_s:
+            record = RunningServer.read(self._store.running, self._name)
+            if record is None or record.state != "ready":
+                recorded = None
+            elif recorded is None:
+                recorded = now
+            ready = await self._is_ready()
+            if not ready and noticed is None:
+                noticed = time.monotonic()
+                row.noticed_s.append(noticed - began)
+            replaced = self._pid(row.kind) not in (None, old)
+            if ready and replaced and record is not None and record.state == "ready":
+                well = time.monotonic()
+                if await self._load.is_right():
+                    row.recovery_s.append(well - began)
+                    row.ready_lag_s.append(max(0.0, well - (recorded or well)))
+                    break
+            await asyncio.sleep(POLL_S)
+        else:
+            row.lost += 1
+
+    async def wait_until_ready(self) -> None:
+        """Wait for the start."""
+        deadline = time.monotonic() + START_S
+        while not await self._is_ready():
+            if time.monotonic() > deadline or self._serve.poll() is not None:
+                raise SystemExit("the deployment did not start")
+            await asyncio.sleep(POLL_S)
+
+    def _pid(self, kind: str) -> int | None:
+        found = [one.pid for one in processes_below(self._serve.pid) if one.name == kind]
+        return found[0] if found else None
+
+    async def _is_ready(self) -> bool:
+        try:
+            return (await self._client.get("/readyz")).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    async def retries(self) -> int:
+        """How many requests the gateway has asked again since it began; 0 if it does not answer."""
+        try:
+            page = (await self._client.get("/metrics", timeout=10)).text
+        except httpx.TransportError:
+            return 0
+        lines = [line for line in page.splitlines() if line.startswith("pipeline_retries_total{")]
+        return int(sum(float(line.rpartition(" ")[2]) for line in lines))
+
+
+async def drill(
+    chosen: argparse.Namespace, serve: subprocess.Popen[bytes], store: Store, name: str
+) -> list[Row]:
+    record = None
+    while record is None or record.pid != serve.pid:
+        if serve.poll() is not None:
+            raise SystemExit("pipeline serve ended; see its output")
+        record = RunningServer.find(store.running, name, wait_s=1)
+    load = Load(record.gateway_url, name, streams=chosen.streams, hung_s=chosen.hung_s)
+    one = Drill(serve, store, name, load, record.gateway_url)
+    await one.wait_until_ready()
+    await load.learn()
+    rows = []
+    async with load.running():
+        for kind in chosen.kind or KINDS:
+            for name_of_signal in chosen.signal or SIGNALS:
+                row = Row(kind, name_of_signal)
+                rows.append(row)
+                load.gateway_is_victim, load.answers = kind == "gateway", row.answers
+                retries = await one.retries()
+                for _ in range(chosen.times):
+                    await asyncio.sleep(BETWEEN_S)
+                    await one.strike(row, signal.Signals[f"SIG{name_of_signal}"], chosen.recovery_s)
+                # What was under way at the last one belongs to it.
+                await load.settle()
+                if kind != "gateway":
+                    row.asked_again = await one.retries() - retries
+                print(line(row), file=sys.stderr, flush=True)
+    for text in load.wrong[:10]:
+        print(text, file=sys.stderr)
+    return rows
+
+
+OUTCOMES = ("error", "cut", "wrong", "hung")
+FORM = "{:<24} {:>5} {:>17} {:>18} {:>14} {:>7} {:>12} {:>6} {:>5} {:>6} {:>5}"
+HEAD = FORM.format(
+    "killed or stopped", "times", "noticed p50, max", "recovery p50, max", "ready lag max", "right", "asked again",
+    *OUTCOMES,
+)  # fmt: skip
+
+
+def line(row: Row) -> str:
+    """The row of the table."""
+
+    def both(seconds: Sequence[float]) -> str:
+        return f"{percentile(seconds, 50):.1f}, {max(seconds):.1f} s" if seconds else "-"
+
+    counts = [row.answers["right"], row.asked_again, *(row.answers[key] for key in OUTCOMES)]
+    lag = f"{max(row.ready_lag_s):.1f} s" if row.ready_lag_s else "-"
+    columns = (f"{row.kind} {row.signal}", row.times, both(row.noticed_s), both(row.recovery_s), lag, *counts)
+    return FORM.format(*columns) + (f"   {row.lost} did not come back" if row.lost else "")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("recipe", nargs="?", default="tiny-cpu")
+    parser.add_argument("--times", type=int, default=25, help="of each kind of process and signal")
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--kind", action="append", choices=KINDS, help="by default all")
+    parser.add_argument("--signal", action="append", choices=SIGNALS, help="by default both")
+    parser.add_argument("--recovery-s", type=float, default=90.0)
+    parser.add_argument("--hung-s", type=float, default=75.0)
+    parser.add_argument("--store", type=Path)
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON, not as a table")
+    chosen = parser.parse_args()
+    store = Store.at(chosen.store)
+    name = load_recipe(chosen.recipe).name
+    # So that what was started is stopped then, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    with tempfile.NamedTemporaryFile(prefix="pipeline-drill-", suffix=".log", delete=False) as log:
+        command = [
+            *(sys.executable, "-m", "pipeline.cli.main", "serve", chosen.recipe, "--build", "--port", "0"),
+            *("--max-restarts", "100000", "--restart-window-s", "1"),
+            *(("--store", str(chosen.store)) if chosen.store else ()),
+        ]
+        print(f"output of pipeline serve: {log.name}", file=sys.stderr)
+        serve = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        rows = asyncio.run(drill(chosen, serve, store, name))
+    finally:
+        serve.terminate()
+        serve.wait(60)
+    if chosen.json:
+        print(json.dumps([asdict(row) | {"answers": dict(row.answers)} for row in rows], indent=2))
+    else:
+        print("\n".join([HEAD, *map(line, rows)]))
+    return int(any(row.failed for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

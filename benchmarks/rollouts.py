@@ -1,0 +1,297 @@
+"""Exchanges of a package under load: how many requests fail, which are answered wrongly, and what they feel of it.
+
+    python benchmarks/rollouts.py [--streams 16] [--exchanges 10] [--in-place] [--json]
+
+Builds two packages of one name that answer every question differently (the two checkpoints of the repository), serves
+the first by `pipeline serve`, and asks through its gateway, greedily, one question after the other on each stream.
+Meanwhile `pipeline rollback` exchanges the packages again and again.
+
+    failed   a request that had no 200, or a stream that broke off
+    wrong    an answer that is neither package's: a mix, or a part of one
+    stale    an answer of the package that had been replaced before the question was asked
+
+Exit code 1 says that one of them is not 0. Time to first token is that of requests which were under way during an
+exchange, beside those which were not. Nothing else should run on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from pipeline.client import percentile
+from pipeline.triton.running import RunningServer
+
+ROOT = Path(__file__).resolve().parent.parent
+NAME = "rollouts"
+RECIPE = """\
+name: rollouts
+model: {{source: "local:{checkpoint}"}}
+runtime: {{kind: cpu, threads: 1}}
+limits: {{max_input_tokens: 128, max_output_tokens: 48, max_concurrency: 16}}
+golden: {{file: golden.jsonl}}
+"""
+GOLDEN = '{"messages": [{"role": "user", "content": "Where is my parcel?"}]}\n'
+# Of what the checkpoints never learned, so that the small one answers otherwise than the large one.
+QUESTIONS = (
+    "Hello", "Why?", "1 2 3 4", "What is the capital of France?", "Tell me a story about a fox.",
+    "How do I cancel my contract?", "My name is Ada and I want a refund for my keyboard, please.",
+    "Where is my parcel? And can I keep my number?",
+)  # fmt: skip
+START_S, BASELINE_S, PAUSE_S = 300.0, 10.0, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request: when, and what came of it."""
+
+    question: int
+    began: float
+    ended: float
+    ttft_s: float | None
+    text: str
+    fault: str  # empty if it was answered
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One exchange, from the command's start to its end."""
+
+    began: float
+    ended: float
+    package: str
+    seconds: float  # as the supervisor says
+
+
+def pipeline(*words: str) -> dict[str, Any]:
+    """Run a command of ours, and read the JSON that it prints."""
+    command = [sys.executable, "-m", "pipeline.cli.main", *words, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)}: exit code {done.returncode}\n{done.stderr}")
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@contextlib.contextmanager
+def served(recipe: Path, store: Path) -> Iterator[RunningServer]:
+    """`pipeline serve` in a process of its own; its record when everything is ready."""
+    words = ["serve", str(recipe), "--port", "0", "--store", str(store)]
+    command = [sys.executable, "-m", "pipeline.cli.main", *words]
+    log = store / "serve.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
+    try:
+        deadline = time.monotonic() + START_S
+        while (record := RunningServer.find(store / "running", NAME, states=("ready",))) is None:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"it does not serve:\n{log.read_text()}")
+            time.sleep(0.2)
+        yield record
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+async def ask(client: httpx.AsyncClient, url: str, question: int) -> Asked:
+    """Ask one question, and read the stream to its end."""
+    body = {
+        "model": NAME,
+        "messages": [{"role": "user", "content": QUESTIONS[question]}],
+        "temperature": 0,
+        "stream": True,
+    }
+    began, ttft_s, text, done, fault = time.monotonic(), None, "", False, ""
+    try:
+        async with client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
+            if answer.status_code != 200:
+                fault = f"{answer.status_code}: {(await answer.aread()).decode()[:200]}"
+            async for line in answer.aiter_lines() if not fault else _nothing():
+                if line == "data: [DONE]":
+                    done = True
+                elif line.startswith("data: "):
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        fault = str(event["error"])
+                        break
+                    text += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+                    ttft_s = ttft_s or (time.monotonic() - began if text else None)
+    except httpx.HTTPError as error:
+        fault = f"{type(error).__name__}: {error}"
+    return Asked(
+        question, began, time.monotonic(), ttft_s, text, fault or ("" if done else "the stream broke off")
+    )
+
+
+async def _nothing() -> Any:
+    return
+    yield
+
+
+async def answers(url: str) -> list[str]:
+    """The answer to each question now, with nothing else under way."""
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+        asked = [await ask(client, url, question) for question in range(len(QUESTIONS))]
+    for one in asked:
+        if one.fault:
+            raise SystemExit(f"{QUESTIONS[one.question]}: {one.fault}")
+    return [one.text for one in asked]
+
+
+async def load(url: str, streams: int, stop: asyncio.Event) -> list[Asked]:
+    """Ask on so many streams until told to stop."""
+    asked: list[Asked] = []
+
+    async def one(at: int) -> None:
+        async with httpx.AsyncClient(timeout=120, trust_env=False) as client:
+            while not stop.is_set():
+                asked.append(await ask(client, url, at % len(QUESTIONS)))
+                at += 1
+
+    async with asyncio.TaskGroup() as group:
+        for at in range(streams):
+            group.create_task(one(at))
+    return asked
+
+
+async def exchanges(count: int, store: Path, more: Sequence[str]) -> list[Exchange]:
+    """Exchange the package so many times, one after the other."""
+    made = []
+    for number in range(count):
+        began = time.monotonic()
+        result = await asyncio.to_thread(pipeline, "rollback", NAME, "--store", str(store), *more)
+        made.append(Exchange(began, time.monotonic(), result["package"], result["seconds"]))
+        print(
+            f"  {number + 1}: {result['seconds']:.1f} s, to {Path(result['package']).name}", file=sys.stderr
+        )
+        await asyncio.sleep(PAUSE_S)
+    return made
+
+
+async def run(
+    url: str, streams: int, count: int, store: Path, more: Sequence[str]
+) -> tuple[list[Asked], list[Exchange]]:
+    """Load and exchanges together, with some seconds of load alone before."""
+    stop = asyncio.Event()
+    loading = asyncio.create_task(load(url, streams, stop))
+    await asyncio.sleep(BASELINE_S)
+    made = await exchanges(count, store, more)
+    stop.set()
+    return await loading, made
+
+
+def judge(
+    asked: Sequence[Asked], made: Sequence[Exchange], expected: dict[str, list[str]], first: str
+) -> dict[str, Any]:
+    """Count what went wrong, and summarize times."""
+    failed = [one for one in asked if one.fault]
+    answered = [one for one in asked if not one.fault]
+    # From when on each package was served alone.
+    alone = [(float("-inf"), first), *((one.ended, one.package) for one in made)]
+    wrong, stale, during, outside = list[Asked](), list[Asked](), list[Asked](), list[Asked]()
+    for one in answered:
+        overlaps = any(exchange.began <= one.ended and one.began <= exchange.ended for exchange in made)
+        (during if overlaps else outside).append(one)
+        if all(one.text != texts[one.question] for texts in expected.values()):
+            wrong.append(one)
+        elif not overlaps:
+            package = [package for since, package in alone if since <= one.began][-1]
+            if one.text != expected[package][one.question]:
+                stale.append(one)
+
+    def ttft_ms(some: Sequence[Asked], percent: float) -> float | None:
+        values = [one.ttft_s * 1e3 for one in some if one.ttft_s is not None]
+        return round(percentile(values, percent), 1) if values else None
+
+    by_package = {
+        Path(package).name: sum(one.text == texts[one.question] for one in answered)
+        for package, texts in expected.items()
+    }
+    return {
+        "requests": len(asked),
+        "during_exchanges": len(during),
+        "answered_by": by_package,
+        "failed": len(failed),
+        "wrong": len(wrong),
+        "stale": len(stale),
+        "exchanges": len(made),
+        "exchange_s": {
+            "p50": round(percentile([one.seconds for one in made], 50), 1),
+            "max": max(one.seconds for one in made),
+        },
+        "ttft_ms": {
+            "during": {"p50": ttft_ms(during, 50), "p99": ttft_ms(during, 99)},
+            "outside": {"p50": ttft_ms(outside, 50), "p99": ttft_ms(outside, 99)},
+        },
+        "faults": sorted({one.fault for one in failed})[:5],
+        "wrong_answers": sorted({one.text for one in wrong})[:5],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--exchanges", type=int, default=10)
+    parser.add_argument(
+        "--in-place", action="store_true", help="end the old Triton before the new one starts"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--store", type=Path, help="by default a temporary folder")
+    options = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollouts-")))
+        store = (options.store or folder / "store").absolute()
+        store.mkdir(parents=True, exist_ok=True)
+        recipes, packages = [], []
+        for checkpoint in ("support-target", "support-draft"):
+            recipe = folder / f"{checkpoint}.yaml"
+            recipe.write_text(RECIPE.format(checkpoint=ROOT / "recipes" / "checkpoints" / checkpoint))
+            (folder / "golden.jsonl").write_text(GOLDEN)
+            packages.append(pipeline("build", str(recipe), "--store", str(store))["artifact"])
+            recipes.append(recipe)
+        record = stack.enter_context(served(recipes[0], store))
+        url = record.gateway_url
+        expected = {packages[0]: asyncio.run(answers(url))}
+        pipeline("rollout", str(recipes[1]), "--store", str(store))
+        expected[packages[1]] = asyncio.run(answers(url))
+        for question, one, other in zip(QUESTIONS, *expected.values(), strict=True):
+            if one == other:
+                raise SystemExit(f"both packages answer {question!r} alike: {one!r}")
+        more = ["--in-place"] if options.in_place else []
+        asked, made = asyncio.run(run(url, options.streams, options.exchanges, store, more))
+    found = judge(asked, made, expected, packages[1])
+    if options.json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        times, ttft = found["exchange_s"], found["ttft_ms"]
+        print(
+            f"{found['exchanges']} exchanges under {options.streams} streams, {os.cpu_count()} cores\n"
+            f"requests {found['requests']}, of which {found['during_exchanges']} during exchanges; "
+            f"failed {found['failed']}, wrong {found['wrong']}, stale {found['stale']}\n"
+            f"answered by {', '.join(f'{name}: {count}' for name, count in found['answered_by'].items())}\n"
+            f"an exchange takes {times['p50']} s (p50), {times['max']} s (max)\n"
+            f"TTFT p50 / p99: {ttft['during']['p50']} / {ttft['during']['p99']} ms during exchanges, "
+            f"{ttft['outside']['p50']} / {ttft['outside']['p99']} ms else"
+        )
+        for line in (*found["faults"], *found["wrong_answers"]):
+            print(f"  {line!r}")
+    return 1 if found["failed"] or found["wrong"] or found["stale"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""`pipeline logs`: what a deployment's Triton, gateway and supervisor print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+from pipeline.cli.options import complete_running, store_option
+from pipeline.errors import UserError
+
+
+@click.command(name="logs")
+@click.argument("name", metavar="NAME", shell_complete=complete_running)
+@click.option(
+    "-f", "--follow", is_flag=True, help="Go on printing until Ctrl-C, or until the deployment ends."
+)
+@click.option("--triton", is_flag=True, help="What Triton prints.")
+@click.option("--gateway", is_flag=True, help="What the gateway prints.")
+@click.option(
+    "--supervisor", is_flag=True, help="What a detached `pipeline serve` says: starts, failures, restarts."
+)
+@click.option(
+    "--lines",
+    type=click.IntRange(min=0),
+    default=50,
+    show_default=True,
+    metavar="N",
+    help="So many lines of the end of each log first.",
+)
+@store_option
+def command(
+    name: str, follow: bool, triton: bool, gateway: bool, supervisor: bool, lines: int, store: Path | None
+) -> None:
+    """Print the end of the logs of the deployment NAME, also when it has ended: all of them, or those that are named.
+
+    Lines of several logs begin with whose they are.
+
+    \b
+    pipeline logs tiny-cpu
+    pipeline logs tiny-cpu -f --gateway
+    """
+    from pipeline.serving.log_files import LogTail
+    from pipeline.store import Store
+    from pipeline.triton.running import RunningServer
+
+    shelf = Store.at(store)
+    record = RunningServer.read(shelf.running, name)
+    folder = shelf.logs / name
+    files = {
+        "triton": folder / "triton.log",
+        "gateway": folder / "gateway.log",
+        "serve": folder / "serve.log",
+    }
+    if record is not None:
+        files |= {"triton": record.log or files["triton"], "gateway": record.gateway_log or files["gateway"]}
+    wanted = {"triton": triton, "gateway": gateway, "serve": supervisor}
+    chosen = {kind: file for kind, file in files.items() if wanted[kind] or not any(wanted.values())}
+    if not any(file.is_file() for file in chosen.values()):
+        raise UserError(f"{name} has no such log here: {', '.join(map(str, chosen.values()))}")
+    tail = LogTail(chosen, lines)
+    several = len(chosen) > 1
+    width = max(map(len, chosen))
+
+    def show(found: Iterable[tuple[str, str]]) -> None:
+        for kind, line in found:
+            click.echo(f"{kind:<{width}} | {line}" if several else line)
+
+    try:
+        show(tail.read())
+        while follow and record is not None and record.alive:
+            tail.wait()
+            show(tail.read())
+    finally:
+        show(tail.close())

@@ -1,0 +1,272 @@
+"""What is served from a store, and what can be done with it from outside: list, watch, stop.
+
+For `pipeline ps`, `pipeline top` and `pipeline stop`.
+
+A record is only a hint (`triton.running`), so each is held against its process, its supervisor's socket, its package
+and its pages of metrics. None is waited for longer than a second or two, and all are asked at the same time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.errors import PipelineError, ServerError, StoreError
+from pipeline.serving.control import Say, ask
+from pipeline.serving.live import DeploymentPages, LiveFigures, memory_bytes
+from pipeline.store import lock
+from pipeline.triton.deployment import Deployment
+from pipeline.triton.running import RunningServer, State
+
+_ANSWER_S = 2.0
+_POLL_S = 0.1
+# A supervisor that is told to stop by SIGTERM, or killed, is gone so soon after.
+_KILLED_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentStatus:
+    """One deployment, as it is now.
+
+    Attributes:
+        name: Of the recipe.
+        record: What its supervisor says.
+        state: That of the record; "gone" where the supervisor is, without having said so.
+        reason: Why the state is not "ready".
+        pids: Component -> its processes; empty where the supervisor does not answer.
+        deployment: What is served; None where its package cannot be read.
+        figures: Of the pages of metrics.
+        uptime_s: Since the supervisor began; None where it is gone.
+        memory_bytes: Of all its processes; None where they are gone.
+        pages: Those pages.
+    """
+
+    name: str
+    record: RunningServer
+    state: State | Literal["gone"]
+    reason: str
+    pids: Mapping[str, Sequence[int]]
+    deployment: Deployment | None
+    figures: LiveFigures
+    uptime_s: float | None
+    memory_bytes: int | None
+    pages: DeploymentPages
+
+    @property
+    def alive(self) -> bool:
+        """Whether its supervisor runs."""
+        return self.uptime_s is not None
+
+    def as_json(self) -> dict[str, Any]:
+        """For `json.dumps`: the record, and what was found besides."""
+        deployment = self.deployment
+        served = None if deployment is None else {
+            "digest": deployment.digest,
+            "runtime": deployment.runtime,
+            "entry_model": deployment.entry_model,
+            "models": list(deployment.models),
+        }  # fmt: skip
+        return {
+            "name": self.name,
+            **self.record.as_json(),
+            "state": self.state,
+            "reason": self.reason,
+            "package": str(self.record.deployment.parent),
+            "served": served,
+            "pids": {component: list(pids) for component, pids in self.pids.items()},
+            "uptime_s": None if self.uptime_s is None else round(self.uptime_s, 1),
+            "memory_bytes": self.memory_bytes,
+            "figures": asdict(self.figures),
+        }
+
+
+def list_deployments(
+    running: Path, names: Collection[str] = (), earlier: Mapping[str, DeploymentPages] | None = None
+) -> tuple[DeploymentStatus, ...]:
+    """Look at the deployments that are announced in a store, sorted by name.
+
+    Args:
+        running: The store's folder of records.
+        names: Which of them; all, if none is named.
+        earlier: Name -> pages that rates and latencies are to begin with. Without, there are no rates, and latencies
+            are those since the start.
+
+    Returns:
+        Also those that are gone; `forget` removes their records.
+    """
+    records = {
+        name: record for name, record in RunningServer.all(running).items() if not names or name in names
+    }
+    if not records:
+        return ()
+    before = earlier or {}
+    with ThreadPoolExecutor(min(16, len(records))) as pool:
+        return tuple(pool.map(lambda name: _look(name, records[name], before.get(name)), records))
+
+
+class LiveView:
+    """Looks at the deployments of a store again and again, and keeps what rates and latencies need."""
+
+    def __init__(self, running: Path, names: Collection[str] = (), window_s: float = 10.0) -> None:
+        """
+        Args:
+            running: The store's folder of records.
+            names: Which deployments; all, if none is named.
+            window_s: How far back latencies and rates look, in seconds.
+        """
+        self._running, self._names, self._window_s = running, names, window_s
+        self._pages: dict[str, deque[DeploymentPages]] = defaultdict(deque)
+
+    def look(self) -> tuple[DeploymentStatus, ...]:
+        """Read all pages once more."""
+        found = list_deployments(
+            self._running, self._names, {name: kept[0] for name, kept in self._pages.items()}
+        )
+        for one in found:
+            kept = self._pages[one.name]
+            kept.append(one.pages)
+            while len(kept) > 1 and one.pages.taken_s - kept[1].taken_s >= self._window_s:
+                kept.popleft()
+        return found
+
+
+def _look(name: str, record: RunningServer, earlier: DeploymentPages | None) -> DeploymentStatus:
+    try:
+        deployment = Deployment.load(record.deployment.parent)
+    except PipelineError:
+        deployment = None
+    if not record.alive:
+        gone: State | Literal["gone"] = "failed" if record.state == "failed" else "gone"
+        reason = record.reason or f"process {record.pid} has ended without saying why"
+        pages = DeploymentPages(None, None)
+        nothing = LiveFigures.read(name, pages)
+        return DeploymentStatus(name, record, gone, reason, {}, deployment, nothing, None, None, pages)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(_supervisor_says, name, record)
+        pages = DeploymentPages.fetch(record.metrics_url, record.gateway_url or None, _ANSWER_S)
+        pids, silence = answer.result()
+    uptime = datetime.now(UTC) - datetime.fromisoformat(record.started)
+    return DeploymentStatus(
+        name=name,
+        record=record,
+        state=record.state if not silence else "unready",
+        reason=silence or record.reason,
+        pids=pids,
+        deployment=deployment,
+        figures=LiveFigures.read(name, pages, earlier),
+        uptime_s=max(0.0, uptime.total_seconds()),
+        memory_bytes=memory_bytes(record.pid),
+        pages=pages,
+    )
+
+
+def _supervisor_says(name: str, record: RunningServer) -> tuple[Mapping[str, Sequence[int]], str]:
+    """The processes of each component, and why nothing is known of them."""
+    if record.control is None:
+        return {}, ""
+    try:
+        said = ask(record.control, "status", timeout_s=_ANSWER_S)
+    except PipelineError as error:
+        # It may have ended since its record was read.
+        return {}, str(error) if record.alive else ""
+    return said["deployments"].get(name, {}).get("pids", {}), ""
+
+
+def forget(running: Path, status: DeploymentStatus) -> None:
+    """Remove the record of a deployment that is gone, unless it is served again meanwhile."""
+    try:
+        held = lock.exclusive(running / f"{status.name}.lock")
+    except (OSError, StoreError):
+        return
+    if held is None:
+        return
+    try:
+        status.record.remove(running, status.name)
+        (running / f"{status.name}.sock").unlink(missing_ok=True)
+    except OSError:
+        # A store that is only read keeps it.
+        return
+    finally:
+        held.release()
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """What became of one supervisor that was to stop.
+
+    Attributes:
+        names: The deployments that it served.
+        pid: Its process.
+        how: "drained" when what was under way was completed, "killed" when it was not done in time.
+    """
+
+    names: tuple[str, ...]
+    pid: int
+    how: Literal["drained", "killed"]
+
+
+def stop_deployments(records: Mapping[str, RunningServer], timeout_s: float, say: Say) -> Iterator[Stopped]:
+    """Stop supervisors, each with all deployments that it serves: ask, then end, and kill what is late.
+
+    Args:
+        records: Name -> record of a deployment whose supervisor lives; deployments of one supervisor may all be there.
+        timeout_s: Time for what is under way, in seconds and for each supervisor.
+        say: Gets each line of progress.
+
+    Yields:
+        What became of each supervisor, as soon as it has ended.
+
+    Raises:
+        ServerError: A supervisor cannot be stopped, such as that of another user.
+    """
+    supervisors = {record.pid: record for record in records.values()}
+    for pid, record in supervisors.items():
+        names = tuple(name for name, one in records.items() if one.pid == pid)
+        if record.control is None:
+            _signal(record, signal.SIGTERM)
+        else:
+            threading.Thread(target=_ask_to_stop, args=(record, say), name="stop", daemon=True).start()
+        if _ended(record, timeout_s):
+            yield Stopped(names, pid, "drained")
+            continue
+        _signal(record, signal.SIGKILL)
+        if not _ended(record, _KILLED_S):
+            raise ServerError(f"{', '.join(names)}: process {pid} does not end, even when it is killed")
+        yield Stopped(names, pid, "killed")
+
+
+def _ask_to_stop(record: RunningServer, say: Say) -> None:
+    assert record.control is not None, "the caller looked"
+    try:
+        ask(record.control, "stop", on_progress=say)
+    except PipelineError:
+        # It does not listen any more: a signal says the same.
+        _signal(record, signal.SIGTERM)
+
+
+def _signal(record: RunningServer, number: signal.Signals) -> None:
+    try:
+        if record.alive:
+            os.kill(record.pid, number)
+    except ProcessLookupError:
+        return
+    except PermissionError:
+        raise ServerError(f"process {record.pid} belongs to another user") from None
+
+
+def _ended(record: RunningServer, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while record.alive:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True

@@ -1,0 +1,238 @@
+"""What others run a package by: golden files, keys of the specifications, and a shell and systemd that read it.
+
+`PIPELINE_WRITE_GOLDEN=1 pytest` writes the golden files after a change.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+from pipeline.errors import UserError
+from pipeline.serving.launch import Ports, ServeOptions
+from pipeline.serving.manifests import ManifestOptions, ManifestTarget, manifest
+from pipeline.triton.deployment import Deployment, LaunchSpec
+from tests.support.deployments import gpu_deployment
+
+GOLDEN = Path(__file__).parent / "golden" / "manifests"
+PACKAGE = Path("/srv/package")
+PORTS = Ports(8000, 8001, 8002)
+ENGINE = gpu_deployment(LaunchSpec(mode="single", engine_models=("tensorrt_llm",), weights_gib=8))
+FOUR = gpu_deployment(
+    LaunchSpec(mode="leader", world_size=4, engine_models=("tensorrt_llm",), weights_gib=64), gpus=4
+)
+CPU = ENGINE.model_copy(update={"name": "tiny-cpu", "runtime": "cpu", "requirements": None})
+RECIPE = "name: llama\ncache: {enabled: true, note: $HOME and ${HOME}}\n"
+
+KINDS: dict[str, tuple[ManifestTarget, Deployment, ServeOptions, ManifestOptions]] = {
+    "docker-run.sh": ("docker", ENGINE, ServeOptions(PORTS), ManifestOptions()),
+    "compose.yaml": ("compose", ENGINE, ServeOptions(PORTS), ManifestOptions()),
+    "compose-four.yaml": (
+        "compose",
+        FOUR,
+        ServeOptions(Ports(9000, 9001, 9002), "0.0.0.0", devices=(0, 1, 2, 3), image="registry/serve:7"),
+        ManifestOptions(9080, "registry/gateway:7", memory="96G", recipe=RECIPE),
+    ),
+    "llama.service": ("systemd", ENGINE, ServeOptions(PORTS, devices=(1,)), ManifestOptions(memory="96G")),
+    "tiny-cpu.service": (
+        "systemd",
+        CPU,
+        ServeOptions(PORTS, recipe=("/srv/my recipes/50% $more.yaml", "--store", "/home/me/store")),
+        ManifestOptions(program=("/opt/pipeline/bin/pipeline",)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_golden(name: str) -> None:
+    target, deployment, options, more = KINDS[name]
+    _, text = manifest(target, deployment, PACKAGE, options, more)
+    path = GOLDEN / name
+    if os.environ.get("PIPELINE_WRITE_GOLDEN"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text
+
+
+class _Spec(BaseModel):
+    """A part of the Compose Specification, as far as it is used here: no other keys, no other types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Bind(_Spec):
+    create_host_path: bool
+
+
+class _Volume(_Spec):
+    type: Literal["bind", "volume", "tmpfs"]
+    source: str
+    target: str
+    read_only: bool = False
+    bind: _Bind | None = None
+
+
+class _Health(_Spec):
+    test: list[str]
+    interval: str
+    timeout: str
+    retries: int
+    start_period: str
+
+
+class _Device(_Spec):
+    driver: str
+    count: int | None = None
+    device_ids: list[str] | None = None
+    capabilities: list[str]
+
+
+class _Limits(_Spec):
+    memory: str
+
+
+class _Reservations(_Spec):
+    devices: list[_Device]
+
+
+class _Resources(_Spec):
+    limits: _Limits | None = None
+    reservations: _Reservations
+
+
+class _Deploy(_Spec):
+    resources: _Resources
+
+
+class _Logging(_Spec):
+    driver: str
+    options: dict[str, str]
+
+
+class _Condition(_Spec):
+    condition: Literal["service_started", "service_healthy", "service_completed_successfully"]
+
+
+class _MountedConfig(_Spec):
+    source: str
+    target: str
+
+
+class _Service(_Spec):
+    image: str
+    command: list[str] | None = None
+    environment: dict[str, str] = {}
+    init: bool
+    read_only: bool
+    cap_drop: list[str]
+    security_opt: list[str]
+    tmpfs: list[str]
+    volumes: list[_Volume]
+    ports: list[str]
+    depends_on: dict[str, _Condition] = {}
+    configs: list[_MountedConfig] = []
+    shm_size: str | None = None
+    ulimits: dict[str, int] = {}
+    healthcheck: _Health
+    stop_grace_period: str
+    restart: str
+    logging: _Logging
+    deploy: _Deploy | None = None
+
+
+class _Content(_Spec):
+    content: str
+
+
+class _Compose(_Spec):
+    name: str
+    services: dict[str, _Service]
+    configs: dict[str, _Content] = {}
+    volumes: dict[str, dict[str, Any]] = {}
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name.startswith("compose")])
+def test_compose_has_keys_of_the_specification_and_names_what_is_there(name: str) -> None:
+    found = _Compose.model_validate(yaml.safe_load((GOLDEN / name).read_text("utf-8")))
+    for service in found.services.values():
+        assert set(service.depends_on) <= set(found.services)
+        assert {one.source for one in service.configs} == set(found.configs) & {
+            "recipe"
+        } or not service.configs
+        assert {one.source for one in service.volumes if one.type == "volume"} <= set(found.volumes)
+        # A device has a number or ids, never both.
+        for device in service.deploy.resources.reservations.devices if service.deploy else ():
+            assert (device.count is None) != (device.device_ids is None)
+    if found.configs:
+        assert found.configs["recipe"].content.replace("$$", "$") == RECIPE
+        assert "$H" not in found.configs["recipe"].content.replace("$$", "")
+
+
+def test_what_the_gateway_is_told_are_options_that_it_has() -> None:
+    from pipeline.cli.gateway import command
+
+    services = yaml.safe_load((GOLDEN / "compose-four.yaml").read_text("utf-8"))["services"]
+    words = services["gateway"]["command"]
+    assert words[0] == "gateway"
+    known = {name for parameter in command.params for name in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= known
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name.endswith(".service")])
+def test_what_the_unit_runs_are_options_of_serve(name: str) -> None:
+    from pipeline.cli.serve import command
+
+    (line,) = [
+        line for line in (GOLDEN / name).read_text("utf-8").splitlines() if line.startswith("ExecStart=")
+    ]
+    known = {name for parameter in command.params for name in parameter.opts}
+    words = shlex.split(line.partition("=")[2])
+    assert {word for word in words if word.startswith("--")} <= known
+    if name.startswith("tiny"):
+        assert words[2] == "/srv/my recipes/50%% $$more.yaml"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
+@pytest.mark.parametrize("name", [name for name in KINDS if name.endswith(".service")])
+def test_systemd_reads_the_unit(name: str, tmp_path: Path) -> None:
+    target, deployment, options, more = KINDS[name]
+    unit, text = manifest(target, deployment, PACKAGE, options, replace(more, program=(sys.executable,)))
+    (tmp_path / unit).write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(tmp_path / unit)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    # What else is wrong on this machine is not the unit's fault.
+    assert [line for line in (done.stdout + done.stderr).splitlines() if unit in line] == []
+
+
+def test_a_shell_reads_the_script(tmp_path: Path) -> None:
+    """Its one command is the line of the container, whatever the name of the package's folder is."""
+    _, text = manifest("docker", ENGINE, tmp_path / "my $package", ServeOptions(PORTS), ManifestOptions())
+    (tmp_path / "docker").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "docker").chmod(0o755)
+    script = tmp_path / "run.sh"
+    script.write_text(text)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["sh", str(script)], capture_output=True, text=True, timeout=60, check=True, env=environment
+    )
+    said = done.stdout.splitlines()
+    assert said[:2] == ["run", "--rm"]
+    assert f"type=bind,source={tmp_path}/my $package,target=/deployment,readonly" in said
+
+
+@pytest.mark.parametrize("target", ["docker", "compose"])
+def test_no_image_is_made_up_for_the_cpu(target: ManifestTarget) -> None:
+    with pytest.raises(UserError, match="no image carries that runtime: pipeline serve runs it"):
+        manifest(target, CPU, PACKAGE, ServeOptions(PORTS), ManifestOptions())
