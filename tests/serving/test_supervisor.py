@@ -77,6 +77,7 @@ class Supervised:
     def wait_until_ready(self) -> None:
         wait_for(lambda: self.failure is not None or self.record.state == "ready", "readiness", WAIT_S)
         assert self.failure is None
+        wait_for(self.ready_file.exists, "the ready file", WAIT_S)
 
     def processes(self) -> dict[str, int]:
         """Its processes, by what they are."""
