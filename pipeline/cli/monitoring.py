@@ -93,6 +93,8 @@ def command(
 ) -> None:
     """Write Prometheus rules and a Grafana dashboard, with the targets of each RECIPE's SLO.
 
+    The name of a running deployment does as well.
+
     \b
     pipeline monitoring tiny-cpu --output monitoring/
     promtool test rules monitoring/alerts_test.yaml
@@ -107,10 +109,8 @@ def command(
     from pipeline.serving.monitoring import Pace, WatchedDeployment, monitoring_files
     from pipeline.store import Store
 
-    shelf = Store.at(store)
-    named = [find_deployment(name, overrides, shelf) for name in recipes]
-    loaded = [one.recipe for one in named]
-    known = [recipe.name for recipe in loaded]
+    found = [find_deployment(name, overrides, Store.at(store)) for name in recipes]
+    known = [one.recipe.name for one in found]
     faults = [f"{name}: is named twice" for name in sorted({name for name in known if known.count(name) > 1})]
     faults += [
         f"--triton {name}=…: is none of the recipes ({', '.join(known)})"
@@ -120,9 +120,9 @@ def command(
     if faults:
         raise UserError("\n".join(faults))
     watched = []
-    for recipe, running in ((one.recipe, one.server) for one in named):
+    for recipe, running in ((one.recipe, one.server) for one in found):
         triton = _TRITON if running is None else urlsplit(running.metrics_url).netloc
-        gateway = urlsplit(running.gateway_url).netloc if running is not None else ""
+        gateway = "" if running is None else urlsplit(running.gateway_url).netloc
         given = tuple(address for name, address in tritons if name == recipe.name)
         one = WatchedDeployment(recipe, gateways or (gateway or _GATEWAY,), given or (triton,))
         watched.append(one)

@@ -19,7 +19,7 @@ import click
 from pipeline.cli.options import complete_running, store_option
 
 if TYPE_CHECKING:
-    from pipeline.serving.live import LiveView
+    from pipeline.serving.status import LiveView
 
 
 @click.command(name="top")
@@ -46,13 +46,13 @@ def command(names: tuple[str, ...], store: Path | None, interval_s: float, once:
     \b
     pipeline top
     pipeline top tiny-cpu --once
-    pipeline top --json --once | jq '.[].ttft_p95_ms'
+    pipeline top --json --once | jq '.[].figures.ttft_p95_ms'
 
     Latencies and rates are those of the last ten seconds (with --once, of one interval), as the gateway measures them.
     A deployment without a gateway shows what its engine tells: streams, tokens, KV cache.
     """
     from pipeline.errors import UserError
-    from pipeline.serving.live import LiveView
+    from pipeline.serving.status import LiveView
     from pipeline.store import Store
 
     view = LiveView(Store.at(store).running, names)

@@ -1,7 +1,7 @@
 """What a running deployment says of itself: its pages of Prometheus metrics, and the figures that are read from them.
 
-`pipeline ps` and `pipeline top` both use it. Two pages are needed for rates and latencies, because counters and
-histograms count from the start of the process that shows them:
+`pipeline ps`, `pipeline top`, the supervisor and acceptance runs use it. Two pages are needed for rates and latencies,
+because counters and histograms count from the start of the process that shows them:
 
     before = DeploymentPages.fetch(triton_url, gateway_url)
     ...
@@ -18,19 +18,16 @@ import math
 import time
 import urllib.error
 import urllib.request
-from collections import defaultdict, deque
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Self, TypedDict
+from dataclasses import dataclass
+from typing import Self, TypedDict
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.triton.deployment import ENTRY, TARGET_MODEL
-from pipeline.triton.running import RunningServer
 
 _KV_BLOCKS = "nv_trt_llm_kv_cache_block_metrics"
 _TTFT, _ITL = "pipeline_time_to_first_token_seconds", "pipeline_inter_token_latency_seconds"
@@ -230,77 +227,6 @@ def memory_bytes(pid: int) -> int | None:
         except psutil.NoSuchProcess:
             continue
     return total
-
-
-@dataclass(frozen=True, slots=True)
-class LiveDeployment:
-    """One running deployment at one time.
-
-    Attributes:
-        name: of the recipe.
-        state: as its record says, or "gone" if its supervisor has died.
-        reason: why it is not ready; empty if it is.
-        up_s: seconds since its supervisor began.
-        restarts: component -> how often it was started again.
-        memory_bytes: of all its processes; None if they are gone.
-        figures: from its pages.
-    """
-
-    name: str
-    state: str
-    reason: str
-    up_s: float
-    restarts: Mapping[str, int]
-    memory_bytes: int | None
-    figures: LiveFigures
-
-    def as_json(self) -> dict[str, Any]:
-        """Return all of it, figures beside the rest, as JSON has it."""
-        whole = asdict(self)
-        figures = whole.pop("figures")
-        return {**whole, **figures}
-
-
-class LiveView:
-    """Looks at the running deployments of a store again and again, and keeps what rates and latencies need."""
-
-    def __init__(self, folder: Path, names: Collection[str] = (), window_s: float = 10.0) -> None:
-        """
-        Args:
-            folder: of the records of running deployments.
-            names: which of them; all, if none is named.
-            window_s: how far back latencies and rates look, in seconds.
-        """
-        self._folder, self._names, self._window_s = folder, names, window_s
-        self._pages: dict[str, deque[DeploymentPages]] = defaultdict(deque)
-
-    def look(self) -> list[LiveDeployment]:
-        """Read all pages once more."""
-        records = [
-            (name, record)
-            for name, record in RunningServer.all(self._folder).items()
-            if not self._names or name in self._names
-        ]
-        with ThreadPoolExecutor(max(1, len(records))) as pool:
-            return list(pool.map(lambda found: self._look_at(*found), records))
-
-    def _look_at(self, name: str, record: RunningServer) -> LiveDeployment:
-        now = DeploymentPages.fetch(record.metrics_url, record.gateway_url or None)
-        kept = self._pages[name]
-        while len(kept) > 1 and now.taken_s - kept[1].taken_s >= self._window_s:
-            kept.popleft()
-        figures = LiveFigures.read(name, now, kept[0] if kept else None)
-        kept.append(now)
-        began = datetime.fromisoformat(record.started)
-        return LiveDeployment(
-            name=name,
-            state=record.state if record.alive or record.state == "failed" else "gone",
-            reason=record.reason,
-            up_s=(datetime.now(UTC) - began).total_seconds(),
-            restarts=record.restarts,
-            memory_bytes=memory_bytes(record.pid) if record.alive else None,
-            figures=figures,
-        )
 
 
 def _of_gateway(model: str, page: MetricsPage) -> _Requests:

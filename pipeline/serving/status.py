@@ -1,4 +1,6 @@
-"""What is served from a store, and what can be done with it from outside: list, stop. For `pipeline ps` and `stop`.
+"""What is served from a store, and what can be done with it from outside: list, watch, stop.
+
+For `pipeline ps`, `pipeline top` and `pipeline stop`.
 
 A record is only a hint (`triton.running`), so each is held against its process, its supervisor's socket, its package
 and its pages of metrics. None is waited for longer than a second or two, and all are asked at the same time.
@@ -10,7 +12,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -19,7 +22,7 @@ from typing import Any, Literal
 
 from pipeline.errors import PipelineError, ServerError, StoreError
 from pipeline.serving.control import Say, ask
-from pipeline.serving.live import DeploymentPages, LiveFigures
+from pipeline.serving.live import DeploymentPages, LiveFigures, memory_bytes
 from pipeline.store import lock
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.running import RunningServer, State
@@ -43,6 +46,8 @@ class DeploymentStatus:
         deployment: What is served; None where its package cannot be read.
         figures: Of the pages of metrics.
         uptime_s: Since the supervisor began; None where it is gone.
+        memory_bytes: Of all its processes; None where they are gone.
+        pages: Those pages.
     """
 
     name: str
@@ -53,6 +58,8 @@ class DeploymentStatus:
     deployment: Deployment | None
     figures: LiveFigures
     uptime_s: float | None
+    memory_bytes: int | None
+    pages: DeploymentPages
 
     @property
     def alive(self) -> bool:
@@ -77,27 +84,62 @@ class DeploymentStatus:
             "served": served,
             "pids": {component: list(pids) for component, pids in self.pids.items()},
             "uptime_s": None if self.uptime_s is None else round(self.uptime_s, 1),
+            "memory_bytes": self.memory_bytes,
             "figures": asdict(self.figures),
         }
 
 
-def list_deployments(running: Path) -> tuple[DeploymentStatus, ...]:
-    """Look at all deployments that are announced in a store, sorted by name.
+def list_deployments(
+    running: Path, names: Collection[str] = (), earlier: Mapping[str, DeploymentPages] | None = None
+) -> tuple[DeploymentStatus, ...]:
+    """Look at the deployments that are announced in a store, sorted by name.
 
     Args:
         running: The store's folder of records.
+        names: Which of them; all, if none is named.
+        earlier: Name -> pages that rates and latencies are to begin with. Without, there are no rates, and latencies
+            are those since the start.
 
     Returns:
         Also those that are gone; `forget` removes their records.
     """
-    records = RunningServer.all(running)
+    records = {
+        name: record for name, record in RunningServer.all(running).items() if not names or name in names
+    }
     if not records:
         return ()
+    before = earlier or {}
     with ThreadPoolExecutor(min(16, len(records))) as pool:
-        return tuple(pool.map(_look, records, records.values()))
+        return tuple(pool.map(lambda name: _look(name, records[name], before.get(name)), records))
 
 
-def _look(name: str, record: RunningServer) -> DeploymentStatus:
+class LiveView:
+    """Looks at the deployments of a store again and again, and keeps what rates and latencies need."""
+
+    def __init__(self, running: Path, names: Collection[str] = (), window_s: float = 10.0) -> None:
+        """
+        Args:
+            running: The store's folder of records.
+            names: Which deployments; all, if none is named.
+            window_s: How far back latencies and rates look, in seconds.
+        """
+        self._running, self._names, self._window_s = running, names, window_s
+        self._pages: dict[str, deque[DeploymentPages]] = defaultdict(deque)
+
+    def look(self) -> tuple[DeploymentStatus, ...]:
+        """Read all pages once more."""
+        found = list_deployments(
+            self._running, self._names, {name: kept[0] for name, kept in self._pages.items()}
+        )
+        for one in found:
+            kept = self._pages[one.name]
+            kept.append(one.pages)
+            while len(kept) > 1 and one.pages.taken_s - kept[1].taken_s >= self._window_s:
+                kept.popleft()
+        return found
+
+
+def _look(name: str, record: RunningServer, earlier: DeploymentPages | None) -> DeploymentStatus:
     try:
         deployment = Deployment.load(record.deployment.parent)
     except PipelineError:
@@ -105,8 +147,9 @@ def _look(name: str, record: RunningServer) -> DeploymentStatus:
     if not record.alive:
         gone: State | Literal["gone"] = "failed" if record.state == "failed" else "gone"
         reason = record.reason or f"process {record.pid} has ended without saying why"
-        nothing = LiveFigures.read(name, DeploymentPages(None, None))
-        return DeploymentStatus(name, record, gone, reason, {}, deployment, nothing, None)
+        pages = DeploymentPages(None, None)
+        nothing = LiveFigures.read(name, pages)
+        return DeploymentStatus(name, record, gone, reason, {}, deployment, nothing, None, None, pages)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(_supervisor_says, name, record)
         pages = DeploymentPages.fetch(record.metrics_url, record.gateway_url or None, _ANSWER_S)
@@ -119,8 +162,10 @@ def _look(name: str, record: RunningServer) -> DeploymentStatus:
         reason=silence or record.reason,
         pids=pids,
         deployment=deployment,
-        figures=LiveFigures.read(name, pages),
+        figures=LiveFigures.read(name, pages, earlier),
         uptime_s=max(0.0, uptime.total_seconds()),
+        memory_bytes=memory_bytes(record.pid),
+        pages=pages,
     )
 
 

@@ -83,7 +83,8 @@ def test_without_a_terminal_it_is_one_table(store: Path) -> None:
 def test_for_scripts(store: Path) -> None:
     (one,) = json.loads(top(store, "alone", "--once", "--json").stdout)
     assert (one["name"], one["state"], one["restarts"]) == ("alone", "restarting", {"triton": 2})
-    assert (one["kv_used"], one["ttft_p95_ms"], one["requests"]) == (0.75, None, None)
+    figures = one["figures"]
+    assert (figures["kv_used"], figures["ttft_p95_ms"], figures["requests"]) == (0.75, None, None)
     assert one["memory_bytes"] > 0
     error = top(store, "alone", "nobody", "--json").exception
     assert isinstance(error, UserError)

@@ -9,7 +9,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.serving.live import LiveDeployment
+from pipeline.cli.ps import duration
+from pipeline.serving.status import DeploymentStatus
 from pipeline.store import human_bytes
 
 _COLORS = {"ready": "green", "failed": "red", "unready": "red", "gone": "red"}
@@ -20,7 +21,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def top_table(deployments: Sequence[LiveDeployment], hint: str = "") -> Group:
+def top_table(deployments: Sequence[DeploymentStatus], hint: str = "") -> Group:
     """Make the table; latencies in milliseconds.
 
     Args:
@@ -35,7 +36,7 @@ def top_table(deployments: Sequence[LiveDeployment], hint: str = "") -> Group:
         table.add_row(
             one.name,
             f"[{_COLORS.get(one.state, 'yellow')}]{one.state}[/]",
-            _duration(one.up_s),
+            "-" if one.uptime_s is None else duration(one.uptime_s),
             "/".join(map(_number, (figures.running, figures.waiting, figures.stalled))),
             _number(figures.tokens_per_s),
             "/".join(map(_ms, (figures.ttft_p50_ms, figures.ttft_p95_ms))),
@@ -43,7 +44,7 @@ def top_table(deployments: Sequence[LiveDeployment], hint: str = "") -> Group:
             _share(figures.kv_used),
             _share(figures.cache_hits),
             _number(figures.requests),
-            str(sum(one.restarts.values())),
+            str(sum(one.record.restarts.values())),
             "-" if one.memory_bytes is None else human_bytes(one.memory_bytes),
         )
     reasons = [f"{one.name}: {one.reason}" for one in deployments if one.reason]
@@ -60,10 +61,3 @@ def _ms(value: float | None) -> str:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
-
-
-def _duration(seconds: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

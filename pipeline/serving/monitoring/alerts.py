@@ -25,7 +25,8 @@ _WORDS = {TTFT: "time to first token", ITL: "inter-token latency"}
 
 # Observations within five minutes below which a quantile says little.
 _LEAST_OBSERVATIONS = {0.5: 20, 0.95: 20, 0.99: 100}
-_DEGRADED = 1.5  # times the p50 of the 30 minutes before
+# Times the p50 of the 30 minutes before, and at least so many seconds more: below, the buckets decide.
+_DEGRADED, _DEGRADED_BY_S = 1.5, {TTFT: 0.02, ITL: 0.002}
 _SPIKE, _SPIKE_TOKENS_PER_S = 3, 50  # times the mean of the hour before, and at least so many
 _KV_PRESSURE = 0.9  # share of the blocks
 _FAILING = 0.01  # share of the requests
@@ -246,7 +247,8 @@ def _latency_alerts(recipe: Recipe, pace: Pace) -> Iterator[Alert]:
         yield Alert(
             name=f"Pipeline{_LATENCIES[metric]}Degraded",
             severity="warning",
-            expr=f"{now} > {_DEGRADED} * {before} and {_enough(metric, of, 0.5, pace)}",
+            expr=f"{now} > {_DEGRADED} * {before} and {now} - {before} > {_DEGRADED_BY_S[metric]:g} "
+            f"and {_enough(metric, of, 0.5, pace)}",
             hold_s=120,
             summary=f"{name}: {words} is worse by half than before",
             description=f"p50 of the {words} was {{figure}} s over five minutes, "
