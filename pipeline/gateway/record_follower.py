@@ -22,7 +22,8 @@ _log = logging.getLogger("pipeline.gateway")
 
 _POLL_S = 0.2
 _REREAD_S = 5.0
-_RESTARTING = "its server is being started again"
+# State of a record in which its Triton cannot be asked -> what requests that wait too long are told.
+_NOT_YET = {"starting": "its server is being started", "restarting": "its server is being started again"}
 # An answer may be stored in the cache after the request that it was generated for has ended.
 _CLOSE_AFTER_S = 1.0
 
@@ -102,8 +103,10 @@ class RecordFollower:
                     await self._follow(self._record, models)
             except PipelineError as error:
                 self._fail(str(error))
-        waits = self._record is not None and self._record.state == "restarting" and self._record.alive
-        models[self.name].readiness.suspend(_RESTARTING if waits else "")
+        record, why = self._record, ""
+        if record is not None and record.state in _NOT_YET and record.alive:
+            why = _NOT_YET[record.state]
+        models[self.name].readiness.suspend(why)
 
     async def _follow(self, record: RunningServer, models: MutableMapping[str, ServedModel]) -> None:
         """Replace the model if the record names another package or address. Raises what loading it does."""
