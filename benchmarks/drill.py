@@ -311,6 +311,8 @@ def main() -> int:
     chosen = parser.parse_args()
     store = Store.at(chosen.store)
     name = load_recipe(chosen.recipe).name
+    # So that what was started is stopped then, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.NamedTemporaryFile(prefix="pipeline-drill-", suffix=".log", delete=False) as log:
         command = [
             *(sys.executable, "-m", "pipeline.cli.main", "serve", chosen.recipe, "--build", "--port", "0"),

@@ -113,11 +113,11 @@ def command(
     """
     from pipeline.acceptance import AcceptanceOptions, AcceptanceReport, accept
     from pipeline.acceptance.accept import SKIPPABLE, STEPS
+    from pipeline.cli.named import recipe_of
     from pipeline.errors import Fault, InvalidInput, UserError
-    from pipeline.recipe import load_recipe
     from pipeline.store import Store
 
-    loaded = load_recipe(recipe, overrides)
+    loaded = recipe_of(recipe, overrides, Store.at(store))
     limits = loaded.limits
     lengths = (
         ("--prompt-tokens", prompt_tokens, "max_input_tokens", limits.max_input_tokens),

@@ -73,15 +73,15 @@ def command(
     pipeline build llama-3.1-8b-fp8 --executor docker --gpus 0
     pipeline build llama-3.1-8b-fp8 --executor print
     """
+    from pipeline.cli.named import recipe_of
     from pipeline.prepare import prepare
-    from pipeline.recipe import load_recipe
     from pipeline.runtimes import ExecutorChoice
     from pipeline.stages import HandoverScript, build_or_hand_over
     from pipeline.store import Store, human_bytes
 
-    loaded = load_recipe(recipe, overrides)
     report = reporter(silent=as_json)
     shelf = Store.at(store)
+    loaded = recipe_of(recipe, overrides, shelf)
     prepared = prepare(loaded, shelf, offline=offline, progress=report, allowed=allowed)
     if dry_run:
         from pipeline.cli.render.tables import plan_json, plan_table

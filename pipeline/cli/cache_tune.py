@@ -110,7 +110,10 @@ def tune(
         embed = _embedder(recipe, embedder, overrides, store, report)
         with _told(embed, report, 2 * len(labelled)) as told:
             measured = measure(
-                labelled, told, _verifier(embed, scorer), min_similarity=_min_similarity(recipe, overrides)
+                labelled,
+                told,
+                _verifier(embed, scorer),
+                min_similarity=_min_similarity(recipe, overrides, store),
             )
         choice = choose(measured, budget=budget, confidence=confidence, may_skip=not keep_checks)
         click.echo(choice_json(measured, choice) if as_json else choice_page(measured, choice))
@@ -191,22 +194,24 @@ def _verifier(embedder: Embedder, scorer: bool | None) -> Learned | Checked:
         raise UserError(f"--scorer: {error}") from error
 
 
-def _min_similarity(recipe: str | None, overrides: tuple[str, ...]) -> float:
+def _min_similarity(recipe: str | None, overrides: tuple[str, ...], store: Path | None) -> float:
     """What hits need, where the score is chosen."""
-    from pipeline.recipe import load_recipe
+    from pipeline.cli.named import recipe_of
     from pipeline.recipe.response_cache import SemanticSettings
+    from pipeline.store import Store
 
-    given = load_recipe(recipe, overrides).cache.semantic if recipe is not None else None
+    given = recipe_of(recipe, overrides, Store.at(store)).cache.semantic if recipe is not None else None
     return (given or SemanticSettings()).min_similarity
 
 
 def _encoder(text: str, overrides: tuple[str, ...], store: Path | None, report: Progress) -> Path:
     """That of the recipe, or that which it would take if semantic lookup were on."""
-    from pipeline.recipe import load_recipe
+    from pipeline.cli.named import recipe_of
     from pipeline.stages.response_cache import obtain_encoder
     from pipeline.store import Store
 
-    recipe = load_recipe(text, overrides)
+    shelf = Store.at(store)
+    recipe = recipe_of(text, overrides, shelf)
     if recipe.cache.semantic is None:
-        recipe = load_recipe(text, (*overrides, "cache.enabled=true", "cache.semantic={}"))
-    return obtain_encoder(recipe, Store.at(store), report).folder
+        recipe = recipe_of(text, (*overrides, "cache.enabled=true", "cache.semantic={}"), shelf)
+    return obtain_encoder(recipe, shelf, report).folder

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,7 +76,7 @@ def find_deployment(
                 served_recipe(word, server, overrides), server, (word, *sets, *store.words)
             )
         # A name that is no recipe may be that of a package which is about to be served.
-        if _is_recipe(word) or time.monotonic() >= deadline:
+        if is_recipe(word) or time.monotonic() >= deadline:
             break
         time.sleep(_POLL_S)
     _check(word, store)
@@ -88,6 +89,8 @@ def find_deployment(
 def recipe_of(word: str, overrides: Sequence[str], store: Store) -> Recipe:
     """Load the recipe that a word means, for a command that needs no running server.
 
+    Of a running deployment it is the file as it is now, and where that is gone, what it is served with.
+
     Args:
         word: File or name of a recipe, or else the name of a running deployment.
         overrides: Values of `--set`.
@@ -99,10 +102,10 @@ def recipe_of(word: str, overrides: Sequence[str], store: Store) -> Recipe:
     from pipeline.recipe import load_recipe
     from pipeline.triton.running import SUPERVISED, RunningServer
 
-    if not _is_recipe(word) and _is_name(word):
+    if not is_recipe(word) and _is_name(word):
         server = RunningServer.find(store.running, word, states=SUPERVISED)
         if server is not None:
-            return served_recipe(word, server, overrides)
+            return _written_recipe(server, overrides) or served_recipe(word, server, overrides)
     _check(word, store)
     return load_recipe(word, overrides)
 
@@ -123,6 +126,16 @@ def served_recipe(name: str, server: RunningServer, overrides: Sequence[str] = (
     if server.settings is None:
         return package_recipe(server.deployment.parent, overrides)
     return recipe_of_values(server.settings, overrides, name)
+
+
+def _written_recipe(server: RunningServer, overrides: Sequence[str]) -> Recipe | None:
+    """The recipe that a deployment was served from, with the values that it was given; None if its file is gone."""
+    from pipeline.recipe import load_recipe
+
+    if not server.recipe or not is_recipe(server.recipe[0]):
+        return None
+    given = [value for option, value in pairwise(server.recipe) if option == "--set"]
+    return load_recipe(server.recipe[0], (*given, *overrides))
 
 
 def package_recipe(package: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -162,7 +175,8 @@ def _is_name(word: str) -> bool:
     return "/" not in word and not word.endswith((".yaml", ".yml"))
 
 
-def _is_recipe(word: str) -> bool:
+def is_recipe(word: str) -> bool:
+    """Whether a word is the file or the packaged name of a recipe."""
     from pipeline.recipe import find_recipe
 
     try:

@@ -57,14 +57,19 @@ def ls(as_json: bool) -> None:
 def show(recipe: str, overrides: tuple[str, ...], resolved: bool, as_json: bool) -> None:
     """Print a recipe: the file as it is, or with --resolved (or --set) all its values.
 
+    Of a deployment that runs, and has no recipe of its name, all values are printed.
+
     \b
     pipeline recipes show tiny-cpu
     pipeline recipes show tiny-cpu --resolved --set quantization.format=int4_awq
     """
-    if not (resolved or as_json or overrides):
+    from pipeline.cli.named import is_recipe, recipe_of
+    from pipeline.store import Store
+
+    if is_recipe(recipe) and not (resolved or as_json or overrides):
         click.echo(find_recipe(recipe).read_bytes(), nl=False)
         return
-    values = load_recipe(recipe, overrides).model_dump(mode="json")
+    values = recipe_of(recipe, overrides, Store.default()).model_dump(mode="json")
     if as_json:
         print_json(values)
     else:

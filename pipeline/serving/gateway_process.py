@@ -21,7 +21,7 @@ from pipeline.errors import ServerError
 from pipeline.machine.processes import ProcessStat, exit_reason
 from pipeline.private_files import make_private
 from pipeline.serving import triton_log
-from pipeline.serving.log_files import rotate
+from pipeline.serving.log_files import LogLimit, rotate
 from pipeline.serving.monitor import HealthIssue
 from pipeline.serving.server import StartCancelled
 
@@ -64,6 +64,7 @@ class GatewayProcess:
     def __init__(self, launch: GatewayLaunch, log_file: Path) -> None:
         """Listen, so that clients can connect from now on; `start` starts the process that answers."""
         self.launch, self.log_file = launch, log_file
+        self._log_limit = LogLimit(log_file)
         self._process: subprocess.Popen[bytes] | None = None
         self._check: _GatewayCheck | None = None
         for one in launch.sockets:
@@ -107,6 +108,7 @@ class GatewayProcess:
     def check(self) -> HealthIssue | None:
         """See `supervisor.Component`."""
         assert self._check is not None, "start made it"
+        self._log_limit.check()
         why = self._ended() or self._check.fault()
         return None if why is None else HealthIssue("fault", why)
 

@@ -1,18 +1,22 @@
 """Logs of what a supervisor runs: private files in a folder a recipe, kept from the starts before.
 
 <store>/logs/<recipe>/triton.log      what Triton prints since it was started last
-                      triton.log.1    before its last restart; up to .5
+                      triton.log.1    before its last restart, or until it was too large; up to .5
                       gateway.log
                       serve.log       what a detached supervisor says
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
+
+from pipeline.private_files import make_private
 
 KEPT = 5
 _FOLLOW_S = 0.2
@@ -32,13 +36,54 @@ def rotate(file: Path) -> None:
 
     What is no regular file, such as a pipe or a terminal, stays.
     """
-    if not file.is_file() or not file.stat().st_size:
-        return
+    if file.is_file() and file.stat().st_size:
+        _make_way(file)
+        file.replace(_older(file, 1))
+
+
+class LogLimit:
+    """Keeps a log that is being written from filling the disk: what is in it moves to `.1` when it is too large.
+
+    Its writer must have opened it for appending. Lines that come while it is moved may be lost.
+    """
+
+    def __init__(self, file: Path, most: int = 256 << 20, interval_s: float = 10.0) -> None:
+        """Prepare to watch a log; `check` does.
+
+        Args:
+            file: The log.
+            most: Size in bytes that it may have.
+            interval_s: It is looked at so often, however often `check` is called.
+        """
+        self._file, self._most, self._interval_s = file, most, interval_s
+        self._next = time.monotonic() + interval_s
+
+    def check(self) -> None:
+        """Move what is in the log if there is too much. On a disk that is full, it is dropped."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + self._interval_s
+        with contextlib.suppress(OSError):
+            if not self._file.is_file() or self._file.stat().st_size <= self._most:
+                return
+            moved = _older(self._file, 1)
+            try:
+                _make_way(self._file)
+                make_private(moved, own=True)
+                shutil.copyfile(self._file, moved)
+            except OSError:
+                moved.unlink(missing_ok=True)
+            os.truncate(self._file, 0)
+
+
+def _make_way(file: Path) -> None:
     for number in range(KEPT - 1, 0, -1):
-        older = file.with_name(f"{file.name}.{number}")
-        if older.exists():
-            older.replace(file.with_name(f"{file.name}.{number + 1}"))
-    file.replace(file.with_name(f"{file.name}.1"))
+        if (older := _older(file, number)).exists():
+            older.replace(_older(file, number + 1))
+
+
+def _older(file: Path, number: int) -> Path:
+    return file.with_name(f"{file.name}.{number}")
 
 
 class LogTail:

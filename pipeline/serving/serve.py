@@ -36,7 +36,7 @@ from pipeline.serving.gateway_process import GatewayLaunch, GatewayProcess
 from pipeline.serving.launch import Launcher, ServeOptions
 from pipeline.serving.launch_docker import DockerLauncher
 from pipeline.serving.launch_gpu import NativeLauncher
-from pipeline.serving.log_files import log_folder, rotate
+from pipeline.serving.log_files import LogLimit, log_folder, rotate
 from pipeline.serving.monitor import HealthIssue, HealthMonitor
 from pipeline.serving.preflight import check_container, check_local, refuse
 from pipeline.serving.probe import ProbeGeneration
@@ -149,6 +149,7 @@ class TritonComponent:
         self.package, self.server, self.options = package, server, options
         self.warm: ProbeGeneration | None = None  # the last answer of the warm-up
         self._progress = progress
+        self._log_limit = LogLimit(server.log_file)
         self._verified = False
         self._monitor: HealthMonitor | None = None
 
@@ -195,6 +196,7 @@ class TritonComponent:
     def check(self) -> HealthIssue | None:
         """See `supervisor.Component`."""
         assert self._monitor is not None, "start made it"
+        self._log_limit.check()
         code, why = self.server.exit_code(), ""
         if code is None:
             found = self._monitor.check()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import secrets
 import signal
 import subprocess
@@ -303,7 +304,9 @@ class TritonServer:
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         make_private(self.log_file, own=self._own_log)
         below = [sys.executable, "-I", process_guard.__file__, json.dumps(asdict(self._guarded))]
-        with self.log_file.open("wb") as output:
+        # For appending: it may be emptied while it is written, see `log_files.LogLimit`.
+        begun = os.open(self.log_file, os.O_WRONLY | os.O_APPEND | os.O_TRUNC | os.O_CLOEXEC)
+        with os.fdopen(begun, "ab") as output:
             self._guard = subprocess.Popen(
                 [*below, *launch.command],
                 stdin=subprocess.PIPE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -13,6 +14,7 @@ from pipeline.cli.named import find_deployment, recipe_of
 from pipeline.cli.options import complete_deployment, complete_running
 from pipeline.errors import InvalidInput
 from pipeline.recipe import load_recipe
+from pipeline.recipe.yaml_reader import dump_yaml
 from pipeline.store import Store
 from pipeline.triton.deployment import LaunchSpec
 from pipeline.triton.running import RunningServer
@@ -52,6 +54,21 @@ def test_a_running_deployment_is_asked_with_what_it_is_served_with(store: Store,
     assert recipe_of("mine", (), store).limits.max_concurrency == 3
     with pytest.raises(InvalidInput, match=r"limits.max_concurrency = 0: must be 1 to"):
         find_deployment("mine", ("limits.max_concurrency=0",), store)
+
+
+def test_what_is_built_again_is_the_file_as_it_is_now(store: Store, tmp_path: Path) -> None:
+    """Whatever takes a recipe takes the name, and its file counts, with the values that it was given."""
+    file = tmp_path / "own.yaml"
+    values = load_recipe("tiny-cpu", ("golden=null", "name=mine")).model_dump(mode="json")
+    file.write_text(dump_yaml(values))
+    record = announced(store, "mine", tmp_path, "limits.max_concurrency=3")
+    replace(record, recipe=(str(file), "--set", "limits.max_concurrency=5", "--store", "x")).write(
+        store.running, "mine"
+    )
+    assert recipe_of("mine", (), store).limits.max_concurrency == 5
+    assert find_deployment("mine", (), store).recipe.limits.max_concurrency == 3, "as it is served"
+    file.unlink()
+    assert recipe_of("mine", (), store).limits.max_concurrency == 3
 
 
 def test_of_a_package_alone_the_package_says_what_is_known(store: Store, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from pipeline.cli.main import cli
 from pipeline.errors import PipelineError
 from pipeline.serving import status
 from pipeline.serving.launch import Ports
-from pipeline.serving.log_files import LogTail, rotate
+from pipeline.serving.log_files import LogLimit, LogTail, rotate
 from pipeline.serving.status import forget, list_deployments, stop_deployments
 from pipeline.triton.running import RunningServer
 
@@ -211,6 +211,18 @@ def test_what_does_not_stop_is_killed(cpu_package: Path, shell: Shell) -> None:
     assert shell.ps() == {}
 
 
+def test_deployments_of_one_supervisor_have_its_log(
+    other: subprocess.Popen[bytes], cpu_package: Path, shell: Shell
+) -> None:
+    for name in ("one", "two"):
+        control = shell.store / "running" / "one.sock"
+        record_of(other, cpu_package, control=control).write(shell.store / "running", name)
+    (shell.store / "logs" / "one").mkdir(parents=True)
+    (shell.store / "logs" / "one" / "serve.log").write_text("starting Triton\nready after 3 s\n")
+    assert shell.run("logs", "two", "--supervisor", "--lines", "1").stdout == "ready after 3 s\n"
+    assert "two has no such log here" in shell.run("logs", "two", "--gateway", code=2).stderr
+
+
 def test_a_record_is_not_forgotten_while_its_lock_is_held(
     other: subprocess.Popen[bytes], cpu_package: Path, tmp_path: Path
 ) -> None:
@@ -246,3 +258,25 @@ def test_a_log_is_followed_over_rotations(tmp_path: Path) -> None:
         ("triton", "half a line"), ("triton", "last"), ("triton", "new"), ("gateway", "first"),
     ]  # fmt: skip
     assert list(tail.close()) == [("gateway", "second")]
+
+
+def test_a_log_that_is_written_all_the_time_does_not_fill_the_disk(tmp_path: Path) -> None:
+    """Its writer goes on, whoever follows it reads on, and what was in it is kept for a while."""
+    file = tmp_path / "gateway.log"
+    limit, tail = LogLimit(file, most=100, interval_s=0), LogTail({"gateway": file}, 0)
+    with file.open("ab") as writing:
+        for number in range(200):
+            writing.write(f"line {number:4}\n".encode())
+            writing.flush()
+            limit.check()
+            assert file.stat().st_size <= 100
+            assert len(list(tail.read())) <= 1
+        writing.write(b"the last\n")
+        writing.flush()
+    assert [*tail.read(), *tail.close()][-1] == ("gateway", "the last")
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    assert kept == ["gateway.log", *(f"gateway.log.{number}" for number in range(1, 6))]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.glob("gateway.log.*"))
+    text = "".join((tmp_path / name).read_text() for name in (*sorted(kept[1:], reverse=True), "gateway.log"))
+    numbers = [int(line[5:]) for line in text.splitlines()[:-1]]
+    assert numbers == list(range(numbers[0], 200))

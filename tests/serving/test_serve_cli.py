@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,15 @@ def test_what_others_run_is_written_and_nothing_is_run(
     assert load_recipe(recipe) == load_recipe("tiny-cpu", (*sets[1::2], "golden=null"))
     made = json.loads(deploy("--package", str(cpu_package), *store, "--json").stdout)
     assert (made["target"], made["built"], made["written"]) == ("systemd", True, None)
-    assert f"--package {cpu_package} " in made["files"]["pipeline-support.service"]
+    unit = made["files"]["pipeline-support.service"]
+    (line,) = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
+    words = shlex.split(line)
+    words = words[words.index("serve") :]
+    assert words[:3] == ["serve", "--package", str(cpu_package)]
+    # What the unit starts is what `serve` understands.
+    words[words.index("--store") + 1] = str(tmp_path / "store")
+    run = json.loads(serve(*words[1:], "--dry-run", "--json").stdout)
+    assert "--grpc-port=8001" in run["command"]
     assert not (tmp_path / "store").exists()
 
 
