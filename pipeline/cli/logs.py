@@ -55,6 +55,9 @@ def command(
     }
     if record is not None:
         files |= {"triton": record.log or files["triton"], "gateway": record.gateway_log or files["gateway"]}
+        if record.control is not None:
+            # Deployments that were started together have one supervisor, and it bears the name of the first.
+            files["serve"] = shelf.logs / record.control.stem / "serve.log"
     wanted = {"triton": triton, "gateway": gateway, "serve": supervisor}
     chosen = {kind: file for kind, file in files.items() if wanted[kind] or not any(wanted.values())}
     if not any(file.is_file() for file in chosen.values()):

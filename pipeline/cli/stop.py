@@ -10,6 +10,8 @@ from pipeline.cli.options import complete_running, json_option, store_option
 from pipeline.cli.output import note, print_json
 from pipeline.errors import UserError
 
+_KILLED_S = 5.0
+
 
 @click.command(name="stop")
 @click.argument("names", nargs=-1, metavar="NAME…", shell_complete=complete_running)
@@ -64,6 +66,6 @@ def command(
     for one in ended:
         for name in one.names:
             if one.how == "killed":
-                forget(shelf.running, found[name])
+                forget(shelf.running, found[name], wait_s=_KILLED_S)
     if any(one.how == "killed" for one in ended):
         raise click.exceptions.Exit(1)

@@ -231,6 +231,7 @@ class Generation:
             self.times[index], begun = ChoiceTimes(asked), False
             try:
                 async with aclosing(self._attempt(index, arrived)) as chunks:
+                    # A whole answer is handed on when it is complete, so that it can be asked again in any state.
                     if not self.request.stream:
                         for chunk in [chunk async for chunk in chunks]:
                             yield chunk

@@ -77,6 +77,9 @@ class GatewayMetrics(Collector):
             "tpot": _histogram("tpot", ITL_BUCKETS_S, *by_operation),
             "duration": _histogram("duration", DURATION_BUCKETS_S, *by_operation, "error_type"),
             "queue": _histogram("queue", QUEUE_BUCKETS_S, *by_operation),
+            # As far as the gateway sees it: until the first chunk of an answer, and from there to its last.
+            "prefill": _histogram("prefill", DURATION_BUCKETS_S, *by_operation),
+            "decode": _histogram("decode", DURATION_BUCKETS_S, *by_operation),
             "tokens": _histogram("tokens", TOKEN_BUCKETS, *by_operation, "kind"),
         }
         for model in models:
@@ -139,8 +142,10 @@ class GatewayMetrics(Collector):
             self._counters["choices"].labels(*of, times.finish_reason or "abort").inc()
             if stats.cached is not None:
                 continue
-            if times.first_chunk is not None:
+            if times.first_chunk is not None and times.last_chunk is not None and times.sent is not None:
                 observed["ttft"].labels(*of).observe(times.first_chunk - began)
+                observed["prefill"].labels(*of).observe(times.first_chunk - times.sent)
+                observed["decode"].labels(*of).observe(times.last_chunk - times.first_chunk)
             itl_s = observed["itl"].labels(*of)
             for gap_ms in stats.itl_ms:
                 itl_s.observe(gap_ms / 1e3)
@@ -190,7 +195,7 @@ class GatewayMetrics(Collector):
         for endpoint, operation in _OPERATIONS.items():
             for status in _STATUSES:
                 self._counters["requests"].labels(endpoint, model, status)
-            for name in ("ttft", "itl", "tpot", "queue"):
+            for name in ("ttft", "itl", "tpot", "queue", "prefill", "decode"):
                 self._histograms[name].labels(model, operation)
             self._histograms["duration"].labels(model, operation, "")
             for kind in ("input", "output"):

@@ -21,8 +21,9 @@ from pipeline.triton.running import RunningServer
 _log = logging.getLogger("pipeline.gateway")
 
 _POLL_S = 0.2
-_RETRY_S = 5.0
-_RESTARTING = "its server is being started again"
+_REREAD_S = 5.0
+# State of a record in which its Triton cannot be asked -> what requests that wait too long are told.
+_NOT_YET = {"starting": "its server is being started", "restarting": "its server is being started again"}
 # An answer may be stored in the cache after the request that it was generated for has ended.
 _CLOSE_AFTER_S = 1.0
 
@@ -44,7 +45,7 @@ class RecordFollower:
         self.fault: str | None = None  # why the model is not the one of the record
         self._folder, self._current, self._load = folder, current, load
         self._seen: tuple[int, int] | None = None
-        self._retry_at = 0.0
+        self._reread_at = 0.0
         self._record: RunningServer | None = current
         self._replaced: list[ServedModel] = []
         self._closing: set[asyncio.Task[None]] = set()
@@ -91,9 +92,9 @@ class RecordFollower:
             seen = (stat.st_mtime_ns, stat.st_ino)
         except OSError:
             seen = None
-        retry = self.fault is not None and time.monotonic() >= self._retry_at
-        if seen != self._seen or retry:
-            self._seen, self._retry_at = seen, time.monotonic() + _RETRY_S
+        # Also without a change: after a failure, and because clocks of file systems are coarse.
+        if seen != self._seen or time.monotonic() >= self._reread_at:
+            self._seen, self._reread_at = seen, time.monotonic() + _REREAD_S
             try:
                 self._record = await asyncio.to_thread(RunningServer.read, self._folder, self.name)
                 if self._record is None:
@@ -102,8 +103,10 @@ class RecordFollower:
                     await self._follow(self._record, models)
             except PipelineError as error:
                 self._fail(str(error))
-        waits = self._record is not None and self._record.state == "restarting" and self._record.alive
-        models[self.name].readiness.suspend(_RESTARTING if waits else "")
+        record, why = self._record, ""
+        if record is not None and record.state in _NOT_YET and record.alive:
+            why = _NOT_YET[record.state]
+        models[self.name].readiness.suspend(why)
 
     async def _follow(self, record: RunningServer, models: MutableMapping[str, ServedModel]) -> None:
         """Replace the model if the record names another package or address. Raises what loading it does."""

@@ -181,13 +181,21 @@ def _supervisor_says(name: str, record: RunningServer) -> tuple[Mapping[str, Seq
     return said["deployments"].get(name, {}).get("pids", {}), ""
 
 
-def forget(running: Path, status: DeploymentStatus) -> None:
-    """Remove the record of a deployment that is gone, unless it is served again meanwhile."""
+def forget(running: Path, status: DeploymentStatus, *, wait_s: float = 0.0) -> None:
+    """Remove the record of a deployment that is gone, unless it is served again meanwhile.
+
+    Args:
+        running: The store's folder of records.
+        status: Of the deployment.
+        wait_s: Time to wait for its lock, which threads of a supervisor that was just killed may still hold.
+    """
+    deadline = time.monotonic() + wait_s
     try:
-        held = lock.exclusive(running / f"{status.name}.lock")
+        while (held := lock.exclusive(running / f"{status.name}.lock")) is None:
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(_POLL_S)
     except (OSError, StoreError):
-        return
-    if held is None:
         return
     try:
         status.record.remove(running, status.name)

@@ -10,6 +10,13 @@ from pipeline.gateway.metric_names import OTHER_VIEWS, OWN_VIEWS, View
 PACKAGE = Path(__file__).resolve().parents[2] / "pipeline"
 TITLES = {"vllm": "Names of vLLM", "gen_ai": "Names of OpenTelemetry's conventions for GenAI"}
 
+# What only other names show.
+_ALONE = {
+    "prefill": "from sending a choice to the model to its first chunk",
+    "decode": "from its first chunk to its last",
+    "kv_usage": "`nv_trt_llm_kv_cache_block_metrics` of Triton's page, used by max",
+}
+
 
 def page() -> str:
     """Markdown: every family with its type, its labels and its help, and the names that an option adds."""
@@ -56,7 +63,7 @@ def _same_as(view: View) -> str:
     """The gateway's own families that show the same observation, in the same form where there is one."""
     same = [own for own in OWN_VIEWS if own.source == view.source]
     like = [own for own in same if own.where == view.where] or same
-    return ", ".join(f"`{_shown(own)}`" for own in like)
+    return ", ".join(f"`{_shown(own)}`" for own in like) or _ALONE[view.source]
 
 
 def _cache_events() -> list[str]:

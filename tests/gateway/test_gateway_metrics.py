@@ -151,6 +151,8 @@ def test_other_names_show_the_same_observations(start: Start) -> None:
         value = found[f"pipeline_{ours}", TINY]
         assert value > 0
         assert found[f"vllm:{theirs}", engine, model_name] == pytest.approx(value)
+    for phase in ("prefill", "decode"):
+        assert found[f"vllm:request_{phase}_time_seconds_count", engine, model_name] == 2
     assert found["vllm:request_success_total", engine, ("finished_reason", "stop"), model_name] == 2
     assert found["vllm:num_requests_running", engine, model_name] == 0
     assert found["vllm:kv_cache_usage_perc", engine, model_name] == 0.25

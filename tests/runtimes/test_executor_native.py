@@ -152,7 +152,8 @@ def test_a_deadline(tmp_path: Path, builder: ScriptedBuilder) -> None:
     builder.play("building", seconds=60)
     with pytest.raises(StageError, match=r"longer than 0\.5 s"):
         NativeExecutor(deadline_s=0.5).run(job_in(tmp_path), Silent())
-    assert not alive(builder.calls[0]["pid"])
+    # On a busy machine it may not even have begun.
+    assert not any(alive(call["pid"]) for call in builder.calls)
 
 
 def test_a_full_disk(tmp_path: Path, builder: ScriptedBuilder, monkeypatch: pytest.MonkeyPatch) -> None:

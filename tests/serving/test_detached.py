@@ -211,6 +211,18 @@ def test_what_does_not_stop_is_killed(cpu_package: Path, shell: Shell) -> None:
     assert shell.ps() == {}
 
 
+def test_deployments_of_one_supervisor_have_its_log(
+    other: subprocess.Popen[bytes], cpu_package: Path, shell: Shell
+) -> None:
+    for name in ("one", "two"):
+        control = shell.store / "running" / "one.sock"
+        record_of(other, cpu_package, control=control).write(shell.store / "running", name)
+    (shell.store / "logs" / "one").mkdir(parents=True)
+    (shell.store / "logs" / "one" / "serve.log").write_text("starting Triton\nready after 3 s\n")
+    assert shell.run("logs", "two", "--supervisor", "--lines", "1").stdout == "ready after 3 s\n"
+    assert "two has no such log here" in shell.run("logs", "two", "--gateway", code=2).stderr
+
+
 def test_a_record_is_not_forgotten_while_its_lock_is_held(
     other: subprocess.Popen[bytes], cpu_package: Path, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from pipeline.errors import InvalidInput, ServerError, UserError
 from pipeline.serving import launch_embedded
-from pipeline.serving.launch import Launcher, Ports, Start, mirror
+from pipeline.serving.launch import Launcher, Ports, Start, mirror, traces_endpoint
 from pipeline.serving.launch_docker import DockerLauncher
 from pipeline.serving.launch_embedded import EmbeddedLaunch, EmbeddedLauncher, Installation
 from pipeline.serving.launch_gpu import NativeLauncher
@@ -99,6 +100,34 @@ def test_a_repository_with_other_models_is_refused(tmp_path: Path, kind: str) ->
     (repository / "drill").rmdir()
     (repository / ".ipynb_checkpoints").rmdir()
     launcher.check()
+
+
+def test_triton_exports_spans_where_the_receiver_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", raising=False)
+    assert traces_endpoint() is None
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318/")
+    traces = traces_endpoint()
+    assert traces == "http://collector:4318/v1/traces"
+    assert traces_endpoint("http://here:4318") == "http://here:4318/v1/traces"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://exact/spans")
+    assert traces_endpoint() == "http://exact/spans"
+    assert traces_endpoint("http://here:4318") == "http://here:4318/v1/traces"
+    deployment = gpu_deployment(LaunchSpec(mode="leader", engine_models=("tensorrt_llm",), world_size=2))
+    start = Start(tmp_path, Ports(1, 2, 3), "prefix-")
+    for launcher in (
+        EmbeddedLauncher(tmp_path, deployment.models, traces),
+        NativeLauncher(deployment, tmp_path, traces=traces),
+        DockerLauncher(deployment, tmp_path, "image", docker="true", traces=traces),
+    ):
+        command = launcher.launch(start).command
+        # One rank listens, and traces.
+        assert command.count(f"--trace-config=opentelemetry,url={traces}") == 1
+        assert command.count("--trace-config=mode=opentelemetry") == 1
+        silent = replace(launcher, traces=None).launch(start).command
+        assert not [word for word in silent if "trace-config" in word]
 
 
 def test_ports_that_are_taken_are_named() -> None:
