@@ -21,7 +21,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.client import request_headers
-from pipeline.gateway.errors import ApiError
+from pipeline.gateway.errors import internal_error
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.traces import Span, TraceContext, Tracer, random_hex
@@ -116,29 +116,29 @@ class AccessLog:
         scope["record"] = record
         traceparent = span.context.traceparent()
         own = [(b"x-request-id", record.id.encode()), (b"traceparent", traceparent.encode())]
-        started = False
+        started = complete = False
 
         async def send_with_ids(message: Message) -> None:
-            nonlocal started
+            nonlocal started, complete
             if message["type"] == "http.response.start":
                 started, record.status = True, message["status"]
                 message["headers"] = [*message.get("headers", ()), *own]
             await send(message)
+            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
 
         upstream = (("traceparent", traceparent), *(_tracestate(scope["headers"]) if parent else ()))
         token = request_headers.set(upstream)
         try:
             await self._app(scope, receive, send_with_ids)
         except Exception as error:
-            failed = ApiError(500, "The server failed; its log has more under this id", code="internal_error")
-            record.outcome, record.exception = failed.status, error
+            record.outcome, record.exception = 500, error
             record.error, record.error_type = str(error), type(error).__name__
             if not started:
-                await failed.response(record.id)(scope, receive, send_with_ids)
-            elif "peer" in scope:
+                await internal_error().response(record.id)(scope, receive, send_with_ids)
+            elif not complete:
+                if "peer" not in scope:
+                    raise
                 scope["peer"].abort()
-            else:
-                raise
         finally:
             request_headers.reset(token)
             self._finish(scope, record, headers)

@@ -28,7 +28,7 @@ from pipeline.client import ClientError, PromptTooLong
 from pipeline.gateway.access_log import AccessLog, RequestRecord
 from pipeline.gateway.completions import Completion
 from pipeline.gateway.embeddings import EmbeddingModel, create_embeddings, embedding_model_name
-from pipeline.gateway.errors import ApiError, error_response, from_client_error
+from pipeline.gateway.errors import ApiError, error_response, from_client_error, internal_error
 from pipeline.gateway.false_hits import CacheHits
 from pipeline.gateway.limits import FairQueue, Tenant
 from pipeline.gateway.metric_names import MetricNames
@@ -115,7 +115,12 @@ class Gateway:
                 Route("/readyz", self._ready),
             ],
             lifespan=self._lifespan,
-            exception_handlers={ApiError: _answer_error, 404: _not_found, 405: _not_found},
+            exception_handlers={
+                ApiError: _answer_error,
+                404: _not_found,
+                405: _not_found,
+                500: _internal_error,
+            },
         )
         guarded = WebGuard(
             DirectRoutes(generating, application), hosts or AllowedHosts(), origins, keys=tenants.require_keys
@@ -396,6 +401,12 @@ def _chat_page() -> tuple[str, str]:
 async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return error_response(request.scope, error)
+
+
+async def _internal_error(request: Request, _: Exception) -> Response:
+    """The exception goes on to the access log, which has the request's id, and its record."""
+    record = request.scope.get("record")
+    return internal_error().response(record and record.id)
 
 
 async def _not_found(request: Request, _: Exception) -> Response:

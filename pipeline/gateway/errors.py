@@ -86,6 +86,11 @@ class ApiError(Exception):
         return Response(json.dumps(self.body(request_id)), self.status, headers, "application/json")
 
 
+def internal_error() -> ApiError:
+    """Return the answer to a request that the server fails by a fault of its own; only its log says more."""
+    return ApiError(500, "The server failed; its log has more under this id", code="internal_error")
+
+
 def error_response(scope: Scope, error: ApiError) -> Response:
     """Return the response to a request that is refused, and note the error in the request's record.
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -25,16 +24,15 @@ from pipeline.machine.inventory import take
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.compatibility import check_compatibility
 from pipeline.plan.machine_facts import GpuFacts, contract_name
-from pipeline.plan.memory.tensors import parameter_counts
-from pipeline.plan.model_facts import TokenizerFacts, read_model_facts
 from pipeline.plan.performance import WorkloadOptions
 from pipeline.plan.performance.compare import Comparison, DeploymentOption
 from pipeline.plan.plan import TARGET
 from pipeline.plan.report import PlanReport
+from pipeline.prepare.known_drafts import KnownDraft, known_draft
 from pipeline.prepare.model_probe import probe_models
 from pipeline.prepare.report import compare_recipe, make_report
 from pipeline.progress import Progress, Silent
-from pipeline.recipe import Draft, HubSource, LocalSource, Recipe
+from pipeline.recipe import HubSource, LocalSource, Recipe
 from pipeline.recipe.catalog import entries
 from pipeline.sources import HubCheckpoint, is_offline, resolve_checkpoint
 from pipeline.store import Store
@@ -203,10 +201,10 @@ class _Draft:
         )
         return {"revision": found.commit}
 
-    def _limits(self, kind: Kind, draft: Draft | None) -> dict[str, int]:
+    def _limits(self, kind: Kind, draft: KnownDraft | None) -> dict[str, int]:
         """Lengths that the model was made for."""
         longest = self.sizes.max_positions
-        room = longest - (0 if draft is None else draft.max_draft_tokens)
+        room = longest - (0 if draft is None else draft.draft.max_draft_tokens)
         asked, most = self.request, _MOST[kind]
         output = asked.max_output_tokens or min(most[1], room // 4)
         prompt = asked.max_input_tokens or min(most[0], room - output)
@@ -257,7 +255,7 @@ class _Draft:
         limits, faults = self._limits("cpu", draft), list[Fault]()
         for form in self._forms("cpu"):
             sections = {
-                "draft": None if draft is None else _written(draft),
+                "draft": None if draft is None else draft.values,
                 "quantization": self._quantization(form, "cpu"),
                 "runtime": {"kind": "cpu"},
                 "limits": limits,
@@ -277,7 +275,7 @@ class _Draft:
             ) + f"{memory.spec.capacity / 2**30:.0f} GiB of memory"
             if draft is not None:
                 self.reasons["draft"] = (
-                    f"{self._why_draft}; the engine lets it propose only while measuring says that it pays"
+                    f"{draft.why}; the engine lets it propose only while measuring says that it pays"
                 )
             sections["limits"] = {**limits, "max_concurrency": memory.concurrency}
             return self._finished(sections, "this machine's CPU")
@@ -293,7 +291,7 @@ class _Draft:
         limits = self._limits(kind, draft)
         runtime = {"kind": kind, "version": version, "gpu": self.gpu, "tensor_parallel": 1}
         base = {
-            "draft": None if draft is None else _written(draft),
+            "draft": None if draft is None else draft.values,
             "quantization": self._quantization("fp8", kind),
             "runtime": runtime,
         }
@@ -316,11 +314,11 @@ class _Draft:
         paying = draft is not None and _draft_pays(best, found)
         if draft is not None:
             self.reasons["draft"] = (
-                f"{self._why_draft}; by the forecast, with {_ACCEPTANCE:.0%} of its tokens accepted and "
+                f"{draft.why}; by the forecast, with {_ACCEPTANCE:.0%} of its tokens accepted and "
                 f"{best.best.batch} requests at a time, it {'pays' if paying else 'does not pay, and is left out'}"
             )
         sections: dict[str, Any] = {
-            "draft": _written(draft) if paying and draft is not None else None,
+            "draft": draft.values if paying and draft is not None else None,
             "quantization": quantization,
             "runtime": runtime | {"tensor_parallel": best.tensor_parallel},
             "limits": {**limits, "max_concurrency": best.best.batch},
@@ -328,7 +326,7 @@ class _Draft:
         }
         return self._finished(sections, f"{best.gpus} x {self.gpu}")
 
-    def _compared(self, sections: Mapping[str, Any], draft: Draft | None) -> Comparison:
+    def _compared(self, sections: Mapping[str, Any], draft: KnownDraft | None) -> Comparison:
         options = WorkloadOptions((self.gpu,), acceptance=None if draft is None else _ACCEPTANCE)
         return compare_recipe(self._recipe(**sections), self.store, options, offline=self.offline)
 
@@ -389,36 +387,8 @@ class _Draft:
                 f"people read; the forecast of that load is {best.best.ttft_ms:.0f} and {best.best.itl_p95_ms:.0f} ms"
             )
 
-    # The draft
-
-    _why_draft = ""
-
-    def _known_draft(self, kind: Kind) -> Draft | None:
-        """A draft that is known to have the model's tokenizer: of a packaged recipe."""
-        source = self.request.source
-        mine = TokenizerFacts.read(source.path) if isinstance(source, LocalSource) else None
-        for entry in entries():
-            other = entry.recipe
-            if other is None or other.draft is None:
-                continue
-            if other.draft.method == "eagle3" and kind != "pytorch":
-                continue
-            if isinstance(source, HubSource):
-                if other.model.source == source:
-                    self._why_draft = f"the draft of the recipe {other.name} for the same model"
-                    return other.draft
-            elif mine is not None and isinstance(other.draft.source, LocalSource):
-                same = TokenizerFacts.read(other.draft.source.path) == mine
-                if same and self._is_smaller(other.draft.source.path):
-                    self._why_draft = (
-                        f"the draft of the recipe {other.name}, whose tokenizer gives the same ids"
-                    )
-                    return other.draft
-        return None
-
-    def _is_smaller(self, folder: Path) -> bool:
-        sizes = read_model_facts(folder).sizes
-        return sizes is not None and 2 * _weights(sizes) <= _weights(self.sizes)
+    def _known_draft(self, kind: Kind) -> KnownDraft | None:
+        return known_draft(self.request.source, self.sizes, eagle=kind == "pytorch")
 
     # The result
 
@@ -466,11 +436,6 @@ def _example(form: str) -> Recipe:
     return next(one for one in fitting if one is not None and one.quantization.gate is not None)
 
 
-def _written(draft: Draft) -> dict[str, Any]:
-    keys = {"source", "revision", "method", "max_draft_tokens"}
-    return draft.model_dump(mode="json", include=keys, exclude_defaults=True, exclude_none=True)
-
-
 def _draft_pays(best: DeploymentOption, found: Comparison) -> bool:
     """Whether the same deployment with its draft takes less time of the GPUs."""
     alike = (best.gpu, best.tensor_parallel, best.form)
@@ -505,7 +470,3 @@ def _refusals(report: PlanReport, form: str) -> Iterator[Fault]:
         yield Fault(f"whether it fits is not known: {report.unknown.get('memory', '')}", key=form)
     elif report.memory.verdict == "does not fit":
         yield Fault(report.verdict, key=form or "memory")
-
-
-def _weights(sizes: ModelSizes) -> int:
-    return sum(parameter_counts(sizes).values())

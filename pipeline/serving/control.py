@@ -75,12 +75,18 @@ class ControlServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._socket is not None, "it was entered"
+        self.close()
+
+    def close(self) -> None:
+        """Take no more requests, while the lock is held: the next holder's socket has the same path."""
+        listening, self._socket = self._socket, None
+        if listening is None:
+            return
         self.path.unlink(missing_ok=True)
         # This wakes the thread that accepts; closing alone would not.
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+            listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
 
     def join(self, timeout_s: float) -> None:
         """Wait until those who asked have their answers."""

@@ -272,6 +272,8 @@ class Supervisor:
         finally:
             self._end()
             failure = next((keeper.failure for keeper in self.keepers if keeper.failure is not None), None)
+            if control is not None:
+                control.close()
             for one in self.announcements.values():
                 one.withdraw("" if failure is None else str(failure))
             self._ended.set()

@@ -164,7 +164,9 @@ def test_what_the_server_fails_by_is_in_the_log_and_not_in_the_answer(
         ask(running, stream=True)
         monkeypatch.setattr(Tenants, "authenticate", lambda *_: 1 / 0)
         answer = ask(running, {"x-request-id": "mine"})
-        failed, bug = lines(caplog, 2)
+        # This one is not a route of its own.
+        other = httpx.get(f"{running.url}/v1/models", trust_env=False)
+        failed, bug, another = lines(caplog, 3)
     assert (failed["level"], failed["status"], failed["outcome"]) == ("ERROR", 200, 502)
     assert (failed["error_type"], "it broke" in failed["error"]) == ("upstream_error", True)
     assert failed["finish_reasons"] == [None]
@@ -174,7 +176,9 @@ def test_what_the_server_fails_by_is_in_the_log_and_not_in_the_answer(
         "internal_error",
         "mine",
     )
-    assert "division" not in answer.text
+    assert "division" not in answer.text + other.text
+    assert (other.status_code, other.json()["error"]["code"]) == (500, "internal_error")
+    assert (another["outcome"], another["error_type"]) == (500, "ZeroDivisionError")
     assert (bug["outcome"], bug["error_type"], bug["error"]) == (500, "ZeroDivisionError", "division by zero")
     assert "test_gateway_traces.py" in bug["traceback"]
 
