@@ -16,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from pipeline.client import Client, Refused
 from pipeline.runtimes.pytorch.triton_models import LlmapiSettings
+from pipeline.serving.live import MetricsPage
 from pipeline.serving.server import TritonServer
 from tests.support.llmapi import package, served, statuses, tensors
 from tests.support.streams import Response, stream
@@ -144,6 +145,21 @@ def test_outputs_that_a_client_does_not_want_do_no_harm(llm: TritonServer) -> No
         answers = list(pool.map(answer, range(64)))
     assert {tuple(response.outputs) for responses in answers for response in responses} == {("text_output",)}
     assert len({responses[-1].text for responses in answers}) == 1
+
+
+def test_progress_is_shown_so_that_busy_is_told_from_hung(llm: TritonServer) -> None:
+    def progress() -> float:
+        page = MetricsPage.fetch(llm.metrics_url)
+        assert page is not None
+        return page.total("pipeline_responses_total", model="tensorrt_llm") or 0.0
+
+    def moves() -> bool:
+        with Client(llm.grpc_url, model="tensorrt_llm") as client:
+            client.generate("Hello", max_tokens=4)
+        return progress() > before
+
+    before = progress()
+    wait_for(moves, "progress")
 
 
 def test_many_at_once(llm: TritonServer) -> None:

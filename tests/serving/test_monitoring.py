@@ -94,6 +94,9 @@ def test_every_alert_has_a_section_in_the_runbook() -> None:
 def test_panels_lie_side_by_side() -> None:
     """On Grafana's grid of 24 columns, under ids of their own, with the variables that the queries use."""
     board = json.loads(files(load_recipe("llama-3.1-8b-fp8", ("cache.enabled=true",)))["dashboard.json"])
+    # What Grafana's schema of a dashboard requires, and what the panels need.
+    assert {"editable", "graphTooltip", "schemaVersion", "panels", "templating", "time"} <= set(board)
+    assert len(board["uid"]) <= 40
     taken: set[tuple[int, int]] = set()
     for panel in board["panels"]:
         place = panel["gridPos"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -25,16 +26,25 @@ from tensorrt_llm import LLM, SamplingParams
 from tensorrt_llm.llmapi import GuidedDecodingParams
 from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
 
+_PUBLISH_S = 0.5
+
 
 class LlmRequestManager:
     """All open requests of one LLM."""
 
     def __init__(
-        self, arguments: dict[str, Any], settings: LlmSettings, types: Mapping[str, Any], *, decoupled: bool
+        self,
+        model: str,
+        arguments: dict[str, Any],
+        settings: LlmSettings,
+        types: Mapping[str, Any],
+        *,
+        decoupled: bool,
     ) -> None:
         """Start the LLM, which takes minutes.
 
         Args:
+            model: name of this model of Triton's.
             types: numpy type of each output of the model.
             decoupled: several responses to a request; else one.
         """
@@ -44,7 +54,7 @@ class LlmRequestManager:
         self._decoupled = decoupled
         self._open: dict[str, set[asyncio.Task[Any]]] = defaultdict(set)  # by Triton's request id
         self._loop = asyncio.new_event_loop()
-        self._responses = ResponseSender()
+        self._responses = ResponseSender(ProgressCounter(model))
         self._watch = CancellationWatch(settings.cancellation_check_period_s)
         self._thread = Thread(target=self._loop.run_forever, name="llm", daemon=True)
         self._thread.start()
@@ -145,10 +155,36 @@ def _cancelled() -> Any:
     return pb_utils.InferenceResponse(error=error)
 
 
+class ProgressCounter:
+    """Responses that were sent, on Triton's page of metrics, so that a model that is busy is told from one that hangs.
+
+        pipeline_responses_total{model="tensorrt_llm",version="1"} 1024
+
+    The LLM API tells nothing of its steps there. For one thread.
+    """
+
+    def __init__(self, model: str) -> None:
+        # Triton wants the family to outlive its metric.
+        self._family = pb_utils.MetricFamily(
+            name="pipeline_responses_total", description="Responses sent", kind=pb_utils.MetricFamily.COUNTER
+        )
+        self._metric = self._family.Metric(labels={"model": model, "version": "1"})
+        self._unpublished, self._published_at = 0, 0.0
+
+    def count(self) -> None:
+        """Count one. It is published twice a second at most: that is a trip to the server process."""
+        self._unpublished += 1
+        now = time.monotonic()
+        if now - self._published_at >= _PUBLISH_S:
+            self._metric.increment(self._unpublished)
+            self._unpublished, self._published_at = 0, now
+
+
 class ResponseSender:
     """A thread that sends responses in order. Safe to use from several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: ProgressCounter) -> None:
+        self._progress = progress
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="responses", daemon=True)
         self._thread.start()
@@ -168,6 +204,7 @@ class ResponseSender:
                 send()
             except Exception as error:  # Triton takes no more for this request; the others go on
                 pb_utils.Logger.log_error(f"[trtllm] a response could not be sent: {error}")
+            self._progress.count()
 
 
 class ResponseStream:

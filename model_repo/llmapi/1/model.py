@@ -42,7 +42,7 @@ class TritonPythonModel:
         pb_utils.Logger.log_info(f"[trtllm] starting the LLM with {settings.arguments}")
         try:
             self._manager = LlmRequestManager(
-                arguments, settings, _types(config), decoupled=is_decoupled(config)
+                args["model_name"], arguments, settings, _types(config), decoupled=is_decoupled(config)
             )
         except Exception as error:
             pb_utils.Logger.log_error(f"[trtllm] Failed to start engine: {error}")
