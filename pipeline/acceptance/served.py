@@ -1,18 +1,24 @@
-"""The deployment under test: `pipeline serve` as a process of its own, as a user starts it, found by its record."""
+"""The deployment under test: `pipeline serve` as a process of its own, as a user starts it, found by its record.
+
+It runs below a guard (`machine/process_guard.py`), so that nothing of it outlives this process, however that ends.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-import signal
+import secrets
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
 from pipeline.errors import ServerError
+from pipeline.machine import process_guard
 from pipeline.machine.gpus import survey_gpus, visible
 from pipeline.machine.processes import ProcessMemory, processes_below
 from pipeline.triton.deployment import DRAFT_MODEL, TARGET_MODEL
@@ -61,12 +67,15 @@ class ServedDeployment:
             str(triton),
         ]
         began = time.monotonic()
+        mark = f"pipeline-accept-{secrets.token_hex(6)}"
+        guarded = process_guard.Guarded(_STOP_S, tempfile.mkdtemp(prefix="pipeline-accept-"), mark)
         with supervisor.open("wb") as output:
             process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-I", process_guard.__file__, json.dumps(asdict(guarded)), *command],
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env=os.environ | {process_guard.MARK: mark},
                 start_new_session=True,
             )
         served = cls.__new__(cls)
@@ -74,7 +83,10 @@ class ServedDeployment:
         try:
             while process.poll() is None and time.monotonic() - began < deadline_s + _BUILT_IN_S:
                 record = RunningServer.read(running, name)
-                if record is not None and record.pid == process.pid and record.state == "ready":
+                ours = record is not None and any(
+                    one.pid == record.pid for one in processes_below(process.pid)
+                )
+                if record is not None and ours and record.state == "ready":
                     served.record, served.start_s = record, time.monotonic() - began
                     return served
                 time.sleep(_POLL_S)
@@ -91,13 +103,10 @@ class ServedDeployment:
     def stop(self) -> float:
         """End it as Ctrl-C does; SIGKILL when that does not help. Returns the seconds that it took."""
         began = time.monotonic()
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        assert self.process.stdin is not None, "it was started with a pipe"
+        # The guard sees it, sends SIGTERM, and kills after a deadline of its own.
+        self.process.stdin.close()
+        self.process.wait()
         return time.monotonic() - began
 
     def processes(self) -> dict[int, str]:

@@ -68,7 +68,9 @@ def main(guarded: Guarded, command: list[str]) -> int:
         return _CANNOT_BE_RUN
     try:
         while server.poll() is None and not stopping:
-            stopping = _parent_is_gone()
+            # Not assigned otherwise: a signal may come meanwhile.
+            if _parent_is_gone():
+                stopping = True
         if server.poll() is None:
             _end(server, guarded.stop_deadline_s)
     finally:

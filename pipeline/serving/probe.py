@@ -129,6 +129,8 @@ class ModelProbe:
             inputs = _inputs(self._signature, "Hello", 1)
             self._client.async_stream_infer(self.model, inputs, enable_empty_final_response=True)
         except InferenceServerException as error:
+            # The next probe makes a connection of its own.
+            self._disconnect()
             self._end(str(error))
 
     def ask_again(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ import pytest
 
 from pipeline.acceptance import AcceptanceOptions, AcceptanceReport, accept
 from pipeline.acceptance.accept import STEPS
+from pipeline.machine.processes import ProcessStat, processes_below
 from pipeline.progress import Silent
 from pipeline.recipe import load_recipe
 from pipeline.store import Store
+from pipeline.triton.running import RunningServer
 from tests.e2e.conftest import pipeline
+from tests.support.waiting import wait_for
 
 SMALL = ("--prompt-tokens", "24", "--output-tokens", "8", "--rounds", "2", "--questions", "8")
 # Two engines, so that a request can do without the draft.
@@ -128,6 +132,19 @@ def test_a_draft_within_the_engine_is_held_to_a_deployment_without_it(store: Pat
         "plan", "build", "serve", "draft", "answers", "stop", "gate", "undrafted",
     }  # fmt: skip
     assert outcomes(second) == {**found, "build: package": "skipped"}
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_leaves_nothing_running(store: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pipeline.cli.main", "accept", "tiny-cpu", "--output", str(tmp_path)]
+    environment = {**os.environ, "PIPELINE_STORE": str(store)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as run:
+        wait_for(lambda: RunningServer.find(store / "running", "tiny-cpu") is not None, "the server", 240)
+        started = list(processes_below(run.pid))
+        assert {"serve", "gateway", "tritonserver", "tensorrt_llm"} <= {one.name for one in started}
+        run.kill()
+    wait_for(lambda: all(ProcessStat.of(one.pid) is None for one in started), "their end", 120)
+    assert json.loads(next(tmp_path.glob("accept-*.json")).read_text())["finished"] is False
 
 
 @pytest.mark.gpu
