@@ -119,7 +119,7 @@ def recipe_of(name: str, script: Script) -> Recipe:
 
 
 @contextmanager
-def scripted_gateway(trouble: Trouble, folder: Path) -> Iterator[tuple[GatewayServer, Gateway]]:
+def scripted_gateway(trouble: Trouble, folder: Path) -> Iterator[GatewayServer]:
     """A gateway of this process, in front of a fake server for each script."""
     tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -133,12 +133,11 @@ def scripted_gateway(trouble: Trouble, folder: Path) -> Iterator[tuple[GatewaySe
                 template=TEMPLATE, prompt_limit=PromptLimit(tokenizer, 4096), max_output_tokens=4096,
                 queue=FairQueue(script.places, max_waiting=1024), cache=cache, stall_s=script.stall_s,
             )  # fmt: skip
-        gateway = Gateway(served, Tenants())
-        server = GatewayServer(gateway, "127.0.0.1", 0, drain_s=1)
+        server = GatewayServer(Gateway(served, Tenants()), "127.0.0.1", 0, drain_s=1)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         wait_until(lambda: server.started, START_S, "the scripted gateway")
-        yield server, gateway
+        yield server
         server.should_exit = True
         thread.join(30)
 
@@ -276,6 +275,20 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def report_false_hit(url: str) -> None:
+    """Ask one question twice, and report the second answer, which is the first one again, as wrong."""
+    question = {
+        "model": "cached",
+        "messages": [{"role": "user", "content": "a question of a user"}],
+        "temperature": 0,
+    }
+    with httpx.Client(base_url=url, timeout=30) as client:
+        for _ in range(2):
+            answer = client.post("/v1/chat/completions", json=question).raise_for_status()
+        report = {"request_id": answer.headers["x-request-id"]}
+        client.post("/v1/cache/false_hits", json=report).raise_for_status()
+
+
 def kill_triton(record: RunningServer) -> None:
     """As the kernel does when memory runs out."""
     for process in psutil.Process(record.pid).children(recursive=True):
@@ -323,7 +336,7 @@ class Firings:
 async def drill(chosen: argparse.Namespace, folder: Path) -> int:
     pace, trouble = Pace(chosen.speedup), Trouble()
     own = ("name=deployed", "limits.max_concurrency=4", "limits.max_output_tokens=16", "golden=null")
-    with scripted_gateway(trouble, folder) as (server, gateway), deployed(own) as record:
+    with scripted_gateway(trouble, folder) as server, deployed(own) as record:
         watched = [
             WatchedDeployment(recipe_of(name, script), (urlsplit(server.url).netloc,), ())
             for name, script in SCRIPTS.items()
@@ -343,9 +356,7 @@ async def drill(chosen: argparse.Namespace, folder: Path) -> int:
                 await asyncio.sleep(CALM_S / pace.speedup)
                 fired.too_early = prometheus.firing()
                 trouble.began = time.monotonic()
-                cache = gateway.models["cached"].cache
-                assert cache is not None
-                cache.counters.add("false_hit_reported")
+                await asyncio.to_thread(report_false_hit, server.url)
                 await fired.wait_for(kinds - OF_THE_DEPLOYMENT)
                 board = json.loads(files["dashboard.json"])
                 panels, empty = empty_panels(board, prometheus, [*SCRIPTS, "deployed"], pace)

@@ -75,6 +75,15 @@ def exit_reason(code: int) -> str:
         return f"ended by itself with exit code {code}"
 
 
+def listens(pid: int, port: int) -> bool:
+    """Whether a process listens on a TCP port; False if it has ended, or belongs to another user."""
+    try:
+        connections = psutil.Process(pid).net_connections("tcp")
+    except psutil.Error:
+        return False
+    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in connections)
+
+
 def die_with_parent(parent: int) -> bool:
     """Let the kernel kill this process when the thread that started it is gone, however that went.
 

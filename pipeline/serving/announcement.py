@@ -95,18 +95,19 @@ class Announcement:
             self._folder = None  # it is the other's
             raise UserError(f"{self.name} is served already{by}; stop that first")
 
-    def set_state(self, component: str, state: State, reason: str = "") -> None:
+    def set_state(self, component: str, state: State, reason: str = "", **changes: Any) -> None:
         """Say what can be expected of a component.
 
         Args:
             component: One of those that were named.
             state: Of it.
             reason: Why it is not ready.
+            changes: Other fields of the record that change with it.
         """
         with self._guard:
             self._states[component] = (state, reason)
             combined, why = self._combined()
-            self.update(state=combined, reason=why)
+            self.update(state=combined, reason=why, **changes)
 
     def count_restart(self, component: str) -> None:
         """Count that a component is started again."""

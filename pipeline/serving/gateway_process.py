@@ -12,10 +12,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
+from types import MappingProxyType
 
 from pipeline.errors import ServerError
 from pipeline.machine.processes import ProcessStat, exit_reason
@@ -60,6 +61,8 @@ class GatewayProcess:
     """A gateway that can be started again and again on the same sockets."""
 
     kind = "gateway"
+    # It listens from the beginning, and goes on when its process is started again.
+    addresses: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, launch: GatewayLaunch, log_file: Path) -> None:
         """Listen, so that clients can connect from now on; `start` starts the process that answers."""

@@ -27,18 +27,27 @@ ANYWHERE = "0.0.0.0"
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where the server listens."""
+    """Where the server listens.
+
+    Attributes:
+        http: Port of HTTP.
+        grpc: Port of gRPC.
+        metrics: Port of the page of metrics.
+        movable: Whether others may be taken instead where one of them is in use: nobody asked for these.
+    """
 
     http: int
     grpc: int
     metrics: int
+    movable: bool = False
 
     @classmethod
     def free(cls) -> Ports:
         """Three ports that nobody listens on now; another process may still take one before Triton does."""
         with ExitStack() as stack:
             sockets = [stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(3)]
-            return cls(*(sock.getsockname()[1] for sock in sockets))
+            http, grpc, metrics = (sock.getsockname()[1] for sock in sockets)
+            return cls(http, grpc, metrics, movable=True)
 
     @classmethod
     def choose(
@@ -55,6 +64,7 @@ class Ports:
             http=http or (8000 if _is_free(address, 8000) else free.http),
             grpc=grpc or (8001 if _is_free(address, 8001) else free.grpc),
             metrics=metrics or (8002 if _is_free(address, 8002) else free.metrics),
+            movable=not (http or grpc or metrics),
         )
 
     def check(self, address: str = LOOPBACK) -> None:

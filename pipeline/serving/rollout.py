@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pipeline.client import ChatTemplate, Client, ClientError, TemplateError
@@ -316,9 +317,7 @@ class _Rollout:
         self._announcement.exchange(
             server.entry_model,
             deployment=new.package / "deployment.json",
-            grpc_url=server.grpc_url,
-            http_url=server.http_url,
-            metrics_url=server.metrics_url,
+            **new.addresses,
             log=server.log_file.absolute(),
             recipe=new.options.recipe,
             settings=new.options.settings,
@@ -330,9 +329,7 @@ class _Rollout:
         self._announcement.exchange(
             server.entry_model,
             deployment=record.deployment,
-            grpc_url=server.grpc_url,
-            http_url=server.http_url,
-            metrics_url=server.metrics_url,
+            **self._old.addresses,
             log=record.log,
             recipe=record.recipe,
             settings=record.settings,
@@ -417,6 +414,7 @@ class _Vacancy:
 
     kind = "triton"
     pids: tuple[int, ...] = ()
+    addresses: Mapping[str, str] = MappingProxyType({})
 
     def start(self, stop: threading.Event) -> None:
         pass

@@ -163,6 +163,12 @@ class TritonComponent:
         """Its processes."""
         return self.server.pids
 
+    @property
+    def addresses(self) -> dict[str, str]:
+        """See `supervisor.Component`: its ports may have been taken by another process."""
+        server = self.server
+        return {"grpc_url": server.grpc_url, "http_url": server.http_url, "metrics_url": server.metrics_url}
+
     def start(self, stop: threading.Event) -> None:
         """See `supervisor.Component`. Raises DamagedArtifact, too."""
         self._progress.say(

@@ -31,6 +31,7 @@ from typing import Self
 
 from pipeline.errors import ServerError
 from pipeline.machine import process_guard
+from pipeline.machine.processes import listens
 from pipeline.private_files import make_private
 from pipeline.serving import triton_log
 from pipeline.serving.launch import LOOPBACK, Launch, Launcher, Ports, Start
@@ -83,7 +84,7 @@ class TritonServer:
             log_file or Path(tempfile.gettempdir()) / f"pipeline-triton-{secrets.token_hex(4)}.log"
         )
         self.start_deadline_s = deployment.start_deadline_s if start_deadline_s is None else start_deadline_s
-        self._fixed_ports, self._own_log = ports is not None, log_file is None
+        self._own_log = log_file is None
         self._stop_deadline_s = stop_deadline_s
         self._guard: subprocess.Popen[bytes] | None = None
         self._guarded: process_guard.Guarded | None = None
@@ -186,8 +187,10 @@ class TritonServer:
         if self.running:
             raise ServerError("the server is running already")
         self.launcher.check()
-        if self._fixed_ports:
+        if not self.ports.movable:
             self.ports.check(self.address)
+        elif self.ports.faults(self.address):
+            self.ports = Ports.free()
         deadline = time.monotonic() + self.start_deadline_s
         try:
             self._start(deadline)
@@ -278,7 +281,7 @@ class TritonServer:
             if code is None:
                 return
             self.stop()
-            taken = not self._fixed_ports and any(
+            taken = self.ports.movable and any(
                 _ADDRESS_TAKEN in line for line in triton_log.errors(self.log_file, noise=self.launcher.noise)
             )
             if taken:
@@ -321,7 +324,7 @@ class TritonServer:
         assert self._guard is not None, "_launch started it"
         assert self._launched is not None, "_launch made it"
         while (code := self._guard.poll()) is None:
-            if _answers(f"{self.http_url}/v2/health/ready"):
+            if _answers(f"{self.http_url}/v2/health/ready") and self._listens():
                 return None
             if triton_log.contains(self.log_file, self._launched.gave_up):
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -333,6 +336,13 @@ class TritonServer:
                 raise self.failure(f"Triton was not ready within {self.start_deadline_s:g} s")
             time.sleep(_POLL_S)
         return code
+
+    def _listens(self) -> bool:
+        """Whether it is this server that answers: another one may have taken the port while this one loaded."""
+        if not isinstance(self.launcher, EmbeddedLauncher | NativeLauncher):
+            # Processes of a container cannot be seen.
+            return True
+        return any(listens(pid, self.ports.http) for pid in self.pids)
 
     def failure(self, what: str, *, tail: bool = True) -> ServerError:
         """Make an error of what happened and what the log says about it: errors, or else its end; the likely cause.

@@ -33,6 +33,7 @@ from pipeline.serving.server import StartCancelled
 _POLL_S = 0.2
 _CONFIRM_S = 1.0
 _ANSWERS_S = 5.0  # in which those who asked to stop have their answers
+_WORDS = {"triton": "Triton", "gateway": "the gateway"}
 
 
 class GaveUp(ServerError):
@@ -49,6 +50,10 @@ class Component(Protocol):
     @property
     def pids(self) -> tuple[int, ...]:
         """Its processes; none while it is not running."""
+
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        """Fields of the deployment's record that a start may have changed."""
 
     def start(self, stop: threading.Event) -> None:
         """Start it, and wait until it is ready.
@@ -120,7 +125,7 @@ class Keeper(threading.Thread):
             self._interrupt.set()
         while not self._taken.wait(_POLL_S):
             if not self.is_alive() and not self._taken.is_set():
-                raise ServerError(f"the {self.component.kind} that was to be replaced has been given up")
+                raise ServerError(f"{_WORDS[self.component.kind]} that was to be replaced has been given up")
 
     def run(self) -> None:
         try:
@@ -174,9 +179,9 @@ class Keeper(threading.Thread):
     def _say_ready(self, *, again: bool) -> None:
         self.ready.set()
         for one in self._announcements:
-            one.set_state(self.component.kind, "ready")
+            one.set_state(self.component.kind, "ready", **self.component.addresses)
         if again:
-            self._progress.say(f"{self.component.kind} is ready again")
+            self._progress.say(f"{_WORDS[self.component.kind]} is ready again")
 
     def _watch(self) -> str | None:
         """Wait until something is wrong with it, and return what; None if it is to stop, or to be exchanged."""
@@ -207,10 +212,10 @@ class Keeper(threading.Thread):
         self.component.stop(at_once=True)
         if pause_s is None:
             raise GaveUp(
-                f"gave up on the {kind}: it failed {policy.max_restarts + 1} times within {policy.window_s:g} s; "
+                f"gave up on {_WORDS[kind]}: it failed {policy.max_restarts + 1} times within {policy.window_s:g} s; "
                 f"the last time: {fault}"
             )
-        self._progress.say(f"starting the {kind} again" + (f" in {pause_s:g} s" if pause_s else ""))
+        self._progress.say(f"starting {_WORDS[kind]} again" + (f" in {pause_s:g} s" if pause_s else ""))
         for one in self._announcements:
             one.count_restart(kind)
         self._interrupt.wait(pause_s)

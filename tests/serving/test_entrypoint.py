@@ -105,11 +105,11 @@ def test_a_server_that_dies_is_started_again_and_given_up_at_last(cpu_package: P
     with container.command as command:
         container.wait_until_ready()
         kill_triton()
-        command.wait_for("triton is ready again")
+        command.wait_for("Triton is ready again")
         wait_for(container.ready_file.exists, "readiness")
         kill_triton()
         assert command.process.wait(60) == 1
-        assert "gave up on the triton: it failed 2 times within 300 s" in command.said
+        assert "gave up on Triton: it failed 2 times within 300 s" in command.said
         # Its models die with it, and may be seen first.
         assert re.search(
             "Triton for support (was killed by SIGKILL|is ill: process .* is gone)", command.said

@@ -9,8 +9,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,30 @@ def test_a_port_that_is_lost_between_choice_and_start_is_chosen_again(copy: Path
     with socket.create_server(("127.0.0.1", first.grpc)), server:
         assert server.ports.grpc != first.grpc
         assert server.check_health().text is not None
+
+
+class _Ready(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_another_server_that_takes_the_port_while_triton_loads_is_not_taken_for_it(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = TritonServer.of_package(copy, log_file=copy / "log")
+    first = server.ports
+    monkeypatch.setattr(Ports, "faults", lambda *_: [])
+    with ThreadingHTTPServer(("127.0.0.1", first.http), _Ready) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        with server:
+            assert server.ports.http != first.http
+            assert server.check_health().text is not None
+        other.shutdown()
 
 
 @pytest.mark.slow

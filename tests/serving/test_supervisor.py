@@ -304,7 +304,7 @@ def supervise(component: Scripted, folder: Path, policy: RestartPolicy) -> Any:
 def test_it_gives_up_after_so_many_failures_and_says_why(tmp_path: Path) -> None:
     component = Scripted(["first\nwith its log", "second", "third"])
     with pytest.raises(
-        GaveUp, match="gave up on the triton: it failed 3 times within 300 s; the last time: third"
+        GaveUp, match="gave up on Triton: it failed 3 times within 300 s; the last time: third"
     ):
         supervise(component, tmp_path, RestartPolicy(max_restarts=2, max_pause_s=0.01))
     assert component.starts == 3

@@ -159,8 +159,8 @@ class Gauges:
                 for name, value in family.values(stats, self._max_requests).items():
                     self._show((family.name, name), value)
             while not self._lengths.empty():
-                for (name, value), length in zip(_LENGTHS.items(), self._lengths.get(), strict=True):
-                    self._metrics[name, value].observe(length)
+                for (name, kind), length in zip(_LENGTHS.items(), self._lengths.get(), strict=True):
+                    self._metrics[name, kind].observe(length)
 
     def _show(self, key: tuple[str, str], value: float) -> None:
         if self._shown.get(key, 0) != value:  # a trip to the server process, which holds up this one
