@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -78,7 +79,7 @@ def test_a_recipe_is_claimed_by_one_supervisor(tmp_path: Path) -> None:
 class Failing:
     """A component whose processes die, and that cannot be started at once again."""
 
-    kind, pids = "triton", ()
+    kind, pids, addresses = "triton", (), MappingProxyType({})
 
     def __init__(self) -> None:
         self.starts = 0

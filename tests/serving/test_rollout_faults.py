@@ -46,6 +46,11 @@ class StandIn:
             entry_model="bls", log_file=package / "triton.log", running=False, deployment=None,
         )  # fmt: skip
 
+    @property
+    def addresses(self) -> dict[str, str]:
+        server = self.server
+        return {"grpc_url": server.grpc_url, "http_url": server.http_url, "metrics_url": server.metrics_url}
+
     def start(self, stop: threading.Event) -> None:
         self.events.append(f"start {self.package.name}")
         while not self.gate.wait(0.01):

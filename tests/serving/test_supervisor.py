@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -271,7 +272,7 @@ def test_a_stop_by_its_socket_ends_everything(supervised: Supervised) -> None:
 class Scripted:
     """A component that is ready at once, and fails as often as it is told to."""
 
-    kind, pids = "triton", ()
+    kind, pids, addresses = "triton", (), MappingProxyType({})
 
     def __init__(self, faults: Sequence[str | None], *, start_error: str = "") -> None:
         self.faults, self.starts, self.stops = list(faults), 0, list[bool]()
