@@ -75,13 +75,13 @@ def exit_reason(code: int) -> str:
         return f"ended by itself with exit code {code}"
 
 
-def listens(pid: int, port: int) -> bool:
-    """Whether a process listens on a TCP port; False if it has ended, or belongs to another user."""
+def listening(pid: int) -> set[int]:
+    """The TCP ports that a process listens on; empty if it has ended, or belongs to another user."""
     try:
         connections = psutil.Process(pid).net_connections("tcp")
     except psutil.Error:
-        return False
-    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in connections)
+        return set()
+    return {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
 
 
 def die_with_parent(parent: int) -> bool:

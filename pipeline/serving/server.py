@@ -31,7 +31,7 @@ from typing import Self
 
 from pipeline.errors import ServerError
 from pipeline.machine import process_guard
-from pipeline.machine.processes import listens
+from pipeline.machine.processes import listening
 from pipeline.private_files import make_private
 from pipeline.serving import triton_log
 from pipeline.serving.launch import LOOPBACK, Launch, Launcher, Ports, Start
@@ -338,11 +338,13 @@ class TritonServer:
         return code
 
     def _listens(self) -> bool:
-        """Whether it is this server that answers: another one may have taken the port while this one loaded."""
+        """Whether this server holds all its ports: another may have taken one while it loaded, and Triton says that it
+        is ready before it opens the page of metrics."""
         if not isinstance(self.launcher, EmbeddedLauncher | NativeLauncher):
             # Processes of a container cannot be seen.
             return True
-        return any(listens(pid, self.ports.http) for pid in self.pids)
+        held = set().union(*(listening(pid) for pid in self.pids))
+        return {self.ports.http, self.ports.grpc, self.ports.metrics} <= held
 
     def failure(self, what: str, *, tail: bool = True) -> ServerError:
         """Make an error of what happened and what the log says about it: errors, or else its end; the likely cause.

@@ -46,6 +46,7 @@ def outcomes(report: dict[str, Any]) -> dict[str, str]:
     return {f"{name}: {check['name']}": check["outcome"] for name, check in checks}
 
 
+@pytest.mark.servers
 def test_a_missed_target_is_told_and_everything_else_is_checked(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

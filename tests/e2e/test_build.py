@@ -78,7 +78,7 @@ def test_a_read_only_store_that_has_all_is_enough(built: Store, tmp_path: Path) 
         done = pipeline("build", "tiny-cpu", store=tmp_path)
         assert done.returncode == 0, done.stderr
         assert Path(done.stdout.strip()).parent == tmp_path / "artifacts"
-        other = pipeline("build", "tiny-cpu", "--set", "limits.max_output_tokens=8", store=tmp_path)
+        other = pipeline("build", "tiny-cpu", "--set", "limits.max_output_tokens=200", store=tmp_path)
     assert other.returncode == 1
     assert f"pipeline: the store {tmp_path} cannot be written: Read-only file system" in other.stderr
 

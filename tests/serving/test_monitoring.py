@@ -172,7 +172,7 @@ def test_promtool_finds_no_fault_and_every_alert_fires(chosen: Any, tmp_path: Pa
     assert status == 0, said
 
 
-@pytest.mark.servers
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_drill_fires_every_alert_and_fills_every_panel(prometheus: Path, tmp_path: Path) -> None:
     """Before a real Prometheus; then promtool judges the pages that it scraped."""

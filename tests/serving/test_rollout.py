@@ -89,6 +89,7 @@ def gateway(folder: Path) -> Iterator[str]:
         yield server.url
 
 
+@pytest.mark.servers
 def test_exchanged_under_load_and_back(package: Path, tmp_path: Path) -> None:
     """No request fails, none is answered by neither package or a mix of both, and after it all go to the new one."""
     better = another(package, tmp_path / "better", "The")
