@@ -87,6 +87,7 @@ class GpuMachine:
         return done.stdout + done.stderr
 
 
+@pytest.mark.servers
 def test_there_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     laptop = Laptop(tmp_path)
     script, following = laptop.print("print-all")

@@ -44,7 +44,7 @@ def told_of(name: str, package: Path, done: subprocess.CompletedProcess[str]) ->
     assert "ready after" not in done.stderr
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, TOKENIZER])
+@pytest.mark.parametrize("name", [pytest.param(WEIGHTS, marks=pytest.mark.servers), TOKENIZER])
 def test_what_is_damaged_is_neither_built_on_nor_served(copied: tuple[Path, Path], name: str) -> None:
     root, package = copied
     assert pipeline("build", "tiny-cpu", store=root).returncode == 0

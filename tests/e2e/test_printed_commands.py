@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pipeline.serving.launch import Ports
 from tests.e2e.conftest import Build
 from tests.support import CHECKPOINTS
@@ -33,6 +35,7 @@ def run(arguments: list[str], folder: Path, store: str = "", typed: str = "") ->
     return f"{done.stdout}{done.stderr}\nexit code {done.returncode}"
 
 
+@pytest.mark.servers
 def test_an_own_model_from_its_checkpoint_to_its_answer(build: Build, store: Path, tmp_path: Path) -> None:
     """init, build, serve, stream: with a blank in a path, overrides, a store given in either way, another address."""
     build("tiny-cpu", "draft=null", "quantization={format: none}")  # so that only the package is made below

@@ -26,6 +26,8 @@ from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start
 from tests.support.waiting import wait_for
 
+pytestmark = pytest.mark.servers
+
 # A process of its own: what its clients do in this one does not hold it up.
 PROGRAM = """
 import sys

@@ -21,6 +21,8 @@ from tests.support.served import SETTINGS, package_support_pair
 from tests.support.streams import Response, stream
 from tests.support.waiting import wait_for
 
+pytestmark = pytest.mark.servers
+
 WARNING = "the draft model failed, the target goes on alone: "
 
 

@@ -19,6 +19,8 @@ from tests.support.engine import QUESTIONS, TURN
 from tests.support.served import CHECKPOINTS, ENGINE, SETTINGS
 from tests.support.streams import joined
 
+pytestmark = pytest.mark.servers
+
 PROMPT = TURN.format(QUESTIONS[0])
 
 

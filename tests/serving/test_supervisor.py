@@ -183,6 +183,7 @@ def test_what_dies_or_stops_is_started_again(
     assert supervised.chat() == expected
 
 
+@pytest.mark.servers
 def test_a_model_that_hangs_is_noticed_though_others_work(supervised: Supervised) -> None:
     """Clients of the entry model see nothing of it: `postprocessing` is a part of `ensemble` only."""
     restarts = supervised.record.restarts.get("triton", 0)

@@ -78,7 +78,8 @@ def run(calibrations: Calibrations, into: Path, form: str, **changed: Any) -> di
     return calibrate(**(arguments | changed))
 
 
-@pytest.mark.parametrize("form", ["fp8", pytest.param("int4_awq", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["fp8", "int4_awq"])
 def test_another_process_writes_the_same_bytes(calibrations: Calibrations, tmp_path: Path, form: str) -> None:
     again = tmp_path / "again"
     arguments = [str(calibrations.source()), str(calibrations.dataset()), form, str(again)]

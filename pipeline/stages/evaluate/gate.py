@@ -19,7 +19,7 @@ from pipeline.progress import Progress
 from pipeline.recipe import Recipe
 from pipeline.stages.evaluate.metrics import EvaluationMetrics, KlHistogram, read_metrics
 from pipeline.stages.evaluate.verdict import GateVerdict, judge
-from pipeline.store import Artifact, Store
+from pipeline.store import Artifact, Store, digest_of
 
 _WIDTH, _HEIGHT = 760, 200  # of the picture, in its own units
 
@@ -108,5 +108,7 @@ def hold_to_gate(recipe: Recipe, evaluation: Artifact, store: Store, progress: P
 
 
 def report_folder(store: Store, recipe: Recipe, evaluation: Artifact) -> Path:
-    """The folder of the store for the report of an evaluation."""
-    return store.root / "reports" / f"{recipe.name}-{evaluation.digest[:12]}"
+    """The folder of the store for what the gate of a recipe says of an evaluation."""
+    gate = None if recipe.quantization.gate is None else recipe.quantization.gate.model_dump(mode="json")
+    judged = digest_of({"evaluation": evaluation.digest, "gate": gate})
+    return store.reports / f"{recipe.name}-{judged[:12]}"
