@@ -98,7 +98,12 @@ class ConnectFailed(ClientError):
     """No server could be reached, or it was lost before the first token, or cannot run the model now. Retrying is safe.
 
     A server that is there cannot run the model while it starts or stops, and after a process of the model died.
+
+    Attributes:
+        taken: whether the server may have begun to work on the request, and so be lost because of it.
     """
+
+    taken: bool = False
 
 
 class DeadlineExceeded(ClientError):
@@ -140,6 +145,8 @@ _UNAVAILABLE = re.compile(
 )
 # How gRPC's C core words the loss of a connection where its status is not UNAVAILABLE, but one of these.
 _BROKEN = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
+# What gRPC says where nothing listens.
+_NEVER_CONNECTED = "failed to connect to all addresses"
 _CONNECTION_LOST = re.compile(
     r"RST_STREAM|GOAWAY|connection reset|stream removed|socket closed", re.IGNORECASE
 )
@@ -190,7 +197,7 @@ def lost(text: str, *, url: str, started: bool) -> ClientError:
     if started:
         return ServerLost(f"the server was lost in the middle of the answer: {text}")
     error = ConnectFailed(f"no answer from {url}: {text}")
-    error.url = url
+    error.url, error.taken = url, _NEVER_CONNECTED not in text
     return error
 
 

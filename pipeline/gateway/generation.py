@@ -33,8 +33,10 @@ from pipeline.gateway.tools.choice import RequestTools, resolve_tools
 from pipeline.gateway.traces import Span, propagate
 
 _SEED_BITS = 63
-# A request that kills the engine each time must not be repeated for ever.
 _MAX_ATTEMPTS = 3
+# A request that kills the engine must not do so again and again, until its supervisor gives up: of the attempts, those
+# that a server took and was lost with.
+_MAX_LOST = 2
 _BACKOFF = Retries()
 _SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of two choices, which would else be equal
 
@@ -226,7 +228,7 @@ class Generation:
     async def _choice(self, index: int) -> AsyncGenerator[Chunk, None]:
         """Generate one choice. If its server is lost before any of it went out, the model is asked again."""
         arrived, asked = time.monotonic(), time.perf_counter()
-        attempt = 1
+        attempt, lost = 1, 0
         while True:
             self.times[index], begun = ChoiceTimes(asked), False
             try:
@@ -242,7 +244,8 @@ class Generation:
             except (ConnectFailed, ServerLost, Busy) as error:
                 if not isinstance(error, Busy):
                     self.model.readiness.suspect(error.url, str(error))
-                if begun or attempt == _MAX_ATTEMPTS:
+                lost += isinstance(error, ServerLost) or (isinstance(error, ConnectFailed) and error.taken)
+                if begun or attempt == _MAX_ATTEMPTS or lost == _MAX_LOST:
                     raise
                 if isinstance(error, Busy):
                     await asyncio.sleep(_BACKOFF.backoff_s(attempt))

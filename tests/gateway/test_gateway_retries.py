@@ -108,12 +108,12 @@ def test_a_request_that_is_lost_each_time_is_not_asked_for_ever(start: Start) ->
     running = start(CUT)
     answer = complete(running)
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_lost")
-    assert (answer.json()["error"]["completion_tokens"], len(running.upstream.requests)) == (3, 3)
+    assert (answer.json()["error"]["completion_tokens"], len(running.upstream.requests)) == (3, 2)
     assert int(answer.headers["retry-after"]) >= 1
     running = start(DEAD)
     answer = complete(running, stream=True)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
-    assert len(running.upstream.requests) == 3
+    assert len(running.upstream.requests) == 2, "it may be what ends the server"
 
 
 def test_no_token_for_too_long_ends_an_answer_and_says_so(start: Start) -> None:
