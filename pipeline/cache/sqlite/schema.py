@@ -66,7 +66,8 @@ def connect(path: Path, *, power_safe: bool) -> sqlite3.Connection:
         connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         _write_ahead(connection)
         connection.execute(f"PRAGMA synchronous = {'FULL' if power_safe else 'NORMAL'}")
-        connection.execute("PRAGMA cache_size = -16384")
+        # 2 MiB for each connection, of which every reading thread has one: the file is mapped besides.
+        connection.execute("PRAGMA cache_size = -2048")
         connection.execute("PRAGMA mmap_size = 268435456")
         _create(connection)
     except (sqlite3.Error, OSError) as error:
