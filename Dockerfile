@@ -89,7 +89,7 @@ FROM serve AS accept
 USER root
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     wheel=$(find /wheels -name 'trtllm_pipeline-*.whl') \
-    && python3 -m pip --python /opt/pipeline/bin/python install --no-cache-dir "${wheel}[hub,calibrate,gateway]" \
+    && python3 -m pip --python /opt/pipeline/bin/python install --no-cache-dir "${wheel}[hub,calibrate,gateway,bench]" \
     && install --directory --owner=1000 --group=1000 /store /reports
 ENV PIPELINE_STORE=/store
 VOLUME /store

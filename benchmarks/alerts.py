@@ -31,7 +31,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -43,6 +43,7 @@ import httpx
 import psutil
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from benchmarks.common import serving
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.sqlite import SqliteBackend
 from pipeline.client import AsyncClient, ChatTemplate, ClientError, PromptLimit
@@ -140,25 +141,6 @@ def scripted_gateway(trouble: Trouble, folder: Path) -> Iterator[GatewayServer]:
         yield server
         server.should_exit = True
         thread.join(30)
-
-
-@contextmanager
-def deployed(overrides: Sequence[str]) -> Iterator[RunningServer]:
-    """`pipeline serve` of the small pair, built if need be, with its gateway."""
-    line = [sys.executable, "-m", "pipeline.cli.main", "serve", "tiny-cpu", "--build", "--port", "0"]
-    line += [word for override in overrides for word in ("--set", override)]
-    with subprocess.Popen(line, stdout=sys.stderr) as process:
-        try:
-
-            def found() -> RunningServer | None:
-                assert process.poll() is None, "pipeline serve has ended"
-                return RunningServer.find(Store.at(None).running, "deployed", states={"ready"})
-
-            yield wait_until(found, START_S, "pipeline serve")
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-            process.wait(60)
 
 
 class Prometheus:
@@ -336,7 +318,12 @@ class Firings:
 async def drill(chosen: argparse.Namespace, folder: Path) -> int:
     pace, trouble = Pace(chosen.speedup), Trouble()
     own = ("name=deployed", "limits.max_concurrency=4", "limits.max_output_tokens=16", "golden=null")
-    with scripted_gateway(trouble, folder) as server, deployed(own) as record:
+    words = ("tiny-cpu", "--build", *(word for override in own for word in ("--set", override)))
+    with (
+        scripted_gateway(trouble, folder) as server,
+        serving(words, "deployed", Store.at(None), folder / "logs") as served,
+    ):
+        record = served.record
         watched = [
             WatchedDeployment(recipe_of(name, script), (urlsplit(server.url).netloc,), ())
             for name, script in SCRIPTS.items()

@@ -17,15 +17,12 @@ import os
 import subprocess
 import sys
 import tempfile
-import venv
 from pathlib import Path
 
 import numpy as np
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))  # for tests.support
-
-from tests.support.servers import RedisServer  # noqa: E402
+from benchmarks.common import ENVIRONMENTS, HERE, peer_environment
+from tests.support.servers import RedisServer
 
 DIMENSIONS, TOPICS, QUERIES = 384, 2000, 1000
 WAYS = (
@@ -42,9 +39,7 @@ def main() -> None:
     )
     parser.add_argument("--entries", type=int, default=10_000)
     parser.add_argument("--only", default=",".join(WAYS))
-    parser.add_argument(
-        "--environments", type=Path, default=Path.home() / ".cache" / "pipeline" / "benchmarks"
-    )
+    parser.add_argument("--environments", type=Path, default=ENVIRONMENTS)
     parser.add_argument("--encoder", type=Path)
     chosen = parser.parse_args()
     if chosen.encoder:
@@ -74,14 +69,7 @@ def main() -> None:
 
 def python(kind: str, environments: Path) -> Path:
     """The interpreter with what a kind of peer needs; installed on the first run."""
-    if kind == "ours":
-        return Path(sys.executable)
-    requirements, folder = HERE / "peers" / f"requirements-{kind}.txt", environments / kind
-    if not (folder / "ready").is_file():
-        venv.create(folder, with_pip=True)
-        subprocess.run([folder / "bin" / "pip", "install", "-q", "-r", requirements], check=True)
-        (folder / "ready").touch()
-    return folder / "bin" / "python"
+    return Path(sys.executable) if kind == "ours" else peer_environment(kind, environments) / "python"
 
 
 def write_questions(folder: Path, count: int) -> None:

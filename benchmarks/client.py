@@ -15,8 +15,6 @@ import asyncio
 import json
 import queue
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -25,18 +23,23 @@ import numpy as np
 import tritonclient.grpc
 import tritonclient.grpc.aio
 
+from benchmarks.common import in_turns, markdown, paired, running
 from pipeline.client import AsyncClient, Client
-from pipeline.client.testing import FakeServer, Reply
 
 MODEL = "tensorrt_llm_bls"
+SERVER = """
+import sys
+from pipeline.client.testing import FakeServer, Reply
+with FakeServer(Reply([f"token{n} " for n in range(int(sys.argv[1]))])) as server:
+    print(server.port, flush=True)
+    sys.stdin.read()
+"""
+PAIRS = (
+    ("pipeline.client", "tritonclient, open stream"),
+    ("pipeline.client", "tritonclient, new stream"),
+    ("pipeline.client async", "tritonclient aio"),
+)
 Sample = tuple[float, float]  # TTFT in ms, tokens a second
-
-
-def serve(tokens: int) -> None:
-    """The other process: prints its address, ends with its standard input."""
-    with FakeServer(Reply([f"token{index} " for index in range(tokens)])) as server:
-        print(server.url, flush=True)
-        sys.stdin.read()
 
 
 class Bare:
@@ -164,16 +167,6 @@ def inputs(module: Any) -> list[Any]:
     return tensors
 
 
-def measure(ways: dict[str, Callable[[], Sample]], rounds: int) -> dict[str, list[Sample]]:
-    samples: dict[str, list[Sample]] = {name: [] for name in ways}
-    for round_number in range(rounds + 2):
-        for name, way in ways.items():
-            sample = way()
-            if round_number >= 2:  # the first two warm up
-                samples[name].append(sample)
-    return samples
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -181,16 +174,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--tokens", type=int, default=500)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.serve:
-        serve(arguments.tokens)
-        return
-    command = [sys.executable, __file__, "--serve", "--tokens", str(arguments.tokens)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        url = server.stdout.readline().strip()
-        loop = asyncio.new_event_loop()
+    with running(SERVER, arguments.tokens) as (port, _):
+        url, loop = f"127.0.0.1:{port}", asyncio.new_event_loop()
         ways: dict[str, Callable[[], Sample]] = {
             "tritonclient, open stream": Bare(url, keep_stream=True),
             "tritonclient, new stream": Bare(url, keep_stream=False),
@@ -198,39 +184,47 @@ def main() -> None:
             "tritonclient aio": BareAsync(url, loop),
             "pipeline.client async": OursAsync(url, loop),
         }
-        report(measure(ways, arguments.rounds), as_json=arguments.json)
-        server.kill()
+        samples = in_turns(ways, lambda way: way(), arguments.rounds)
+    result = figures(samples)
+    print(json.dumps(result, indent=1) if arguments.json else table(result))
 
 
-def report(samples: dict[str, list[Sample]], *, as_json: bool) -> None:
-    medians = {
-        name: (
-            statistics.median(sample[0] for sample in taken),
-            statistics.median(sample[1] for sample in taken),
-        )
+def figures(samples: dict[str, list[Sample]]) -> dict[str, Any]:
+    """Medians of each way, and of the pairs of rounds."""
+    rows = [
+        {
+            "way": name,
+            "ttft_ms": statistics.median(sample[0] for sample in taken),
+            "tokens_per_s": statistics.median(sample[1] for sample in taken),
+        }
         for name, taken in samples.items()
-    }
-    pairs = (
-        ("pipeline.client", "tritonclient, open stream"),
-        ("pipeline.client", "tritonclient, new stream"),
-        ("pipeline.client async", "tritonclient aio"),
-    )
-    if as_json:
-        print(
-            json.dumps(
-                {name: {"ttft_ms": ttft, "tokens_per_s": rate} for name, (ttft, rate) in medians.items()}
-            )
+    ]
+    pairs = [
+        {
+            "ours": ours,
+            "beside": bare,
+            "times_tokens_per_s": paired(
+                samples[ours], samples[bare], lambda mine, theirs: mine[1] / theirs[1]
+            ),
+            "later_ms": paired(samples[ours], samples[bare], lambda mine, theirs: mine[0] - theirs[0]),
+        }
+        for ours, bare in PAIRS
+    ]
+    return {"rows": rows, "pairs": pairs}
+
+
+def table(result: Any) -> str:
+    """What is printed, and shown on the page of measurements."""
+    rows = [(row["way"], f"{row['ttft_ms']:.3f} ms", f"{row['tokens_per_s']:,.0f}") for row in result["rows"]]
+    pairs = [
+        (
+            f"{pair['ours']} beside {pair['beside']}",
+            f"{pair['later_ms']:+.3f} ms",
+            f"{pair['times_tokens_per_s']:.2f} times",
         )
-        return
-    for name, (ttft, rate) in medians.items():
-        print(f"{name:<28} TTFT {ttft:6.3f} ms   {rate:8,.0f} tokens/s")
-    for ours, bare in pairs:
-        rounds = list(zip(samples[ours], samples[bare], strict=True))  # pairs that met the same load
-        ratio = statistics.median(mine[1] / theirs[1] for mine, theirs in rounds)
-        later = statistics.median(mine[0] - theirs[0] for mine, theirs in rounds)
-        print(
-            f"{ours} / {bare}: {ratio:.3f} x tokens/s, TTFT {later:+.3f} ms (medians of {len(rounds)} pairs)"
-        )
+        for pair in result["pairs"]
+    ]
+    return markdown(("", "TTFT", "tokens/s"), (*rows, *pairs))
 
 
 if __name__ == "__main__":

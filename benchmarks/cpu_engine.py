@@ -17,10 +17,12 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from benchmarks.common import markdown
 from pipeline.progress import Silent
 from pipeline.runtimes.cpu.engine import Engine, EngineRequest, EngineSettings, RequestOutput
 from pipeline.runtimes.cpu.engine.paged_model import PagedModel, TokenSlice
@@ -155,6 +157,25 @@ def run(rounds: int, count: int, threads: int | None) -> dict[str, object]:
     return {"rounds": rounds, "questions": count, "forward_us": forward, "rows": rows}
 
 
+def table(result: Any) -> str:
+    """What is printed, and shown on the page of measurements."""
+    rows = [
+        (
+            row["way"],
+            row["streams"],
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['ttft_ms']:.1f} ms",
+            f"{row['cpu_us_per_token']:.0f} µs",
+            f"{row['acceptance']:.0%}" if row["acceptance"] else "",
+            f"{row['times_one_stream']:.2f}",
+        )
+        for row in result["rows"]
+    ]
+    steps = ", ".join(f"{name} {value:.0f} µs" for name, value in result["forward_us"].items())
+    head = ("way", "streams", "tokens/s", "TTFT", "processor time a token", "accepted", "time of one stream")
+    return f"A step of one token by OpenVINO alone: {steps}.\n\n{markdown(head, rows)}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -165,19 +186,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     arguments = parser.parse_args()
     result = run(arguments.rounds, arguments.questions, arguments.threads)
-    if arguments.json:
-        print(json.dumps(result, indent=2))
-        return
-    for name, value in result["forward_us"].items():  # type: ignore[attr-defined]
-        print(f"forward of {name}: {value:.0f} us")
-    print(
-        f"{'way':10}{'streams':>8}{'tok/s':>9}{'TTFT ms':>9}{'CPU us/tok':>12}{'accepted':>10}{'time of one':>13}"
-    )
-    for row in result["rows"]:  # type: ignore[attr-defined]
-        print(
-            f"{row['way']:10}{row['streams']:8}{row['tokens_per_second']:9.0f}{row['ttft_ms']:9.1f}"
-            f"{row['cpu_us_per_token']:12.0f}{row['acceptance']:10.2f}{row['times_one_stream']:13.2f}"
-        )
+    print(json.dumps(result, indent=2) if arguments.json else table(result))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -44,9 +43,11 @@ from typing import Any
 
 import httpx
 
+from benchmarks.common import markdown, serving
 from pipeline.client import percentile
 from pipeline.machine.processes import processes_below
 from pipeline.recipe import load_recipe
+from pipeline.serving.served import ServedDeployment
 from pipeline.store import Store
 from pipeline.triton.running import RunningServer
 
@@ -181,9 +182,9 @@ class Load:
 class Drill:
     """One deployment, its processes, and what is seen of it from outside."""
 
-    def __init__(self, serve: subprocess.Popen[bytes], store: Store, name: str, load: Load, url: str) -> None:
-        self._serve, self._store, self._name, self._load = serve, store, name, load
-        self._client = httpx.AsyncClient(base_url=url, timeout=1.0, trust_env=False)
+    def __init__(self, served: ServedDeployment, store: Store, name: str, load: Load) -> None:
+        self._served, self._store, self._name, self._load = served, store, name, load
+        self._client = httpx.AsyncClient(base_url=served.record.gateway_url, timeout=1.0, trust_env=False)
 
     async def strike(self, row: Row, number: signal.Signals, recovery_s: float) -> None:
         """Send a signal to a process, and wait until all is well again."""
@@ -215,15 +216,15 @@ class Drill:
             row.lost += 1
 
     async def wait_until_ready(self) -> None:
-        """Wait for the start."""
+        """Wait until the gateway, too, says so."""
         deadline = time.monotonic() + START_S
         while not await self._is_ready():
-            if time.monotonic() > deadline or self._serve.poll() is not None:
-                raise SystemExit("the deployment did not start")
+            if time.monotonic() > deadline or self._served.process.poll() is not None:
+                raise SystemExit("the gateway does not say that it is ready")
             await asyncio.sleep(POLL_S)
 
     def _pid(self, kind: str) -> int | None:
-        found = [one.pid for one in processes_below(self._serve.pid) if one.name == kind]
+        found = [one.pid for one in processes_below(self._served.process.pid) if one.name == kind]
         return found[0] if found else None
 
     async def _is_ready(self) -> bool:
@@ -242,16 +243,9 @@ class Drill:
         return int(sum(float(line.rpartition(" ")[2]) for line in lines))
 
 
-async def drill(
-    chosen: argparse.Namespace, serve: subprocess.Popen[bytes], store: Store, name: str
-) -> list[Row]:
-    record = None
-    while record is None or record.pid != serve.pid:
-        if serve.poll() is not None:
-            raise SystemExit("pipeline serve ended; see its output")
-        record = RunningServer.find(store.running, name, wait_s=1)
-    load = Load(record.gateway_url, name, streams=chosen.streams, hung_s=chosen.hung_s)
-    one = Drill(serve, store, name, load, record.gateway_url)
+async def drill(chosen: argparse.Namespace, served: ServedDeployment, store: Store, name: str) -> list[Row]:
+    load = Load(served.record.gateway_url, name, streams=chosen.streams, hung_s=chosen.hung_s)
+    one = Drill(served, store, name, load)
     await one.wait_until_ready()
     await load.learn()
     rows = []
@@ -269,30 +263,44 @@ async def drill(
                 await load.settle()
                 if kind != "gateway":
                     row.asked_again = await one.retries() - retries
-                print(line(row), file=sys.stderr, flush=True)
+                told = f"{row.kind} SIG{row.signal}: {row.times} times, {dict(row.answers)}, {row.lost} lost"
+                print(told, file=sys.stderr, flush=True)
     for text in load.wrong[:10]:
         print(text, file=sys.stderr)
     return rows
 
 
-OUTCOMES = ("error", "cut", "wrong", "hung")
-FORM = "{:<24} {:>5} {:>17} {:>18} {:>14} {:>7} {:>12} {:>6} {:>5} {:>6} {:>5}"
-HEAD = FORM.format(
-    "killed or stopped", "times", "noticed p50, max", "recovery p50, max", "ready lag max", "right", "asked again",
-    *OUTCOMES,
-)  # fmt: skip
-
-
-def line(row: Row) -> str:
-    """The row of the table."""
+def table(result: Any) -> str:
+    """What is printed, and shown on the page of measurements."""
 
     def both(seconds: Sequence[float]) -> str:
         return f"{percentile(seconds, 50):.1f}, {max(seconds):.1f} s" if seconds else "-"
 
-    counts = [row.answers["right"], row.asked_again, *(row.answers[key] for key in OUTCOMES)]
-    lag = f"{max(row.ready_lag_s):.1f} s" if row.ready_lag_s else "-"
-    columns = (f"{row.kind} {row.signal}", row.times, both(row.noticed_s), both(row.recovery_s), lag, *counts)
-    return FORM.format(*columns) + (f"   {row.lost} did not come back" if row.lost else "")
+    counts = ("right", "error", "cut", "wrong", "hung")
+    rows = [
+        (
+            f"{row['kind']}, SIG{row['signal']}",
+            row["times"],
+            both(row["noticed_s"]),
+            both(row["recovery_s"]),
+            f"{max(row['ready_lag_s']):.1f} s" if row["ready_lag_s"] else "-",
+            row["asked_again"],
+            *(row["answers"].get(name, 0) for name in counts),
+            row["lost"],
+        )
+        for row in result
+    ]
+    head = (
+        "process, signal",
+        "times",
+        "noticed p50, max",
+        "well again p50, max",
+        "ready lag max",
+        "asked again",
+        *counts,
+        "lost",
+    )
+    return markdown(head, rows)
 
 
 def main() -> int:
@@ -313,23 +321,13 @@ def main() -> int:
     name = load_recipe(chosen.recipe).name
     # So that what was started is stopped then, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    with tempfile.NamedTemporaryFile(prefix="pipeline-drill-", suffix=".log", delete=False) as log:
-        command = [
-            *(sys.executable, "-m", "pipeline.cli.main", "serve", chosen.recipe, "--build", "--port", "0"),
-            *("--max-restarts", "100000", "--restart-window-s", "1"),
-            *(("--store", str(chosen.store)) if chosen.store else ()),
-        ]
-        print(f"output of pipeline serve: {log.name}", file=sys.stderr)
-        serve = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        rows = asyncio.run(drill(chosen, serve, store, name))
-    finally:
-        serve.terminate()
-        serve.wait(60)
-    if chosen.json:
-        print(json.dumps([asdict(row) | {"answers": dict(row.answers)} for row in rows], indent=2))
-    else:
-        print("\n".join([HEAD, *map(line, rows)]))
+    words = (chosen.recipe, "--build", "--max-restarts", "100000", "--restart-window-s", "1")
+    logs = Path(tempfile.mkdtemp(prefix="pipeline-drill-"))
+    print(f"output of pipeline serve: {logs}", file=sys.stderr)
+    with serving(words, name, store, logs) as served:
+        rows = asyncio.run(drill(chosen, served, store, name))
+    result = [asdict(row) | {"answers": dict(row.answers)} for row in rows]
+    print(json.dumps(result, indent=2) if chosen.json else table(result))
     return int(any(row.failed for row in rows))
 
 

@@ -1,14 +1,15 @@
 """What a gateway adds: time to the first token, tokens a second at 1 and at 16 streams, beside LiteLLM's proxy, and the
 processor time of ours for each token, which says the most where other programs run, too.
 
-    python benchmarks/gateway.py [--peers FOLDER] [--triton HOST:PORT] [--also HOST:PORT/MODEL]
+    python benchmarks/gateway.py [--peers] [--triton HOST:PORT] [--also HOST:PORT/MODEL] [--json]
 
 Every server runs in a process of its own and sends as fast as it can, so that what a gateway costs is as large as it
 will ever be. Added TTFT is that through a gateway, less that of asking what stands behind it directly: for ours the
 model server by gRPC (`pipeline.client.testing.FakeServer`); for LiteLLM an OpenAI-compatible server that only
-writes bytes that it has encoded before, which is cheaper than any model server. The ways take turns, round by round.
+writes bytes that it has encoded before, which is cheaper than any model server. The load is that of `pipeline bench`:
+so many streams at a time, each of which asks again when its answer has ended. The ways take turns, round by round.
 
-`--peers`: LiteLLM is installed there, into a virtual environment of its own. `--triton`: ours stands in front of that
+`--peers`: LiteLLM, too, which is installed into an environment of its own. `--triton`: ours stands in front of that
 server instead. `--also`: an OpenAI-compatible server that runs already.
 
 Triton's own OpenAI front end has its Triton in its own process, and its bindings come in Triton's container only.
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -30,20 +32,26 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-import venv
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pipeline.client import AsyncClient
+from benchmarks.common import in_turns, markdown, or_empty, paired, peer_environment, running
+from pipeline.bench.arrivals import Load
+from pipeline.bench.load import Period, run_load
+from pipeline.bench.result import ServerFigures
+from pipeline.bench.summary import summarize
+from pipeline.bench.targets import OpenAITarget, Target, TritonTarget
+from pipeline.bench.workload import Conversation, Turn
 
-STREAMS, START_S = 16, 120
-LITELLM = "litellm[proxy]==1.106.2"
+STREAMS, START_S, TIMEOUT_S = (1, 16), 120, 120.0
+MODEL = "tensorrt_llm_bls"
 KEY = "sk-benchmark-of-the-gateway"  # LiteLLM wants one
-MESSAGES = [{"role": "user", "content": "Where is my parcel?"}]
-Sample = tuple[float, float]  # TTFT in ms, tokens a second of all streams together
-Ask = Callable[[], Awaitable[tuple[float, int]]]  # one stream: TTFT in s, tokens
+QUESTION = "Where is my parcel?"
 
 MODEL_SERVER = """
 import sys
@@ -77,13 +85,14 @@ server.run()
 """
 BYTES_SERVER = """
 import asyncio, json, sys
-def event(delta, reason=None):
-    choice = {"index": 0, "delta": delta, "finish_reason": reason}
+def event(delta, reason=None, **more):
+    choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": reason}]
     head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "tiny"}
-    data = b"data: " + json.dumps({**head, "choices": [choice]}).encode() + b"\\n\\n"
+    data = b"data: " + json.dumps({**head, "choices": choices, **more}).encode() + b"\\n\\n"
     return b"%x\\r\\n%s\\r\\n" % (len(data), data)
 EVENTS = [event({"role": "assistant", "content": ""})]
 EVENTS += [event({"content": f"token{n} "}) for n in range(int(sys.argv[1]))] + [event({}, "stop")]
+EVENTS += [event(None, usage={"prompt_tokens": 8, "completion_tokens": int(sys.argv[1]), "total_tokens": 8})]
 HEAD = b"HTTP/1.1 200 OK\\r\\ncontent-type: text/event-stream\\r\\ntransfer-encoding: chunked\\r\\n\\r\\n"
 async def answer(reader, writer):
     try:
@@ -110,44 +119,62 @@ asyncio.run(main())
 """
 
 
-@contextmanager
-def running(program: str, *arguments: object) -> Iterator[tuple[int, int]]:
-    """Port, which it prints, and process id of a Python program; stopped at the end."""
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield int(process.stdout.readline()), process.pid
-        finally:
-            process.kill()
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A server to ask. `pid`: whose processor time is taken, 0 for none; `behind`: name of what stands behind it."""
+
+    target: Callable[[], Target]
+    conversation: Conversation
+    pid: int = 0
+    behind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one load saw; `cpu_us`: processor time of the server for each token."""
+
+    ttft_ms: float
+    tokens_per_s: float
+    cpu_us: float
+
+
+def over_grpc(url: str) -> Way:
+    """Triton, by our client."""
+    conversation = Conversation((Turn(f"user: {QUESTION}\n"),), chat=False)
+    return Way(lambda: TritonTarget(url, MODEL, None, timeout_s=TIMEOUT_S), conversation)
+
+
+def over_http(address: str, model: str, behind: str = "", pid: int = 0) -> Way:
+    """A server of OpenAI's API."""
+    headers = {"Authorization": f"Bearer {KEY}"}
+    url = f"http://{address}"
+    return Way(
+        lambda: OpenAITarget(url, model, timeout_s=TIMEOUT_S, headers=headers),
+        Conversation((Turn(QUESTION),)),
+        pid,
+        behind,
+    )
 
 
 @contextmanager
-def litellm(folder: Path, upstream: int) -> Iterator[int]:
-    """LiteLLM's proxy in front of the server at port `upstream`; installed into `folder` if it is not there."""
-    if not (folder / "bin" / "litellm").is_file():
-        venv.create(folder, with_pip=True)
-        subprocess.run([folder / "bin" / "pip", "install", "--quiet", LITELLM], check=True)
+def litellm(upstream: int, folder: Path) -> Iterator[int]:
+    """LiteLLM's proxy in front of the server at port `upstream`."""
     model = {"model": "openai/tiny", "api_base": f"http://127.0.0.1:{upstream}/v1", "api_key": "none"}
     config = {"model_list": [{"model_name": "tiny", "litellm_params": model}]}
     (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = int(taken.getsockname()[1])
-    command = [
-        str(folder / "bin" / "litellm"),
-        "--config",
-        str(folder / "config.yaml"),
-        "--host",
-        "127.0.0.1",
-    ]
+    settings = {
+        "LITELLM_LOG": "ERROR",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LITELLM_MASTER_KEY": KEY,
+    }
     process = subprocess.Popen(
-        [*command, "--port", str(port)],
-        env={
-            **os.environ,
-            "LITELLM_LOG": "ERROR",
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-            "LITELLM_MASTER_KEY": KEY,
-        },
+        [
+            *(str(peer_environment("litellm") / "litellm"), "--config", str(folder / "config.yaml")),
+            *("--host", "127.0.0.1", "--port", str(port)),
+        ],
+        env={**os.environ, **settings},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -173,84 +200,74 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
             time.sleep(0.2)
 
 
-def by_http(address: tuple[str, int], model: str) -> Ask:
-    """One chat completion, its events read as they come, with as little work as possible."""
-    body = json.dumps({"model": model, "messages": MESSAGES, "stream": True, "max_tokens": 4096}).encode()
-    request = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        b"authorization: Bearer %s\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
-        % (KEY.encode(), len(body), body)
-    )
-
-    async def ask() -> tuple[float, int]:
-        reader, writer = await asyncio.open_connection(*address)
-        began, first, received = time.perf_counter(), 0.0, b""
-        writer.write(request)
-        while data := await reader.read(65536):
-            received += data
-            if not first and b'"content":"t' in received.replace(b": ", b":"):
-                first = time.perf_counter() - began
-        writer.close()
-        assert received.startswith(b"HTTP/1.1 200"), received[:2000].decode(errors="replace")
-        return first, received.count(b"token")
-
-    return ask
-
-
-def by_grpc(url: str) -> Ask:
-    """One stream of pipeline.client."""
-    client = AsyncClient(url)
-
-    async def ask() -> tuple[float, int]:
-        async with client.stream("user: Where is my parcel?\n", max_tokens=4096) as stream:
-            count = len([chunk async for chunk in stream if chunk.text])
-            return (stream.stats.ttft_ms or 0.0) / 1e3, count
-
-    return ask
-
-
-async def measure(ways: dict[str, Ask], streams: int, rounds: int) -> dict[str, list[Sample]]:
-    samples: dict[str, list[Sample]] = {name: [] for name in ways}
-    for number in range(rounds + 2):
-        for name, ask in ways.items():
-            began = time.perf_counter()
-            answers = await asyncio.gather(*(ask() for _ in range(streams)))
-            rate = sum(count for _, count in answers) / (time.perf_counter() - began)
-            if number >= 2:  # the first two warm up
-                samples[name].append((statistics.median(first for first, _ in answers) * 1e3, rate))
-    return samples
-
-
-def report(samples: dict[str, list[Sample]], behind: dict[str, str], streams: int) -> None:
-    print(f"{streams} stream{'s' if streams > 1 else ''}")
-    for name, taken in samples.items():
-        line = f"  {name:<26} TTFT {statistics.median(s[0] for s in taken):8.2f} ms"
-        line += f"   {statistics.median(s[1] for s in taken):8,.0f} tokens/s"
-        if name in behind:
-            pairs = zip(taken, samples[behind[name]], strict=True)  # that met the same load
-            line += f"   added TTFT {statistics.median(a[0] - b[0] for a, b in pairs):+7.2f} ms"
-        print(line, flush=True)
+async def measure(way: Way, streams: int) -> Sample:
+    """Put so many streams on one server, for a few answers of each."""
+    period = Period(None, max(16, 3 * streams), warm_up_requests=streams)
+    before = processor_s(way.pid)
+    async with way.target() as target:
+        records = await run_load(
+            target, Load("concurrency", streams), itertools.repeat(way.conversation), period,
+            sampling={"max_tokens": 4096}, seed=0,
+        )  # fmt: skip
+    level = summarize(records, None, ServerFigures())
+    if level.failed_share:
+        raise SystemExit(f"requests failed: {level.requests} {level.errors}")
+    tokens = sum(one.stats.chunks for one in (*records.warm_up, *records.counted))
+    cpu_us = (processor_s(way.pid) - before) / tokens * 1e6
+    return Sample(level.latencies["ttft"].p50, level.output_tokens_per_s, cpu_us)
 
 
 def processor_s(pid: int) -> float:
-    """Processor time that a process has taken, as user and as system."""
+    """Processor time that a process has taken, as user and as system; 0 for no process."""
+    if not pid:
+        return 0.0
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def run(ways: dict[str, Ask], behind: dict[str, str], rounds: int, tokens: int, ours: int) -> None:
-    for streams in (1, STREAMS):
-        before = processor_s(ours)
-        report(await measure(ways, streams, rounds), behind, streams)
-        each = (processor_s(ours) - before) / (streams * (rounds + 2) * tokens)
-        print(f"  {'pipeline gateway':<26} {each * 1e6:.0f} us of processor time a token", flush=True)
+def summary(samples: dict[str, list[Sample]], ways: dict[str, Way], streams: int) -> list[dict[str, Any]]:
+    """One row for each way: medians of its rounds, and of the pairs with what stands behind it."""
+    rows: list[dict[str, Any]] = []
+    for name, taken in samples.items():
+        row: dict[str, Any] = {
+            "way": name,
+            "streams": streams,
+            "ttft_ms": round(statistics.median(one.ttft_ms for one in taken), 3),
+            "tokens_per_s": round(statistics.median(one.tokens_per_s for one in taken)),
+            "added_ttft_ms": None,
+            "cpu_us_per_token": None,
+        }
+        if ways[name].behind:
+            behind = samples[ways[name].behind]
+            row["added_ttft_ms"] = round(paired(taken, behind, lambda a, b: a.ttft_ms - b.ttft_ms), 3)
+        if ways[name].pid:
+            row["cpu_us_per_token"] = round(statistics.mean(one.cpu_us for one in taken), 1)
+        rows.append(row)
+    return rows
+
+
+def table(result: Any) -> str:
+    """What is printed, and shown on the page of measurements."""
+    rows = [
+        (
+            row["way"],
+            row["streams"],
+            f"{row['ttft_ms']:.2f} ms",
+            or_empty(row["added_ttft_ms"], "{:+.2f} ms"),
+            f"{row['tokens_per_s']:,}",
+            or_empty(row["cpu_us_per_token"], "{:.0f} µs"),
+        )
+        for row in result["rows"]
+    ]
+    head = ("", "streams", "TTFT", "added TTFT", "tokens/s", "processor time a token")
+    return markdown(head, rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--peers", type=Path, metavar="FOLDER")
+    parser.add_argument("--peers", action="store_true", help="LiteLLM, too")
     parser.add_argument(
         "--triton", metavar="HOST:PORT", help="gRPC of the server that ours stands in front of"
     )
@@ -259,29 +276,32 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is stopped then, too
+    rows = []
     with ExitStack() as stack:
         triton = chosen.triton or f"127.0.0.1:{stack.enter_context(running(MODEL_SERVER, chosen.tokens))[0]}"
         ours, pid = stack.enter_context(running(GATEWAY, triton))
+        direct = "model server, gRPC"
         ways = {
-            "model server, gRPC": by_grpc(triton),
-            "pipeline gateway": by_http(("127.0.0.1", ours), "tiny"),
+            direct: over_grpc(triton),
+            "pipeline gateway": over_http(f"127.0.0.1:{ours}", "tiny", direct, pid),
         }
-        behind = {"pipeline gateway": "model server, gRPC"}
         if chosen.peers:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             plain, _ = stack.enter_context(running(BYTES_SERVER, chosen.tokens))
-            proxy = stack.enter_context(litellm(chosen.peers, plain))
-            ways["bytes server, HTTP"] = by_http(("127.0.0.1", plain), "tiny")
-            ways["LiteLLM proxy"] = by_http(("127.0.0.1", proxy), "tiny")
-            behind["LiteLLM proxy"] = "bytes server, HTTP"
+            proxy = stack.enter_context(litellm(plain, folder))
+            ways["bytes server, HTTP"] = over_http(f"127.0.0.1:{plain}", "tiny")
+            ways["LiteLLM proxy"] = over_http(f"127.0.0.1:{proxy}", "tiny", "bytes server, HTTP")
         if chosen.also:
             address, _, model = chosen.also.partition("/")
-            host, _, port = address.rpartition(":")
-            ways[address] = by_http((host, int(port)), model)
-            if chosen.triton:
-                behind[address] = "model server, gRPC"
-        asyncio.run(run(ways, behind, chosen.rounds, chosen.tokens, pid))
+            ways[address] = over_http(address, model, direct if chosen.triton else "")
+        for streams in STREAMS:
+            found = in_turns(ways, lambda way: asyncio.run(measure(way, streams)), chosen.rounds)  # noqa: B023
+            rows += summary(found, ways, streams)
+    result = {"rounds": chosen.rounds, "tokens": chosen.tokens, "rows": rows}
+    print(json.dumps(result, indent=1) if chosen.json else table(result))
 
 
 if __name__ == "__main__":

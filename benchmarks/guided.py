@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from benchmarks.common import markdown
 from pipeline.progress import Silent
 from pipeline.runtimes.cpu.engine import (
     EngineRequest,
@@ -174,6 +175,33 @@ def engine(rounds: int, threads: int) -> list[dict[str, Any]]:
         return made
 
 
+def table(result: Any) -> str:
+    """What is printed, and shown on the page of measurements."""
+    forms = [
+        (
+            row["form"],
+            f"{row['vocabulary']:,}",
+            f"{row['compile_ms']:.1f} ms",
+            f"{row['mask_us']:.0f} µs",
+            f"{row['mask_p99_us']:.0f} µs",
+            f"{row['lay_on_us']:.0f} µs",
+            f"{row['go_on_us']:.0f} µs",
+        )
+        for row in result["forms"]
+    ]
+    steps = [
+        (row["streams"], f"{row['free_ms']:.2f} ms", f"{row['guided_ms']:.2f} ms") for row in result["engine"]
+    ]
+    return "\n\n".join(
+        (
+            markdown(
+                ("form", "vocabulary", "to compile", "mask of a token", "p99", "lay on", "go on"), forms
+            ),
+            markdown(("streams", "a step without a form", "with one"), steps),
+        )
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
@@ -184,18 +212,8 @@ def main() -> None:
         paths = (CHECKPOINT / "tokenizer.json", large(Path(folder)))
         forms = [along(path, name, options.rounds) for path in paths for name in FORMS]
     steps = engine(options.rounds, options.threads)
-    if options.json:
-        print(json.dumps({"forms": forms, "engine": steps}, indent=2))
-        return
-    print("form          tokens known   compile ms   mask us   p99 us   lay on us   go on us")
-    for row in forms:
-        print(
-            f"{row['form']:<14}{row['vocabulary']:>12,}{row['compile_ms']:>13.1f}{row['mask_us']:>10.0f}"
-            f"{row['mask_p99_us']:>9.0f}{row['lay_on_us']:>12.0f}{row['go_on_us']:>11.0f}"
-        )
-    print("\nstreams   ms a step, free   with a form")
-    for row in steps:
-        print(f"{row['streams']:>7}{row['free_ms']:>18.2f}{row['guided_ms']:>14.2f}")
+    result = {"forms": forms, "engine": steps}
+    print(json.dumps(result, indent=2) if options.json else table(result))
 
 
 if __name__ == "__main__":

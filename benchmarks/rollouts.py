@@ -20,22 +20,20 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+from benchmarks.common import ROOT, markdown, serving
+from pipeline.bench.targets import OpenAITarget, Question
+from pipeline.client import Message, percentile
+from pipeline.store import Store
 
-from pipeline.client import percentile
-from pipeline.triton.running import RunningServer
-
-ROOT = Path(__file__).resolve().parent.parent
 NAME = "rollouts"
 RECIPE = """\
 name: rollouts
@@ -51,7 +49,7 @@ QUESTIONS = (
     "How do I cancel my contract?", "My name is Ada and I want a refund for my keyboard, please.",
     "Where is my parcel? And can I keep my number?",
 )  # fmt: skip
-START_S, BASELINE_S, PAUSE_S = 300.0, 10.0, 2.0
+BASELINE_S, PAUSE_S = 10.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,7 @@ class Asked:
     question: int
     began: float
     ended: float
-    ttft_s: float | None
+    ttft_ms: float | None
     text: str
     fault: str  # empty if it was answered
 
@@ -86,65 +84,18 @@ def pipeline(*words: str) -> dict[str, Any]:
     return result
 
 
-@contextlib.contextmanager
-def served(recipe: Path, store: Path) -> Iterator[RunningServer]:
-    """`pipeline serve` in a process of its own; its record when everything is ready."""
-    words = ["serve", str(recipe), "--port", "0", "--store", str(store)]
-    command = [sys.executable, "-m", "pipeline.cli.main", *words]
-    log = store / "serve.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
-    try:
-        deadline = time.monotonic() + START_S
-        while (record := RunningServer.find(store / "running", NAME, states=("ready",))) is None:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"it does not serve:\n{log.read_text()}")
-            time.sleep(0.2)
-        yield record
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-async def ask(client: httpx.AsyncClient, url: str, question: int) -> Asked:
+async def ask(target: OpenAITarget, question: int) -> Asked:
     """Ask one question, and read the stream to its end."""
-    body = {
-        "model": NAME,
-        "messages": [{"role": "user", "content": QUESTIONS[question]}],
-        "temperature": 0,
-        "stream": True,
-    }
-    began, ttft_s, text, done, fault = time.monotonic(), None, "", False, ""
-    try:
-        async with client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
-            if answer.status_code != 200:
-                fault = f"{answer.status_code}: {(await answer.aread()).decode()[:200]}"
-            async for line in answer.aiter_lines() if not fault else _nothing():
-                if line == "data: [DONE]":
-                    done = True
-                elif line.startswith("data: "):
-                    event = json.loads(line[6:])
-                    if "error" in event:
-                        fault = str(event["error"])
-                        break
-                    text += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
-                    ttft_s = ttft_s or (time.monotonic() - began if text else None)
-    except httpx.HTTPError as error:
-        fault = f"{type(error).__name__}: {error}"
-    return Asked(
-        question, began, time.monotonic(), ttft_s, text, fault or ("" if done else "the stream broke off")
-    )
-
-
-async def _nothing() -> Any:
-    return
-    yield
+    began = time.monotonic()
+    messages: list[Message] = [{"role": "user", "content": QUESTIONS[question]}]
+    reply = await target.ask(Question(messages, {"temperature": 0}))
+    return Asked(question, began, time.monotonic(), reply.stats.ttft_ms, reply.text, reply.error)
 
 
 async def answers(url: str) -> list[str]:
     """The answer to each question now, with nothing else under way."""
-    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
-        asked = [await ask(client, url, question) for question in range(len(QUESTIONS))]
+    async with OpenAITarget(url, NAME, timeout_s=60) as target:
+        asked = [await ask(target, question) for question in range(len(QUESTIONS))]
     for one in asked:
         if one.fault:
             raise SystemExit(f"{QUESTIONS[one.question]}: {one.fault}")
@@ -155,15 +106,14 @@ async def load(url: str, streams: int, stop: asyncio.Event) -> list[Asked]:
     """Ask on so many streams until told to stop."""
     asked: list[Asked] = []
 
-    async def one(at: int) -> None:
-        async with httpx.AsyncClient(timeout=120, trust_env=False) as client:
-            while not stop.is_set():
-                asked.append(await ask(client, url, at % len(QUESTIONS)))
-                at += 1
+    async def one(target: OpenAITarget, at: int) -> None:
+        while not stop.is_set():
+            asked.append(await ask(target, at % len(QUESTIONS)))
+            at += 1
 
-    async with asyncio.TaskGroup() as group:
+    async with OpenAITarget(url, NAME, timeout_s=120) as target, asyncio.TaskGroup() as group:
         for at in range(streams):
-            group.create_task(one(at))
+            group.create_task(one(target, at))
     return asked
 
 
@@ -213,7 +163,7 @@ def judge(
                 stale.append(one)
 
     def ttft_ms(some: Sequence[Asked], percent: float) -> float | None:
-        values = [one.ttft_s * 1e3 for one in some if one.ttft_s is not None]
+        values = [one.ttft_ms for one in some if one.ttft_ms is not None]
         return round(percentile(values, percent), 1) if values else None
 
     by_package = {
@@ -241,6 +191,35 @@ def judge(
     }
 
 
+def table(result: Any) -> str:
+    """What is printed, and shown on the page of measurements."""
+    times, ttft = result["exchange_s"], result["ttft_ms"]
+    wrong = ("failed", "wrong", "stale")
+    rows = [
+        (
+            "requests, of which under way during an exchange",
+            f"{result['requests']:,}, {result['during_exchanges']:,}",
+        ),
+        (
+            "failed; answered by neither package; by the one that had been replaced",
+            "; ".join(str(result[name]) for name in wrong),
+        ),
+        (
+            f"{result['exchanges']} exchanges, from the command to the end of the old Triton (p50, max)",
+            f"{times['p50']}, {times['max']} s",
+        ),
+        *(
+            (
+                f"TTFT p50 and p99 {when}",
+                " and ".join(f"{ttft[key][name]} ms" for name in ("p50", "p99")),
+            )
+            for key, when in (("during", "during exchanges"), ("outside", "else"))
+        ),
+    ]
+    rows += [("such as", repr(text)) for text in (*result["faults"], *result["wrong_answers"])]
+    return markdown((f"{result['streams']} streams", ""), rows)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -264,8 +243,9 @@ def main() -> int:
             (folder / "golden.jsonl").write_text(GOLDEN)
             packages.append(pipeline("build", str(recipe), "--store", str(store))["artifact"])
             recipes.append(recipe)
-        record = stack.enter_context(served(recipes[0], store))
-        url = record.gateway_url
+        words = (str(recipes[0]),)
+        served = stack.enter_context(serving(words, NAME, Store.at(store), store / "logs"))
+        url = served.record.gateway_url
         expected = {packages[0]: asyncio.run(answers(url))}
         pipeline("rollout", str(recipes[1]), "--store", str(store))
         expected[packages[1]] = asyncio.run(answers(url))
@@ -274,22 +254,8 @@ def main() -> int:
                 raise SystemExit(f"both packages answer {question!r} alike: {one!r}")
         more = ["--in-place"] if options.in_place else []
         asked, made = asyncio.run(run(url, options.streams, options.exchanges, store, more))
-    found = judge(asked, made, expected, packages[1])
-    if options.json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
-    else:
-        times, ttft = found["exchange_s"], found["ttft_ms"]
-        print(
-            f"{found['exchanges']} exchanges under {options.streams} streams, {os.cpu_count()} cores\n"
-            f"requests {found['requests']}, of which {found['during_exchanges']} during exchanges; "
-            f"failed {found['failed']}, wrong {found['wrong']}, stale {found['stale']}\n"
-            f"answered by {', '.join(f'{name}: {count}' for name, count in found['answered_by'].items())}\n"
-            f"an exchange takes {times['p50']} s (p50), {times['max']} s (max)\n"
-            f"TTFT p50 / p99: {ttft['during']['p50']} / {ttft['during']['p99']} ms during exchanges, "
-            f"{ttft['outside']['p50']} / {ttft['outside']['p99']} ms else"
-        )
-        for line in (*found["faults"], *found["wrong_answers"]):
-            print(f"  {line!r}")
+    found = {"streams": options.streams, **judge(asked, made, expected, packages[1])}
+    print(json.dumps(found, indent=2, ensure_ascii=False) if options.json else table(found))
     return 1 if found["failed"] or found["wrong"] or found["stale"] else 0
 
 

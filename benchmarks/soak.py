@@ -41,14 +41,15 @@ from typing import Any
 
 import httpx
 
+from benchmarks.common import markdown
 from pipeline import progress
 from pipeline.acceptance.run import questions
-from pipeline.acceptance.served import ServedDeployment
 from pipeline.client import percentile
 from pipeline.machine.processes import ProcessMemory, processes_below
 from pipeline.prepare import prepare
 from pipeline.recipe import load_recipe
 from pipeline.serving.live import MetricsPage
+from pipeline.serving.served import ServedDeployment
 from pipeline.stages import Builder
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment, DeploymentLimits
@@ -341,24 +342,33 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def table(result: dict[str, Any]) -> Iterator[str]:
-    yield f"{'process':<20}{'pid':>8}{'s':>7}{'MiB':>18}{'MiB/hour':>10}{'MiB/10,000 requests':>21}"
-    for one in result["processes"]:
-        held = f"{one['first_mib']:.1f} -> {one['last_mib']:.1f}"
-        yield (
-            f"{one['name']:<20}{one['pid']:>8}{one['seconds']:>7}{held:>18}{one['mib_per_hour']:>+10.2f}"
-            f"{one['mib_per_10000_requests']:>+21.2f}"
+def table(result: Any) -> str:
+    """What is printed, and shown on the page of measurements."""
+    memory = [
+        (
+            one["name"],
+            f"{one['seconds']:,} s",
+            f"{one['first_mib']:.1f} to {one['last_mib']:.1f} MiB",
+            f"{one['mib_per_10000_requests']:+.2f} MiB",
         )
-    yield f"{'to minute':<10}{'streams':>9}{'TTFT p50':>10}{'p95':>9}{'p99 ms':>9}"
-    for one in result["windows"]:
-        figures = "".join(f"{one.get(f'p{p}_ms', float('nan')):>9.1f}" for p in (50, 95, 99))
-        yield f"{one['minutes']:<10}{one['streams']:>9} {figures}"
-    yield (
-        f"{result['requests']} requests in {result['minutes']:g} minutes, {result['left']} left by their clients, "
-        f"{len(result['faults'])} faults; x-cache: {result['x_cache']}"
+        for one in result["processes"]
+    ]
+    first = [
+        (f"to minute {one['minutes']:g}", one["streams"], *(one.get(f"p{p}_ms", "") for p in (50, 95, 99)))
+        for one in result["windows"]
+    ]
+    told = (
+        f"{result['requests']:,} requests in {result['minutes']:g} minutes, {result['left']:,} left by their clients, "
+        f"{len(result['faults'])} faults; bounds that did not hold: {'; '.join(result['broken']) or 'none'}."
     )
-    yield from (f"  {fault}" for fault in result["faults"][:10])
-    yield from (f"BROKEN: {bound}" for bound in result["broken"])
+    faults = [f"- {fault}" for fault in result["faults"][:10]]
+    parts = (
+        told,
+        *(["\n".join(faults)] if faults else []),
+        markdown(("process", "lived", "memory", "growth for each 10,000 requests"), memory),
+        markdown(("", "streams", "TTFT p50, ms", "p95", "p99"), first),
+    )
+    return "\n\n".join(parts)
 
 
 def main() -> None:
@@ -402,7 +412,7 @@ def main() -> None:
             result = measure(chosen, served, deployment, words, store)
         finally:
             served.stop()
-    print(json.dumps(result, indent=1) if chosen.json else "\n".join(table(result)))
+    print(json.dumps(result, indent=1) if chosen.json else table(result))
     if result["broken"]:
         sys.exit(1)
 

@@ -1,13 +1,11 @@
 """Golden questions: prompts with checks of their answers, by which a package is judged before it takes traffic.
 
-A file of JSON lines beside the recipe, one question a line:
+A file of JSON lines beside the recipe, one question a line (`pipeline.golden_questions`). A package carries its
+questions and budgets as `golden.json`, so that it can be judged where the recipe is not.
 
-    {"messages": [{"role": "user", "content": "Is there a warranty?"}], "contains": "two years", "max_tokens": 64}
-    {"prompt": "1, 2, 3,", "regex": "^ ?4"}
-
-A question has `prompt` (a text, without the chat template) or `messages`, and any of the checks `equals`, `contains`,
-`regex` and `json_schema`, all of which must hold; without a check an answer must not be empty. A package carries its
-questions as `golden.json`, so that it can be judged where the recipe is not.
+Beside a package that is trusted, a new one can also be held to its answers: how many are equal, and how many similar.
+Similar are answers whose words match to four fifths by `difflib`: what that says does not depend on a model of
+sentences that may be installed or not.
 
 Nothing here asks a server: whoever judges hands over how a question is answered. It is no room of the house, because
 recipes, packages and servers on three of its floors need it.
@@ -16,103 +14,94 @@ recipes, packages and servers on three of its floors need it.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.errors import Fault, InvalidInput
-from pipeline.reading import UnreadableFile, checked_json, read_json, read_text
+from pipeline.errors import InvalidInput
+from pipeline.golden_questions import GoldenQuestion, read_questions
+from pipeline.reading import UnreadableFile, read_json
 
-__all__ = ["GoldenAnswer", "GoldenQuestion", "GoldenReport", "GoldenSet", "read_questions", "write_document"]
+__all__ = [
+    "AnswerPair",
+    "BudgetCheck",
+    "GoldenAnswer",
+    "GoldenBudgets",
+    "GoldenComparison",
+    "GoldenReport",
+    "GoldenSet",
+    "write_document",
+]
 
 _FILE = "golden.json"  # of a package, beside its deployment.json
-_MAX_BYTES = 4 << 20
-_SHOWN = 80  # characters of an answer in a fault
+_SIMILAR = 0.8  # of the words of two answers
 
 
-class _ChatTurn(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-    role: str = Field(min_length=1)
-    content: str
+class GoldenBudgets(BaseModel):
+    """What a package must reach with its golden questions before it takes traffic."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    min_passed: float = Field(
+        default=1.0, gt=0, le=1, description="Share of the questions that must be answered right."
+    )
+    min_equal: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Share of the questions that must be answered as by the package that is served, word for word.",
+    )
+    min_similar: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Share of the questions whose answer must be similar to that of the package that is served.",
+    )
+    max_perplexity_increase: float | None = Field(
+        default=None,
+        ge=0,
+        description="How much more perplexed a package may be by the answers of another, relative to that one; "
+        "`pipeline compare` measures it.",
+    )
+
+    @property
+    def compares(self) -> bool:
+        """Whether answers are held to those of another package."""
+        return self.min_equal is not None or self.min_similar is not None
 
 
-class GoldenQuestion(BaseModel):
-    """One question, and what its answer must be like.
+_USUAL = GoldenBudgets()
 
-    >>> GoldenQuestion(prompt="1, 2, 3,", contains="4").fault(" 4, 5")
-    >>> GoldenQuestion(prompt="1, 2, 3,", contains="4").fault(" 5, 6")
-    "does not contain '4': ' 5, 6'"
+
+@dataclass(frozen=True, slots=True)
+class BudgetCheck:
+    """A figure and the budget that it is held against.
+
+    Attributes:
+        budget: Its name, such as min_equal.
+        figure: What was measured; None where it could not be, which does not pass.
+        limit: What is allowed.
+        text: Both in words.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    prompt: str | None = Field(default=None, min_length=1)
-    messages: tuple[_ChatTurn, ...] | None = None
-    max_tokens: int | None = Field(default=None, ge=1)
-    equals: str | None = None
-    contains: str | None = Field(default=None, min_length=1)
-    regex: str | None = Field(default=None, min_length=1)
-    json_schema: dict[str, Any] | None = None
-
-    @field_validator("regex")
-    @classmethod
-    def _is_expression(cls, given: str | None) -> str | None:
-        try:
-            re.compile(given or "")
-        except re.error as error:
-            raise PydanticCustomError(
-                "refused", "is not a regular expression: {text}", {"text": str(error)}
-            ) from None
-        return given
-
-    @field_validator("json_schema")
-    @classmethod
-    def _is_schema(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
-        if given is not None and (fault := _schema_fault(given)):
-            raise PydanticCustomError("refused", "is not a JSON schema: {text}", {"text": fault})
-        return given
-
-    @model_validator(mode="after")
-    def _asks_one_thing(self) -> Self:
-        if bool(self.prompt) == bool(self.messages):
-            raise PydanticCustomError("refused", "must have either prompt or messages")
-        return self
+    budget: str
+    figure: float | None
+    limit: float
+    text: str
 
     @property
-    def asked(self) -> str | list[dict[str, str]]:
-        """What a client is given: the text, or the messages."""
-        return self.prompt if self.prompt is not None else [turn.model_dump() for turn in self.messages or ()]
+    def passed(self) -> bool:
+        """Whether the figure is within its budget."""
+        if self.figure is None:
+            return False
+        return self.figure >= self.limit if self.budget.startswith("min_") else self.figure <= self.limit
 
-    @property
-    def text(self) -> str:
-        """The question in words: the prompt, or the last message."""
-        return self.prompt if self.prompt is not None else (self.messages or ())[-1].content
-
-    def fault(self, answer: str) -> str | None:
-        """Judge an answer.
-
-        Args:
-            answer: Text that the model generated.
-
-        Returns:
-            Why it is wrong; None if it is right.
-        """
-        shown = repr(answer if len(answer) <= _SHOWN else answer[: _SHOWN - 1] + "…")
-        if self.equals is not None and answer.strip() != self.equals.strip():
-            return f"is not {self.equals!r}, but {shown}"
-        if self.contains is not None and self.contains not in answer:
-            return f"does not contain {self.contains!r}: {shown}"
-        if self.regex is not None and re.search(self.regex, answer) is None:
-            return f"does not match {self.regex!r}: {shown}"
-        if self.json_schema is not None and (wrong := _unlike(answer, self.json_schema)):
-            return f"{wrong}: {shown}"
-        return None if answer.strip() or self.equals is not None else "is empty"
+    def __str__(self) -> str:
+        return f"{'within' if self.passed else 'OVER  '}  {self.budget}: {self.text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +118,7 @@ class GoldenReport:
     """All answers of one package."""
 
     answers: tuple[GoldenAnswer, ...]
-    min_passed: float
+    min_passed: float = 1.0
 
     @property
     def right(self) -> int:
@@ -153,19 +142,99 @@ class GoldenReport:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerPair:
+    """What two packages answered to one question.
+
+    Attributes:
+        before: Of the package that is trusted.
+        after: Of the one that is judged.
+    """
+
+    before: GoldenAnswer
+    after: GoldenAnswer
+
+    @property
+    def equal(self) -> bool:
+        """Whether both are the same, word for word."""
+        return self.before.answer == self.after.answer
+
+    @property
+    def similarity(self) -> float:
+        """Share of the words of both answers that match, in their order: 0 to 1."""
+        words = self.before.answer.split(), self.after.answer.split()
+        return 1.0 if self.equal else SequenceMatcher(None, *words, autojunk=False).ratio()
+
+    @property
+    def similar(self) -> bool:
+        """Whether nearly all words match."""
+        return self.similarity >= _SIMILAR
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenComparison:
+    """All answers of two packages, held against the budgets. `str` gives the figures, and what is wrong."""
+
+    pairs: tuple[AnswerPair, ...]
+    budgets: GoldenBudgets
+
+    @property
+    def report(self) -> GoldenReport:
+        """The answers of the package that is judged."""
+        return GoldenReport(tuple(pair.after for pair in self.pairs), self.budgets.min_passed)
+
+    @property
+    def equal(self) -> int:
+        """Number of questions that both answered in the same words."""
+        return sum(pair.equal for pair in self.pairs)
+
+    @property
+    def similar(self) -> int:
+        """Number of questions that both answered alike, the equal ones included."""
+        return sum(pair.similar for pair in self.pairs)
+
+    @property
+    def checks(self) -> tuple[BudgetCheck, ...]:
+        """The budgets, but for that of perplexity, which no text tells."""
+        right, count, found = self.report.right, len(self.pairs), []
+        for budget, figure, what in (
+            ("min_passed", right, "right"),
+            ("min_equal", self.equal, "equal"),
+            ("min_similar", self.similar, "similar"),
+        ):
+            limit: float | None = getattr(self.budgets, budget)
+            if limit is not None:
+                text = f"{figure} of {count} answers {what}, {limit:.0%} needed"
+                found.append(BudgetCheck(budget, figure / count, limit, text))
+        return tuple(found)
+
+    @property
+    def passed(self) -> bool:
+        """Whether all budgets are kept."""
+        return all(check.passed for check in self.checks)
+
+    def __str__(self) -> str:
+        count = len(self.pairs)
+        figures = (
+            f"{self.equal} of {count} answers equal those of the package before, {self.similar} are similar"
+        )
+        over = [f"  {check}" for check in self.checks if not check.passed]
+        return "\n".join([str(self.report), f"  {figures}", *over])
+
+
+@dataclass(frozen=True, slots=True)
 class GoldenSet:
     """The golden questions of a recipe or a package."""
 
     questions: tuple[GoldenQuestion, ...]
-    min_passed: float = 1.0  # share of the questions
+    budgets: GoldenBudgets = _USUAL
 
     @classmethod
-    def read(cls, file: Path, min_passed: float = 1.0) -> Self:
+    def read(cls, file: Path, budgets: GoldenBudgets = _USUAL) -> Self:
         """Read the file of a recipe.
 
         Args:
             file: JSON lines.
-            min_passed: Share of the questions that must be answered right, above 0 up to 1.
+            budgets: What answers must reach.
 
         Raises:
             InvalidInput: With every fault of the file.
@@ -173,7 +242,7 @@ class GoldenSet:
         questions, faults = read_questions(file, str(file))
         if faults:
             raise InvalidInput(str(file), faults)
-        return cls(tuple(questions), min_passed)
+        return cls(tuple(questions), budgets)
 
     @classmethod
     def load(cls, package: Path) -> Self | None:
@@ -187,8 +256,10 @@ class GoldenSet:
             return None
         try:
             document = read_json(path)
-            questions = [GoldenQuestion.model_validate_json(json.dumps(one)) for one in document["questions"]]
-            return cls(tuple(questions), float(document["min_passed"]))
+            questions = [
+                GoldenQuestion.model_validate_json(json.dumps(one)) for one in document.pop("questions")
+            ]
+            return cls(tuple(questions), GoldenBudgets.model_validate_json(json.dumps(document)))
         except (ValidationError, KeyError, TypeError, ValueError) as error:
             raise UnreadableFile(path, f"holds no golden questions: {error}") from error
 
@@ -196,7 +267,7 @@ class GoldenSet:
     def document(self) -> dict[str, Any]:
         """The content of a package's golden.json; equal for equal questions, however their file is written."""
         questions = [question.model_dump(mode="json", exclude_none=True) for question in self.questions]
-        return {"min_passed": self.min_passed, "questions": questions}
+        return {**self.budgets.model_dump(exclude_none=True), "questions": questions}
 
     def ask(self, answer: Callable[[GoldenQuestion], str]) -> GoldenReport:
         """Ask every question, and judge the answers.
@@ -204,92 +275,27 @@ class GoldenSet:
         Args:
             answer: Answers one question, greedily; what it raises is raised here.
         """
-        texts = [answer(question) for question in self.questions]
-        judged = (
-            GoldenAnswer(question, text, question.fault(text))
-            for question, text in zip(self.questions, texts, strict=True)
-        )
-        return GoldenReport(tuple(judged), self.min_passed)
+        return GoldenReport(tuple(self._judged(answer)), self.budgets.min_passed)
 
+    def compare(
+        self, before: Callable[[GoldenQuestion], str], after: Callable[[GoldenQuestion], str]
+    ) -> GoldenComparison:
+        """Ask two packages every question, and hold the answers of the second against the budgets.
 
-def read_questions(file: Path, shown: str) -> tuple[list[GoldenQuestion], list[Fault]]:
-    """Read a file of questions.
+        Args:
+            before: Answers one question by the package that is trusted, greedily; what it raises is raised here.
+            after: The same by the package that is judged.
+        """
+        pairs = zip(self._judged(before), self._judged(after), strict=True)
+        return GoldenComparison(tuple(AnswerPair(*pair) for pair in pairs), self.budgets)
 
-    Args:
-        file: JSON lines; empty lines are passed over.
-        shown: How faults name the file.
-
-    Returns:
-        The questions that are valid, and every fault with its line and key.
-
-    Raises:
-        UnreadableFile: The file is not there, or no text.
-    """
-    questions, faults, lines = [], [], 0
-    for number, line in enumerate(read_text(file, _MAX_BYTES).removeprefix("\ufeff").split("\n"), start=1):
-        if not line.strip():
-            continue
-        lines += 1
-        try:
-            checked_json(line)
-            questions.append(GoldenQuestion.model_validate_json(line))
-        except ValidationError as error:
-            faults += [_fault(one, shown, number) for one in error.errors(include_url=False)]
-        except json.JSONDecodeError as error:
-            faults.append(Fault(f"is not JSON: {error.msg}", where=shown, line=number))
-        except ValueError as error:
-            faults.append(Fault(str(error), where=shown, line=number))
-    if not lines:
-        faults.append(Fault("holds no question", where=shown, fix='write {"prompt": "…", "contains": "…"}'))
-    return questions, faults
+    def _judged(self, answer: Callable[[GoldenQuestion], str]) -> Iterator[GoldenAnswer]:
+        for question in self.questions:
+            text = answer(question)
+            yield GoldenAnswer(question, text, question.fault(text))
 
 
 def write_document(document: object, package: Path) -> None:
     """Write a `GoldenSet.document` into a package."""
     text = json.dumps(document, indent=2, ensure_ascii=False)
     (package / _FILE).write_text(text + "\n", encoding="utf-8")
-
-
-def _fault(error: ErrorDetails, where: str, line: int) -> Fault:
-    key, problem, fix, value = ".".join(map(str, error["loc"])), error["msg"], "", error["input"]
-    if error["type"] == "extra_forbidden":
-        known = list((_ChatTurn if len(error["loc"]) > 1 else GoldenQuestion).model_fields)
-        near = get_close_matches(str(error["loc"][-1]), known, n=1)
-        problem = "is not a key"
-        fix = (f"did you mean {near[0]}? " if near else "") + f"allowed: {', '.join(known)}"
-    elif error["type"] == "missing":
-        problem, value = "is missing", None
-    elif error["type"] != "refused":
-        problem = f"is not accepted: {problem}"
-    return Fault(problem, where=where, line=line, key=key, value=value if key else None, fix=fix)
-
-
-def _schema_fault(schema: Mapping[str, Any]) -> str | None:
-    import jsonschema
-
-    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    try:
-        kind.check_schema(schema)
-    except jsonschema.SchemaError as error:
-        return f"{error.json_path[2:]}: {error.message}".removeprefix(": ")
-    return None
-
-
-def _unlike(answer: str, schema: Mapping[str, Any]) -> str | None:
-    """How an answer differs from a JSON schema."""
-    import jsonschema
-    import referencing
-    from referencing.exceptions import Unresolvable
-
-    try:
-        value = json.loads(answer)
-    except (ValueError, RecursionError) as error:
-        return f"is not JSON ({error})"
-    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    # With a registry of its own, it fetches nothing from the network.
-    validator = kind(schema, registry=referencing.Registry())
-    try:
-        fault = next(validator.iter_errors(value), None)
-    except (Unresolvable, RecursionError) as error:
-        return f"cannot be held to its JSON schema ({error})"
-    return None if fault is None else f"is unlike its JSON schema at {fault.json_path} ({fault.message})"

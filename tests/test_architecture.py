@@ -16,6 +16,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "pipeline"
 FLOORS = (
     {"cli"},
     {"doctor", "acceptance"},
+    {"tuning"},
+    {"bench"},
     {"stages", "serving", "gateway"},
     {"prepare"},
     {"runtimes", "cache"},
@@ -27,7 +29,8 @@ FLOORS = (
 # What goes into the environment of an application or a gateway imports nothing of the build side.
 LIGHT = {"client", "cache", "gateway"}
 BUILD = {
-    "store", "sources", "plan", "machine", "runtimes", "prepare", "stages", "serving", "doctor", "acceptance", "cli",
+    "store", "sources", "plan", "machine", "runtimes", "prepare", "stages", "serving", "bench", "doctor", "acceptance",
+    "cli",
 }  # fmt: skip
 
 

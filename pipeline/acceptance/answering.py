@@ -162,9 +162,9 @@ def _texts(run: AcceptanceRun, client: Client, **sampling: Any) -> DraftedTexts:
 
 def _same(run: AcceptanceRun, drafted: DraftedTexts, alone: DraftedTexts) -> Checks:
     """Hold answers with a draft against those without."""
-    pairs, encode = list(zip(drafted.texts, alone.texts, strict=True)), run.prompts.encode
+    pairs, tokenizer = list(zip(drafted.texts, alone.texts, strict=True)), run.tokenizer
     same = sum(one == other for one, other in pairs)
-    agreement = _agreement([(encode(one), encode(other)) for one, other in pairs])
+    agreement = _agreement([(tokenizer.encode(one).ids, tokenizer.encode(other).ids) for one, other in pairs])
     run.figures |= {"proposed": drafted.proposed, "accepted": drafted.accepted, "equal": same}
     # Kernels of a GPU may round one token differently in a step of several: then a tie falls otherwise.
     limit = run.gate.min_top1_agreement if run.on_gpu else 1.0
@@ -188,8 +188,7 @@ def _agreement(pairs: Sequence[tuple[list[int], list[int]]]) -> float:
 def cancel(run: AcceptanceRun) -> Checks:
     """As many long answers as the limits let in, left by their clients after the first text."""
     limits = run.deployment.limits
-    maker = run.prompts
-    prompts = [maker.prompt(min(32, limits.max_input_tokens)) for _ in range(8)]
+    prompts = run.prompts(8, min(32, limits.max_input_tokens))
     sampling = run.sampling(max_tokens=limits.max_output_tokens, temperature=1.0, top_k=50)
     left = asyncio.run(
         asking.leave_streams(

@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 from pipeline.acceptance import asking
 from pipeline.acceptance.judging import expect, held_to_forecast, memory_checks, skipped, slo_checks
 from pipeline.acceptance.report import AcceptanceCheck
 from pipeline.acceptance.run import KV_BLOCKS, REQUESTS, AcceptanceRun, Checks, questions
-from pipeline.acceptance.served import gpu_memory_mib
+from pipeline.bench.arrivals import Load
+from pipeline.bench.load import Period, run_load
+from pipeline.bench.result import LevelResult, ServerFigures
+from pipeline.bench.summary import summarize
+from pipeline.bench.targets import TritonTarget
+from pipeline.bench.workload import Conversation, Turn
 from pipeline.plan.performance.accuracy import Estimate, interval_estimate, rate_estimate, unchecked
 from pipeline.serving.live import MetricsPage
+from pipeline.serving.served import gpu_memory_mib
 from pipeline.triton.deployment import TARGET_MODEL
 
 # Families that Triton's page must have: always, and where the inflight batcher or our engine publishes.
 _FAMILIES = ("nv_inference_request_success_total", "nv_inference_request_duration_us_total")
 _ENGINE_FAMILIES = (REQUESTS, KV_BLOCKS, "nv_trt_llm_general_metrics")
 _LEVEL_S = 120.0  # in which streams of one load begin requests
+_TIMEOUT_S = 300.0  # for each answer
 
 
 def latency(run: AcceptanceRun) -> Checks:
     """Time to the first token and between tokens of one request alone, against the plan's forecast."""
-    figures = _load(run, 1, max(8, run.options.rounds), **run.undrafted)
-    run.figures["alone"] = figures.as_json()
-    yield from _no_fault(figures)
-    if not figures.stats:
+    level = _load(run, 1, max(8, run.options.rounds), **run.undrafted)
+    run.figures["alone"] = figures = _figures(level)
+    yield from _no_fault(level)
+    if not figures["requests"]:
         return
     forecast = run.plan.performance if run.plan is not None else None
-    middle = sorted(figures.ttft_ms)[len(figures.ttft_ms) // 2]
-    yield held_to_forecast("first token alone, median", middle, forecast.ttft_ms if forecast else None, "ms")
-    alone = forecast.itl_ms if forecast else None
-    yield held_to_forecast("time between tokens alone, mean", figures.tpot_ms, alone, "ms")
+    first, alone = (forecast.ttft_ms, forecast.itl_ms) if forecast else (None, None)
+    yield held_to_forecast("first token alone, median", figures["ttft_p50_ms"], first, "ms")
+    yield held_to_forecast("time between tokens alone, mean", figures["tpot_ms"], alone, "ms")
 
 
 def load(run: AcceptanceRun) -> Checks:
@@ -42,75 +49,110 @@ def load(run: AcceptanceRun) -> Checks:
     levels = sorted({2**power for power in range(1, most.bit_length()) if 2**power < most} | {most})
     measured = []
     for streams in levels:
-        figures = _load(run, streams, run.options.rounds, **run.undrafted)
-        measured.append(figures.as_json())
-        yield from _no_fault(figures)
-        if not figures.stats:
+        level = _load(run, streams, run.options.rounds, **run.undrafted)
+        measured.append(figures := _figures(level))
+        yield from _no_fault(level)
+        if not figures["requests"]:
             continue
         point, checked = points.get(streams), _is_checked(run, streams)
         known = point is not None
         yield held_to_forecast(
             f"tokens a second, {streams} streams",
-            figures.tokens_per_s,
+            figures["tokens_per_s"],
             rate_estimate(point.tokens_per_s, checked=checked) if known and point else None,
             "tokens/s",
             less_is_better=False,
         )
         yield held_to_forecast(
             f"time between tokens, {streams} streams, mean",
-            figures.tpot_ms,
+            figures["tpot_ms"],
             interval_estimate(point.itl_ms, checked=checked) if known and point else None,
             "ms",
         )
         yield held_to_forecast(
             f"first token, {streams} streams, p95",
-            figures.ttft_p95_ms,
+            figures["ttft_p95_ms"],
             Estimate(point.ttft_ms) if known and point else None,
             "ms",
         )
     as_deployed = figures
     if run.separate_draft:
-        as_deployed = _load(run, most, run.options.rounds)
-        run.figures["with_draft"] = as_deployed.as_json()
-        yield from _no_fault(as_deployed)
-        gain = as_deployed.tokens_per_s / figures.tokens_per_s if figures.tokens_per_s else 0.0
+        level = _load(run, most, run.options.rounds)
+        run.figures["with_draft"] = as_deployed = _figures(level)
+        yield from _no_fault(level)
+        gain = as_deployed["tokens_per_s"] / figures["tokens_per_s"] if figures["tokens_per_s"] else 0.0
         yield AcceptanceCheck(
             f"tokens a second with the draft, {most} streams",
             "measured",
             "",
-            f"{as_deployed.tokens_per_s:,.0f} tokens/s, {gain:.2f} times those without",
-            as_deployed.tokens_per_s,
+            f"{as_deployed['tokens_per_s']:,.0f} tokens/s, {gain:.2f} times those without",
+            as_deployed["tokens_per_s"],
             "tokens/s",
         )
     run.figures["levels"] = measured
-    yield from slo_checks(run.recipe.slo, as_deployed.ttft_p95_ms, as_deployed.itl_p95_ms, most)
+    yield from slo_checks(run.recipe.slo, as_deployed["ttft_p95_ms"], as_deployed["itl_p95_ms"], most)
 
 
-def _load(run: AcceptanceRun, streams: int, rounds: int, **sampling: Any) -> asking.LoadFigures:
-    maker = run.prompts
-    prompts = [maker.prompt(run.prompt_tokens) for _ in range(streams * (rounds + 1))]
+def _load(run: AcceptanceRun, streams: int, rounds: int, **sampling: Any) -> LevelResult:
+    """Keep so many streams under way, as the plan computes: when a request ends, the next begins.
+
+    The first answer of each stream is of another length, so that they do not all end and begin together, and is not
+    counted.
+    """
     given = run.sampling(max_tokens=run.output_tokens, **sampling)
-    return asyncio.run(
-        asking.load(
-            run.up.record.grpc_url,
-            run.deployment.entry_model,
-            prompts,
-            given,
-            streams=streams,
-            rounds=rounds,
-            seconds=_LEVEL_S,
-        )
-    )
+    longest, exact = given.pop("max_tokens", 1) or 1, given.pop("min_tokens", None) is not None
+    seed = f"{streams} {sampling}"
+    texts = run.prompts(streams * (rounds + 1), run.prompt_tokens, seed)
+
+    def conversations() -> Iterator[Conversation]:
+        for number, text in enumerate(texts):
+            first = number < streams
+            tokens = max(1, longest * (number + 1) // streams) if first else longest
+            yield Conversation((Turn(text, tokens, exact and not first),), chat=False)
+
+    async def measure() -> LevelResult:
+        url, model = run.up.record.grpc_url, run.deployment.entry_model
+        period = Period(_LEVEL_S, streams * rounds, warm_up_requests=streams, grace_s=_TIMEOUT_S)
+        async with TritonTarget(url, model, None, timeout_s=_TIMEOUT_S) as target:
+            load = Load("concurrency", streams)
+            records = await run_load(target, load, conversations(), period, sampling=given, seed=0)
+        return summarize(records, run.recipe.slo, ServerFigures())
+
+    return asyncio.run(measure())
 
 
-def _no_fault(figures: asking.LoadFigures) -> Checks:
-    seen = list(dict.fromkeys(figures.faults))[:3]
+def _figures(level: LevelResult) -> dict[str, Any]:
+    """What the report has of a load; a latency that nothing tells is 0."""
+    ttft, tpot, itl = (level.latencies.get(name) for name in ("ttft", "tpot", "itl"))
+    return {
+        "streams": level.load.concurrency,
+        "requests": level.requests["complete"],
+        "failed": sum(level.requests.values()) - level.requests["complete"],
+        "ttft_p50_ms": ttft.p50 if ttft else None,
+        "ttft_p95_ms": ttft.p95 if ttft else 0.0,
+        "tpot_ms": round(tpot.mean, 3) if tpot else 0.0,
+        "itl_p95_ms": itl.p95 if itl else 0.0,
+        "tokens_per_s": round(_tokens_per_s(level), 1),
+        "acceptance": level.acceptance,
+    }
+
+
+def _tokens_per_s(level: LevelResult) -> float:
+    """Output tokens a second of all streams together, by Little's law, for the last ones end alone."""
+    pairs = zip(level.samples["output_tokens"], level.samples["total"], strict=True)
+    ended = [(tokens, total_ms) for tokens, total_ms in pairs if tokens and total_ms]
+    busy_s = sum(total_ms for _, total_ms in ended) / 1e3
+    return level.load.concurrency * sum(tokens for tokens, _ in ended) / busy_s if busy_s else 0.0
+
+
+def _no_fault(level: LevelResult) -> Checks:
+    done, asked = level.requests["complete"], sum(level.requests.values())
     yield expect(
-        f"{figures.streams} streams, requests that failed",
-        not figures.faults and bool(figures.stats),
+        f"{level.load.concurrency} streams, requests that failed",
+        0 < done == asked,
         "0",
-        f"{len(figures.faults)} of {len(figures.faults) + len(figures.stats)}",
-        "; ".join(seen),
+        f"{asked - done} of {asked}",
+        "; ".join(list(level.errors)[:3]),
     )
 
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipeline import resources
-from pipeline.acceptance.asking import TIMEOUTS, PromptMaker
+from pipeline.acceptance.asking import TIMEOUTS
 from pipeline.acceptance.report import AcceptanceCheck
-from pipeline.acceptance.served import ServedDeployment
+from pipeline.bench.workload import Words
 from pipeline.client import ChatTemplate, Client, Message, Sampling
 from pipeline.errors import ServerError
 from pipeline.plan.report import PlanReport
 from pipeline.prepare import Prepared
 from pipeline.progress import Progress
+from pipeline.reading import read_tokenizer
 from pipeline.recipe import Gate, Recipe
+from pipeline.serving.served import ServedDeployment
 from pipeline.stages.evaluate.engine_answers import EngineAnswer
 from pipeline.store import Store
 from pipeline.triton.deployment import DRAFT_MODEL, Deployment
@@ -113,9 +116,21 @@ class AcceptanceRun:
         return ChatTemplate.from_directory(self.built / self.deployment.tokenizer_dir)
 
     @property
-    def prompts(self) -> PromptMaker:
-        """Makes prompts with the package's tokenizer, the same ones each time."""
-        return PromptMaker(self.built / self.deployment.tokenizer_dir)
+    def tokenizer(self) -> Any:
+        """The `tokenizers.Tokenizer` of the package."""
+        return read_tokenizer(self.built / self.deployment.tokenizer_dir / "tokenizer.json")
+
+    def prompts(self, count: int, tokens: int, seed: str = "") -> list[str]:
+        """Make prompts no two of which begin alike, so that no prefix is reused.
+
+        Args:
+            count: how many.
+            tokens: of each at most, with those that the tokenizer puts in front.
+            seed: the same one makes the same prompts.
+        """
+        tokenizer, chance = self.tokenizer, random.Random(seed)
+        words, around = Words(tokenizer), len(tokenizer.encode("").ids)
+        return [words.text(max(1, tokens - around), chance) for _ in range(count)]
 
     @property
     def gate(self) -> Gate:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pipeline.acceptance import asking
 from pipeline.acceptance.judging import at_least, at_most, expect, skipped
 from pipeline.acceptance.run import AcceptanceRun, Checks, questions
+from pipeline.bench.engine_model import EngineModel
 from pipeline.errors import ServerError
 from pipeline.plan.plan import TARGET, evaluated_exports
 from pipeline.stages.evaluate import Export
@@ -17,22 +17,19 @@ from pipeline.stages.evaluate.engine_answers import EngineAnswer, engine_perplex
 def answers(run: AcceptanceRun) -> Checks:
     """Greedy answers of the engine's own model to held-out text, token by token, for the step gate."""
     if run.recipe.runtime.kind == "pytorch":
-        maker = run.prompts
+        tokenizer = run.tokenizer
         with run.client() as client:
             for ids in _heldout(run):
-                prompt = maker.decode(ids)
-                given = maker.encode(prompt)
-                whole = maker.encode(prompt + client.generate(prompt, temperature=0.0, max_tokens=32).text)
+                prompt = tokenizer.decode(list(ids), skip_special_tokens=True)
+                given = tokenizer.encode(prompt).ids
+                answer = client.generate(prompt, temperature=0.0, max_tokens=32).text
+                whole = tokenizer.encode(prompt + answer).ids
                 if whole[: len(given)] == given:
                     run.answers.append(EngineAnswer(tuple(given), tuple(whole[len(given) :])))
     else:
-        run.answers = asking.engine_answers(
-            run.up.record.grpc_url,
-            _heldout(run),
-            max_tokens=min(64, run.deployment.limits.max_output_tokens),
-            end_id=run.deployment.end_id,
-            pad_id=run.deployment.pad_id,
-        )
+        model = EngineModel(run.up.record.grpc_url, run.deployment.end_id, run.deployment.pad_id)
+        most = min(64, run.deployment.limits.max_output_tokens)
+        run.answers = model.answers([(prompt, most) for prompt in _heldout(run)])
     tokens = sum(len(one.tokens) for one in run.answers)
     yield expect(
         "answers to held-out text", tokens > 0, "tokens", f"{tokens} tokens of {len(run.answers)} answers"
@@ -46,8 +43,9 @@ def _heldout(run: AcceptanceRun) -> list[list[int]]:
     if run.prepared is not None and "dataset" in run.prepared.plan:
         found = run.store.find(run.prepared.plan["dataset"].key)
     if found is None:
-        maker = run.prompts
-        return [maker.encode(run.template.render(one))[: limits.max_input_tokens] for one in questions(count)]
+        tokenizer = run.tokenizer
+        asked = (run.template.render(one) for one in questions(count))
+        return [tokenizer.encode(text).ids[: limits.max_input_tokens] for text in asked]
     lines = (found.path / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[:count]
     samples = [json.loads(line)["tokens"] for line in lines]
     return [sample[: max(1, min(len(sample) // 2, limits.max_input_tokens))] for sample in samples]

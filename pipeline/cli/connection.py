@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -105,21 +104,13 @@ def find_destination(
             max_tokens=_first(options["max_tokens"], _WITHOUT_LIMITS),
         )
     assert recipe is not None, "the verbs ask for one or the other"
-    from pipeline.cli.named import find_deployment
+    from pipeline.cli.named import find_deployment, require_server
     from pipeline.store import Store
     from pipeline.triton.deployment import Deployment
-    from pipeline.triton.running import SUPERVISED, RunningServer
 
     shelf = Store.at(store)
     found = find_deployment(recipe, overrides, shelf, wait_s=options["wait_s"])
-    server, name = found.server, found.recipe.name
-    if server is None:
-        record = RunningServer.read(shelf.running, name)
-        if record is not None and record.state in SUPERVISED and record.alive:
-            raise ServerError(f"{name} is {record.state}, and cannot be asked now: --wait-s S waits for it")
-        state = "is not running" if record is None else "is no longer running"
-        command = shlex.join(("pipeline", "serve", *found.words))
-        raise ServerError(f"{name} {state}. Start it in another terminal:\n  {command}")
+    server = require_server(found, shelf)
     package = server.deployment.parent
     deployment = Deployment.load(package)
     return Destination(

@@ -44,6 +44,11 @@ _SECTIONS = {  # section -> command -> what it does
         "chat": "Talk to a running server, turn by turn.",
         "generate": "Ask many questions, several at a time, for whole answers.",
     },
+    "Measure": {
+        "bench": "Put load on a deployment: latencies, tokens a second, goodput against the SLO.",
+        "compare": "Tell whether B is slower than A, or answers worse: runs, deployments or packages.",
+        "tune": "Try values of a recipe on a real server, and write the better ones as a new recipe.",
+    },
     "Watch": {
         "top": "Show running deployments live: streams, latencies, KV cache, queue, restarts.",
         "monitoring": "Write Prometheus rules and a Grafana dashboard, with the targets of a recipe's SLO.",

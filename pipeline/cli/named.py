@@ -6,6 +6,7 @@ has changed or gone since, or a package alone. Its recipe is then the one that i
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import Fault, InvalidInput
+from pipeline.errors import Fault, InvalidInput, ServerError
 
 if TYPE_CHECKING:
     from pipeline.recipe import Recipe
@@ -84,6 +85,29 @@ def find_deployment(
     left_s = max(0.0, deadline - time.monotonic())
     server = RunningServer.find(store.running, loaded.name, wait_s=left_s, states=wanted)
     return NamedDeployment(loaded, server, (*loaded.words, *store.words))
+
+
+def require_server(found: NamedDeployment, store: Store) -> RunningServer:
+    """Return where a deployment runs.
+
+    Args:
+        found: From `find_deployment`.
+        store: Where deployments are announced.
+
+    Raises:
+        ServerError: It does not run, or cannot be asked yet; the message says what would help.
+    """
+    from pipeline.triton.running import SUPERVISED, RunningServer
+
+    if found.server is not None:
+        return found.server
+    name = found.recipe.name
+    record = RunningServer.read(store.running, name)
+    if record is not None and record.state in SUPERVISED and record.alive:
+        raise ServerError(f"{name} is {record.state}, and cannot be asked now: --wait-s S waits for it")
+    state = "is not running" if record is None else "is no longer running"
+    command = shlex.join(("pipeline", "serve", *found.words))
+    raise ServerError(f"{name} {state}. Start it in another terminal:\n  {command}")
 
 
 def recipe_of(word: str, overrides: Sequence[str], store: Store) -> Recipe:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,11 @@ from pipeline.errors import Fault, InvalidInput, UserError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _ROWS = 15  # options that are printed
-_NAMES = ("compare", "devices", "prices", "prompt_tokens", "output_tokens", "acceptance", "output")
+_NAMES = (
+    "compare", "devices", "prices", "prompt_tokens", "output_tokens", "acceptance", "output", "calibrate_from",
+    "more_files", "calibration", "no_calibration",
+)  # fmt: skip
+_FILE = click.Path(dir_okay=False, path_type=Path)
 _OPTIONS = (
     click.option("--compare", is_flag=True, help="Rank GPUs, splits, formats and drafts for the recipe's SLO."),
     click.option(
@@ -34,9 +38,22 @@ _OPTIONS = (
         "--acceptance", type=float, metavar="SHARE", help="Share of the draft's tokens that the target accepts, 0 to 1."
     ),
     click.option(
-        "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-        help="With --compare: draw the front as .html or .png.",
+        "--output", type=_FILE, metavar="FILE",
+        help="With --compare: draw the front as .html or .png. With --calibrate-from: write the constants there, as "
+        ".yaml, instead of into the store.",
     ),
+    click.option(
+        "--calibrate-from", multiple=True, type=_FILE, metavar="BENCH.json",
+        help="Fit the constants of the recipe's GPU and runtime, or of this machine's processor, to what `pipeline "
+        "bench --output` measured, and keep them. Further files may follow.",
+    ),
+    click.option(
+        "--calibration", type=_FILE, metavar="FILE", help="Forecast with these constants instead of the store's."
+    ),
+    click.option(
+        "--no-calibration", is_flag=True, help="Forecast with constants of published figures, whatever the store has."
+    ),
+    click.argument("more_files", nargs=-1, type=_FILE, metavar="[BENCH.json]…"),
 )  # fmt: skip
 
 
@@ -51,19 +68,27 @@ class SpeedOptions:
     output_tokens: int | None
     acceptance: float | None
     output: Path | None
+    calibrate_from: tuple[Path, ...]
+    more_files: tuple[Path, ...]
+    calibration: Path | None
+    no_calibration: bool
+
+    @property
+    def bench_files(self) -> tuple[Path, ...]:
+        """Results to calibrate from, each once."""
+        return tuple(dict.fromkeys((*self.calibrate_from, *self.more_files)))
 
     def asked(self) -> Any:
         """Read the options, with every fault at once (`plan.performance.workload`)."""
         from pipeline.plan.performance.workload import read_workload_options
 
-        misplaced = {"--gpus": self.devices, "--output": self.output}
-        faults = [
-            Fault("goes with --compare", key=name, value=str(value))
-            for name, value in misplaced.items()
-            if value is not None and not self.compare
-        ]
-        if self.output is not None and self.output.suffix not in (".html", ".png"):
-            faults.append(Fault("must end in .html or .png", key="--output", value=str(self.output)))
+        fits = bool(self.calibrate_from)
+        faults = list(self._misplaced(fits))
+        endings = (".yaml",) if fits else (".html", ".png")
+        if self.output is not None and self.output.suffix not in endings:
+            faults.append(
+                Fault(f"must end in {' or '.join(endings)}", key="--output", value=str(self.output))
+            )
         try:
             asked = read_workload_options(
                 devices=self.devices,
@@ -77,6 +102,21 @@ class SpeedOptions:
         if faults:
             raise InvalidInput("command line", faults)
         return asked
+
+    def _misplaced(self, fits: bool) -> Iterator[Fault]:
+        """Options that go with others, or exclude them."""
+        if self.devices is not None and not self.compare:
+            yield Fault("goes with --compare", key="--gpus", value=self.devices)
+        if self.output is not None and not self.compare and not fits:
+            yield Fault("goes with --compare or --calibrate-from", key="--output", value=str(self.output))
+        if self.more_files and not fits:
+            yield Fault("is one word too many: name one RECIPE", value=" ".join(map(str, self.more_files)))
+        if fits and self.compare:
+            yield Fault("--calibrate-from and --compare exclude each other")
+        if self.calibration is not None and (fits or self.compare or self.no_calibration):
+            named = ("--calibrate-from", fits), ("--compare", self.compare), ("--no-calibration", True)
+            other = next(name for name, given in named if given)
+            yield Fault(f"--calibration and {other} exclude each other")
 
 
 def speed_options(command: Command) -> Command:
@@ -134,6 +174,7 @@ def command(
     pipeline plan tiny-cpu --json
     pipeline plan llama-3.3-70b-fp8 --prompt-tokens 1000 --output-tokens 500 --acceptance 0.8 --price h100-sxm=2.5
     pipeline plan llama-3.3-70b-fp8 --compare --price h100-sxm=2.5 --price h200=3.5 --output front.html
+    pipeline plan llama-3.3-70b-fp8 --calibrate-from bench-1.json bench-2.json
     pipeline plan --accuracy
     """
     from pipeline.cli.named import recipe_of
@@ -141,7 +182,7 @@ def command(
     from pipeline.cli.render.bars import Look
     from pipeline.cli.render.comparison_json import schema_text as comparison_schema
     from pipeline.cli.render.plan import document, page
-    from pipeline.prepare.report import make_report
+    from pipeline.prepare.report import make_report, stored_calibration
     from pipeline.prepare.report_json import schema_text
     from pipeline.store import Store
 
@@ -160,7 +201,13 @@ def command(
     if speed.compare:
         click.echo(compare_page(chosen, shelf, speed, offline=offline, as_json=as_json, width=look.width))
         return
-    outlook = make_report(chosen, shelf, offline=offline, allowed=allowed, workload=asked)
+    if speed.bench_files:
+        click.echo(calibrate_page(chosen, shelf, speed, as_json=as_json, width=look.width))
+        return
+    calibration = None if speed.no_calibration else stored_calibration(chosen, shelf, speed.calibration)
+    outlook = make_report(
+        chosen, shelf, offline=offline, allowed=allowed, workload=asked, calibration=calibration
+    )
     if outlook.plan is not None and until not in outlook.plan:
         raise UserError(f"no step {until!r}; this build has {', '.join(step.name for step in outlook.plan)}")
     click.echo(document(outlook, shelf, until) if as_json else page(outlook, shelf, until, look))
@@ -190,3 +237,15 @@ def compare_page(
         return comparison_text(found)
     lines = [*comparison_lines(found, rows=_ROWS), "", *front_lines(found, width)]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def calibrate_page(recipe: Any, store: Any, speed: SpeedOptions, *, as_json: bool, width: int) -> str:
+    """Write fitted constants to `--output` or into the store, and return what `--calibrate-from` prints."""
+    from pipeline.bench.calibrate import calibrate_recipe
+    from pipeline.cli.render.calibration import calibration_json, calibration_lines
+    from pipeline.prepare.report import calibration_path
+
+    found = calibrate_recipe(recipe, store, speed.bench_files)
+    path = speed.output or calibration_path(recipe, store)
+    found.fit.calibration.write(path)
+    return calibration_json(found, path) if as_json else "\n".join(calibration_lines(found, path, width))

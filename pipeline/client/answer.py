@@ -49,6 +49,8 @@ class Stats:
         draft_tokens: tokens that the draft model proposed.
         accepted_tokens: proposed tokens that the target model accepted.
         cached: set if a response cache answered.
+        queue_ms: time that the request waited in the engine to be scheduled, by the server's clock.
+        prefill_ms: from there to the first token, by the server's clock.
     """
 
     ttft_ms: float | None = None
@@ -60,6 +62,8 @@ class Stats:
     draft_tokens: int | None = None
     accepted_tokens: int | None = None
     cached: Cached | None = None
+    queue_ms: float | None = None
+    prefill_ms: float | None = None
 
     @property
     def tpot_ms(self) -> float | None:

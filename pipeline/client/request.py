@@ -15,12 +15,16 @@ from pipeline.client.tensors import ModelSignature, encode
 TOKEN_IDS = "output_ids"
 LOG_PROBS, LOGITS = "output_log_probs", "generation_logits"
 
+# When the engine took the request in, when it began with it, and when the first token was there.
+ARRIVAL, SCHEDULED, FIRST_TOKEN = "arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns"
+_PERFORMANCE = ("total_draft_tokens", "total_accepted_draft_tokens", ARRIVAL, SCHEDULED, FIRST_TOKEN)
+
 # Input that requests statistics -> the outputs that then come. Requested from every model that has the input.
 _COUNTS = {
     "return_num_input_tokens": ("num_input_tokens",),
     "return_num_output_tokens": ("num_output_tokens",),
-    "return_perf_metrics": ("total_draft_tokens", "total_accepted_draft_tokens"),
-    "sampling_param_return_perf_metrics": ("total_draft_tokens", "total_accepted_draft_tokens"),
+    "return_perf_metrics": _PERFORMANCE,
+    "sampling_param_return_perf_metrics": _PERFORMANCE,
     "return_finish_reason": ("finish_reason",),
 }
 # Inputs by their names in each layout.

@@ -26,7 +26,7 @@ from pipeline.client.errors import (
     error_from_status,
     lost,
 )
-from pipeline.client.request import LOG_PROBS, LOGITS, TOKEN_IDS
+from pipeline.client.request import ARRIVAL, FIRST_TOKEN, LOG_PROBS, LOGITS, SCHEDULED, TOKEN_IDS
 from pipeline.client.tensors import ModelSignature, decode_bytes, decode_numbers
 
 if TYPE_CHECKING:
@@ -228,6 +228,8 @@ class StreamState:
             output_tokens=self._output_tokens(),
             draft_tokens=self._count("total_draft_tokens"),
             accepted_tokens=self._count("total_accepted_draft_tokens"),
+            queue_ms=self._between_ms(ARRIVAL, SCHEDULED),
+            prefill_ms=self._between_ms(SCHEDULED, FIRST_TOKEN),
         )
 
     def answer(self) -> Answer:
@@ -270,6 +272,11 @@ class StreamState:
 
     def _count(self, name: str) -> int | None:
         return _decode_count(*self._counts[name]) if name in self._counts else None
+
+    def _between_ms(self, start: str, end: str) -> float | None:
+        """Time between two points of the server's clock; None where it did not say both, or has no first token yet."""
+        started, ended = self._count(start), self._count(end)
+        return (ended - started) / 1e6 if started and ended and ended >= started else None
 
     def _output_tokens(self) -> int | None:
         if self._output_counts:

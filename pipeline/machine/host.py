@@ -8,6 +8,7 @@ root is then the container's own group.
 from __future__ import annotations
 
 import os
+import platform
 import resource
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -66,6 +67,19 @@ def read_processors(limits: CgroupLimits | None = None, root: Path = _ROOT) -> P
     mine = os.sched_getaffinity(0)
     limits = limits or read_limits(root)
     return Processors(len(mine), count_cores(mine, root), limits.cpus)
+
+
+def processor_name(root: Path = _ROOT) -> str:
+    """Name of this machine's processor, or its architecture where the kernel gives no name.
+
+    Args:
+        root: Where proc/ lies.
+    """
+    for line in (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name" and value.strip():
+            return value.strip()
+    return platform.machine()
 
 
 def count_cores(threads: set[int], root: Path = _ROOT) -> int:

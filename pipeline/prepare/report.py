@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
-from pipeline.errors import InvalidInput, SourceError, UserError
+from pipeline.errors import Fault, InvalidInput, SourceError, UserError
+from pipeline.machine.host import processor_name
 from pipeline.plan.memory import (
     Alternative,
     MemoryPlan,
@@ -21,6 +23,7 @@ from pipeline.plan.memory.footprint import weight_bytes
 from pipeline.plan.memory.tensors import parameter_counts
 from pipeline.plan.model_facts import facts_from_sizes, recipe_checkpoints
 from pipeline.plan.performance import Forecast, WorkloadOptions, forecast_recipe
+from pipeline.plan.performance.calibration import Calibration, calibration_file
 from pipeline.plan.performance.compare import Comparison, compare
 from pipeline.plan.plan import DRAFT, Plan
 from pipeline.plan.preflight import Finding, GeneratedConfig, allow, findings
@@ -51,6 +54,7 @@ def make_report(
     progress: Progress | None = None,
     allowed: frozenset[str] = frozenset(),
     workload: WorkloadOptions | None = None,
+    calibration: Calibration | None = None,
 ) -> PlanReport:
     """Gather the facts of a recipe and work out everything that can be known of its build.
 
@@ -60,6 +64,7 @@ def make_report(
         offline: Do not ask the Hub; so does `HF_HUB_OFFLINE`.
         allowed: Ids of rules whose errors are let pass.
         workload: Lengths, prices and acceptance, beyond the recipe.
+        calibration: Constants measured on the recipe's device (`stored_calibration`); None: those of published figures.
 
     Raises:
         InvalidInput: A config.json that is here, or that the Hub gives, cannot be read.
@@ -80,13 +85,55 @@ def make_report(
         plan=plan,
         memory=memory,
         alternatives=_alternatives(recipe, memory) if memory is not None else (),
-        performance=_performance(recipe, memory, workload or WorkloadOptions(), unknown)
+        performance=_performance(recipe, memory, workload or WorkloadOptions(), calibration, unknown)
         if memory is not None
         else None,
         seen={role: _described(one) for role, one in probes.items()},
         doubts=_doubts(recipe, probes) if memory is not None else (),
         unknown=unknown,
     )
+
+
+def calibrated_device(recipe: Recipe) -> str:
+    """Name what a calibration of a recipe is of: its GPU, or the processor of this machine."""
+    return processor_name() if isinstance(recipe.runtime, CpuRuntime) else recipe.runtime.gpu
+
+
+def calibration_path(recipe: Recipe, store: Store) -> Path:
+    """Say where the store keeps the calibration of a recipe's device and runtime."""
+    return store.calibrations / calibration_file(calibrated_device(recipe), recipe.runtime.kind)
+
+
+def stored_calibration(recipe: Recipe, store: Store, file: Path | None = None) -> Calibration | None:
+    """Read the calibration of a recipe's device and runtime.
+
+    Args:
+        recipe: Whose `runtime` says which.
+        store: Where calibrations are kept.
+        file: Read this one instead of the store's.
+
+    Returns:
+        None where there is none in the store.
+
+    Raises:
+        UnreadableFile, InvalidInput: It cannot be read, or is no calibration, or of another device or runtime.
+    """
+    path = calibration_path(recipe, store) if file is None else file
+    if file is None and not path.is_file():
+        return None
+    found = Calibration.read(path)
+    device = calibrated_device(recipe)
+    wrong = [
+        Fault(f"is of {has}, and the recipe's is {wanted}", key=key, value=has)
+        for key, has, wanted in (
+            ("device", found.device, device),
+            ("runtime", found.runtime, recipe.runtime.kind),
+        )
+        if has != wanted
+    ]
+    if wrong:
+        raise InvalidInput(str(path), wrong)
+    return found
 
 
 def compare_recipe(
@@ -233,7 +280,11 @@ def _miscounted(role: str, model: ModelProbe) -> str:
 
 
 def _performance(
-    recipe: Recipe, memory: MemoryPlan, workload: WorkloadOptions, unknown: dict[str, str]
+    recipe: Recipe,
+    memory: MemoryPlan,
+    workload: WorkloadOptions,
+    calibration: Calibration | None,
+    unknown: dict[str, str],
 ) -> Forecast | None:
     try:
         return forecast_recipe(
@@ -244,6 +295,7 @@ def _performance(
             output_tokens=workload.output_tokens,
             sequences=memory.sequences,
             gpu_hour=workload.prices.get(memory.spec.device),
+            calibration=calibration,
         )
     except UserError as error:  # the GPU's peak rates are not among the data
         unknown["performance"] = str(error)

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from pipeline import resources
 from pipeline.errors import Fault, InvalidInput
-from pipeline.golden import read_questions
+from pipeline.golden_questions import read_questions
 from pipeline.reading import UnreadableFile
 from pipeline.recipe.faults import fault_of, faults_of
 from pipeline.recipe.library import find_recipe

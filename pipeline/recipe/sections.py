@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from pipeline.golden import GoldenSet
+from pipeline.golden import GoldenBudgets, GoldenSet
 
 
 class RecipeSection(BaseModel):
@@ -104,16 +104,13 @@ class TransactionPolicy(RecipeSection):
     )
 
 
-class GoldenQuestions(RecipeSection):
+class GoldenQuestions(GoldenBudgets, RecipeSection):
     """Prompts with checks of their answers, by which a package is judged before it takes traffic."""
 
     file: Annotated[str, AfterValidator(_beside_recipe)] = Field(
         min_length=1,
         description="JSON lines, each a question; relative to the folder of the recipe.",
         examples=["golden/tiny-cpu.jsonl"],
-    )
-    min_passed: float = Field(
-        default=1.0, gt=0, le=1, description="Share of the questions that must be answered right."
     )
 
     def read(self) -> GoldenSet:
@@ -123,7 +120,7 @@ class GoldenQuestions(RecipeSection):
             UnreadableFile: It cannot be read.
             InvalidInput: With every fault of it.
         """
-        return GoldenSet.read(Path(self.file), self.min_passed)
+        return GoldenSet.read(Path(self.file), GoldenBudgets(**self.model_dump(exclude={"file"})))
 
 
 class Slo(RecipeSection):

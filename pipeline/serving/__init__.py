@@ -1,6 +1,7 @@
 """Putting a package to work, on this machine or in a container.
 
 serve            a package served until Ctrl-C: checked, started, announced, health-checked, ended
+served           `pipeline serve` as a process of its own, for what measures or judges a deployment
 preflight        what keeps this machine from serving it
 dry_run          what `serve` would run
 server           a Triton server as a context: started, ready, gone after

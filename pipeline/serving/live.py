@@ -136,20 +136,22 @@ class DeploymentPages:
     taken_s: float = 0.0
 
     @classmethod
-    def fetch(cls, triton_url: str, gateway_url: str | None, timeout_s: float = 2.0) -> Self:
+    def fetch(cls, triton_url: str | None, gateway_url: str | None, timeout_s: float = 2.0) -> Self:
         """Get both pages at the same time.
 
         Args:
-            triton_url: of Triton's metrics, with its path.
+            triton_url: of Triton's metrics, with its path; None if it is not known.
             gateway_url: of the gateway, without a path; None if there is none.
             timeout_s: for each.
         """
         now_s = time.monotonic()
-        if gateway_url is None:
-            return cls(MetricsPage.fetch(triton_url, timeout_s), None, now_s)
+
+        def page(url: str | None) -> MetricsPage | None:
+            return None if url is None else MetricsPage.fetch(url, timeout_s)
+
         with ThreadPoolExecutor(1) as pool:
-            gateway = pool.submit(MetricsPage.fetch, f"{gateway_url.rstrip('/')}/metrics", timeout_s)
-            return cls(MetricsPage.fetch(triton_url, timeout_s), gateway.result(), now_s)
+            gateway = pool.submit(page, gateway_url and f"{gateway_url.rstrip('/')}/metrics")
+            return cls(page(triton_url), gateway.result(), now_s)
 
 
 @dataclass(frozen=True, slots=True)

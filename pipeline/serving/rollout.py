@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.client import ChatTemplate, Client, ClientError, TemplateError
 from pipeline.errors import ServerError, UserError
-from pipeline.golden import GoldenQuestion, GoldenSet
+from pipeline.golden import GoldenComparison, GoldenReport, GoldenSet
+from pipeline.golden_questions import GoldenQuestion
 from pipeline.progress import Progress, Silent
 from pipeline.serving.control import Say
 from pipeline.serving.launch import Ports, ServeOptions
@@ -68,6 +69,7 @@ class RolloutRequest:
         package: Folder of the new package.
         words: Of a command line, that name the package's recipe and its store.
         golden: Whether its golden questions are asked.
+        compare: Whether its answers are held to those of the package that is served, where its budgets say so.
         in_place: Whether the old Triton ends before the new one starts.
         drain_s: Time for requests that the old one has under way, in seconds.
         settings: Values of the recipe that the package is served with; None for those of the old one.
@@ -77,6 +79,7 @@ class RolloutRequest:
     package: Path
     words: tuple[str, ...]
     golden: bool = True
+    compare: bool = True
     in_place: bool = False
     drain_s: float = DRAIN_S
     settings: Mapping[str, Any] | None = None
@@ -143,7 +146,9 @@ class Rollouts:
         if record.previous is None:
             raise UserError(f"{name}: no other package was served before, so there is none to go back to")
         before = self._served.get(record.previous, record)
-        return self._run(RolloutRequest.read(request, record.previous, before.recipe, before.settings), say)
+        back = RolloutRequest.read(request, record.previous, before.recipe, before.settings)
+        # Who goes back does not trust the answers of what is served.
+        return self._run(replace(back, compare=False), say)
 
     def _cancel(self, request: Mapping[str, Any], _: Say) -> dict[str, Any]:
         name = str(request.get("name"))
@@ -237,7 +242,7 @@ class _Rollout:
         new = self._make_new(ports)
         with self._or_ended(new):
             new.start(self.cancelled)
-            report = self._judge(new)
+            report = self._judge(new, beside=self._old)
             if self.cancelled.is_set():
                 raise StartCancelled("cancelled")
             self._progress.say(f"switching to gRPC {new.server.grpc_url}")
@@ -298,19 +303,29 @@ class _Rollout:
             raise UserError(f"{self.request.package} is a package of {new.name}, not of {self.request.name}")
         return new
 
-    def _judge(self, new: TritonComponent) -> dict[str, int] | None:
-        """Ask the golden questions. Raises ServerError if too few answers are right."""
+    def _judge(self, new: TritonComponent, beside: TritonComponent | None = None) -> dict[str, int] | None:
+        """Ask the golden questions, also of the old package `beside`. Raises ServerError if they are over a budget."""
         golden = GoldenSet.load(new.package)
         if golden is None or not self.request.golden:
             self._progress.say(
                 "its golden questions are skipped" if golden else "the package has no golden questions"
             )
             return None
-        report = golden.ask(_asker(new, self.cancelled))
+        report: GoldenReport | GoldenComparison
+        counts = {"questions": len(golden.questions)}
+        if golden.budgets.compares and self.request.compare and beside is not None:
+            report = golden.compare(_asker(beside, self.cancelled), _asker(new, self.cancelled))
+            counts |= {"right": report.report.right, "equal": report.equal, "similar": report.similar}
+        else:
+            if golden.budgets.compares:
+                why = "this is a way back" if beside is not None else "the old package has ended"
+                self._progress.say(f"its answers are not held to those of the old package: {why}")
+            report = golden.ask(_asker(new, self.cancelled))
+            counts |= {"right": report.right}
         self._progress.say(str(report))
         if not report.passed:
             raise ServerError(f"{self.request.package} is not served: {report}")
-        return {"questions": len(report.answers), "right": report.right}
+        return counts
 
     def _announce(self, new: TritonComponent, previous: Path) -> None:
         server = new.server
@@ -437,11 +452,11 @@ class _Told(Silent):
         self._say(text)
 
 
-def _asker(new: TritonComponent, cancelled: threading.Event) -> Callable[[GoldenQuestion], str]:
-    """What asks a new Triton a golden question, greedily."""
-    deployment = new.server.deployment
+def _asker(triton: TritonComponent, cancelled: threading.Event) -> Callable[[GoldenQuestion], str]:
+    """What asks a Triton a golden question, greedily."""
+    deployment = triton.server.deployment
     try:
-        template = ChatTemplate.from_directory(new.package / deployment.tokenizer_dir)
+        template = ChatTemplate.from_directory(triton.package / deployment.tokenizer_dir)
     except TemplateError:
         template = None
     most = deployment.limits.max_output_tokens
@@ -450,10 +465,10 @@ def _asker(new: TritonComponent, cancelled: threading.Event) -> Callable[[Golden
         if cancelled.is_set():
             raise StartCancelled("cancelled")
         try:
-            with Client(new.server.grpc_url, model=deployment.entry_model, template=template) as client:
+            with Client(triton.server.grpc_url, model=deployment.entry_model, template=template) as client:
                 tokens = min(question.max_tokens or most, most)
                 return client.generate(question.asked, max_tokens=tokens, temperature=0).text
         except ClientError as error:
-            raise ServerError(f"golden question {question.text!r}: {error}") from error
+            raise ServerError(f"golden question {question.text!r} to {triton.package}: {error}") from error
 
     return answer

@@ -4,7 +4,7 @@
            work/<stage>-<digest20>/        being made, or left by a make that was killed
            locks/<stage>-<digest20>.lock   held exclusively by the maker, shared by users (see `lock`)
            handed_over/<name>.json         builds that go on on another machine (see `gc.AwaitedBuild`)
-           reports/  running/  logs/  caches/    kept for the stages and for servers; the store does not look inside
+           reports/  running/  logs/  caches/  calibrations/  tuning/    kept for others; not looked into
 
 An artifact appears by one rename after all its bytes are on the disk, so that it is there whole or not at
 all. The store moves nothing between machines and knows no stage; `gc` decides what is no longer needed.
@@ -59,6 +59,8 @@ class Store:
         self.running = root / "running"
         self.logs = root / "logs"
         self.caches = root / "caches"
+        self.tuning = root / "tuning"
+        self.calibrations = root / "calibrations"
         self.handed_over = root / "handed_over"
         self.hashes = FileHashes(root / "hashes.json")
         # Artifact name -> shared lock, until `close` or the end of the process.

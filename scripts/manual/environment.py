@@ -11,6 +11,7 @@ MEANING = {
     "PIPELINE_STORE": "Folder of the store. Default: `~/.cache/pipeline/store`.",
     "PIPELINE_CACHE_KEY": "Key of an encrypted response cache: 32 bytes, base64.",
     "PIPELINE_CACHE_PASSWORD": "Password of the Redis, Valkey or PostgreSQL server of a response cache.",
+    "PIPELINE_API_KEY": "Key of the gateway that `pipeline bench` and `pipeline compare` ask; as `--api-key`.",
     "PIPELINE_PACKAGE": "Container only: folder of the package that is served. Default: `/deployment`.",
     "PIPELINE_READY_FILE": "Container only: file that is there while the server is ready.",
     "PIPELINE_ADDRESS": "Container only: address that Triton listens on.",

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.acceptance.judging import held_to_forecast, memory_checks, slo_checks
-from pipeline.acceptance.served import gpu_memory_mib
 from pipeline.machine import gpus
 from pipeline.machine.probe import CommandOutput
 from pipeline.plan.memory import MemoryPlan
 from pipeline.plan.performance.accuracy import Estimate
 from pipeline.prepare.report import make_report
 from pipeline.recipe import Slo, load_recipe
+from pipeline.serving.served import gpu_memory_mib
 from pipeline.store import Store
 from tests.support.nvidia_smi import line, put_nvidia_smi
 

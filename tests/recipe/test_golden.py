@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import InvalidInput
-from pipeline.golden import GoldenQuestion, GoldenSet, write_document
+from pipeline.golden import GoldenBudgets, GoldenSet, write_document
+from pipeline.golden_questions import GoldenQuestion
 from pipeline.prepare import prepare
 from pipeline.reading import UnreadableFile
 from pipeline.recipe import Recipe, load_recipe
@@ -84,7 +85,9 @@ def test_an_answer_is_judged(checks: dict[str, object], right: str | None, wrong
 @given(st.lists(st.booleans(), min_size=1, max_size=30), st.floats(0.01, 1))
 def test_a_package_passes_by_its_share_of_right_answers(right: list[bool], share: float) -> None:
     questions = tuple(GoldenQuestion(prompt=str(at), equals="yes") for at in range(len(right)))
-    report = GoldenSet(questions, share).ask(lambda one: "yes" if right[int(one.text)] else "no")
+    report = GoldenSet(questions, GoldenBudgets(min_passed=share)).ask(
+        lambda one: "yes" if right[int(one.text)] else "no"
+    )
     assert report.right == sum(right)
     assert report.passed is (sum(right) / len(right) >= share)
     assert str(report).count("\n") == len(right) - sum(right)
@@ -115,3 +118,33 @@ def test_other_questions_make_another_package_and_nothing_else(tmp_path: Path) -
     assert plain == spaced
     changed = keys(HEAD + ', "contains": "b"}')
     assert {name for name in plain if plain[name] != changed[name]} == {"package"}
+
+
+PARTS = st.sampled_from(["yes", "yes and no and so on and on", "yes and no and so on and off", "no"])
+
+
+@given(st.lists(st.tuples(PARTS, PARTS), min_size=1, max_size=12), st.floats(0, 1), st.floats(0, 1))
+def test_answers_are_held_to_those_of_another_package(
+    answers: list[tuple[str, str]], equal: float, similar: float
+) -> None:
+    questions = tuple(GoldenQuestion(prompt=str(at)) for at in range(len(answers)))
+    golden = GoldenSet(questions, GoldenBudgets(min_equal=equal, min_similar=similar))
+    found = golden.compare(*(lambda one, side=side: answers[int(one.text)][side] for side in (0, 1)))
+    same = sum(one == other for one, other in answers)
+    assert found.equal == same <= found.similar <= len(answers)
+    assert found.passed is (same / len(answers) >= equal and found.similar / len(answers) >= similar)
+    assert [check.budget for check in found.checks] == ["min_passed", "min_equal", "min_similar"]
+    assert golden.compare(*[lambda one: answers[int(one.text)][0]] * 2).passed, "twins keep every budget"
+    assert found.report.answers == golden.ask(lambda one: answers[int(one.text)][1]).answers
+
+
+def test_budgets_travel_with_the_recipe_and_the_package(load: Load, small: str, tmp_path: Path) -> None:
+    (tmp_path / "g.jsonl").write_text(HEAD + "}", "utf-8")
+    section = load(small + "golden: {file: g.jsonl, min_passed: 0.5, min_similar: 0.9}\n").golden
+    assert section is not None
+    golden = section.read()
+    assert golden.budgets == GoldenBudgets(min_passed=0.5, min_similar=0.9)
+    write_document(golden.document, tmp_path)
+    assert GoldenSet.load(tmp_path) == golden
+    with pytest.raises(InvalidInput, match="min_equal"):
+        load(small + "golden: {file: g.jsonl, min_equal: 1.5}\n")

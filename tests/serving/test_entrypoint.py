@@ -95,6 +95,7 @@ def test_ready_after_the_warm_up_and_gone_after_sigterm(cpu_package: Path, tmp_p
     wait_for(lambda: not processes(str(tmp_path)), "the end of all processes")
 
 
+@pytest.mark.servers
 def test_a_server_that_dies_is_started_again_and_given_up_at_last(cpu_package: Path, tmp_path: Path) -> None:
     def kill_triton() -> None:
         servers = processes("bin/tritonserver", str(tmp_path)).items()

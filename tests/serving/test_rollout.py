@@ -18,7 +18,8 @@ from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.served_model import ServedModel, WaitLimits
 from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.tenants import Tenants
-from pipeline.golden import GoldenQuestion, GoldenSet, write_document
+from pipeline.golden import GoldenBudgets, GoldenSet, write_document
+from pipeline.golden_questions import GoldenQuestion
 from pipeline.progress import Silent
 from pipeline.serving.control import ask
 from pipeline.serving.launch import Ports, ServeOptions
@@ -32,8 +33,8 @@ CHAT = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "
 SHORT = 5  # tokens of an answer of the other package
 
 
-def another(package: Path, into: Path, contains: str) -> Path:
-    """The same package with shorter answers, and a golden question."""
+def another(package: Path, into: Path, contains: str, **budgets: float) -> Path:
+    """The same package with shorter answers, a golden question, and budgets of its answer."""
     shutil.copytree(package, into)
     found = Deployment.load(into)
     limits = found.limits.model_copy(update={"max_output_tokens": SHORT})
@@ -41,7 +42,7 @@ def another(package: Path, into: Path, contains: str) -> Path:
     question = GoldenQuestion.model_validate(
         {"messages": ({"role": "user", "content": QUESTION},), "contains": contains}
     )
-    write_document(GoldenSet((question,)).document, into)
+    write_document(GoldenSet((question,), GoldenBudgets(**budgets)).document, into)
     return into
 
 
@@ -94,6 +95,7 @@ def test_exchanged_under_load_and_back(package: Path, tmp_path: Path) -> None:
     """No request fails, none is answered by neither package or a mix of both, and after it all go to the new one."""
     better = another(package, tmp_path / "better", "The")
     worse = another(package, tmp_path / "worse", "the Tower of London")
+    unlike = another(package, tmp_path / "unlike", "The", min_equal=0.0, min_similar=1.0)
     folder, over = tmp_path / "running", threading.Event()
     with ExitStack() as stack:
         control = stack.enter_context(served(package, folder))
@@ -122,6 +124,8 @@ def test_exchanged_under_load_and_back(package: Path, tmp_path: Path) -> None:
         with pytest.raises(ServerError, match=r"does not contain 'the Tower of London'"):
             ask(control, "rollout", name="support", package=str(worse), on_progress=said.append)
         assert "golden questions: 0 of 1 right, all needed" in "\n".join(said)
+        with pytest.raises(ServerError, match="OVER    min_similar: 0 of 1 answers similar, 100% needed"):
+            ask(control, "rollout", name="support", package=str(unlike))
         assert RunningServer.read(folder, "support") == before
         result = ask(control, "rollout", name="support", package=str(better))
         assert (result["previous"], result["golden"]) == (str(package), {"questions": 1, "right": 1})

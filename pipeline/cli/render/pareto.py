@@ -13,6 +13,7 @@ from html import escape
 from typing import Any
 from xml.etree import ElementTree
 
+from pipeline.charts import SVG, has_matplotlib, inline_svg, svg_text
 from pipeline.cli.render.comparison import front_lines, measure_label, notes, place_label
 from pipeline.cli.render.speed import number
 from pipeline.errors import UserError
@@ -27,7 +28,6 @@ table { border-collapse: collapse; width: 100%; } td, th { padding: .25rem .6rem
 td:first-child, th:first-child { text-align: left; } tr { border-bottom: 1px solid #8884; }
 @media (prefers-color-scheme: dark) { body { color: #e6e9ee; background: #14171b; } }
 """
-_SVG = "http://www.w3.org/2000/svg"
 _MARKER_PT = 3.0  # half the width of a point on the front
 # Where a label may lie around its point: offset in points of type, horizontal and vertical alignment.
 _PLACES = (
@@ -62,7 +62,7 @@ def front_page(found: Comparison) -> str:
 
 def require_matplotlib() -> None:
     """Raises UserError, which names the extra to install, if matplotlib is missing."""
-    if not _has_matplotlib():
+    if not has_matplotlib():
         raise UserError(f"a PNG needs matplotlib: {install_line('plot')}, or write .html")
 
 
@@ -143,20 +143,12 @@ def _page(found: Comparison) -> Iterator[str]:
     yield f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>"
     yield f"<p>Prompts of {work.prompt_tokens} and answers of {work.output_tokens} tokens. Lower left is better.</p>"
     if found.places:
-        yield _svg(found) if _has_matplotlib() else _characters(found)
+        yield _svg(found) if has_matplotlib() else _characters(found)
         yield from _table(found)
     else:
         yield "<p>Nothing serves a single request within the SLO.</p>"
     yield from (f"<p>{escape(line.strip())}</p>" for line in notes(found, sys.maxsize))
     yield "</body>\n</html>"
-
-
-def _has_matplotlib() -> bool:
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def _characters(found: Comparison) -> str:
@@ -166,24 +158,16 @@ def _characters(found: Comparison) -> str:
 
 def _svg(found: Comparison) -> str:
     """The chart as an `<svg>` element, with a tooltip on each load."""
-    import matplotlib
-
-    file = io.BytesIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": found.recipe.name}):
-        draw(found).savefig(file, format="svg", metadata={"Date": None})
-    ElementTree.register_namespace("", _SVG)
-    ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
-    root = ElementTree.fromstring(file.getvalue())
-    for metadata in root.findall(f"{{{_SVG}}}metadata"):
-        root.remove(metadata)
+    alt = f"{measure_label(found)} against ms between tokens; the table below has the loads on the front"
+    root = inline_svg(lambda: draw(found), "front", alt)
     for group, places in (("others", _others(found)), ("front", found.front)):
-        drawn = root.find(f".//*[@id='{group}']")
+        drawn = root.find(f".//*[@id='front-{group}']")
         assert drawn is not None, "matplotlib writes a group for each gid"
         # A path that is drawn often is defined once, and used.
-        points = list(drawn.iter(f"{{{_SVG}}}use")) or list(drawn.iter(f"{{{_SVG}}}path"))
+        points = list(drawn.iter(f"{{{SVG}}}use")) or list(drawn.iter(f"{{{SVG}}}path"))
         for point, place in zip(points, places, strict=True):
-            ElementTree.SubElement(point, f"{{{_SVG}}}title").text = _tip(place)
-    return ElementTree.tostring(root, encoding="unicode")
+            ElementTree.SubElement(point, f"{{{SVG}}}title").text = _tip(place)
+    return svg_text(root)
 
 
 def _tip(place: FrontPoint) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from pipeline.plan.performance.accuracy import Estimate, interval_estimate
+from pipeline.plan.performance.accuracy import Estimate
+from pipeline.plan.performance.calibration import FIGURE_NAMES, FIGURES, Calibration
 from pipeline.plan.performance.efficiency import fitted_constants
 from pipeline.plan.performance.forecast import Forecast
 from pipeline.plan.performance.service import LoadPoint
@@ -55,11 +56,10 @@ def _forecast_lines(forecast: Forecast, width: int) -> Iterator[str]:
         within = "within the SLO" if forecast.has_slo else "together"
         ends = _ENDS[forecast.ended_by]
         yield f"  most {within:<20} {load.batch} requests at a time of {forecast.wanted}; {ends}"
-        yield f"  output tokens a second    {figure(whole)}; {number(each.value)} a GPU"
+        share = f"; {number(each.value)} a GPU" if forecast.is_gpu else ""
+        yield f"  output tokens a second    {figure(whole)}{share}"
         if forecast.cost is not None:
-            money = figure(
-                interval_estimate(forecast.cost.per_million_output, checked=not forecast.unchecked)
-            )
+            money = figure(forecast.interval(forecast.cost.per_million_output))
             parts = f"{number(forecast.cost.input_part)} and {number(forecast.cost.output_part)}"
             yield f"  a million output tokens   {money}; or input and output apart, {parts}"
     else:
@@ -69,7 +69,10 @@ def _forecast_lines(forecast: Forecast, width: int) -> Iterator[str]:
     yield from (_row(load, forecast) for load in forecast.curve)
     yield from _gain_lines(forecast)
     yield ""
-    yield from basis(width, throughput=not forecast.unchecked, first_token=not forecast.unchecked_first)
+    if forecast.calibration is not None:
+        yield from _calibrated(forecast.calibration, width)
+    else:
+        yield from basis(width, throughput=not forecast.unchecked, first_token=not forecast.unchecked_first)
     for warning in forecast.warnings:
         yield from wrapped(f"warning: {warning}", width)
 
@@ -96,6 +99,24 @@ def basis(width: int, *, throughput: bool, first_token: bool) -> Iterator[str]:
         text += f"; of those held aside it meets {' and '.join(met)} (median); brackets hold four of five"
         text += " (pipeline plan --accuracy)"
     yield from wrapped(f"{text}. Not in it: network, tokenizer, prefixes that are reused.", width)
+
+
+def _calibrated(calibration: Calibration, width: int) -> Iterator[str]:
+    """Where figures come from, with constants that were measured."""
+    off = [
+        f"{FIGURE_NAMES[name]} {found.left_out:.0%}"
+        for name in FIGURES
+        if (found := calibration.errors.get(name)) is not None and found.left_out is not None
+    ]
+    text = f"a roofline, fitted to {calibration.source}"
+    if off:
+        text += (
+            f"; loads left out of the fit are met to: {', '.join(off)} (median); brackets hold all of them"
+        )
+    instead = (
+        "leaves the speed out" if calibration.runtime == "cpu" else "takes constants of published figures"
+    )
+    yield from wrapped(f"{text}. --no-calibration {instead}.", width)
 
 
 def wrapped(text: str, width: int) -> Iterator[str]:

@@ -23,7 +23,8 @@ _BLS_OUTPUTS = {
     "text_output": "STRING", "cum_log_probs": "FP32", "output_log_probs": "FP32", "generation_logits": "FP32",
     "acceptance_rate": "FP32",
     "total_accepted_draft_tokens": "INT32", "total_draft_tokens": "INT32", "num_input_tokens": "INT32",
-    "num_output_tokens": "INT32",
+    "num_output_tokens": "INT32", "arrival_time_ns": "INT64", "first_scheduled_time_ns": "INT64",
+    "first_token_time_ns": "INT64",
 }  # fmt: skip
 _LLMAPI_INPUTS = {
     "text_input": "STRING", "streaming": "BOOL", "sampling_param_temperature": "FP32", "sampling_param_top_k": "INT32",

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any
 
 import grpc
@@ -17,6 +17,9 @@ from pipeline.client.tensors import decode_bytes, decode_numbers, encode, read_s
 
 # With it, a client asks Triton to end a stream with the status of an error.
 _STATUS_HEADER = "triton_grpc_error"
+_TIMES = ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns")
+# By the server's clock, which starts anywhere.
+_ARRIVAL_MS = 1e6
 
 
 class Ending(Enum):
@@ -48,6 +51,8 @@ class Reply:
         input_tokens: tokens of the prompt, as the server counts them.
         draft_tokens: tokens that a draft model proposed.
         accepted_tokens: proposed tokens that were accepted.
+        queue_ms: time that the request waited to be scheduled.
+        prefill_ms: from there to the first token.
 
     >>> Reply(["Hel", "lo"], delay_s=0.02, draft_tokens=4, accepted_tokens=3)      # doctest: +SKIP
     """
@@ -65,6 +70,8 @@ class Reply:
     input_tokens: int = 5
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
 
 
 @dataclass(slots=True)
@@ -187,6 +194,9 @@ class _Responses:
             if last and "return_perf_metrics" in self._requested:
                 self._add(response, "total_draft_tokens", "INT32", [reply.draft_tokens])
                 self._add(response, "total_accepted_draft_tokens", "INT32", [reply.accepted_tokens])
+                times_ms = accumulate((_ARRIVAL_MS, reply.queue_ms, reply.prefill_ms))
+                for name, time_ms in zip(_TIMES, times_ms, strict=True):
+                    self._add(response, name, "INT64", [round(time_ms * 1e6)])
             if last and "return_finish_reason" in self._requested:
                 self._add(response, "finish_reason", "BYTES", [b"stop"])
             yield (

@@ -4,7 +4,8 @@
 
 From the bottom up: `roofline` (one step), `engine` (prompts, answers, drafts), `service` (many requests, cost),
 `forecast`, `compare` (other deployments). `published` and `accuracy` hold the model against what others measured, and
-`efficiency` has its constants. Pure; facts are in `data/` and in `contracts/data/gpus.yaml`.
+`efficiency` has its constants; `calibration` has those of one device, which `fit` finds from loads that were measured
+there. Pure; facts are in `data/` and in `contracts/data/gpus.yaml`.
 """
 
 from pipeline.plan.performance.accuracy import Estimate

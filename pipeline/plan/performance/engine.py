@@ -234,6 +234,28 @@ def tokens_per_round(acceptance: float, proposed: int) -> float:
     return float(sum(acceptance**index for index in range(proposed + 1)))
 
 
+def token_acceptance(accepted: float, proposed: int) -> float:
+    """Acceptance of each token with which such a share of all tokens that are proposed is accepted: bisected.
+
+    What follows a token that was refused is proposed for nothing, so that a share is lower than the acceptance.
+
+    Args:
+        accepted: share of the proposed tokens, 0 to 1, as engines report it.
+        proposed: tokens a round.
+
+    >>> round(token_acceptance(sum(0.8**index for index in (1, 2, 3, 4)) / 4, 4), 3)
+    0.8
+    """
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        if (tokens_per_round(middle, proposed) - 1) / proposed < accepted:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
 @dataclass(frozen=True)
 class SpeculativeEngine:
     """A target with its draft."""

@@ -19,12 +19,12 @@ from pipeline.plan.memory import DeploymentSpec, plan_memory
 from pipeline.plan.performance.accuracy import (
     Estimate,
     first_token_estimate,
-    interval_estimate,
     rate_estimate,
     unchecked,
 )
+from pipeline.plan.performance.calibration import Calibration, deployment_model, model_name
 from pipeline.plan.performance.engine import EngineSpeed, SpeculativeEngine, best_length
-from pipeline.plan.performance.service import Cost, LoadLimit, LoadPoint, Service, token_cost
+from pipeline.plan.performance.service import Cost, LoadLimit, LoadPoint, token_cost
 from pipeline.plan.performance.workload import Workload
 from pipeline.recipe import CpuRuntime, Recipe, Slo
 from pipeline.store import Json
@@ -70,10 +70,44 @@ class Forecast:
     unchecked: tuple[str, ...] = ()
     unchecked_first: tuple[str, ...] = ()
     gpu_hour: float | None = None  # price of one GPU
+    calibration: Calibration | None = None  # whose constants it has; None: those of published figures
+
+    @property
+    def source(self) -> str:
+        """Where its constants come from."""
+        return "published figures" if self.calibration is None else self.calibration.source
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is of GPUs, not of a processor."""
+        return self.calibration is None or self.calibration.runtime != "cpu"
+
+    def rate(self, value: float) -> Estimate:
+        """Put an interval around something that grows with throughput.
+
+        Args:
+            value: as computed.
+        """
+        if self.calibration is not None:
+            return self.calibration.estimate("tokens_per_s", value, self.unchecked)
+        return rate_estimate(value, checked=not self.unchecked)
+
+    def interval(self, value: float) -> Estimate:
+        """Put an interval around what shrinks as throughput grows.
+
+        Args:
+            value: such as a cost.
+        """
+        rate = self.rate(1.0)
+        if rate.low is None or rate.high is None:
+            return Estimate(value)
+        return Estimate(value, value / rate.high, value / rate.low)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What of it was compared with nothing, as sentences."""
+        if self.calibration is not None:
+            return tuple(self._beyond_calibration(self.calibration))
         draft = " and what a draft gains are" if self.gains else " is"
         return (
             *_of_nothing("throughput, and with it time between tokens and cost,", self.unchecked),
@@ -81,6 +115,14 @@ class Forecast:
             f"the time between tokens of one request alone{draft} compared with no published figure",
             *((UNDER_LOAD,) if self.concurrency > 1 else ()),
         )
+
+    def _beyond_calibration(self, calibration: Calibration) -> Iterator[str]:
+        if self.unchecked:
+            yield f"how far it is off is not known: the calibration has not measured {', '.join(self.unchecked)}"
+        if calibration.undetermined:
+            yield f"the measurements say nearly nothing of {', '.join(calibration.undetermined)}"
+        if self.concurrency > 1 and "ttft_loaded" not in calibration.errors:
+            yield UNDER_LOAD
 
     @property
     def title(self) -> str:
@@ -110,7 +152,7 @@ class Forecast:
     def tokens_per_s(self) -> Estimate | None:
         """Output, of the whole deployment, at the largest load within the SLO."""
         load = self.within_slo
-        return rate_estimate(load.tokens_per_s, checked=not self.unchecked) if load else None
+        return self.rate(load.tokens_per_s) if load else None
 
     @property
     def tokens_per_s_per_gpu(self) -> Estimate | None:
@@ -135,7 +177,8 @@ class Forecast:
             "within_slo": load_json(self.within_slo) if self.within_slo else None,
             "ended_by": self.ended_by,
             "tokens_per_s": self.tokens_per_s.as_json() if self.tokens_per_s else None,
-            "cost": self.cost.as_json(checked=not self.unchecked) if self.cost else None,
+            "cost": self.cost.as_json(self.interval) if self.cost else None,
+            "source": self.source,
             "warnings": list(self.warnings),
             "acceptance": self.acceptance,
             "gains": [
@@ -164,7 +207,7 @@ def load_json(load: LoadPoint) -> Mapping[str, Json]:
 
 def forecast(
     spec: DeploymentSpec,
-    track: Track,
+    track: Track | None,
     work: Workload,
     slo: Slo,
     *,
@@ -173,27 +216,43 @@ def forecast(
     chunked: bool = True,
     sequences: int | None = None,
     gpu_hour: float | None = None,
+    calibration: Calibration | None = None,
+    source: str = "",
 ) -> Forecast | None:
     """Forecast a deployment; None if not even one request of the workload fits.
 
     Args:
+        track: backend on a GPU; None on a processor, whose constants only a calibration has.
         acceptance: of each token that the draft proposes, 0 to 1; None leaves the draft out of all but `gains`.
         draft_tokens: that the draft proposes in a round.
         sequences: that memory holds; by default as `plan.memory` says.
         gpu_hour: price of an hour of one GPU.
+        calibration: constants measured on this device; None: those of published figures.
+        source: where the target comes from, which a calibration is compared with.
     """
     held = plan_memory(spec).sequences if sequences is None else sequences
     if held < 1:
         return None
-    engines = [EngineSpeed.of(model, spec.device, track, chunked=chunked) for model in spec.models]
-    service = _service(engines, acceptance, draft_tokens)
+    model = deployment_model(spec, track, calibration, chunked=chunked, draft_tokens=draft_tokens)
+    engines, service = model.engines(), model.service(acceptance)
     most = min(held, spec.concurrency)
     best, ended = service.most_within(work, most, slo.ttft_p95_ms, slo.itl_p95_ms)
     curve = tuple(service.curve(work, most))
     target, alone = spec.models[0], curve[0]
     with_draft = service.speculation is not None
     batch = (best or curve[-1]).batch
-    first = unchecked("first-token", target, spec.device, track)
+    if calibration is not None:
+        beyond = calibration.unchecked(spec, source, work, batch, drafts=with_draft)
+        first = calibration.unchecked(spec, source, work, 1, drafts=with_draft)
+        ttft = calibration.estimate("ttft_alone", alone.ttft_ms, first)
+        itl = calibration.estimate("itl", alone.itl_ms, first)
+    else:
+        assert track is not None, "just looked at"
+        beyond = unchecked("throughput", target, spec.device, track, batch=batch, drafts=with_draft)
+        first = unchecked("first-token", target, spec.device, track)
+        ttft = first_token_estimate(alone.ttft_ms, checked=not first)
+        # No published figure is of one request.
+        itl = Estimate(alone.itl_ms)
     return Forecast(
         gpu=spec.device,
         gpus=spec.ranks,
@@ -202,16 +261,17 @@ def forecast(
         concurrency=min(most, service.most_decoding(work)),
         wanted=spec.concurrency,
         slo=slo,
-        ttft_ms=first_token_estimate(alone.ttft_ms, checked=not first),
-        itl_ms=interval_estimate(alone.itl_ms, checked=False),  # no published figure is of one request
+        ttft_ms=ttft,
+        itl_ms=itl,
         curve=curve,
         within_slo=best,
         ended_by=ended,
         acceptance=acceptance if service.speculation else None,
         gains=_gains(engines, draft_tokens, min(most, service.most_decoding(work)), work),
-        unchecked=unchecked("throughput", target, spec.device, track, batch=batch, drafts=with_draft),
+        unchecked=beyond,
         unchecked_first=first,
         gpu_hour=gpu_hour,
+        calibration=calibration,
     )
 
 
@@ -229,31 +289,36 @@ def forecast_recipe(
     output_tokens: int | None = None,
     sequences: int | None = None,
     gpu_hour: float | None = None,
+    calibration: Calibration | None = None,
 ) -> Forecast | None:
     """Forecast a recipe at its longest prompts and answers, or at those given.
 
     Args:
-        recipe: for `tensorrt` or `pytorch`.
+        recipe: for `tensorrt` or `pytorch`; for `cpu` with a calibration.
         spec: what it puts on each GPU.
-        acceptance: of each token that the draft proposes, 0 to 1; None leaves the draft out of all but `gains`.
+        acceptance: of each token that the draft proposes, 0 to 1; None leaves the draft out of all but `gains`, unless
+            it was measured with the calibration.
         prompt_tokens: by default limits.max_input_tokens.
         output_tokens: by default limits.max_output_tokens.
         sequences: that memory holds; by default as `plan_memory` says.
         gpu_hour: price of an hour of one GPU.
+        calibration: constants measured on this device; None: those of published figures.
 
     Returns:
-        None for `cpu`, and where not one request fits.
+        None for `cpu` without a calibration, and where not one request fits.
 
     Raises:
         UserError: the speed of the GPU is not known.
     """
-    if isinstance(recipe.runtime, CpuRuntime):
+    if isinstance(recipe.runtime, CpuRuntime) and calibration is None:
         return None
+    if acceptance is None and calibration is not None and recipe.draft is not None:
+        acceptance = calibration.reach.acceptance
     limits = recipe.limits
     work = Workload(prompt_tokens or limits.max_input_tokens, output_tokens or limits.max_output_tokens)
     return forecast(
         spec,
-        recipe.runtime.kind,
+        None if recipe.runtime.kind == "cpu" else recipe.runtime.kind,
         work,
         recipe.slo,
         acceptance=acceptance,
@@ -261,14 +326,9 @@ def forecast_recipe(
         chunked=recipe.scheduler.chunked_context,
         sequences=sequences,
         gpu_hour=gpu_hour,
+        calibration=calibration,
+        source=model_name(recipe),
     )
-
-
-def _service(engines: list[EngineSpeed], acceptance: float | None, draft_tokens: int) -> Service:
-    target = engines[0]
-    if len(engines) == 1 or acceptance is None:
-        return Service(target)
-    return Service(target, SpeculativeEngine(target, engines[1], draft_tokens, acceptance))
 
 
 def _gains(engines: list[EngineSpeed], draft_tokens: int, most: int, work: Workload) -> tuple[Gain, ...]:

@@ -13,12 +13,17 @@ output tokens; charged to output tokens alone, as prices are often compared, it 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
-from pipeline.plan.performance.accuracy import interval_estimate
+from pipeline.contracts.gpus import GpuRates
+from pipeline.plan.memory.spec import DeploymentSpec
+from pipeline.plan.performance.accuracy import Estimate
+from pipeline.plan.performance.efficiency import Efficiency
 from pipeline.plan.performance.engine import EngineSpeed, SpeculativeEngine
+from pipeline.plan.performance.roofline import ModelLoad, model_load
 from pipeline.plan.performance.workload import Workload
 from pipeline.store import Json
 
@@ -121,6 +126,40 @@ class Service:
         return max(mixed, interval) if often > _SELDOM else interval
 
 
+@dataclass(frozen=True)
+class DeploymentModel:
+    """Models on a device, and the constants that make a service of them."""
+
+    spec: DeploymentSpec
+    rates: GpuRates
+    constants: Efficiency
+    chunked: bool = True  # prompts may be split over steps
+    draft_tokens: int = 0  # that the draft proposes in a round
+
+    def engines(self, constants: Efficiency | None = None) -> list[EngineSpeed]:
+        """Make the engine of each model, the target's first; `constants` replace its own."""
+        return [
+            EngineSpeed(load, self.rates, constants or self.constants, model.step_tokens, self.chunked)
+            for model, load in zip(self.spec.models, self._loads, strict=True)
+        ]
+
+    def service(self, acceptance: float | None, constants: Efficiency | None = None) -> Service:
+        """Make what serves requests.
+
+        Args:
+            acceptance: of each token that the draft proposes, 0 to 1; None: the draft does nothing.
+            constants: replace its own.
+        """
+        engines = self.engines(constants)
+        if len(engines) == 1 or acceptance is None:
+            return Service(engines[0])
+        return Service(engines[0], SpeculativeEngine(engines[0], engines[1], self.draft_tokens, acceptance))
+
+    @cached_property
+    def _loads(self) -> tuple[ModelLoad, ...]:
+        return tuple(model_load(model, self.rates) for model in self.spec.models)
+
+
 def _broken(load: LoadPoint, ttft_ms: float | None, itl_ms: float | None) -> LoadLimit | None:
     if _over(load.itl_p95_ms, itl_ms):
         return "itl"
@@ -139,10 +178,10 @@ class Cost:
     input_part: float  # of a million input tokens, if prompts are charged for the time that they take
     output_part: float  # of a million output tokens, then
 
-    def as_json(self, *, checked: bool) -> dict[str, Json]:
-        """Return the values for JSON, with an interval if held-out figures cover the throughput."""
+    def as_json(self, interval: Callable[[float], Estimate]) -> dict[str, Json]:
+        """Return the values for JSON; `interval` puts one around a cost, where it is known."""
         return {
-            "per_million_output": interval_estimate(self.per_million_output, checked=checked).as_json(),
+            "per_million_output": interval(self.per_million_output).as_json(),
             "input_part": round(self.input_part, 4),
             "output_part": round(self.output_part, 4),
         }

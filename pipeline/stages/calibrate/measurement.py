@@ -80,12 +80,12 @@ def measure(
 
     torch.manual_seed(0)
     with torch.no_grad(), all_experts(model):
-        mtq.quantize(model, _modelopt_config(form, awq_block_size, kv_cache), read_samples)
+        mtq.quantize(model, modelopt_config(form, awq_block_size, kv_cache), read_samples)
     return seconds
 
 
-def _modelopt_config(form: Format, awq_block_size: int, kv_cache: str) -> dict[str, Any]:
-    """What `mtq.quantize` is given."""
+def modelopt_config(form: Format, awq_block_size: int, kv_cache: str) -> dict[str, Any]:
+    """Make what `mtq.quantize` is given, a copy of its own."""
     import modelopt.torch.quantization as mtq
 
     config: dict[str, Any] = copy.deepcopy(getattr(mtq, _CONFIGS[form]))

@@ -1,4 +1,4 @@
-"""The deployment under test: `pipeline serve` as a process of its own, as a user starts it, found by its record.
+"""A deployment under test: `pipeline serve` as a process of its own, as a user starts it, found by its record.
 
 It runs below a guard (`machine/process_guard.py`), so that nothing of it outlives this process, however that ends.
 """
@@ -67,8 +67,8 @@ class ServedDeployment:
             str(triton),
         ]
         began = time.monotonic()
-        mark = f"pipeline-accept-{secrets.token_hex(6)}"
-        guarded = process_guard.Guarded(_STOP_S, tempfile.mkdtemp(prefix="pipeline-accept-"), mark)
+        mark = f"pipeline-serve-{secrets.token_hex(6)}"
+        guarded = process_guard.Guarded(_STOP_S, tempfile.mkdtemp(prefix="pipeline-serve-"), mark)
         with supervisor.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-I", process_guard.__file__, json.dumps(asdict(guarded)), *command],

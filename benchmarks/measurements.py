@@ -1,0 +1,132 @@
+"""The commands whose figures the page of measurements has."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One command.
+
+    Attributes:
+        words: As people type it; with `--json` where its program has a `table` that makes Markdown of that.
+        small: Words that make it as small as it can be.
+        what: It measures.
+        minutes: It takes about.
+    """
+
+    words: str
+    small: str
+    what: str
+    minutes: float
+
+    @property
+    def command(self) -> str:
+        """As the page names it."""
+        return self.words.removesuffix(" --json")
+
+    @property
+    def has_table(self) -> bool:
+        """Whether it prints JSON; else the page shows what it prints."""
+        return self.command != self.words
+
+    def table(self, result: Any) -> str:
+        """The Markdown of its JSON, by its own program."""
+        made: str = importlib.import_module(f"benchmarks.{PurePath(self.words.split()[1]).stem}").table(
+            result
+        )
+        return made
+
+
+MEASUREMENTS = {
+    "agreement": Measurement(
+        "python benchmarks/agreement.py --json",
+        "--rounds 1 --requests 16 --within 10",
+        "`pipeline bench` beside AIPerf, on a stand-in whose own clock is a third witness; exit code 1 beyond 5 %",
+        9,
+    ),
+    "agreement-gateway": Measurement(
+        "python benchmarks/agreement.py --gateway --json",
+        "--rounds 1 --requests 16 --within 10",
+        "the same on our gateway, in front of scripted answers",
+        9,
+    ),
+    "client": Measurement(
+        "python benchmarks/client.py --rounds 60 --json",
+        "--rounds 1 --tokens 20",
+        "our client beside tritonclient, in one run",
+        1,
+    ),
+    "gateway": Measurement(
+        "python benchmarks/gateway.py --peers --rounds 8 --json",
+        "--rounds 1 --tokens 20",
+        "the gateway beside the server behind it, and beside LiteLLM's proxy",
+        3,
+    ),
+    "rollouts": Measurement(
+        "python benchmarks/rollouts.py --json",
+        "--exchanges 1 --streams 4",
+        "exchanges of a package under 16 streams: failed and wrong requests, TTFT; exit code 1 if there are any",
+        6,
+    ),
+    "drill": Measurement(
+        "python benchmarks/drill.py --times 5 --json",
+        "--times 1 --streams 4 --kind tritonserver --signal KILL",
+        "every kind of process killed and stopped under 16 streams: time until all is well again, and what clients "
+        "got; exit code 1 if anything hung or was wrong",
+        15,
+    ),
+    "soak": Measurement(
+        "python benchmarks/soak.py --exchange --json",
+        "--minutes 0.3 --warm-up-s 2 --allow-mib 1e9 --allow-ttft 1e9",
+        "an hour of mixed load through gateway, cache and Triton, with an exchange: faults, memory of each process, "
+        "TTFT; exit code 1 if a bound is broken",
+        63,
+    ),
+    "alerts": Measurement(
+        "python benchmarks/alerts.py",
+        "",
+        "every alert fired once for real, and every panel of the dashboard; needs Prometheus",
+        6,
+    ),
+    "cache": Measurement(
+        "python benchmarks/cache.py",
+        "--entries 200 --vectors 2000",
+        "the response cache: exact hits, stores, nearest neighbours",
+        2,
+    ),
+    "cache_peers": Measurement(
+        "python benchmarks/cache_peers.py",
+        "--entries 100 --only ours",
+        "the cache beside RedisVL, LangChain, LiteLLM and GPTCache, in one run",
+        10,
+    ),
+    "cache_backends": Measurement(
+        "python benchmarks/cache_backends.py",
+        "--entries 100 --vectors 500 --only sqlite",
+        "the same on every backend, with the servers that the tests install",
+        5,
+    ),
+    "guided": Measurement(
+        "python benchmarks/guided.py --json",
+        "--rounds 1",
+        "what a form costs: the mask of each token, and the engine with a form and without",
+        1,
+    ),
+    "cpu_engine": Measurement(
+        "python benchmarks/cpu_engine.py --json",
+        "--rounds 1 --questions 1",
+        "the engine alone: tokens/s and TTFT for 1, 8, 16 streams, with and without draft",
+        2,
+    ),
+    "calibration": Measurement(
+        "scripts/benchmark_calibration",
+        "--samples 8 --max-tokens 32 --formats int8_sq",
+        "our calibration loop beside ModelOpt's",
+        5,
+    ),
+}

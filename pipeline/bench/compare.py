@@ -1,0 +1,440 @@
+"""Two deployments beside each other, from what a command line says to one result: `pipeline compare`.
+
+    a, b = RunningSource(record, …), PackageSource(Path("package"), …)
+    result = compare_deployments(a, b, CompareOptions(bench), Silent())
+
+Rounds go A B B A A B B A …: what changes slowly on a machine changes both alike. Packages are served by this process,
+beside each other where two fit, and else by turns: each is started anew for its part of the rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pipeline.bench.answers import AnswerComparison, AnswerStudy, ComparedDeployment, answer_checks
+from pipeline.bench.comparison import LoadComparison, Side, compare_rounds, compare_runs
+from pipeline.bench.judge import Judge
+from pipeline.bench.result import BenchResult, LevelResult
+from pipeline.bench.run import BenchOptions, Watcher, run_bench
+from pipeline.bench.subject import Subject, Way
+from pipeline.errors import Fault, InvalidInput
+from pipeline.golden import BudgetCheck, GoldenSet
+from pipeline.prepare.second_server import memory_beside
+from pipeline.progress import Progress, Silent
+from pipeline.reading import read_text
+from pipeline.recipe import Slo
+from pipeline.serving.served import ServedDeployment
+from pipeline.store import Store
+from pipeline.triton.deployment import Deployment
+from pipeline.triton.running import RunningServer
+
+__all__ = [
+    "CompareOptions",
+    "CompareResult",
+    "PackageSource",
+    "RunningSource",
+    "compare_deployments",
+    "compare_files",
+]
+
+_MAX_BYTES = 1 << 30
+_SEEDS = 1000  # between two rounds: a load of a round takes one
+_MOST_FAILED = 0.01  # by which B may fail more often than A without a warning
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ComparedSide(_Section):
+    """What A, or B, was."""
+
+    name: str = Field(description="Of the deployment.")
+    given: str = Field(description="As on the command line.")
+    made: str = Field(default="", description="Of a stored run: when it was measured.")
+    target: dict[str, Any] = Field(description="way, url, model, package digest, runtime, versions.")
+
+
+class BudgetResult(_Section):
+    """A figure and the budget that it was held against."""
+
+    budget: str
+    figure: float | None = Field(description="Null where it could not be measured, which does not pass.")
+    limit: float
+    passed: bool
+    text: str
+
+
+class CompareResult(_Section):
+    """What `pipeline compare` found out."""
+
+    schema_version: Literal["pipeline.compare/1"] = Field(default="pipeline.compare/1", alias="schema")
+    made: str = Field(description="When: ISO 8601, UTC.")
+    a: ComparedSide
+    b: ComparedSide
+    rounds: int = Field(
+        description="Of A and B each; 0 for stored runs, or where only answers were compared."
+    )
+    by_turns: bool = Field(description="Whether each package was started anew for its part of the rounds.")
+    threshold: float = Field(description="Relative difference that `rounds_needed` is about.")
+    loads: tuple[LoadComparison, ...]
+    answers: AnswerComparison | None
+    budgets: tuple[BudgetResult, ...]
+    warnings: tuple[str, ...] = Field(description="Why to mistrust it.")
+
+    @property
+    def passed(self) -> bool:
+        """Whether all budgets are kept."""
+        return all(one.passed for one in self.budgets)
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON."""
+        path.write_text(self.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read what `write` wrote.
+
+        Raises:
+            UnreadableFile: It cannot be read.
+            InvalidInput: It is no such result, with everything that is wrong with it.
+        """
+        try:
+            return cls.model_validate_json(read_text(path, _MAX_BYTES))
+        except ValidationError as error:
+            faults = [Fault(one["msg"], key=".".join(map(str, one["loc"]))) for one in error.errors()[:20]]
+            raise InvalidInput(str(path), faults) from None
+
+
+@dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """How two deployments are compared.
+
+    Attributes:
+        bench: The load of each round.
+        rounds: Of A and B each; 0 compares answers alone.
+        golden: Questions, and budgets of their answers; None asks none.
+        judge: Model that judges answers; None for none.
+        threshold: Relative difference of speed that one would like to see.
+        max_regression: How much worse a figure of B may be, relative to A; None for no bound.
+        max_lost: Share of the questions where the judge may prefer A; None for no bound.
+        by_turns: Whether packages are served by turns though two fit.
+    """
+
+    bench: BenchOptions
+    rounds: int = 6
+    golden: GoldenSet | None = None
+    judge: Judge | None = None
+    threshold: float = 0.05
+    max_regression: float | None = None
+    max_lost: float | None = None
+    by_turns: bool = False
+
+
+class DeploymentSource(Protocol):
+    """Where one of the two comes from."""
+
+    @property
+    def given(self) -> str:
+        """As on the command line."""
+        ...
+
+    @property
+    def package(self) -> Path:
+        """Folder that it is served from."""
+        ...
+
+    def up(self) -> AbstractContextManager[ComparedDeployment]:
+        """Have it run inside the block."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunningSource:
+    """A deployment that runs, and goes on running.
+
+    Attributes:
+        given: As on the command line.
+        subject: How it is measured.
+        record: Where it runs.
+    """
+
+    given: str
+    subject: Subject
+    record: RunningServer
+
+    @property
+    def package(self) -> Path:
+        return self.record.deployment.parent
+
+    @contextmanager
+    def up(self) -> Iterator[ComparedDeployment]:
+        yield ComparedDeployment(self.subject, self.package, self.record.grpc_url)
+
+
+@dataclass(frozen=True, slots=True)
+class PackageSource:
+    """A package, served by `pipeline serve` as a process of its own.
+
+    Attributes:
+        given: As on the command line.
+        package: Its folder.
+        slo: For goodput.
+        way: Whether a gateway is in front.
+        devices: GPUs that it may use; empty for all that it needs.
+    """
+
+    given: str
+    package: Path
+    slo: Slo | None = None
+    way: Way = "triton"
+    devices: tuple[int, ...] = ()
+
+    @contextmanager
+    def up(self) -> Iterator[ComparedDeployment]:
+        deployment = Deployment.load(self.package)
+        with tempfile.TemporaryDirectory(prefix="pipeline-compare-") as folder:
+            # A store of its own: two packages of one name can then run at a time.
+            store = Store(Path(folder))
+            words = ["--package", str(self.package.absolute()), *store.words]
+            words += ["--no-gateway"] if self.way == "triton" else []
+            words += ["--gpus", ",".join(map(str, self.devices))] if self.devices else []
+            served = ServedDeployment.start(
+                words,
+                deployment.name,
+                store.running,
+                Path(folder) / "logs",
+                deadline_s=deployment.start_deadline_s,
+            )
+            try:
+                subject = Subject.of_record(served.record, self.slo, self.way)
+                yield ComparedDeployment(subject, self.package, served.record.grpc_url)
+            finally:
+                served.stop()
+
+
+def compare_deployments(
+    a: DeploymentSource,
+    b: DeploymentSource,
+    options: CompareOptions,
+    progress: Progress,
+    *,
+    watch: Watcher | None = None,
+) -> CompareResult:
+    """Put the same load on two deployments in turns, and ask both the golden questions.
+
+    Args:
+        a: The one that is trusted.
+        b: The one that is judged.
+        options: How.
+        progress: Told of each round.
+        watch: Called several times a second while a load is under way.
+
+    Raises:
+        ServerError: One of them does not start, or does not answer.
+        InvalidInput: The file of prompts has faults.
+        KeyboardInterrupt: A load was ended by Ctrl-C; what was started has ended, too.
+    """
+    run = _Comparison({"a": a, "b": b}, options, progress, watch)
+    with ExitStack() as stack:
+        run.open(stack)
+        run.rounds()
+    comparison = compare_rounds(run.levels["a"], run.levels["b"], options.threshold) if options.rounds else ()
+    answers, checks = None, list[BudgetCheck]()
+    if run.study is not None and options.golden is not None:
+        answers = asyncio.run(run.study.result(options.judge))
+        checks += answer_checks(run.study.comparison, answers, options.golden.budgets, options.max_lost)
+    return CompareResult(
+        made=_now(),
+        a=_side(a, run.seen["a"]),
+        b=_side(b, run.seen["b"]),
+        rounds=options.rounds,
+        by_turns=run.by_turns,
+        threshold=options.threshold,
+        loads=comparison,
+        answers=answers,
+        budgets=_budgets([*checks, *_speed_checks(comparison, options.max_regression)]),
+        warnings=(*run.warnings(), *_warnings(comparison)),
+    )
+
+
+def compare_files(
+    a: Path, b: Path, threshold: float = 0.05, max_regression: float | None = None
+) -> CompareResult:
+    """Compare two results of `pipeline bench --output`.
+
+    Args:
+        a: File of the run that is trusted.
+        b: File of the one that is judged.
+        threshold: Relative difference that one would like to see.
+        max_regression: How much worse a figure of B may be, relative to A; None for no bound.
+
+    Raises:
+        InvalidInput: One is no such result, or they did not ask the same.
+    """
+    runs = [BenchResult.read(path) for path in (a, b)]
+    comparison = compare_runs(*runs)
+    one, other = (
+        ComparedSide(name=run.name, given=str(path), made=run.made, target=run.target)
+        for run, path in zip(runs, (a, b), strict=True)
+    )
+    apart = "they were measured one after the other, so what the machine did meanwhile is part of every ratio"
+    warnings = [f"{apart}: two running deployments or two packages are compared in turns"]
+    if runs[0].machine != runs[1].machine:
+        warnings.append("they were measured from different machines, or with different versions")
+    return CompareResult(
+        made=_now(),
+        a=one,
+        b=other,
+        rounds=0,
+        by_turns=False,
+        threshold=threshold,
+        loads=comparison,
+        answers=None,
+        budgets=_budgets(_speed_checks(comparison, max_regression)),
+        warnings=(*warnings, *_warnings(comparison)),
+    )
+
+
+@dataclass
+class _Comparison:
+    """Two deployments while they are measured."""
+
+    sources: dict[Side, DeploymentSource]
+    options: CompareOptions
+    progress: Progress
+    watch: Watcher | None
+    by_turns: bool = False
+    levels: dict[Side, list[Sequence[LevelResult]]] = field(default_factory=lambda: {"a": [], "b": []})
+    seen: dict[Side, ComparedDeployment] = field(default_factory=dict)
+    _up: dict[Side, ComparedDeployment] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        golden = self.options.golden
+        self.study = None if golden is None else AnswerStudy(golden, timeout_s=self.options.bench.timeout_s)
+
+    def open(self, stack: ExitStack) -> None:
+        """Have both run at once, where that does not make one slower than it would be alone."""
+        packages = [one.package for one in self.sources.values() if isinstance(one, PackageSource)]
+        self.by_turns = bool(packages) and (self.options.by_turns or not _fit(packages))
+        for side, source in self.sources.items():
+            if not (self.by_turns and isinstance(source, PackageSource)):
+                self._up[side] = stack.enter_context(self._started(side, source))
+
+    def rounds(self) -> None:
+        """Measure, and ask."""
+        turns: list[Side] = ["a", "b", "b", "a"]
+        schedule: list[tuple[Side, int | None]] = [
+            (turns[at % 4], at // 2) for at in range(2 * self.options.rounds)
+        ]
+        if self.study is not None:
+            # Each is asked by its first visit; what it makes of the other's answers, by a later one.
+            schedule = [("a", None), *schedule, ("b", None), ("a", None)]
+        for side, visits in groupby(schedule, key=lambda visit: visit[0]):
+            planned = [number for _, number in visits]
+            if planned == [None] and self.study is not None and self.study.complete:
+                continue
+            with self._reached(side) as deployment:
+                self.seen[side] = deployment
+                if self.study is not None:
+                    with self.progress.task(f"golden questions, {side.upper()}"):
+                        asyncio.run(self.study.visit(side, deployment))
+                for number in planned:
+                    if number is not None:
+                        self._measure(side, number, deployment)
+
+    def _measure(self, side: Side, number: int, deployment: ComparedDeployment) -> None:
+        bench = self.options.bench
+        bench = replace(bench, seed=bench.seed + _SEEDS * number)
+        with self.progress.task(f"round {number + 1} of {self.options.rounds}, {side.upper()}"):
+            result = run_bench(deployment.subject, bench, Silent(), watch=self.watch)
+        if any(level.interrupted for level in result.levels):
+            raise KeyboardInterrupt
+        # What a round is compared by are its figures; its requests would fill the memory.
+        self.levels[side].append(
+            [level.model_copy(update={"samples": {}, "timeline": ()}) for level in result.levels]
+        )
+
+    @contextmanager
+    def _reached(self, side: Side) -> Iterator[ComparedDeployment]:
+        if side in self._up:
+            yield self._up[side]
+            return
+        with self._started(side, self.sources[side]) as deployment:
+            yield deployment
+
+    @contextmanager
+    def _started(self, side: Side, source: DeploymentSource) -> Iterator[ComparedDeployment]:
+        if isinstance(source, PackageSource):
+            self.progress.say(f"starting {side.upper()} from {source.given}")
+        with source.up() as deployment:
+            yield deployment
+
+    def warnings(self) -> Iterator[str]:
+        """What of the two is not comparable."""
+        a, b = (self.seen[side].subject.about for side in ("a", "b"))
+        if a.get("package") == b.get("package"):
+            yield "both are the same package: what differs is noise, or where they run"
+        for side, levels in self.levels.items():
+            limited = [level.generator for one in levels for level in one if level.generator.limits]
+            if limited:
+                worst = max(limited, key=lambda one: one.late_p99_ms)
+                yield (
+                    f"{side.upper()}: the load generator itself may be the limit in {len(limited)} of "
+                    f"{sum(map(len, levels))} measurements; at worst, {worst.limits}"
+                )
+
+
+def _fit(packages: Sequence[Path]) -> bool:
+    """Whether packages can be served beside each other. On GPUs the second would get less KV cache than the first."""
+    if any(Deployment.load(one).requirements is not None for one in packages):
+        return len(packages) == 1
+    found = [memory_beside(one, None, Store.at(None)) for one in packages]
+    return sum(one.needed_bytes for one in found) <= min(one.free_bytes for one in found)
+
+
+def _side(source: DeploymentSource, seen: ComparedDeployment) -> ComparedSide:
+    subject = seen.subject
+    target = {"way": subject.way, "url": subject.url, "model": subject.model, **subject.about}
+    return ComparedSide(name=subject.name, given=source.given, target=target)
+
+
+def _speed_checks(loads: Sequence[LoadComparison], limit: float | None) -> Iterator[BudgetCheck]:
+    if limit is None:
+        return
+    worse = [(load, one) for load in loads for one in load.metrics if one.verdict == "worse"]
+    if not worse:
+        yield BudgetCheck("max_regression", 0.0, limit, f"no figure is worse, {limit:.0%} allowed")
+        return
+    load, worst = max(worse, key=lambda pair: pair[1].regression)
+    text = f"{worst.title} with {load.load} is {worst.regression:.1%} worse, {limit:.0%} allowed"
+    yield BudgetCheck("max_regression", worst.regression, limit, text)
+
+
+def _warnings(loads: Sequence[LoadComparison]) -> Iterator[str]:
+    for load in loads:
+        a, b = (bad / max(1, count) for bad, count in zip(load.failed, load.requests, strict=True))
+        if b - a > _MOST_FAILED:
+            failed = f"with {load.load}, B failed {b:.1%} of its requests, and A {a:.1%}"
+            yield f"{failed}: what was refused is in no latency"
+
+
+def _budgets(checks: Sequence[BudgetCheck] | Iterator[BudgetCheck]) -> tuple[BudgetResult, ...]:
+    return tuple(
+        BudgetResult(budget=one.budget, figure=one.figure, limit=one.limit, passed=one.passed, text=one.text)
+        for one in checks
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

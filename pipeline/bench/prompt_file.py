@@ -1,0 +1,226 @@
+"""Conversations of a file: questions of one's own, held-out dialogues of a calibration set, or a trace.
+
+A file has one JSON object a line:
+
+    {"prompt": "Once upon a time", "max_tokens": 64}                     a text, without the chat template
+    {"messages": [{"role": "user", "content": "Hi"}]}                    a chat, the last message a question
+    {"turns": ["Hi", "And then?"], "system": "Be short."}                a chat of several questions
+    {"messages": [{"role": "user", …}, {"role": "assistant", …}]}        a dialogue: all of the user's messages
+    {"timestamp": 1500, "input_length": 700, "output_length": 40, "hash_ids": [0, 7]}      a trace
+
+The last form is that of Mooncake's published traces, which AIPerf and Dynamo read, too: milliseconds since the start,
+lengths in tokens, and one number for each block of 512 tokens that is the same in all requests that name it. Any form
+may have a `timestamp`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from pipeline.bench.workload import Conversation, Lengths, Turn, Words
+from pipeline.client import Message
+from pipeline.errors import Fault, InvalidInput
+from pipeline.reading import checked_json, read_text
+from pipeline.recipe.source import LocalSource, NamedDataset
+from pipeline.sources.dataset import HELDOUT, TRAIN, resolve_dataset
+
+_BLOCK_TOKENS = 512  # of a trace's `hash_ids`
+_MAX_BYTES = 1 << 30
+_FAULTS = 20  # that are written out
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    prompt: str | None = Field(default=None, min_length=1)
+    messages: list[dict[str, Any]] | None = Field(default=None, min_length=1)
+    turns: list[str] | None = Field(default=None, min_length=1)
+    system: str = ""
+    input_length: int | None = Field(default=None, ge=1)
+    output_length: int | None = Field(default=None, ge=1)
+    hash_ids: list[int] = Field(default_factory=list)
+    max_tokens: int | None = Field(default=None, ge=1)
+    timestamp: float | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _asks_one_thing(self) -> Self:
+        given = [
+            name
+            for name in ("prompt", "messages", "turns", "input_length")
+            if getattr(self, name) is not None
+        ]
+        if len(given) != 1:
+            raise PydanticCustomError(
+                "refused",
+                "must have one of prompt, messages, turns and input_length, and has {given}",
+                {"given": " and ".join(given) or "none"},
+            )
+        for message in self.messages or ():
+            if not isinstance(message.get("content"), str) or not isinstance(message.get("role"), str):
+                raise PydanticCustomError("refused", "must have messages with a role and a text as content")
+        if self.messages is not None and not any(one["role"] == "user" for one in self.messages):
+            raise PydanticCustomError("refused", "must have a message of the user")
+        return self
+
+    def dialogue(self) -> tuple[tuple[Message, ...], list[str]]:
+        """Messages before the first question, and the questions."""
+        messages = self.messages or []
+        if self.turns is not None or not messages:
+            return ({"role": "system", "content": self.system},) if self.system else (), self.turns or []
+        if messages[-1]["role"] == "user":
+            return tuple(messages[:-1]), [messages[-1]["content"]]
+        asked = [number for number, one in enumerate(messages) if one["role"] == "user"]
+        return tuple(messages[: asked[0]]), [messages[number]["content"] for number in asked]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFile:
+    """The conversations of a file, or of a calibration set.
+
+    Attributes:
+        name: Of the file or the set.
+    """
+
+    name: str
+    lines: tuple[_Line, ...] = field(repr=False)
+
+    @classmethod
+    def of_dataset(cls, dataset: NamedDataset | LocalSource | None) -> Self:
+        """Take the held-out questions of a calibration set, or all rows where it has no such split.
+
+        Args:
+            dataset: Of a recipe; None for the packaged set.
+
+        Raises:
+            UserError: It cannot be had; InvalidInput: with what is wrong with its rows.
+        """
+        from pipeline.stages.dataset.rows import read_rows
+
+        files = resolve_dataset(dataset or NamedDataset("support"))
+        rows = read_rows(files.paths.get(HELDOUT) or files.paths[TRAIN], files.column, files.any_kind)
+        lines = (
+            _Line(prompt=row.text) if row.text is not None else _Line(messages=[*map(dict, row.messages)])
+            for row in rows
+        )
+        return cls(f"calibration set {files.name}", tuple(lines))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file of JSON lines.
+
+        Raises:
+            UnreadableFile: It cannot be read.
+            InvalidInput: With every line that is wrong.
+        """
+        lines, faults = [], []
+        for number, text in enumerate(read_text(path, _MAX_BYTES).splitlines(), 1):
+            if not text.strip():
+                continue
+            try:
+                lines.append(_Line.model_validate(checked_json(text)))
+            except ValidationError as error:
+                for one in error.errors():
+                    key = ".".join((f"line {number}", *map(str, one["loc"])))
+                    faults.append(Fault(one["msg"][:1].lower() + one["msg"][1:], key=key))
+            except ValueError as error:
+                faults.append(Fault(str(error), key=f"line {number}"))
+        if not lines and not faults:
+            faults.append(Fault("has no lines", fix='write one JSON object a line, such as {"prompt": "Hi"}'))
+        if faults:
+            raise InvalidInput(str(path), faults)
+        return cls(str(path), tuple(lines))
+
+    @property
+    def span_s(self) -> float:
+        """When the last conversation begins, in seconds since the start.
+
+        Raises:
+            InvalidInput: With every line that does not say when.
+        """
+        untimed = [number for number, one in enumerate(self.lines, 1) if one.timestamp is None]
+        if untimed:
+            faults = [Fault("has no timestamp", key=f"conversation {number}") for number in untimed[:_FAULTS]]
+            raise InvalidInput(f"{self.name}: a trace", faults, more=len(untimed) - len(faults))
+        return max(one.timestamp or 0.0 for one in self.lines) / 1e3
+
+    @property
+    def chats(self) -> bool:
+        """Whether a line is a chat, so that the deployment's chat template is needed where a server has none."""
+        return any(one.prompt is None for one in self.lines)
+
+    @property
+    def needs_words(self) -> bool:
+        """Whether a line gives lengths instead of texts, so that the deployment's tokenizer is needed."""
+        return any(one.input_length is not None for one in self.lines)
+
+    def conversations(
+        self,
+        words: Words | None,
+        answers: Lengths | None,
+        *,
+        once: bool,
+        most_prompt: int,
+        most_answer: int,
+        seed: int,
+    ) -> Iterator[Conversation]:
+        """Give the conversations in their order: of a trace by their times, once; else again and again.
+
+        Args:
+            once: Whether it is a trace.
+            words: For lines that give lengths.
+            answers: Tokens of answers whose line does not say; None for as many as the model likes.
+            most_prompt: Tokens that a prompt may have; longer ones of a trace are cut.
+            most_answer: Tokens that an answer may have.
+            seed: Decides words and lengths.
+        """
+        chance = random.Random(seed)
+        lines = sorted(self.lines, key=lambda one: one.timestamp or 0.0) if once else self.lines
+        for _ in range(1) if once else itertools.count():
+            for line in lines:
+                yield _conversation(line, words, answers, most_prompt, most_answer, chance, seed)
+
+
+def _conversation(
+    line: _Line,
+    words: Words | None,
+    answers: Lengths | None,
+    most_prompt: int,
+    most_answer: int,
+    chance: random.Random,
+    seed: int,
+) -> Conversation:
+    start_s = None if line.timestamp is None else line.timestamp / 1e3
+    given = line.max_tokens or line.output_length
+    drawn = answers.draw(chance, most_answer) if answers is not None and given is None else None
+    most = given if given is None else min(given, most_answer)
+    exact = line.output_length is not None or drawn is not None
+    if line.input_length is not None:
+        assert words is not None, "the caller looked at needs_words"
+        text = _traced(words, min(line.input_length, most_prompt), line.hash_ids, chance, seed)
+        return Conversation((Turn(text, most or drawn, exact),), start_s=start_s)
+    if line.prompt is not None:
+        return Conversation((Turn(line.prompt, most or drawn, exact),), chat=False, start_s=start_s)
+    before, texts = line.dialogue()
+    turns = tuple(Turn(text, most or drawn, exact) for text in texts)
+    return Conversation(turns, before=before, start_s=start_s)
+
+
+def _traced(words: Words, tokens: int, blocks: Sequence[int], chance: random.Random, seed: int) -> str:
+    """A prompt of a trace: its blocks, which others share, then words of its own."""
+    parts, left = [], tokens
+    for number in blocks:
+        if left <= 0:
+            break
+        parts.append(words.text(min(left, _BLOCK_TOKENS), random.Random(f"{seed}/{number}")))
+        left -= _BLOCK_TOKENS
+    if left > 0:
+        parts.append(words.text(left, chance))
+    return " ".join(parts)

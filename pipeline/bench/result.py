@@ -1,0 +1,225 @@
+"""The figures of a run: as they are written: JSON (`result.schema.json`), held against the recipe's SLO.
+
+Words are the field's: TTFT is the time to the first token; ITL the gap between two chunks of one answer (of all gaps
+together); TPOT the mean time of an answer's output tokens after the first; `total` the whole request. Milliseconds.
+vLLM's benchmark has the same names; AIPerf calls TPOT "inter token latency", and ITL "inter chunk latency".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pipeline.bench.arrivals import Load
+from pipeline.bench.forecast import BenchForecast
+from pipeline.bench.statistics import (
+    PERCENTILES,
+    Interval,
+    histogram,
+    percentile_intervals,
+    percentiles,
+    pooled_intervals,
+)
+from pipeline.errors import Fault, InvalidInput
+from pipeline.reading import read_text
+
+_MAX_BYTES = 1 << 30
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Distribution(_Section):
+    """One latency over all counted requests."""
+
+    count: int = Field(description="Values: requests, or gaps of ITL.")
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+    intervals: dict[str, Interval | None] = Field(
+        description="Percentile -> its 95 % interval; null where there are too few values for one."
+    )
+    histogram: tuple[tuple[float, ...], tuple[int, ...]] = Field(description="Edges of bins, and counts.")
+
+    @classmethod
+    def of(cls, groups: Sequence[npt.ArrayLike]) -> Self | None:
+        """Compute one from the values of each request; None without values."""
+        filled = [values for group in groups if len(values := np.asarray(group, np.float64))]
+        if not filled:
+            return None
+        values = np.concatenate(filled)
+        single = len(values) == len(filled)
+        intervals = percentile_intervals(values) if single else pooled_intervals(filled)
+        found, (edges, counts) = percentiles(values), histogram(values)
+        return cls(
+            count=len(values),
+            mean=rounded(float(values.mean())),
+            **{f"p{percent}": rounded(found[percent]) for percent in PERCENTILES},
+            max=rounded(float(values.max())),
+            intervals={
+                f"p{percent}": None if one is None else (rounded(one[0]), rounded(one[1]))
+                for percent, one in intervals.items()
+            },
+            histogram=(tuple(map(rounded, edges)), tuple(counts)),
+        )
+
+    def at(self, percent: int) -> float:
+        """A percentile, one of `PERCENTILES`."""
+        value: float = getattr(self, f"p{percent}")
+        return value
+
+
+class TimeWindow(_Section):
+    """What ended, or came, in one window of a load."""
+
+    at_s: float = Field(description="The window's middle, in seconds since the load began.")
+    ttft_p50_ms: float | None
+    ttft_p95_ms: float | None
+    itl_p50_ms: float | None
+    itl_p95_ms: float | None
+    output_tokens_per_s: float
+
+
+class Generator(_Section):
+    """What this process added to the figures."""
+
+    late_p99_ms: float = Field(description="How much later than it wanted it looked at its clock.")
+    cpu_share: float = Field(description="Share of one processor that its thread used.")
+    late_sent_p99_ms: float = Field(description="How much later than due requests were sent (open loop).")
+    limits: str = Field(description="Why the generator itself may be the limit; empty if it is not.")
+
+
+class ServerFigures(_Section):
+    """What the server said of itself meanwhile; null where it did not."""
+
+    kv_used_mean: float | None = Field(default=None, description="Share of the KV cache's blocks, 0 to 1.")
+    kv_used_max: float | None = None
+    waiting_max: int | None = Field(default=None, description="Requests that waited, at most.")
+    running_mean: float | None = Field(default=None, description="Requests that were generated.")
+    queue_mean_ms: float | None = Field(
+        default=None, description="Mean time that requests waited to be scheduled."
+    )
+
+
+class SloCheck(_Section):
+    """One target of the recipe's SLO."""
+
+    target: str = Field(description="ttft_p95_ms, itl_p95_ms, ttft_p99_ms or itl_p99_ms.")
+    wanted: float
+    measured: float | None
+    met: bool
+
+
+class LevelResult(_Section):
+    """The figures of one load."""
+
+    kind: Literal["concurrency", "rate", "trace"]
+    value: float
+    seconds: float = Field(
+        description="From the end of the warm-up to that of the period; where requests were counted, to the last end."
+    )
+    interrupted: bool = Field(default=False, description="Whether it was ended early, by Ctrl-C.")
+    requests: dict[str, int] = Field(description="complete, left, refused, failed, abandoned.")
+    errors: dict[str, int]
+    input_tokens_mean: float | None
+    output_tokens_mean: float | None
+    requests_per_s: float = Field(description="That were completed within `seconds`.")
+    output_tokens_per_s: float
+    input_tokens_per_s: float | None
+    goodput_per_s: float | None = Field(
+        description="Completed requests a second whose TTFT and TPOT are within ttft_p95_ms and itl_p95_ms of the SLO."
+    )
+    good_share: float | None
+    latencies: dict[str, Distribution] = Field(
+        description="ttft, itl, tpot, total, queue, prefill; in milliseconds."
+    )
+    acceptance: float | None = Field(description="Share of the draft's tokens that were accepted.")
+    cached_share: float | None = Field(description="Answers that came from a response cache.")
+    in_flight_max: int
+    generator: Generator
+    server: ServerFigures = ServerFigures()
+    slo: tuple[SloCheck, ...] = ()
+    timeline: tuple[TimeWindow, ...] = ()
+    warnings: tuple[str, ...] = Field(default=(), description="Why to mistrust the figures of this load.")
+    samples: dict[str, tuple[float | None, ...]] = Field(
+        default_factory=dict,
+        description="One value for each completed request: due_s, ttft, tpot, total, output_tokens.",
+    )
+
+    @property
+    def load(self) -> Load:
+        """What was asked for."""
+        return Load(self.kind, self.value)
+
+    @property
+    def failed_share(self) -> float:
+        """Share of requests that were refused, failed or abandoned."""
+        bad = sum(self.requests[name] for name in ("refused", "failed", "abandoned"))
+        return bad / max(1, sum(self.requests.values()))
+
+    @property
+    def within_slo(self) -> bool:
+        """Whether all targets are met."""
+        return all(one.met for one in self.slo)
+
+
+class BenchResult(_Section):
+    """One run of `pipeline bench`: what was asked of whom, and the figures of every load."""
+
+    schema_version: Literal["pipeline.bench/1"] = Field(default="pipeline.bench/1", alias="schema")
+    name: str = Field(description="Of the deployment, or the address that was asked.")
+    made: str = Field(description="When: ISO 8601, UTC.")
+    target: dict[str, Any] = Field(
+        description="kind (triton or openai), url, model, package digest, runtime, versions."
+    )
+    machine: dict[str, Any]
+    workload: dict[str, Any]
+    seed: int
+    slo: dict[str, float]
+    forecast: BenchForecast | None = Field(
+        default=None, description="What `pipeline plan` promised for this workload."
+    )
+    levels: tuple[LevelResult, ...]
+    warnings: tuple[str, ...] = Field(default=(), description="Why to mistrust the figures of all loads.")
+    broke_at: float | None = Field(
+        default=None, description="Of a sweep: the first load that missed the SLO."
+    )
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON."""
+        path.write_text(self.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read what `write` wrote.
+
+        Raises:
+            UnreadableFile: It cannot be read.
+            InvalidInput: It is not the result of a run, with everything that is wrong with it.
+        """
+        text = read_text(path, _MAX_BYTES)
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            faults = [Fault(one["msg"], key=".".join(map(str, one["loc"]))) for one in error.errors()[:20]]
+            raise InvalidInput(str(path), faults) from None
+
+
+def json_schema() -> str:
+    """The JSON schema of `BenchResult`."""
+    return json.dumps(BenchResult.model_json_schema(by_alias=True), indent=2, ensure_ascii=False) + "\n"
+
+
+def rounded(value: float) -> float:
+    """To a thousandth, as figures are written."""
+    return round(value, 3)

@@ -1,0 +1,252 @@
+"""The figures of one load, computed from what its requests saw; words as in `result`. Milliseconds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from pipeline.bench.load import LoadRecords, RequestRecord
+from pipeline.bench.result import (
+    Distribution,
+    Generator,
+    LevelResult,
+    ServerFigures,
+    SloCheck,
+    TimeWindow,
+    rounded,
+)
+from pipeline.bench.statistics import (
+    Values,
+)
+from pipeline.recipe import Slo
+
+_WINDOWS = 60  # of the time line
+_ERRORS, _TOLD = 8, 3  # kinds of error that are kept, and that a warning names
+_SHORT_TIMES = 5  # a load that is shorter than this many requests is mostly beginning and end
+_LATE_MS = 10.0  # a generator that is later than this at the 99th percentile adds to what it measures
+_LATE_SHARE = 0.1  # ... unless that is less than this share of TTFT's and ITL's 95th percentile
+_BUSY = 0.9  # share of one processor beyond which this process may be the limit
+_OUTCOMES = ("complete", "left", "refused", "failed", "abandoned")
+
+
+def summarize(records: LoadRecords, slo: Slo | None, server: ServerFigures) -> LevelResult:
+    """Compute the figures of one load.
+
+    Latencies are those of the requests that count. Rates are of the time from the end of the warm-up to that of the
+    period, whichever request a token or an answer belongs to: of one that was under way at either end, a part counts.
+
+    Args:
+        records: What was seen.
+        slo: To hold them against; None for none.
+        server: What the server said meanwhile.
+    """
+    counted, everything = records.counted, (*records.warm_up, *records.counted)
+    complete = [one for one in counted if one.outcome == "complete"]
+    # Those that a client left have a first token, and gaps, as others have.
+    begun = [one for one in counted if one.outcome in ("complete", "left")]
+    seconds = max(records.ended_s - records.began_s, 1e-9)
+    latencies = {
+        "ttft": Distribution.of([_one(one.ttft_ms) for one in begun]),
+        "itl": Distribution.of([one.itl_ms for one in begun]),
+        "tpot": Distribution.of([_one(one.tpot_ms) for one in complete]),
+        "total": Distribution.of([_one(one.total_ms) for one in complete]),
+        "queue": Distribution.of([_one(one.stats.queue_ms) for one in begun]),
+        "prefill": Distribution.of([_one(one.stats.prefill_ms) for one in begun]),
+    }
+    found = {name: one for name, one in latencies.items() if one is not None}
+    good = _good(complete, slo)
+    chunks = _Chunks.of(everything)
+    answered = sum(
+        one.outcome == "complete" and records.began_s <= one.ended_s <= records.ended_s for one in everything
+    )
+    inputs = [one.stats.input_tokens for one in complete if one.stats.input_tokens is not None]
+    outputs = [one.stats.output_tokens for one in complete if one.stats.output_tokens is not None]
+    proposed = sum(one.stats.draft_tokens or 0 for one in begun)
+    accepted = sum(one.stats.accepted_tokens or 0 for one in begun)
+    cached = sum(one.stats.cached is not None for one in complete)
+    rate, generator = answered / seconds, _generator(records, found)
+    return LevelResult(
+        kind=records.load.kind,
+        value=records.load.value,
+        seconds=round(seconds, 6),
+        interrupted=records.interrupted,
+        requests={name: sum(one.outcome == name for one in counted) for name in _OUTCOMES},
+        errors=dict(Counter(one.error for one in counted if one.error).most_common(_ERRORS)),
+        input_tokens_mean=rounded(float(np.mean(inputs))) if inputs else None,
+        output_tokens_mean=rounded(float(np.mean(outputs))) if outputs else None,
+        requests_per_s=rounded(rate),
+        output_tokens_per_s=rounded(chunks.tokens_between(records.began_s, records.ended_s) / seconds),
+        input_tokens_per_s=rounded(rate * float(np.mean(inputs))) if inputs else None,
+        goodput_per_s=None if good is None else rounded(rate * good),
+        good_share=None if good is None else rounded(good),
+        latencies=found,
+        acceptance=rounded(accepted / proposed) if proposed else None,
+        cached_share=rounded(cached / len(complete)) if complete else None,
+        in_flight_max=records.in_flight,
+        generator=generator,
+        server=server,
+        slo=_slo_checks(slo, found),
+        timeline=_timeline(records, chunks),
+        warnings=tuple(_warnings(records, generator, found, cached)),
+        samples=_samples(complete),
+    )
+
+
+def _warnings(
+    records: LoadRecords, generator: Generator, found: Mapping[str, Distribution], cached: int
+) -> Iterator[str]:
+    """Why to mistrust the figures."""
+    if records.interrupted:
+        yield "Ctrl-C ended the load early, and what was under way then is in no figure"
+    if generator.limits:
+        yield f"the generator itself may be the limit: {generator.limits}"
+    ttft, total = found.get("ttft"), found.get("total")
+    if ttft is None:
+        yield "no request was answered"
+    elif ttft.intervals["p95"] is None:
+        yield "there are too few requests for an interval of p95: measure longer"
+    elif ttft.intervals["p99"] is None:
+        yield "there are too few requests for an interval of p99: measure longer"
+    if total is not None and (records.ended_s - records.began_s) * 1e3 < _SHORT_TIMES * total.p50:
+        yield f"the load was shorter than {_SHORT_TIMES} requests one after the other: measure longer"
+    for error, count in Counter(one.error for one in records.counted if one.error).most_common(_TOLD):
+        yield f"{count} failed: {error}"
+    if abandoned := sum(one.outcome == "abandoned" for one in records.counted):
+        yield f"{abandoned} requests had no end within the grace, and count as failed"
+    if cached:
+        yield f"{cached} answers came from the response cache, and are part of all figures"
+
+
+def _good(complete: Sequence[RequestRecord], slo: Slo | None) -> float | None:
+    """Share of completed requests that met the SLO each by itself."""
+    if slo is None or (slo.ttft_p95_ms is None and slo.itl_p95_ms is None) or not complete:
+        return None
+    first, between = slo.ttft_p95_ms or np.inf, slo.itl_p95_ms or np.inf
+    met = [(one.ttft_ms or 0.0) <= first and (one.tpot_ms or 0.0) <= between for one in complete]
+    return sum(met) / len(met)
+
+
+def _slo_checks(slo: Slo | None, found: dict[str, Distribution]) -> tuple[SloCheck, ...]:
+    checks = []
+    for target, wanted in ({} if slo is None else slo.model_dump(exclude_none=True)).items():
+        name, percent = target.split("_")[:2]
+        latency = found.get(name)
+        measured = None if latency is None else latency.at(int(percent[1:]))
+        checks.append(
+            SloCheck(
+                target=target,
+                wanted=wanted,
+                measured=measured,
+                met=measured is not None and measured <= wanted,
+            )
+        )
+    return tuple(checks)
+
+
+def _generator(records: LoadRecords, found: Mapping[str, Distribution]) -> Generator:
+    late = float(np.percentile(records.late_ms, 99)) if records.late_ms else 0.0
+    sent = [(one.sent_s - one.due_s) * 1e3 for one in records.counted]
+    late_sent = float(np.percentile(sent, 99)) if sent else 0.0
+    measured = [found[name].p95 for name in ("ttft", "itl") if name in found]
+    limits = []
+    if late > _LATE_MS and late > _LATE_SHARE * min(measured, default=0.0):
+        limits.append(f"it was {late:.0f} ms late at the 99th percentile")
+    if records.cpu_share > _BUSY:
+        limits.append(f"it used {records.cpu_share:.0%} of a processor")
+    return Generator(
+        late_p99_ms=rounded(late),
+        cpu_share=rounded(records.cpu_share),
+        late_sent_p99_ms=rounded(late_sent),
+        limits=" and ".join(limits),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    """All chunks of some requests.
+
+    Attributes:
+        at_s: When each came, in seconds since the load began, [chunks].
+        tokens: How many each had, on average over its answer: servers do not say it of each, [chunks].
+        gap_at_s: When those came that are not the first of their answers, [gaps].
+        gap_ms: The time since the chunk before, [gaps].
+    """
+
+    at_s: Values
+    tokens: Values
+    gap_at_s: Values
+    gap_ms: Values
+
+    @classmethod
+    def of(cls, records: Iterable[RequestRecord]) -> Self:
+        empty = np.empty(0)
+        at_s, tokens, gap_at_s, gap_ms = [empty], [empty], [empty], [empty]
+        for one in records:
+            if one.first_s is None:
+                continue
+            later_s = one.first_s + np.cumsum(one.itl_ms, dtype=np.float64) / 1e3
+            count = len(later_s) + 1
+            at_s += [np.array([one.first_s]), later_s]
+            tokens.append(np.full(count, (one.stats.output_tokens or count) / count))
+            gap_at_s.append(later_s)
+            gap_ms.append(one.itl_ms.astype(np.float64))
+        return cls(*map(np.concatenate, (at_s, tokens, gap_at_s, gap_ms)))
+
+    def tokens_between(self, low_s: float, high_s: float) -> float:
+        return float(self.tokens[(low_s <= self.at_s) & (self.at_s < high_s)].sum())
+
+    def gaps_between(self, low_s: float, high_s: float) -> Values:
+        return self.gap_ms[(low_s <= self.gap_at_s) & (self.gap_at_s < high_s)]
+
+
+def _timeline(records: LoadRecords, chunks: _Chunks) -> tuple[TimeWindow, ...]:
+    """Percentiles of what came in each of `_WINDOWS` equal windows, the warm-up included."""
+    begun = [one for one in (*records.warm_up, *records.counted) if one.first_s is not None]
+    if not begun or records.ended_s <= 0:
+        return ()
+    first_s, ttft_ms = (
+        np.array(values) for values in zip(*((one.first_s, one.ttft_ms) for one in begun), strict=True)
+    )
+    width = records.ended_s / _WINDOWS
+    windows = []
+    for number in range(_WINDOWS):
+        low, high = number * width, (number + 1) * width
+        ttft = ttft_ms[(low <= first_s) & (first_s < high)]
+        itl = chunks.gaps_between(low, high)
+        windows.append(
+            TimeWindow(
+                at_s=rounded((low + high) / 2),
+                ttft_p50_ms=_percentile(ttft, 50),
+                ttft_p95_ms=_percentile(ttft, 95),
+                itl_p50_ms=_percentile(itl, 50),
+                itl_p95_ms=_percentile(itl, 95),
+                output_tokens_per_s=rounded(chunks.tokens_between(low, high) / width),
+            )
+        )
+    return tuple(windows)
+
+
+def _samples(complete: Sequence[RequestRecord]) -> dict[str, tuple[float | None, ...]]:
+    return {
+        "due_s": tuple(rounded(one.due_s) for one in complete),
+        "ttft": tuple(_or_none(one.ttft_ms) for one in complete),
+        "tpot": tuple(_or_none(one.tpot_ms) for one in complete),
+        "total": tuple(_or_none(one.total_ms) for one in complete),
+        "output_tokens": tuple(one.stats.output_tokens for one in complete),
+    }
+
+
+def _percentile(values: Values, percent: int) -> float | None:
+    return rounded(float(np.percentile(values, percent))) if len(values) else None
+
+
+def _one(value: float | None) -> tuple[float, ...]:
+    return () if value is None else (value,)
+
+
+def _or_none(value: float | None) -> float | None:
+    return None if value is None else rounded(value)

@@ -1,0 +1,260 @@
+"""Whom a benchmark asks: Triton, by our client, or a server of OpenAI's API, by HTTP and server-sent events.
+
+Both give the same: the `Stats` of an answer, by the clock of this process.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self
+
+import aiohttp
+
+from pipeline.client import (
+    AsyncClient,
+    Busy,
+    Cached,
+    ChatTemplate,
+    ClientError,
+    Message,
+    Refused,
+    Retries,
+    Sampling,
+    Stats,
+    Timeouts,
+)
+from pipeline.errors import ServerError
+
+Outcome = Literal["complete", "left", "refused", "failed"]
+
+_REASON_CHARACTERS = 300
+_REFUSED = (400, 401, 403, 404, 413, 422, 429, 503)
+_HELLO = aiohttp.ClientTimeout(total=30)
+# Where a chunk of a chat has its text; the last two are reasoning, as vLLM called it until 0.11 and calls it since.
+_TEXTS = ("content", "reasoning_content", "reasoning")
+# What the gateway's header x-cache says.
+_CACHED = {"exact": Cached("exact"), "semantic": Cached("semantic"), "shared": Cached("shared")}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One request.
+
+    Attributes:
+        prompt: A text, or the messages of a chat.
+        sampling: Of the answer.
+        leaves_after: Chunks after which the client leaves; None: it stays to the end.
+    """
+
+    prompt: str | Sequence[Message]
+    sampling: Sampling
+    leaves_after: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came of one request.
+
+    Attributes:
+        outcome: `left` where the client left as it meant to; `refused` where the server turned the request away.
+        stats: Times, by `time.perf_counter`, and counts; those so far of an answer that was not completed.
+        text: Of the answer, as far as it came.
+        error: Why it was refused or failed.
+        first_at: When the first chunk came, by `time.perf_counter`; None if none did.
+    """
+
+    outcome: Outcome
+    stats: Stats = field(default_factory=Stats)
+    text: str = ""
+    error: str = ""
+    first_at: float | None = None
+
+
+class Target(Protocol):
+    """A server to ask. To be entered before it is asked."""
+
+    async def ask(self, question: Question) -> Reply:
+        """Send one request, and read the answer to its end."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(self, *error: object) -> None: ...
+
+
+class TritonTarget:
+    """A model on Triton, asked over gRPC. Never tries a request again: what fails, is counted."""
+
+    def __init__(self, url: str, model: str, tokenizer: Path | None, *, timeout_s: float) -> None:
+        """Prepare a client.
+
+        Args:
+            url: gRPC address, host:port.
+            model: That clients ask.
+            tokenizer: Folder with the chat template; None where only texts are asked.
+            timeout_s: For each answer.
+        """
+        self._client = AsyncClient(
+            url,
+            model=model,
+            template=None if tokenizer is None else ChatTemplate.from_directory(tokenizer),
+            retries=Retries(attempts=1),
+            timeouts=Timeouts(connect_s=30.0, first_token_s=timeout_s, between_tokens_s=timeout_s),
+        )
+
+    async def ask(self, question: Question) -> Reply:
+        stream = self._client.stream(question.prompt, **question.sampling)
+        chunks, first_at = 0, None
+        outcome: Outcome = "complete"
+        reason = ""
+        try:
+            async with stream:
+                async for _ in stream:
+                    first_at = first_at or time.perf_counter()
+                    chunks += 1
+                    if question.leaves_after is not None and chunks >= question.leaves_after:
+                        outcome = "left"
+                        break
+        except ClientError as error:
+            outcome = "refused" if isinstance(error, Refused | Busy) else "failed"
+            reason = str(error)[:_REASON_CHARACTERS]
+            if first_at is None:
+                # It may not even have been sent, and then has no figures.
+                return Reply(outcome, error=reason)
+        return Reply(outcome, stream.stats, stream.text, reason, first_at)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._client.model()
+        except ClientError as error:
+            await self._client.aclose()
+            raise ServerError(str(error)) from error
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._client.aclose()
+
+
+class OpenAITarget:
+    """A server of OpenAI's API: ours, or any other."""
+
+    def __init__(
+        self, url: str, model: str, *, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Prepare a client.
+
+        Args:
+            url: Of the server, with or without /v1.
+            model: Name that requests give.
+            timeout_s: For each answer.
+            headers: Of all requests, such as Authorization.
+        """
+        self._url = f"{url.rstrip('/').removesuffix('/v1')}/v1"
+        self._model, self._timeout_s, self._headers = model, timeout_s, dict(headers or {})
+        self._stack = AsyncExitStack()
+
+    async def ask(self, question: Question) -> Reply:
+        chat = not isinstance(question.prompt, str)
+        body = {
+            "model": self._model,
+            "messages" if chat else "prompt": question.prompt,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **{name: value for name, value in question.sampling.items() if value is not None},
+        }
+        url = f"{self._url}/chat/completions" if chat else f"{self._url}/completions"
+        taken = _Events()
+        try:
+            async with self._session.post(url, json=body) as answer:
+                if answer.status != 200:
+                    reason = f"HTTP {answer.status}: {await answer.text()}"
+                    return taken.reply("refused" if answer.status in _REFUSED else "failed", reason)
+                taken.cache = answer.headers.get("x-cache", "")
+                async for line in answer.content:
+                    if not line.startswith(b"data:"):
+                        continue
+                    taken.event(line[5:].strip())
+                    if question.leaves_after is not None and len(taken.times) >= question.leaves_after:
+                        return taken.reply("left")
+        except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as error:
+            return taken.reply("failed", f"{type(error).__name__}: {error}")
+        if taken.error or not taken.done:
+            return taken.reply("failed", taken.error or "the stream ended without [DONE]")
+        return taken.reply("complete")
+
+    async def __aenter__(self) -> Self:
+        self._session = await self._stack.enter_async_context(
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
+                timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=30),
+                headers=self._headers,
+                read_bufsize=1 << 20,
+            )
+        )
+        try:
+            # Whatever it answers, it is there.
+            async with self._session.get(f"{self._url}/models", timeout=_HELLO):
+                return self
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            await self._stack.aclose()
+            raise ServerError(f"{self._url} cannot be reached: {error or type(error).__name__}") from error
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stack.aclose()
+
+
+class _Events:
+    """The events of one answer as they come."""
+
+    def __init__(self) -> None:
+        self.sent = time.perf_counter()
+        self.times: list[float] = []
+        self.parts: list[str] = []
+        self.usage: Mapping[str, Any] = {}
+        self.cache = self.error = ""
+        self.done = False
+
+    def event(self, data: bytes) -> None:
+        """Take in the data of one event.
+
+        Raises:
+            ValueError: It is not JSON.
+        """
+        now = time.perf_counter()
+        if data == b"[DONE]":
+            self.done = True
+            return
+        event = json.loads(data)
+        if "error" in event:
+            self.error = json.dumps(event["error"], ensure_ascii=False)
+            return
+        self.usage = event.get("usage") or self.usage
+        for choice in event.get("choices", ()):
+            delta = choice.get("delta") or {}
+            part = next((text for name in _TEXTS if (text := delta.get(name))), choice.get("text")) or ""
+            if part or delta.get("tool_calls"):
+                self.times.append(now)
+                self.parts.append(part)
+
+    def reply(self, outcome: Outcome, error: str = "") -> Reply:
+        """What has come so far."""
+        first_at = self.times[0] if self.times else None
+        return Reply(outcome, self._stats(), "".join(self.parts), error[:_REASON_CHARACTERS], first_at)
+
+    def _stats(self) -> Stats:
+        times, ended = self.times, time.perf_counter()
+        kind = self.cache.partition(";")[0]
+        return Stats(
+            ttft_ms=(times[0] - self.sent) * 1e3 if times else None,
+            itl_ms=tuple((later - earlier) * 1e3 for earlier, later in pairwise(times)),
+            total_ms=(ended - self.sent) * 1e3,
+            chunks=len(times),
+            input_tokens=self.usage.get("prompt_tokens"),
+            output_tokens=self.usage.get("completion_tokens"),
+            cached=_CACHED.get(kind),
+        )

@@ -1,0 +1,107 @@
+"""What a run comes to, in sentences: up to which load the SLO holds, and what speaks against the figures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Literal
+
+from pipeline.bench.result import BenchResult, LevelResult
+from pipeline.bench.sweep import MAX_FAILED, holds
+
+__all__ = ["Tone", "verdict", "warnings"]
+
+Tone = Literal["good", "mixed", "bad", "none"]
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+def verdict(result: BenchResult) -> tuple[Tone, str]:
+    """Say in one sentence how a deployment did.
+
+    Args:
+        result: Of a run.
+
+    Returns:
+        `good`: all loads held; `mixed`: some did; `bad`: none did; `none`: there is no SLO to hold. And the sentence.
+    """
+    answered = [one for one in result.levels if one.requests["complete"]]
+    if not answered:
+        return "bad", "Not one request was answered."
+    most = max(answered, key=lambda one: one.output_tokens_per_s)
+    if not result.slo:
+        return "none", f"The recipe has no SLO; the most was {_figures(most)}, with {most.load}."
+    held = [one for one in result.levels if holds(one)]
+    missed = [one for one in result.levels if not holds(one)]
+    if not held:
+        first = min(missed, key=lambda one: one.value)
+        return "bad", f"The SLO does not hold at any load: with {first.load}, {_misses(first)}."
+    best = max(held, key=lambda one: one.value)
+    if not missed:
+        return "good", f"The SLO holds at all loads: with {best.load}, {_figures(best)}."
+    above = [one for one in missed if one.value > best.value] or missed
+    first = min(above, key=lambda one: one.value)
+    return "mixed", f"The SLO holds with {best.load}: {_figures(best)}. With {first.load}, {_misses(first)}."
+
+
+def warnings(result: BenchResult) -> Iterator[str]:
+    """Say why to mistrust a run: what holds for all of it, then what holds for some loads, each of these named once.
+
+    Args:
+        result: Of a run.
+
+    Yields:
+        Sentences without a full stop.
+    """
+    yield from result.warnings
+    found: dict[tuple[str, ...], list[tuple[LevelResult, str]]] = {}
+    for level in result.levels:
+        for text in level.warnings:
+            found.setdefault(tuple(_NUMBER.split(text)), []).append((level, text))
+    for words, warned in found.items():
+        levels, texts = zip(*warned, strict=True)
+        yield f"with {_loads(levels)}: {_joined(words, texts)}"
+
+
+def _joined(words: Sequence[str], texts: Sequence[str]) -> str:
+    """Texts that differ in numbers alone as one: "it was 63 to 137 ms late"."""
+    ranges = []
+    for numbers in zip(*map(_NUMBER.findall, texts), strict=True):
+        low, high = min(numbers, key=float), max(numbers, key=float)
+        ranges.append(low if low == high else f"{low} to {high}")
+    return "".join(part for pair in zip_longest(words, ranges, fillvalue="") for part in pair)
+
+
+def _loads(levels: Sequence[LevelResult]) -> str:
+    """Name loads of one kind together: "1, 2 and 4 at a time"."""
+    if len(levels) == 1 or len({one.kind for one in levels}) > 1 or levels[0].kind == "trace":
+        return ", and with ".join(str(one.load) for one in levels)
+    *first, _ = (f"{one.value:g}" for one in levels)
+    return f"{', '.join(first)} and {levels[-1].load}"
+
+
+def _figures(level: LevelResult) -> str:
+    parts = [f"{level.output_tokens_per_s:,.0f} tokens/s"]
+    parts += [
+        f"{name.upper()} p95 {_ms(found.p95)}"
+        for name in ("ttft", "itl")
+        if (found := level.latencies.get(name)) is not None
+    ]
+    return ", ".join(parts)
+
+
+def _misses(level: LevelResult) -> str:
+    parts = []
+    for check in level.slo:
+        if check.met:
+            continue
+        name, percentile, _ = check.target.split("_")
+        measured = "was not measured" if check.measured is None else f"is {_ms(check.measured)}"
+        parts.append(f"{name.upper()} {percentile} {measured} of {_ms(check.wanted)}")
+    if level.failed_share > MAX_FAILED:
+        parts.append(f"{level.failed_share:.1%} of the requests were not answered")
+    return " and ".join(parts)
+
+
+def _ms(value: float) -> str:
+    return f"{value:.3g} ms" if value < 1000 else f"{value / 1000:.3g} s"

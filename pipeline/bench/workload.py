@@ -1,0 +1,286 @@
+"""What a benchmark asks: conversations, and how they are made of words at random.
+
+Those of a file are in `prompt_file`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from pipeline.client import ChatTemplate, Message
+
+_FEW_WORDS = 64
+_LETTERS = "aeiours"
+_TRIES = 16  # at making a text longer by a token
+_WORD = re.compile(r"[a-z]{2,}")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One question, and how long its answer may be.
+
+    Attributes:
+        text: Of the user.
+        max_tokens: Of the answer; None for what the deployment allows.
+        exact: Whether the answer must have `max_tokens` tokens, whatever the model would like.
+    """
+
+    text: str
+    max_tokens: int | None = None
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Questions that follow each other, each with all that was said before.
+
+    Attributes:
+        turns: In their order; one or more.
+        before: Messages in front of the first question: a system prompt, or a chat so far.
+        chat: Whether the questions go through the model's chat template; a raw text has one turn.
+        start_s: When it begins, in seconds since the start of the run; None where no trace says so.
+        leaves_at: Share of an answer after which the client leaves, 0 to 1; None: it stays.
+    """
+
+    turns: tuple[Turn, ...]
+    before: tuple[Message, ...] = ()
+    chat: bool = True
+    start_s: float | None = None
+    leaves_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How lengths in tokens are distributed: normal, cut at one token; or evenly between two bounds.
+
+    >>> Lengths.parse("512"), Lengths.parse("512~64").spread, Lengths.parse("100-800").high
+    (Lengths(512), 64.0, 800)
+    """
+
+    mean: float
+    spread: float = 0.0  # standard deviation
+    low: int | None = None
+    high: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `N`, `MEAN~DEVIATION` or `LOW-HIGH`.
+
+        Raises:
+            ValueError: It is none of them, or not of lengths of 1 or more; the text says what is expected.
+        """
+        if even := re.fullmatch(r"(\d+)-(\d+)", text):
+            low, high = int(even[1]), int(even[2])
+            if 1 <= low <= high:
+                return cls((low + high) / 2, low=low, high=high)
+        elif (normal := re.fullmatch(r"(\d+)(?:~(\d+(?:\.\d+)?))?", text)) and int(normal[1]) >= 1:
+            return cls(int(normal[1]), float(normal[2] or 0))
+        raise ValueError(f"{text!r} is no length in tokens: write N, MEAN~DEVIATION or LOW-HIGH")
+
+    def draw(self, chance: random.Random, most: int) -> int:
+        """Draw a length from 1 to `most`."""
+        if self.low is not None and self.high is not None:
+            return min(most, chance.randint(self.low, self.high))
+        return max(1, min(most, round(chance.gauss(self.mean, self.spread))))
+
+    def __repr__(self) -> str:
+        if self.low is not None:
+            return f"Lengths({self.low}-{self.high})"
+        return f"Lengths({self.mean:g}~{self.spread:g})" if self.spread else f"Lengths({self.mean:g})"
+
+    def __str__(self) -> str:
+        return repr(self)[len("Lengths(") : -1]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is done to conversations, whatever they are made of.
+
+    Attributes:
+        prefix_tokens: Tokens of a system prompt that conversations share; 0 for none.
+        prefixes: How many different ones there are.
+        turns: Questions of a conversation.
+        cancelled: Share of conversations whose client leaves within an answer, 0 to 1.
+    """
+
+    prefix_tokens: int = 0
+    prefixes: int = 1
+    turns: int = 1
+    cancelled: float = 0.0
+
+
+class Words:
+    """Texts of a given number of tokens, of words that are one token each to a tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Find the words.
+
+        Args:
+            tokenizer: A `tokenizers.Tokenizer`.
+        """
+        self._tokenizer = tokenizer
+        found = sorted({text.strip() for text in self._vocabulary() if _WORD.fullmatch(text.strip())})
+        start = len(self._encode("a"))
+        alone = [
+            word
+            for word, ids in zip(found, self._batch([f"a {word}" for word in found]), strict=True)
+            if len(ids) == start + 1
+        ]
+        # Of those, the ones that may begin a text, too, if there are enough.
+        first = [word for word, ids in zip(alone, self._batch(alone), strict=True) if len(ids) == 1]
+        words = first if len(first) >= _FEW_WORDS else alone
+        # A tokenizer of letters or bytes has no such words; then short ones do, and are cut.
+        self._words = (
+            words
+            if len(words) >= _FEW_WORDS
+            else ["".join(two) for two in itertools.product(_LETTERS, repeat=2)]
+        )
+        chance = random.Random(0)
+        samples = [self._drawn(count, chance) for count in (1, 2, 3, 16, 64, 256, 1024)]
+        # Where words never melt into each other, their number is that of the tokens, and nothing needs to be counted.
+        self._exact = [len(ids) for ids in self._batch(samples)] == [1, 2, 3, 16, 64, 256, 1024]
+
+    def text(self, tokens: int, chance: random.Random) -> str:
+        """Draw a text of so many tokens. Where a tokenizer makes that impossible, it has one or two fewer.
+
+        Args:
+            tokens: Without those that a tokenizer or a template puts around; 1 or more.
+            chance: Decides which words.
+        """
+        text = self._drawn(tokens, chance)
+        return text if self._exact else self._fitted(text, tokens, chance)
+
+    def count(self, text: str) -> int:
+        """Count the tokens of a text, without those that a tokenizer puts around.
+
+        Args:
+            text: Any.
+        """
+        return len(self._encode(text))
+
+    def _drawn(self, words: int, chance: random.Random) -> str:
+        return " ".join(chance.choices(self._words, k=words))
+
+    def _fitted(self, text: str, tokens: int, chance: random.Random) -> str:
+        """Cut a text to at most so many tokens, and fill up with letters what is then too short."""
+        while (over := len(self._encode(text)) - tokens) > 0 and len(text) > 1:
+            ends = self._tokenizer.encode(text, add_special_tokens=False).offsets
+            cut = ends[tokens - 1][1]
+            text = (
+                text[: cut if 0 < cut < len(text) else len(text) - min(over, len(text) - 1)].rstrip()
+                or text[0]
+            )
+        for _ in range(_TRIES):
+            if len(self._encode(text)) >= tokens:
+                break
+            longer = f"{text}{chance.choice((' ', ''))}{chance.choice(_LETTERS)}"
+            text = longer if len(self._encode(longer)) <= tokens else text
+        return text
+
+    def _vocabulary(self) -> list[str]:
+        ids: list[str] = self._tokenizer.decode_batch(
+            [[number] for number in range(self._tokenizer.get_vocab_size())]
+        )
+        return ids
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _batch(self, texts: list[str]) -> list[list[int]]:
+        return [one.ids for one in self._tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateTokens:
+    """Tokens that a chat template puts around what is said.
+
+    Attributes:
+        first: Around a first question, and the system prompt if there is one.
+        turn: Around an answer and the question after it.
+    """
+
+    first: int = 0
+    turn: int = 0
+
+    @classmethod
+    def of(cls, template: ChatTemplate, words: Words, *, system: bool) -> Self:
+        """Count them.
+
+        Args:
+            template: Of the deployment.
+            words: Of its tokenizer.
+            system: Whether there is a system prompt.
+
+        Raises:
+            TemplateError: The template takes no system prompt.
+        """
+        said: list[Message] = [{"role": "system", "content": "a"}] if system else []
+        said.append({"role": "user", "content": "a"})
+        first = words.count(template.render(said))
+        said += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "a"}]
+        one = words.count("a")
+        return cls(first - (1 + system) * one, words.count(template.render(said)) - first - 2 * one)
+
+
+def synthetic(
+    words: Words,
+    prompts: Lengths,
+    answers: Lengths,
+    shape: Shape,
+    *,
+    most_prompt: int,
+    most_answer: int,
+    seed: int,
+    around: TemplateTokens,
+    chat: bool = True,
+) -> Iterator[Conversation]:
+    """Make conversations of words at random, without end; no two begin alike unless they share a prefix.
+
+    Args:
+        words: Of the deployment's tokenizer.
+        prompts: Tokens of each question.
+        answers: Tokens of each answer, which are generated whatever the model would like.
+        shape: Prefixes, turns and cancellations.
+        most_prompt: Tokens that a whole prompt may have: prefix, questions, answers before, and the template's.
+        most_answer: Tokens that an answer may have.
+        seed: The same seed makes the same conversations.
+        around: What the chat template adds.
+        chat: Whether they go through the chat template; else each is one raw text.
+    """
+    chance = random.Random(seed)
+    shared = (
+        [words.text(shape.prefix_tokens, chance) for _ in range(shape.prefixes)]
+        if shape.prefix_tokens
+        else []
+    )
+    while True:
+        left = most_prompt - shape.prefix_tokens - around.first
+        turns: list[Turn] = []
+        for _ in range(shape.turns):
+            asked, answered = prompts.draw(chance, most_prompt), answers.draw(chance, most_answer)
+            if turns and asked > left:
+                break
+            turns.append(Turn(words.text(min(asked, max(1, left)), chance), answered, exact=True))
+            left -= asked + answered + around.turn
+        prefix = chance.choice(shared) if shared else ""
+        if chat:
+            yield Conversation(
+                tuple(turns), before=({"role": "system", "content": prefix},) if prefix else ()
+            )
+        else:
+            first = replace(turns[0], text=f"{prefix} {turns[0].text}".strip())
+            yield Conversation((first,), chat=False)
+
+
+def shaped(source: Iterator[Conversation], shape: Shape, seed: int) -> Iterator[Conversation]:
+    """Let clients of some conversations leave, each somewhere between the first and the last tenth of an answer."""
+    chance = random.Random(f"{seed}/leaves")
+    for one in source:
+        leaves = chance.random() < shape.cancelled
+        yield replace(one, leaves_at=chance.uniform(0.1, 0.9)) if leaves else one

@@ -1,0 +1,93 @@
+"""What `pipeline compare` prints: a table of figures for each load, what the answers came to, budgets, warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.box import SIMPLE
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.bench.answers import AnswerComparison, QuestionResult
+from pipeline.bench.compare import CompareResult
+from pipeline.bench.comparison import LoadComparison
+
+_COLORS = {"better": "green", "worse": "red", "no difference": "default", "unknown": "dim"}
+_DIFFERING, _EXCERPT = 5, 100
+
+
+def compare_lines(result: CompareResult) -> Iterator[RenderableType]:
+    """Make what is printed of a comparison.
+
+    Args:
+        result: Of two deployments, or of two stored runs.
+    """
+    yield Text(f"A: {result.a.name}, {result.a.given}\nB: {result.b.name}, {result.b.given}")
+    for load in result.loads:
+        yield _table(result, load)
+        for name, why in load.left_out.items():
+            yield Text(f"{name} is not compared: {why}", style="dim")
+    if result.answers is not None:
+        yield from (Text(line) for line in _answers(result.answers))
+    for budget in result.budgets:
+        state = "[green]within[/]" if budget.passed else "[red]OVER[/]  "
+        yield Text.from_markup(f"{state}  {budget.budget}: {escape(budget.text)}")
+    for warning in result.warnings:
+        yield Text.from_markup(f"[yellow]warning:[/] {escape(warning)}")
+
+
+def _table(result: CompareResult, load: LoadComparison) -> Table:
+    rounds = f", {result.rounds} rounds of each" if result.rounds else ""
+    by_turns = ", each started anew for its turns" if result.by_turns else ""
+    counts = f"{load.requests[0]:,} and {load.requests[1]:,} requests"
+    table = Table(
+        box=SIMPLE, pad_edge=False, title=f"{load.load}: {counts}{rounds}{by_turns}", title_justify="left"
+    )
+    for heading in ("", "A", "B", "", "B/A", "95 % interval"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    table.add_column("verdict")
+    for one in load.metrics:
+        span = "-" if one.interval is None else f"{one.interval[0]:.3f} to {one.interval[1]:.3f}"
+        verdict = f"[{_COLORS[one.verdict]}]{escape(one.told(result.threshold))}[/]"
+        table.add_row(one.title, _figure(one.a), _figure(one.b), one.unit, f"{one.ratio:.3f}", span, verdict)
+    return table
+
+
+def _answers(answers: AnswerComparison) -> Iterator[str]:
+    count, (right_a, right_b) = len(answers.questions), answers.right
+    yield (
+        f"answers to {count} golden questions: {answers.equal} equal, {answers.similar} similar; "
+        f"right by their checks: A {right_a}, B {right_b}"
+    )
+    if (found := answers.perplexity) is not None:
+        yield (
+            f"perplexity of the answers of A: {found.a_of_a:.4g} by A, {found.b_of_a:.4g} by B "
+            f"({found.increase:+.2%}); of those of B: {found.b_of_b:.4g} by B, {found.a_of_b:.4g} by A"
+        )
+    elif answers.no_perplexity:
+        yield f"perplexity is not known: {answers.no_perplexity}"
+    if answers.judge:
+        judged = answers.judged
+        yield (
+            f"judged by {answers.judge}: {judged['a']} for A, {judged['b']} for B, {judged['tie']} ties, "
+            f"{judged['none']} without a verdict"
+        )
+    differing = [one for one in answers.questions if not one.equal]
+    for one in differing[:_DIFFERING]:
+        yield from _difference(one)
+    if len(differing) > _DIFFERING:
+        yield f"  and {len(differing) - _DIFFERING} more that differ: --page or --output has them all"
+
+
+def _difference(one: QuestionResult) -> Iterator[str]:
+    place = "" if one.first_difference is None else f", from token {one.first_difference}"
+    yield f"  {one.question[:_EXCERPT]!r}: {one.similarity:.0%} alike{place}"
+    for name, text, fault in (("A", one.a, one.fault_a), ("B", one.b, one.fault_b)):
+        short = text if len(text) <= _EXCERPT else text[: _EXCERPT - 1] + "…"
+        yield f"    {name}: {short!r}" + (f" (wrong: {fault})" if fault else "")
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

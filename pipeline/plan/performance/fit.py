@@ -1,0 +1,228 @@
+"""Fits the constants of the performance model to loads that were measured on one device.
+
+A few loads of one model cannot tell ten constants apart. So each constant begins where published figures put it (of a
+processor: at a guess), and what is minimized is how far forecasts are off, plus how far constants were moved
+(a maximum a posteriori estimate): what the loads say nothing of stays where it was, and is named.
+
+How far forecasts are off afterwards is told of loads that were left out: each is forecast from a fit to all others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.plan.performance.calibration import (
+    FIGURES,
+    CalibratedConstants,
+    Calibration,
+    CalibrationReach,
+    Figure,
+    FigureErrors,
+    MeasuredLoad,
+    error_interval,
+    median_error,
+)
+from pipeline.plan.performance.efficiency import Efficiency
+from pipeline.plan.performance.service import DeploymentModel
+
+__all__ = ["CalibrationFit", "FitRow", "fit_calibration"]
+
+_SHARES = ("memory", "cache", "arithmetic", "attention")
+_TIMES = ("layer_s", "step_s", "sequence_s", "prompt_s")
+_BETWEEN = ("link", "exchange_s")  # where there are several GPUs
+# Natural logarithms by which constants may well be off before anything was measured.
+_SHARE_WIDTH, _TIME_WIDTH, _CPU_WIDTH = 0.25, 0.8, 1.5
+# ... and by which a figure may well be off although all constants are right: first tokens under load come from a
+# queueing formula.
+_NOISE: Mapping[Figure, float] = {"ttft_alone": 0.05, "ttft_loaded": 0.4, "itl": 0.05, "tokens_per_s": 0.05}
+_UNMOVED = 0.8  # of its width before: a constant that is as uncertain afterwards was not measured
+_CLOSE = 1e-5  # relative change at which a fit ends
+_ODD = 3.0  # noise beyond which a figure counts less (soft L1)
+
+Vector = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class FitRow:
+    """One figure of one load: measured, and forecast with the constants before, fitted to all, fitted to the others."""
+
+    load: MeasuredLoad
+    figure: Figure
+    measured: float
+    before: float | None
+    fitted: float
+    left_out: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationFit:
+    """Constants that were fitted, and how they do load by load."""
+
+    calibration: Calibration
+    rows: tuple[FitRow, ...]
+
+
+def fit_calibration(
+    model: DeploymentModel,
+    loads: Sequence[MeasuredLoad],
+    *,
+    about: Mapping[str, Any],
+    source: str,
+) -> CalibrationFit:
+    """Fit the constants of a device to loads that were measured on it.
+
+    Args:
+        model: What was measured, with the constants that the fit begins from.
+        loads: One or more.
+        about: Of the calibration: device, runtime, recipe, made and measured.
+        source: Where the target comes from, as the recipe has it.
+
+    Returns:
+        The constants, with errors of loads that were left out of their fit.
+
+    Raises:
+        ImportError: scipy is not installed.
+    """
+    constants, unmoved = _fit(model, loads)
+    others: dict[tuple[int, int, int], Efficiency | None] = {}
+    for key in {_alike(load) for load in loads}:
+        rest = [load for load in loads if _alike(load) != key]
+        others[key] = _fit(model, rest)[0] if rest else None
+    rows = tuple(
+        row
+        for load in loads
+        for row in _rows(
+            model, load, model.constants if model.spec.is_gpu else None, constants, others[_alike(load)]
+        )
+    )
+    calibration = Calibration(
+        **about,
+        constants=CalibratedConstants.of(constants),
+        undetermined=tuple(
+            name.removesuffix("_s") + "_us" if name.endswith("_s") else name for name in unmoved
+        ),
+        errors={
+            figure: _errors(found)
+            for figure in FIGURES
+            if (found := [one for one in rows if one.figure == figure])
+        },
+        reach=_reach(model, loads, source),
+    )
+    return CalibrationFit(calibration, rows)
+
+
+def _computed(model: DeploymentModel, load: MeasuredLoad, constants: Efficiency) -> dict[Figure, float]:
+    """What the model says in place of what was measured under a load."""
+    point = model.service(load.acceptance, constants).at(load.concurrency, load.work)
+    computed: dict[Figure, float] = {
+        "ttft_alone": point.ttft_ms,
+        "ttft_loaded": point.ttft_ms,
+        "itl": point.itl_ms,
+        "tokens_per_s": point.tokens_per_s,
+    }
+    return {figure: computed[figure] for figure in load.figures()}
+
+
+def _alike(load: MeasuredLoad) -> tuple[int, int, int]:
+    """Loads with the same key are left out together: one would tell of the other."""
+    return load.concurrency, round(load.work.prompt_tokens, -1), round(load.work.output_tokens, -1)
+
+
+def _fit(model: DeploymentModel, loads: Sequence[MeasuredLoad]) -> tuple[Efficiency, tuple[str, ...]]:
+    """The constants, and the names of those that the loads say nothing of."""
+    from scipy.optimize import least_squares
+
+    is_cpu = not model.spec.is_gpu
+    names = (*_SHARES, *_TIMES, *(_BETWEEN if model.spec.ranks > 1 else ()))
+    widths = np.array(
+        [_CPU_WIDTH if is_cpu else _TIME_WIDTH if name.endswith("_s") else _SHARE_WIDTH for name in names]
+    )
+    start = model.constants
+    begun = asdict(start)
+    # In the logarithm, as multiples of the widths. A share of a peak is at most the whole of it.
+    most = [
+        math.inf if is_cpu or name.endswith("_s") else max(math.log(1 / begun[name]), 1e-6) / width
+        for name, width in zip(names, widths, strict=True)
+    ]
+
+    def at(moved: Vector) -> Efficiency:
+        changed = {name: begun[name] * math.exp(by) for name, by in zip(names, moved * widths, strict=True)}
+        return replace(start, **changed)
+
+    def residuals(moved: Vector) -> Vector:
+        constants = at(moved)
+        return np.array([*_off(model, loads, constants), *moved])
+
+    found: Any = least_squares(
+        residuals,
+        np.zeros(len(names)),
+        bounds=(-np.inf, np.array(most)),
+        loss="soft_l1",
+        f_scale=_ODD,
+        ftol=_CLOSE,
+        xtol=_CLOSE,
+    )
+    # Standard deviations after, where each was 1 before.
+    left = np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac)))
+    unmoved = tuple(name for name, width in zip(names, left, strict=True) if width > _UNMOVED)
+    return at(found.x), unmoved
+
+
+def _off(model: DeploymentModel, loads: Sequence[MeasuredLoad], constants: Efficiency) -> Iterator[float]:
+    for load in loads:
+        computed = _computed(model, load, constants)
+        for figure, measured in load.figures().items():
+            yield math.log(computed[figure] / measured) / _NOISE[figure]
+
+
+def _rows(
+    model: DeploymentModel,
+    load: MeasuredLoad,
+    before: Efficiency | None,
+    fitted: Efficiency,
+    left_out: Efficiency | None,
+) -> Iterator[FitRow]:
+    def computed(constants: Efficiency | None) -> Callable[[Figure], float | None]:
+        found = {} if constants is None else _computed(model, load, constants)
+        return found.get
+
+    was, others = computed(before), computed(left_out)
+    now = _computed(model, load, fitted)
+    for figure, measured in load.figures().items():
+        yield FitRow(load, figure, measured, was(figure), now[figure], others(figure))
+
+
+def _errors(rows: Sequence[FitRow]) -> FigureErrors:
+    before = [one.measured / one.before for one in rows if one.before is not None]
+    left = [one.measured / one.left_out for one in rows if one.left_out is not None]
+    low, high = error_interval(left) if left else (None, None)
+    return FigureErrors(
+        count=len(rows),
+        before=median_error(before) if before else None,
+        fitted=median_error([one.measured / one.fitted for one in rows]),
+        left_out=median_error(left) if left else None,
+        low=low,
+        high=high,
+    )
+
+
+def _reach(model: DeploymentModel, loads: Sequence[MeasuredLoad], source: str) -> CalibrationReach:
+    def ends(values: Sequence[int]) -> tuple[int, int]:
+        return min(values), max(values)
+
+    accepted = [load.acceptance for load in loads if load.acceptance is not None]
+    return CalibrationReach(
+        model=source,
+        format=model.spec.models[0].format,
+        gpus=model.spec.ranks,
+        acceptance=round(sum(accepted) / len(accepted), 4) if accepted else None,
+        concurrency=ends([load.concurrency for load in loads]),
+        prompt_tokens=ends([load.work.prompt_tokens for load in loads]),
+        output_tokens=ends([load.work.output_tokens for load in loads]),
+    )

@@ -1,0 +1,429 @@
+"""What a search found: trials, costs and the recommendation as JSON, and the tuned recipe with its evidence."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pipeline.bench.arrivals import Load
+from pipeline.bench.result import BenchResult, LevelResult
+from pipeline.errors import UserError
+from pipeline.recipe import Recipe, packaged
+from pipeline.recipe.catalog import annotated_yaml
+from pipeline.recipe.loading import apply_overrides
+from pipeline.recipe.validators import RecipeValues
+from pipeline.recipe.yaml_reader import read_document
+from pipeline.tuning.confirmation import Confirmation
+from pipeline.tuning.objective import Objective, maximized
+from pipeline.tuning.search import trial_name
+from pipeline.tuning.search_space import SearchSpace, Value, variant
+from pipeline.tuning.study import TrialRecord, TuneStudy
+
+# Whose values may be paths, relative to the recipe's folder.
+_PATHS = (
+    ("model", "source"),
+    ("draft", "source"),
+    ("quantization", "calibration", "dataset"),
+    ("golden", "file"),
+)
+_FEW = 0.02  # gain below which a change is not worth a rollout
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TrialFigures(_Section):
+    """What one trial did under one load."""
+
+    load: str
+    output_tokens_per_s: float
+    goodput_per_s: float | None
+    ttft_p95_ms: float | None
+    itl_p95_ms: float | None
+    total_p95_ms: float | None
+    acceptance: float | None = Field(description="Share of the draft's tokens that were accepted.")
+    within_slo: bool
+
+    @classmethod
+    def of(cls, level: LevelResult) -> TrialFigures:
+        """Take them from a measurement."""
+
+        def p95(name: str) -> float | None:
+            found = level.latencies.get(name)
+            return None if found is None else found.p95
+
+        return cls(
+            load=str(level.load),
+            output_tokens_per_s=level.output_tokens_per_s,
+            goodput_per_s=level.goodput_per_s,
+            ttft_p95_ms=p95("ttft"),
+            itl_p95_ms=p95("itl"),
+            total_p95_ms=p95("total"),
+            acceptance=level.acceptance,
+            within_slo=level.within_slo,
+        )
+
+
+class TrialReport(_Section):
+    """One trial."""
+
+    number: int
+    settings: dict[str, Value]
+    changes: tuple[str, ...] = Field(description="What it changes, as --set takes it.")
+    origin: str = Field(description="Why it was tried: recipe, forecast, sweep or sampler.")
+    outcome: str = Field(description="measured, refused, stopped, failed or planned.")
+    reason: str = ""
+    values: dict[str, float] = Field(description="Objective -> value; empty without figures.")
+    violations: dict[str, float] = Field(
+        description="Target -> share by which it was missed; 0 or less is within."
+    )
+    load: str = Field(description="That the values are of.")
+    seconds: dict[str, float] = Field(description="build, serve, measure.")
+    compiled: bool = Field(description="Whether an engine was built for it.")
+    loads: tuple[TrialFigures, ...] = ()
+
+
+class Recommendation(_Section):
+    """What to do."""
+
+    verdict: Literal["tuned", "keep", "none yet"]
+    trial: int | None = Field(default=None, description="That is recommended, or was nearest to it.")
+    changes: tuple[str, ...] = ()
+    gain: float | None = Field(default=None, description="Of the first objective; 0.1 is 10 % better.")
+    interval: tuple[float, float] | None = Field(default=None, description="Of the gain, 95 %.")
+    rounds: int = Field(default=0, description="Pairs of interleaved rounds that it is from.")
+    reason: str
+
+
+class TuneReport(_Section):
+    """One search: JSON of `pipeline tune`."""
+
+    schema_version: Literal["pipeline.tune/1"] = Field(default="pipeline.tune/1", alias="schema")
+    recipe: str
+    made: str = Field(description="When: ISO 8601, UTC.")
+    objectives: tuple[str, ...]
+    slo: dict[str, float]
+    machine: dict[str, Any]
+    workload: dict[str, Any]
+    keys: dict[str, tuple[Value, ...]] = Field(description="What was tried.")
+    reasons: dict[str, str] = Field(description="Why each key matters.")
+    left_out: dict[str, str] = Field(description="Keys that were not tried, and why.")
+    folder: str = Field(description="Where the study and the figures of each trial lie.")
+    seconds: dict[str, float] = Field(description="Of all trials: build, serve, measure.")
+    engines: int = Field(description="Trials that an engine was built for.")
+    trials: tuple[TrialReport, ...]
+    front: tuple[int, ...] = Field(
+        description="Trials that no other beats in all objectives; with one objective, in throughput and latency."
+    )
+    recommendation: Recommendation
+    tuned_recipe: str | None = Field(default=None, description="The file that was written.")
+
+
+def best_of(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> TrialRecord | None:
+    """The trial within the SLO that is best in the first objective; the earliest of equals."""
+    feasible = [one for one in trials if one.feasible]
+    if not feasible:
+        return None
+    sign = 1.0 if maximized(objectives[0]) else -1.0
+    return max(feasible, key=lambda one: (sign * one.values[0], -one.number))
+
+
+def recommend(
+    trials: Sequence[TrialRecord],
+    space: SearchSpace,
+    objectives: Sequence[Objective],
+    confirmation: Confirmation | None,
+) -> Recommendation:
+    """Recommend the best trial, or to keep the recipe as it is, with the reason.
+
+    Args:
+        trials: Of the study.
+        space: That they are of.
+        objectives: The first is what a gain is of.
+        confirmation: Of the best trial against the recipe as it is; None where there was nothing to confirm.
+    """
+    best = best_of(trials, objectives)
+    if best is None:
+        return _nothing_feasible(trials, space)
+    changes = space.overrides(best.settings)
+    if not changes:
+        reason = f"no other trial within the SLO had a better {objectives[0]}"
+        return Recommendation(verdict="keep", trial=best.number, reason=reason)
+    if confirmation is None:
+        return Recommendation(
+            verdict="none yet",
+            trial=best.number,
+            changes=changes,
+            reason="the best trial was not measured against the recipe in rounds of their own",
+        )
+    found: dict[str, Any] = {
+        "trial": best.number,
+        "changes": changes,
+        "gain": round(confirmation.gain.mean, 4),
+        "interval": None
+        if confirmation.gain.interval is None
+        else tuple(round(one, 4) for one in confirmation.gain.interval),
+        "rounds": len(confirmation.best),
+    }
+    said = _gain_words(confirmation, objectives[0])
+    if not confirmation.best_feasible:
+        missed = sorted({name for one in confirmation.best for name, by in one.violations.items() if by > 0})
+        return Recommendation(
+            verdict="keep", **found, reason=f"measured again, trial {best.number} missed {', '.join(missed)}"
+        )
+    if not confirmation.other_feasible:
+        return Recommendation(
+            verdict="tuned",
+            **found,
+            reason=f"it meets the SLO in all rounds, which the recipe does not; {said}",
+        )
+    if not confirmation.gain.clear:
+        return Recommendation(
+            verdict="keep", **found, reason=f"{said}: too near to no gain to tell from noise"
+        )
+    if confirmation.gain.mean < _FEW:
+        return Recommendation(verdict="keep", **found, reason=f"{said}: too little to be worth a change")
+    return Recommendation(verdict="tuned", **found, reason=said)
+
+
+def recommend_length(
+    lengths: Mapping[int, TrialRecord],
+    confirmation: Confirmation | None,
+    own: Value,
+    objectives: Sequence[Objective],
+    acceptance: float | None,
+) -> Recommendation:
+    """Recommend a draft length, or none, with the reason.
+
+    Args:
+        lengths: Length -> trial within the SLO; 0 is without a draft.
+        confirmation: Of the best length above 0 against none; None where there was nothing to confirm.
+        own: The recipe's length.
+        objectives: The first is what a gain is of.
+        acceptance: Share of the best length's tokens that were accepted.
+    """
+    drafted = best_of([one for length, one in lengths.items() if length], objectives)
+    if drafted is None:
+        return Recommendation(verdict="keep", reason="no draft length was measured within the SLO")
+    length = next(number for number, one in lengths.items() if one is drafted)
+    if confirmation is None:
+        verdict: Literal["tuned", "keep"] = "keep" if length == own else "tuned"
+        reason = f"{length} tokens were best of those that were tried; no draft was not among them"
+        return Recommendation(verdict=verdict, trial=drafted.number, reason=reason)
+    pays = confirmation.best_feasible and (confirmation.gain.clear or not confirmation.other_feasible)
+    accepted = "" if acceptance is None else f", {acceptance:.0%} of them accepted"
+    said = f"{length} tokens{accepted}: {_gain_words(confirmation, objectives[0])} over no draft"
+    chosen = length if pays else 0
+    trial = drafted if pays else lengths.get(0, drafted)
+    return Recommendation(
+        verdict="keep" if chosen == own else "tuned",
+        trial=trial.number,
+        gain=round(confirmation.gain.mean, 4),
+        interval=confirmation.gain.interval,
+        rounds=len(confirmation.best),
+        reason=said if pays else f"no draft: the best length gains nothing that is clear ({said})",
+    )
+
+
+def _gain_words(found: Confirmation, objective: Objective) -> str:
+    """ "goodput +12.3 % (9.1 to 15.6 % at 95 %, 3 pairs of rounds)"."""
+    gain = found.gain
+    words = (
+        f"{objective} {gain.mean:+.1%} better" if objective == "latency" else f"{objective} {gain.mean:+.1%}"
+    )
+    pairs = len(found.best)
+    if gain.interval is None:
+        return f"{words} (one pair of rounds)"
+    return f"{words} ({gain.interval[0]:+.1%} to {gain.interval[1]:+.1%} at 95 %, {pairs} pairs of rounds)"
+
+
+def _nothing_feasible(trials: Sequence[TrialRecord], space: SearchSpace) -> Recommendation:
+    measured = [one for one in trials if one.outcome == "measured"]
+    if not measured:
+        return Recommendation(verdict="keep", reason="no trial was measured to its end")
+    nearest = min(measured, key=lambda one: sum(by for by in one.violations.values() if by > 0))
+    missed = ", ".join(f"{name} by {by:.0%}" for name, by in nearest.violations.items() if by > 0)
+    return Recommendation(
+        verdict="keep",
+        trial=nearest.number,
+        changes=space.overrides(nearest.settings),
+        reason=f"no trial met the SLO; trial {nearest.number} was nearest, and missed {missed}",
+    )
+
+
+def make_report(
+    study: TuneStudy, recipe: Recipe, recommendation: Recommendation, loads: Sequence[Load]
+) -> TuneReport:
+    """Gather the trials of a study, with their figures."""
+    records = study.records()
+    results = {one.number: study.measurement(trial_name(one.number)) for one in records}
+    first: BenchResult | None = next((one for one in results.values() if one is not None), None)
+    seconds: dict[str, float] = {}
+    for one in records:
+        for part, value in one.seconds.items():
+            seconds[part] = round(seconds.get(part, 0.0) + value, 2)
+    trials = tuple(_trial(one, results[one.number], study) for one in records)
+    return TuneReport(
+        recipe=recipe.name,
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        objectives=study.objectives,
+        slo=recipe.slo.model_dump(exclude_none=True),
+        machine={} if first is None else first.machine,
+        workload={**({} if first is None else first.workload), "loads": [str(load) for load in loads]},
+        keys={one.key: one.values for one in study.space.dimensions},
+        reasons={one.key: one.reason for one in study.space.dimensions},
+        left_out=dict(study.space.left_out),
+        folder=str(study.folder),
+        seconds=seconds,
+        engines=sum(one.compiled for one in records),
+        trials=trials,
+        front=front(trials, study.objectives),
+        recommendation=recommendation,
+    )
+
+
+def front(trials: Sequence[TrialReport], objectives: Sequence[Objective]) -> tuple[int, ...]:
+    """Numbers of the trials that no other beats: in all objectives, or with one in throughput and whole requests."""
+
+    def goodness(one: TrialReport) -> tuple[float, ...] | None:
+        if len(objectives) > 1 and one.values:
+            return tuple(one.values[name] if maximized(name) else -one.values[name] for name in objectives)
+        at = next((load for load in one.loads if load.load == one.load), None)
+        if at is None or at.total_p95_ms is None:
+            return None
+        return at.output_tokens_per_s, -at.total_p95_ms
+
+    known = {one.number: found for one in trials if one.outcome == "measured" and (found := goodness(one))}
+    return tuple(
+        number
+        for number, mine in known.items()
+        if not any(
+            other != mine and all(theirs >= own for theirs, own in zip(other, mine, strict=True))
+            for other in known.values()
+        )
+    )
+
+
+def _trial(one: TrialRecord, result: BenchResult | None, study: TuneStudy) -> TrialReport:
+    levels = () if result is None else result.levels
+    return TrialReport(
+        number=one.number,
+        settings=dict(one.settings),
+        changes=study.space.overrides(one.settings),
+        origin=one.origin,
+        outcome=one.outcome,
+        reason=one.reason,
+        values=dict(zip(study.objectives, one.values, strict=False)),
+        violations={name: round(by, 4) for name, by in one.violations.items()},
+        load=one.load,
+        seconds=dict(one.seconds),
+        compiled=one.compiled,
+        loads=tuple(TrialFigures.of(level) for level in levels),
+    )
+
+
+# The tuned recipe
+
+
+def tuned_file(recipe: Recipe) -> Path:
+    """Where the tuned recipe goes: beside the old one; of a packaged recipe, into this folder."""
+    file = recipe.provenance.file
+    name = f"{recipe.name if file is None else file.stem}-tuned.yaml"
+    if file is None or packaged().get(file.stem) == file:
+        return Path(name).absolute()
+    return file.with_name(name)
+
+
+def tuned_recipe(recipe: Recipe, report: TuneReport, folder: Path) -> str:
+    """Write the recipe with the recommended changes, and the evidence as comments.
+
+    Args:
+        recipe: As it is.
+        report: With a recommendation to change something.
+        folder: Where it is to lie; in that of the recipe, paths stay relative.
+    """
+    advice, own = report.recommendation, RecipeValues(recipe.model_dump(mode="json"))
+    trial = next(one for one in report.trials if one.number == advice.trial)
+    reasons = {}
+    for change in advice.changes:
+        key = change.partition("=")[0]
+        # Without drafts, their section is gone.
+        named = next((one for one in report.keys if one == key or one.startswith(f"{key}.")), key)
+        reasons[key] = f"{report.reasons.get(named, '')} (was {_written(own[named])})"
+    return annotated_yaml(_head(recipe, report, trial), _values(recipe, advice.changes, folder), reasons)
+
+
+def _values(recipe: Recipe, changes: Sequence[str], folder: Path) -> dict[str, Any]:
+    """What the recipe's file says, with the changes."""
+    file, whole = recipe.provenance.file, variant(recipe, changes).model_dump(mode="json")
+    if file is None:
+        return whole
+    document = read_document(file.read_bytes(), str(file))
+    apply_overrides(document, (*recipe.provenance.overrides, *changes))
+    if folder.resolve() != file.parent.resolve():
+        for section, *path in _PATHS:
+            _make_absolute(document.data.get(section), whole.get(section), path)
+    return document.data
+
+
+def _make_absolute(given: Any, whole: Any, path: Sequence[str]) -> None:
+    if isinstance(given, dict) and path[0] in given:
+        if len(path) == 1:
+            given[path[0]] = whole[path[0]]
+        else:
+            _make_absolute(given[path[0]], whole[path[0]], path[1:])
+
+
+def _written(value: Value) -> str:
+    return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _head(recipe: Recipe, report: TuneReport, trial: TrialReport) -> list[str]:
+    advice, machine = report.recommendation, report.machine
+    words = shlex.join(recipe.words)
+    at = next((one for one in trial.loads if one.load == trial.load), None)
+    lines = [
+        f"{recipe.name}, tuned for {' and '.join(report.objectives)} by pipeline tune {words} on {report.made[:10]}.",
+        f"Measured on {machine.get('system', 'a machine')} with {machine.get('processors', '?')} processors; "
+        f"loads: {', '.join(report.workload['loads'])}; prompts: {report.workload.get('source', '?')}.",
+        f"{len(report.trials)} trials; {advice.reason}.",
+    ]
+    if at is not None:
+        figures = [f"{at.output_tokens_per_s:g} tokens/s"]
+        figures += [f"TTFT p95 {at.ttft_p95_ms:g} ms"] if at.ttft_p95_ms is not None else []
+        figures += [f"ITL p95 {at.itl_p95_ms:g} ms"] if at.itl_p95_ms is not None else []
+        lines.append(f"Trial {trial.number}, {at.load}: {', '.join(figures)}.")
+    lines.append(f"All figures: {report.folder}")
+    return lines
+
+
+def write_tuned(recipe: Recipe, report: TuneReport, file: Path, *, force: bool) -> TuneReport:
+    """Write the tuned recipe.
+
+    Args:
+        recipe: As it is.
+        report: With a recommendation to change something.
+        file: Where to; it is not overwritten without `force`.
+        force: Overwrite it.
+
+    Returns:
+        The report, which names the file.
+
+    Raises:
+        UserError: The file exists, or cannot be written.
+    """
+    text = tuned_recipe(recipe, report, file.absolute().parent)
+    try:
+        with file.open("w" if force else "x", encoding="utf-8") as opened:
+            opened.write(text)
+    except FileExistsError:
+        raise UserError(f"{file} exists; give --force to overwrite it, or name another --output") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror}") from error
+    return report.model_copy(update={"tuned_recipe": str(file)})

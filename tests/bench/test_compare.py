@@ -1,0 +1,304 @@
+"""`pipeline compare` against servers that answer from a script: what they are asked, and what is made of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pipeline.bench.compare import CompareResult
+from pipeline.bench.judge import decide
+from pipeline.cli.main import cli
+from pipeline.client.testing import FakeServer, Reply
+from pipeline.client.testing.reply import Received
+from pipeline.errors import InvalidInput, ServerError
+from pipeline.golden import GoldenBudgets, GoldenSet, write_document
+from pipeline.golden_questions import GoldenQuestion
+from pipeline.store import Store
+from pipeline.triton.deployment import Deployment, DeploymentLimits
+from pipeline.triton.running import RunningServer
+from tests.support import CHECKPOINTS
+from tests.support.served import package_support_pair
+
+QUESTIONS = ("Is there a warranty?", "What is <b>E62</b>?", "Where is my parcel?")
+LIGHT = "<script>alert(1)</script> means that there is no light & no {} at all, at the moment"
+ANSWERS = {
+    "a": ("Yes, for two years.", LIGHT.format("signal"), "On its way to you."),
+    "b": ("Yes, for two years.", LIGHT.format("sound"), "Nobody knows."),
+}
+
+
+@dataclass(frozen=True)
+class Addresses:
+    grpc_url: str
+    http_url: str = "127.0.0.1:1"
+    metrics_url: str = "127.0.0.1:1"
+
+
+@dataclass
+class Pair:
+    """Two deployments, announced in a store, and what both were asked, in its order."""
+
+    store: Store
+    asked: list[tuple[str, str]]
+
+    def run(self, *words: str) -> Result:
+        arguments = ["compare", "a", "b", "--store", str(self.store.root), *words]
+        return CliRunner().invoke(cli, arguments, catch_exceptions=False, standalone_mode=False)
+
+    def result(self, *words: str, code: int = 0) -> CompareResult:
+        done = self.run("--json", *words)
+        assert done.return_value in (code, None), done.output
+        return CompareResult.model_validate_json(done.stdout)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    store, asked = Store(tmp_path / "store"), list[tuple[str, str]]()
+    with ExitStack() as stack:
+        for name in ("a", "b"):
+
+            def answer(received: Received, name: str = name) -> Reply:
+                asked.append((name, received.prompt))
+                found = [
+                    text
+                    for question, text in zip(QUESTIONS, ANSWERS[name], strict=True)
+                    if question in received.prompt
+                ]
+                return Reply(found or ["some", " words"], first_delay_s=0.001)
+
+            server = stack.enter_context(FakeServer(answer))
+            package = tmp_path / name
+            (package / "tokenizer").mkdir(parents=True)
+            for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+                (package / "tokenizer" / file).write_bytes(
+                    (CHECKPOINTS / "support-target" / file).read_bytes()
+                )
+            Deployment(
+                name=name, runtime="pytorch", entry_model="tensorrt_llm_bls", models=("tensorrt_llm_bls",),
+                limits=DeploymentLimits(max_input_tokens=256, max_output_tokens=16, max_concurrency=4),
+                tokenizer_dir="tokenizer", end_id=1, pad_id=1, stop_token_ids=(), digest=name * 64, versions={},
+            ).save(package)  # fmt: skip
+            RunningServer.of(Addresses(server.url), package).write(store.running, name)
+        yield Pair(store, asked)
+
+
+LOAD = (
+    "--concurrency",
+    "1",
+    "--requests",
+    "2",
+    "--warmup",
+    "0",
+    "--prompt-tokens",
+    "8",
+    "--output-tokens",
+    "2",
+)
+
+
+def test_both_get_the_same_load_in_turns(pair: Pair) -> None:
+    result = pair.result("--rounds", "4", *LOAD, "--skip-golden")
+    order = [side for side, _ in pair.asked]
+    assert order == [side for side in "abbaabba" for _ in range(2)]
+    of = {side: [prompt for one, prompt in pair.asked if one == side] for side in "ab"}
+    assert of["a"] == of["b"]
+    assert len(set(of["a"])) == 8, "rounds do not repeat each other: a prefix cache would answer"
+    (load,) = result.loads
+    assert (load.requests, load.failed, result.rounds) == ((8, 8), (0, 0), 4)
+    assert {one.metric for one in load.metrics} >= {"ttft_p50", "ttft_p95", "output_tokens_per_s"}
+    for one in load.metrics:
+        assert len(one.rounds) == 4
+        assert one.p is not None
+    assert result.answers is None
+
+
+def questions(folder: Path) -> Path:
+    lines = [{"messages": [{"role": "user", "content": text}]} for text in QUESTIONS]
+    lines[2] |= {"contains": "way"}  # type: ignore[dict-item]
+    (folder / "golden.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return folder / "golden.jsonl"
+
+
+def test_answers_are_compared_and_held_to_budgets(pair: Pair, tmp_path: Path) -> None:
+    words = ("--rounds", "0", "--questions", str(questions(tmp_path)), "--min-passed", "0.5")
+    page, output = tmp_path / "page.html", tmp_path / "result.json"
+    done = pair.run(*words, "--min-similar", "0.6", "--page", str(page), "--output", str(output))
+    result = CompareResult.read(output)
+    answers = result.answers
+    assert answers is not None
+    assert (answers.equal, answers.similar, answers.right) == (1, 2, (3, 2))
+    assert [one.equal for one in answers.questions] == [True, False, False]
+    assert answers.questions[0].first_difference is None
+    assert answers.questions[2].first_difference == 0
+    assert answers.questions[2].fault_b == "does not contain 'way': 'Nobody knows.'"
+    assert "pytorch" in answers.no_perplexity, "that runtime tells no log probabilities"
+    assert [(one.budget, one.passed) for one in result.budgets] == [
+        ("min_passed", True),
+        ("min_similar", True),
+    ]
+    assert "answers to 3 golden questions: 1 equal, 2 similar; right by their checks: A 3, B 2" in done.stdout
+    html = page.read_text()
+    assert "<script>" not in html
+    assert "What is &lt;b&gt;E62&lt;/b&gt;?" in html
+    shown = re.sub(r"</?(del|ins)>", "", html)
+    for text in (*ANSWERS["a"], *ANSWERS["b"]):
+        assert text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") in shown
+    assert pair.run(*words, "--min-equal", "0.5").return_value == 3
+    assert pair.run(*words, "--max-perplexity-increase", "0.1").return_value == 3, (
+        "what is not known does not pass"
+    )
+
+
+def test_questions_and_budgets_of_the_package_are_used(pair: Pair, tmp_path: Path) -> None:
+    golden = GoldenSet((GoldenQuestion(prompt=QUESTIONS[0]),), GoldenBudgets(min_equal=1.0))
+    write_document(golden.document, tmp_path / "b")
+    result = pair.result("--rounds", "0")
+    assert result.passed
+    assert [one.budget for one in result.budgets] == ["min_passed", "min_equal"]
+    assert {prompt for _, prompt in pair.asked} == {QUESTIONS[0]}, "a text goes without the chat template"
+
+
+class JudgeHandler(BaseHTTPRequestHandler):
+    """Prefers the answer that promises a way, wherever it stands; about lights it always likes the first."""
+
+    asked: ClassVar[list[tuple[str, str]]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        text = body["messages"][0]["content"]
+        self.asked.append((self.headers["authorization"], body["model"]))
+        first, second = text.index("<first>"), text.index("<second>")
+        word = "FIRST" if "light" in text or "way" in text[first:second] else "SECOND"
+        if body["model"] == "chatty":
+            word = "I like both of them!"
+        event = {"choices": [{"index": 0, "delta": {"content": f"They differ.\n{word}"}}]}
+        self.send_response(200 if body["model"] != "broken" else 503)
+        self.end_headers()
+        self.wfile.write(f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def judge() -> Iterator[str]:
+    JudgeHandler.asked.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), JudgeHandler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_judge_is_asked_in_both_orders(
+    pair: Pair, judge: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", "secret")
+    asks = ("--rounds", "0", "--questions", str(questions(tmp_path)), "--min-passed", "0.1", "--judge", judge)
+    result = pair.result(
+        *asks, "--judge-model", "wise", "--judge-key-env", "MY_KEY", "--max-lost", "0.2", code=3
+    )
+    assert result.answers is not None
+    assert [one.preferred for one in result.answers.questions] == ["tie", "tie", "a"]
+    assert JudgeHandler.asked == [("Bearer secret", "wise")] * 4, "equal answers need no judge"
+    assert [one.budget for one in result.budgets if not one.passed] == ["max_lost"]
+    assert "secret" not in result.model_dump_json()
+    chatty = pair.result(*asks, "--judge-model", "chatty").answers
+    assert chatty is not None
+    assert chatty.judged == {"a": 0, "b": 0, "tie": 1, "none": 2}
+    assert "I like both of them!" in chatty.questions[1].no_verdict
+    with pytest.raises(ServerError, match="answered none of 4 requests: HTTP 503"):
+        pair.run(*asks, "--judge-model", "broken")
+
+
+@pytest.mark.parametrize(
+    ("forward", "exchanged", "preferred"),
+    [
+        ("FIRST", "SECOND", "a"), ("SECOND", "FIRST", "b"), ("TIE", "TIE", "tie"), ("FIRST", "FIRST", "tie"),
+        ("Well.\n\n**FIRST**", "second thoughts\nSECOND.", "a"), ("FIRST or SECOND", "FIRST", None), ("", "TIE", None),
+    ],
+)  # fmt: skip
+def test_what_a_judge_writes_is_read_strictly(forward: str, exchanged: str, preferred: str | None) -> None:
+    assert decide(forward, exchanged).preferred == preferred
+
+
+def test_everything_wrong_with_a_command_line_is_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text("{}")
+
+    def faults(*words: str) -> set[str]:
+        with pytest.raises(InvalidInput) as caught:
+            CliRunner().invoke(cli, ["compare", *words], catch_exceptions=False, standalone_mode=False)
+        return {fault.key or fault.problem for fault in caught.value.faults}
+
+    assert faults(str(file), str(tmp_path / "b.json"), "--rounds", "9", "--judge", "x", "--min-equal", "2") == {
+        "B", "--rounds", "--judge", "--min-equal", "--judge and --judge-model go together",
+    }  # fmt: skip
+    assert faults("a", str(tmp_path), "--rounds", "2", "--skip-golden", "--min-similar", "1", "--slo", "x") == {
+        "B", "--rounds", "--min-similar", "--slo",
+    }  # fmt: skip
+    assert faults(str(file), "a") == {"a stored run cannot be compared with what runs"}
+
+
+@pytest.mark.servers
+def test_two_packages_are_served_and_compared(tmp_path: Path) -> None:
+    """One target without a draft and with one, beside each other and by turns: greedily they are the same model."""
+    a, b = (package_support_pair(tmp_path / str(draft), draft=draft) for draft in (False, True))
+    asked = ("Is there any warranty on the headset?", "The router says error E62.")
+    golden = [
+        GoldenQuestion.model_validate({"messages": ({"role": "user", "content": text},), "max_tokens": 12})
+        for text in asked
+    ]
+    write_document(GoldenSet(tuple(golden), GoldenBudgets(min_equal=1.0)).document, b)
+
+    def compared(*words: str) -> CompareResult:
+        arguments = ["compare", str(a), str(b), "--json", *words]
+        done = CliRunner().invoke(cli, arguments, standalone_mode=False)
+        assert done.exception is None, done.output
+        return CompareResult.model_validate_json(done.stdout)
+
+    load = ["--concurrency=2", "--requests=4", "--warmup=0", "--prompt-tokens=16", "--output-tokens=8"]
+    result = compared("--rounds", "3", *load, "--max-perplexity-increase", "0.01")
+    assert not result.by_turns
+    assert (result.loads[0].requests, result.loads[0].failed) == ((12, 12), (0, 0))
+    assert all(len(one.rounds) == 3 for one in result.loads[0].metrics)
+    assert [one.budget for one in result.budgets] == ["min_passed", "min_equal", "max_perplexity_increase"]
+    assert result.passed
+    assert result.answers is not None
+    found = result.answers.perplexity
+    assert found is not None
+    assert found.a_of_a > 1
+    for other in (found.b_of_a, found.b_of_b, found.a_of_b):
+        assert other == pytest.approx(found.a_of_a, rel=1e-3)
+    again = compared("--rounds", "0", "--by-turns")
+    assert again.by_turns
+    assert again.answers is not None
+    assert again.answers.questions == result.answers.questions
+    ours = [one for one in processes() if str(tmp_path) in one or "pipeline-compare-" in one]
+    assert ours == [], "nothing is left"
+
+
+def processes() -> list[str]:
+    """Command lines of all processes but this one."""
+    lines = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int(folder.name) != os.getpid():
+                lines.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return lines

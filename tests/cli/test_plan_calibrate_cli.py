@@ -1,0 +1,152 @@
+"""`pipeline plan --calibrate-from`, as a user calls it: on a processor and on a GPU, and with files that do not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from pipeline.bench.arrivals import Load
+from pipeline.bench.forecast import Promise
+from pipeline.bench.result import BenchResult, LevelResult
+from pipeline.cli.plan import command
+from pipeline.machine.host import processor_name
+from pipeline.plan.performance import Workload
+from pipeline.recipe import load_recipe
+from pipeline.store import Store
+from tests.support.benched import failed_level, level, result
+
+pytest.importorskip("scipy")
+
+GPU = "llama-3.1-8b-fp8"
+LENGTHS = ("--prompt-tokens", "100", "--output-tokens", "32")
+
+
+@pytest.fixture(autouse=True)
+def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Store:
+    monkeypatch.setenv("PIPELINE_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return Store(tmp_path / "store")
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(command, tuple(map(str, arguments)))
+
+
+def benched(path: Path, levels: list[LevelResult], **target: Any) -> Path:
+    """A file of `pipeline bench --output`."""
+    made: BenchResult = result(levels, machine={"processor": processor_name()})
+    made.model_copy(update={"target": {**made.target, **target}}).write(path)
+    return path
+
+
+def levels(*loads: int) -> list[LevelResult]:
+    work = Workload(100, 32)
+    return [
+        level(
+            Load("concurrency", load),
+            lambda batch: (20 + 3.0 * batch, 4 + 0.5 * batch),
+            work=work,
+            acceptance=0.4,
+        )
+        for load in loads
+    ]
+
+
+def test_a_processor_has_a_forecast_once_it_was_measured(tmp_path: Path, store: Store) -> None:
+    files = [
+        benched(tmp_path / f"{n}.json", levels(*loads), runtime="cpu")
+        for n, loads in enumerate(((1, 4), (16,)))
+    ]
+    assert "speed on" not in run("tiny-cpu").stdout
+    assert Promise.made(load_recipe("tiny-cpu", ()), store).none_because
+
+    found = run("tiny-cpu", "--calibrate-from", *files)
+    assert found.exit_code == 0, found.output
+    (written,) = store.calibrations.iterdir()
+    assert str(written) in found.stdout
+    assert "constants fitted to 2 files" in found.stdout
+
+    outlook = json.loads(run("tiny-cpu", *LENGTHS, "--json").stdout)["performance"]
+    assert processor_name() in outlook["source"]
+    assert (
+        outlook["tokens_per_s"]["low"] <= outlook["tokens_per_s"]["value"] <= outlook["tokens_per_s"]["high"]
+    )
+    assert "left out of the fit" in run("tiny-cpu", *LENGTHS).stdout.replace("\n  ", " ")
+    assert "speed on" not in run("tiny-cpu", "--no-calibration").stdout
+
+    seen = levels(4)
+    (point,) = Promise.made(load_recipe("tiny-cpu", ()), store).of(seen).points
+    assert point is not None
+    assert point.output_tokens_per_s == pytest.approx(seen[0].output_tokens_per_s, rel=0.3)
+
+
+def test_a_gpu_is_forecast_by_its_own_measurements(tmp_path: Path, store: Store) -> None:
+    file = benched(tmp_path / "h100.json", levels(1, 16), runtime="tensorrt", gpu="h100-sxm-80g")
+    elsewhere = tmp_path / "mine.yaml"
+    found = run(GPU, "--calibrate-from", file, "--output", elsewhere, "--json")
+    assert found.exit_code == 0, found.output
+    document = json.loads(found.stdout)
+    assert document["file"] == str(elsewhere)
+    assert document["calibration"] == yaml.safe_load(elsewhere.read_text())
+    assert document["calibration"]["errors"]["itl"]["before"] > 0.1
+    assert {row["concurrency"] for row in document["loads"]} == {1, 16}
+    assert not store.calibrations.exists()
+
+    def source(*options: object) -> str:
+        return str(json.loads(run(GPU, *LENGTHS, "--json", *options).stdout)["performance"]["source"])
+
+    assert source() == "published figures"
+    assert "h100-sxm-80g" in source("--calibration", elsewhere)
+    assert source("--set", "runtime.gpu=h200-sxm-141g") == "published figures"
+
+
+def test_what_does_not_fit_is_told_at_once_and_nothing_is_written(tmp_path: Path, store: Store) -> None:
+    other = benched(tmp_path / "other.json", levels(1), runtime="pytorch", gpu="b200-180g")
+    broken = tmp_path / "broken.json"
+    broken.write_text("{}")
+    found = run(GPU, "--calibrate-from", other, broken)
+    text = str(found.exception)
+    for word in ("other.json", "pytorch", "tensorrt", "b200-180g", "h100-sxm-80g", "broken.json", "levels"):
+        assert word in text
+    assert not store.calibrations.exists()
+
+
+def test_loads_that_no_constant_explains_are_not_used(tmp_path: Path) -> None:
+    silent = levels(4)[0].model_copy(update={"acceptance": None})
+    few = levels(2)[0].model_copy(update={"cached_share": 0.5})
+    useless = [failed_level(Load("concurrency", 1), "gone"), silent, few, *levels(32)]
+    file = benched(tmp_path / "useless.json", useless, runtime="cpu")
+    found = run("tiny-cpu", "--calibrate-from", file)
+    for words in ("no answer of two or more tokens", "--way triton", "response cache", "more than the 16"):
+        assert words in str(found.exception)
+    kept = run("tiny-cpu", "--calibrate-from", benched(file, [*useless, *levels(2)], runtime="cpu"))
+    assert kept.exit_code == 0, kept.output
+    assert kept.stdout.count("warning: not used") == len(useless)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("tiny-cpu", "more.json"), "name one RECIPE"),
+        (("tiny-cpu", "--calibrate-from", "a.json", "--output", "a.html"), "must end in .yaml"),
+        (("tiny-cpu", "--calibrate-from", "a.json", "--compare"), "exclude each other"),
+        (("tiny-cpu", "--calibration", "a.yaml", "--no-calibration"), "--no-calibration exclude each other"),
+        (("tiny-cpu", "--output", "a.yaml"), "goes with --compare or --calibrate-from"),
+    ],
+)
+def test_options_that_exclude_each_other_are_named(options: tuple[str, ...], words: str) -> None:
+    assert words in str(run(*options).exception)
+
+
+def test_constants_of_another_device_are_refused(tmp_path: Path) -> None:
+    file = benched(tmp_path / "h100.json", levels(1, 8), runtime="tensorrt", gpu="h100-sxm-80g")
+    made = tmp_path / "mine.yaml"
+    assert run(GPU, "--calibrate-from", file, "--output", made).exit_code == 0
+    refused = run("tiny-cpu", "--calibration", made)
+    assert "h100-sxm-80g" in str(refused.exception)
+    assert "is of tensorrt, and the recipe's is cpu" in str(refused.exception)
