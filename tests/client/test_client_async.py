@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import subprocess
+import sys
 import time
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -26,6 +29,13 @@ from pipeline.client import (
 from pipeline.client.testing import Ending, FakeServer, Received, Reply
 
 SLOW = Reply(["a"] * 1000, delay_s=0.01)
+SERVER = """
+import sys
+from pipeline.client.testing import FakeServer, Reply
+with FakeServer(Reply(["a"] * 24)) as server:
+    print(server.port, flush=True)
+    sys.stdin.read()
+"""
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -89,6 +99,58 @@ def test_cancelling_the_task_cancels_on_the_server() -> None:
 
     with FakeServer(SLOW) as server:
         run(work(server))
+
+
+class _Mallinfo(ctypes.Structure):
+    _fields_: ClassVar = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
+        )
+    ]  # fmt: skip
+
+
+def native_bytes() -> int:
+    """What has been allocated outside of Python's own memory, by glibc."""
+    libc = ctypes.CDLL("libc.so.6")
+    libc.mallinfo2.restype = _Mallinfo
+    return int(libc.mallinfo2().uordblks)
+
+
+def test_tasks_that_are_cancelled_in_a_stream_leave_no_memory_behind() -> None:
+    async def one(client: AsyncClient) -> None:
+        begun = asyncio.Event()
+
+        async def read() -> None:
+            async with client.stream("Hi", max_tokens=1000) as stream:
+                async for _ in stream:
+                    begun.set()
+
+        task = asyncio.create_task(read())
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def work(port: int) -> None:
+        async with AsyncClient(f"127.0.0.1:{port}") as client:
+            for _ in range(200):
+                await one(client)
+            before = native_bytes()
+            for _ in range(600):
+                await one(client)
+            assert native_bytes() - before < 300 * 2**10, "grpc.aio itself keeps more than 1 KiB of each"
+
+    # In a process of its own: one in this process would allocate, too.
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        try:
+            run(work(int(server.stdout.readline())))
+        finally:
+            server.stdin.close()
 
 
 def test_cancel_wakes_the_reader() -> None:
