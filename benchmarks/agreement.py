@@ -48,7 +48,6 @@ from benchmarks.common import (
     running,
     serving,
 )
-from benchmarks.gateway import GATEWAY
 from pipeline import progress
 from pipeline.bench.arrivals import Load
 from pipeline.bench.result import LevelResult
@@ -331,7 +330,7 @@ def find_server(chosen: argparse.Namespace, stack: ExitStack, folder: Path) -> S
     if chosen.gateway:
         delays = (chosen.first_ms, chosen.gap_ms, chosen.output_tokens)
         upstream, _ = stack.enter_context(running(SCRIPTED, *delays))
-        port, _ = stack.enter_context(running(GATEWAY, f"127.0.0.1:{upstream}"))
+        port, _ = stack.enter_context(running(HERE / "gateway_server.py", f"127.0.0.1:{upstream}", 1))
         return Server(f"http://127.0.0.1:{port}", "tiny", tokenizer.resolve(), scripted=True)
     port, _ = stack.enter_context(running(HERE / "stand_in.py", chosen.first_ms, chosen.gap_ms))
     url = f"http://127.0.0.1:{port}"

@@ -49,7 +49,7 @@ from pipeline.cache.sqlite import SqliteBackend
 from pipeline.client import AsyncClient, ChatTemplate, ClientError, PromptLimit
 from pipeline.client.testing import Ending, FakeServer, Reply
 from pipeline.gateway.app import Gateway
-from pipeline.gateway.limits import FairQueue
+from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.tenants import Tenants

@@ -37,7 +37,8 @@ def peer_environment(kind: str, environments: Path = ENVIRONMENTS) -> Path:
     if not made.is_file() or made.read_text() != requirements.read_text():
         print(f"installing {kind} into {folder}", file=sys.stderr, flush=True)
         venv.create(folder, with_pip=True, clear=True)
-        subprocess.run([folder / "bin" / "pip", "install", "-q", "-r", requirements], check=True)
+        alone = ["--no-deps"] if "--no-deps" in requirements.read_text() else []
+        subprocess.run([folder / "bin" / "pip", "install", "-q", *alone, "-r", requirements], check=True)
         made.write_text(requirements.read_text())
     return folder / "bin"
 

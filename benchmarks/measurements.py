@@ -62,10 +62,10 @@ MEASUREMENTS = {
         1,
     ),
     "gateway": Measurement(
-        "python benchmarks/gateway.py --peers --rounds 8 --json",
-        "--rounds 1 --tokens 20",
-        "the gateway beside the server behind it, and beside LiteLLM's proxy",
-        3,
+        "python benchmarks/gateway.py --peers --json",
+        "--rounds 1 --tokens 20 --streams 1 4",
+        "the gateway, with one worker and two, beside the server behind it, LiteLLM's proxy and vLLM's API server",
+        8,
     ),
     "rollouts": Measurement(
         "python benchmarks/rollouts.py --json",

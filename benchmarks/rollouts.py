@@ -1,6 +1,6 @@
 """Exchanges of a package under load: how many requests fail, which are answered wrongly, and what they feel of it.
 
-    python benchmarks/rollouts.py [--streams 16] [--exchanges 10] [--in-place] [--json]
+    python benchmarks/rollouts.py [--streams 16] [--exchanges 10] [--in-place] [--workers N] [--json]
 
 Builds two packages of one name that answer every question differently (the two checkpoints of the repository), serves
 the first by `pipeline serve`, and asks through its gateway, greedily, one question after the other on each stream.
@@ -229,6 +229,7 @@ def main() -> int:
     parser.add_argument(
         "--in-place", action="store_true", help="end the old Triton before the new one starts"
     )
+    parser.add_argument("--workers", type=int, default=1, help="processes of the gateway")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--store", type=Path, help="by default a temporary folder")
     options = parser.parse_args()
@@ -243,7 +244,7 @@ def main() -> int:
             (folder / "golden.jsonl").write_text(GOLDEN)
             packages.append(pipeline("build", str(recipe), "--store", str(store))["artifact"])
             recipes.append(recipe)
-        words = (str(recipes[0]),)
+        words = (str(recipes[0]), "--workers", str(options.workers))
         served = stack.enter_context(serving(words, NAME, Store.at(store), store / "logs"))
         url = served.record.gateway_url
         expected = {packages[0]: asyncio.run(answers(url))}

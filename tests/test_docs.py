@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import pytest
 
 from pipeline.cli.main import cli
+from pipeline.client.sampling import PARAMETERS, is_neutral
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
@@ -132,3 +134,21 @@ def without_arguments(node: ast.stmt) -> Iterator[str]:
         arguments = {one.arg for one in [*function.args.args, *function.args.kwonlyargs]} - {"self", "cls"}
         if not text or (arguments and "Args:" not in text):
             yield f"{node.name}.{function.name}" if isinstance(node, ast.ClassDef) else function.name
+
+
+def test_the_table_of_parameters_knows_each_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    parameters = importlib.import_module("manual.parameters")
+    assert set(parameters.EXAMPLES) == set(PARAMETERS)
+    assert all(not is_neutral(name, value) for name, value in parameters.EXAMPLES.items())
+    rows = re.findall(r"^\| [^|]+ \| `(\w+)` \| (?:yes|no|`)", parameters.table(), re.MULTILINE)
+    assert rows == list(PARAMETERS)
+    for title, name, expected in (
+        ("cpu", "min_p", "yes"),
+        ("tensorrt 1.2.1", "min_p", "no"),
+        ("tensorrt 1.2.1", "ignore_eos", "yes"),
+        ("tensorrt 1.2.1", "prompt_log_probs", "serving.prompt_log_probs"),
+        ("pytorch 1.2.1", "presence_penalty", "no"),
+        ("pytorch 1.3.0", "presence_penalty", "yes"),
+    ):
+        assert parameters.takes(title, name) == expected

@@ -7,7 +7,7 @@ same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,9 @@ from shared.tokenizer import TextTokenizer
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 Texts = Sequence[Sequence[str]]  # words of each row
+TokenIds = Sequence[int]
+# Row of the batch, tokens, and what is added to their logits.
+Bias = tuple[int, list[int], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,34 +51,65 @@ class PromptEncoder:
 
     def encode(
         self,
-        texts: Sequence[str],
+        prompts: Sequence[str | TokenIds],
         *,
         stop_words: Texts | None = None,
         bad_words: Texts | None = None,
         bias_words: Texts | None = None,
         bias_weights: npt.NDArray[Any] | None = None,
+        bias_ids: Sequence[TokenIds] | None = None,
+        bias_values: npt.NDArray[Any] | None = None,
+        stop_token_ids: Sequence[TokenIds] | None = None,
         end_id: npt.NDArray[Any] | None = None,
         pad_id: npt.NDArray[Any] | None = None,
         table_id: npt.NDArray[Any] | None = None,
     ) -> Prompts:
         """The tensors of a batch; what is not given has the model's default.
 
+        Args:
+            prompts: Texts, or token ids, which stay as they are.
+            stop_words: Texts that end an answer.
+            bad_words: Texts that must not come.
+            bias_words: Texts whose tokens get a bias.
+            bias_weights: Of those, [b, words].
+            bias_ids: Tokens that get a bias.
+            bias_values: Of those, [b, ids].
+            stop_token_ids: Tokens that end an answer.
+            end_id: Instead of the model's own end token and stop tokens; -1 is none.
+            pad_id: Fills up shorter rows.
+            table_id: Id of a prompt table.
+
         Raises:
-            RequestRefused: words and weights do not match in number.
+            RequestRefused: words and weights do not match in number, or an id is not in the vocabulary.
         """
-        rows = len(texts)
-        ids = [self.tokenizer.encode(text) for text in texts]
+        rows = len(prompts)
+        ids = [
+            self.tokenizer.encode(prompt)
+            if isinstance(prompt, str)
+            else self._known("prompt_token_ids", prompt)
+            for prompt in prompts
+        ]
         pads = _column(self.pad_id if pad_id is None else pad_id, rows)
         stops = self._word_ids(stop_words, rows)
+        if stop_token_ids is not None:
+            stops = [
+                [*words, *([token] for token in self._known("stop_token_ids", tokens))]
+                for words, tokens in zip(stops, stop_token_ids, strict=True)
+            ]
         if end_id is None:
             stops = [[*row, *([token] for token in self.stop_token_ids)] for row in stops]
+        biased = [self._known("logit_bias_token_ids", row) for row in bias_ids or [()] * rows]
+        biases = [
+            *_biases("embedding bias", "words", self._word_ids(bias_words, rows), bias_weights),
+            *_biases("logit_bias_values", "token ids", [[[id] for id in row] for row in biased], bias_values),
+        ]
         input_ids = pad_right(ids, pads)
         return Prompts(
             input_ids=input_ids,
             input_lengths=np.array([[len(row)] for row in ids], np.int32),
             stop_words=pack(stops),
             bad_words=pack(self._word_ids(bad_words, rows)),
-            embedding_bias=self._bias(bias_words, bias_weights, rows),
+            embedding_bias=self._bias(biases, rows),
             end_id=_column(self.end_id if end_id is None else end_id, rows),
             pad_id=pads,
             table_ids=None if table_id is None else self._table_ids(input_ids, table_id),
@@ -90,20 +124,30 @@ class PromptEncoder:
             return [[] for _ in range(rows)]
         return [[self.tokenizer.encode_word(word) for word in row] for row in texts]
 
-    def _bias(self, texts: Texts | None, weights: npt.NDArray[Any] | None, rows: int) -> Float32:
-        if texts is None and weights is None:
-            return np.zeros((rows, 0), np.float32)
-        counts = [len(row) for row in texts or []]
-        given = [] if weights is None else weights.reshape(rows, -1).tolist()
-        if counts != [len(row) for row in given]:
-            raise RequestRefused(
-                f"embedding bias: {sum(counts)} words, {sum(map(len, given))} weights; one for each"
-            )
-        bias = np.zeros((rows, self.vocab_size), np.float32)
-        for row, (row_words, row_weights) in enumerate(zip(texts or [], given, strict=True)):
-            for word, weight in zip(row_words, row_weights, strict=True):
-                bias[row, self.tokenizer.encode_word(word)] += weight
+    def _known(self, name: str, tokens: TokenIds) -> list[int]:
+        wrong = next((token for token in tokens if not 0 <= token < self.vocab_size), None)
+        if wrong is not None:
+            raise RequestRefused(f"{name} = {wrong}: must be token ids, 0 to {self.vocab_size - 1}")
+        return list(tokens)
+
+    def _bias(self, biases: Sequence[Bias], rows: int) -> Float32:
+        """The sum of all biases, [b, vocabulary]; [b, 0] where there are none."""
+        bias = np.zeros((rows, self.vocab_size if biases else 0), np.float32)
+        for row, tokens, number in biases:
+            bias[row, tokens] += number
         return bias
+
+
+def _biases(
+    name: str, kind: str, words: list[list[list[int]]], numbers: npt.NDArray[Any] | None
+) -> Iterator[Bias]:
+    """Pair the words of each row, as tokens, with the numbers that belong to them."""
+    given = [[] for _ in words] if numbers is None else numbers.reshape(len(words), -1).tolist()
+    counts = [len(row) for row in words]
+    if counts != [len(row) for row in given]:
+        raise RequestRefused(f"{name}: {sum(counts)} {kind}, {sum(map(len, given))} weights; one for each")
+    for row, (tokens, weights) in enumerate(zip(words, given, strict=True)):
+        yield from ((row, word, weight) for word, weight in zip(tokens, weights, strict=True))
 
 
 def pad_right(rows: Sequence[Sequence[int]], pads: Int32) -> Int32:

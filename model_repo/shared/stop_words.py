@@ -7,8 +7,8 @@ As tensors they are int32 [2, N], all ids in a row above, ends of the words belo
 
 Rows of a batch are padded with id 0 and end -1. A batch without words has N = 0.
 
-In text, what comes before a stop word goes out, the word itself and what follows do not. A stop word may lie across
-pieces, so the end of a piece waits while it could be the beginning of one.
+In text, what comes before a stop word goes out; what follows does not, nor does the word itself, unless the request
+wants it. A stop word may lie across pieces, so the end of a piece waits while it could be the beginning of one.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class StopText:
     True
     """
 
-    def __init__(self, words: Iterable[str]) -> None:
+    def __init__(self, words: Iterable[str], *, keeps: bool = False) -> None:
+        """`keeps`: the stop word itself goes out, too."""
+        self._keeps = keeps
         self._words = tuple(word for word in words if word)
         self._waiting = ""
         self.stopped = False
@@ -76,10 +78,11 @@ class StopText:
         if self.stopped:
             return ""
         text = self._waiting + piece
-        found = [at for at in (text.find(word) for word in self._words) if at >= 0]
+        found = [(at, at + len(word)) for word in self._words if (at := text.find(word)) >= 0]
         if found:
             self.stopped, self._waiting = True, ""
-            return text[: min(found)]
+            begin, end = min(found)
+            return text[: end if self._keeps else begin]
         keep = max((_overlap(text, word) for word in self._words), default=0)
         self._waiting = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -20,6 +20,20 @@ def read(request: Any, name: str) -> Array | None:
     return None if tensor is None else tensor.as_numpy()
 
 
+def required(request: Any, name: str, also: str = "") -> Array:
+    """The input of that name. Triton counts inputs only: where an optional one is given, it does not miss another.
+
+    `also`: what a client may know the input by.
+
+    Raises:
+        RequestRefused: the request has none.
+    """
+    array = read(request, name)
+    if array is None:
+        raise RequestRefused(f"{name}{f' ({also})' if also else ''}: is missing")
+    return array
+
+
 def read_texts(request: Any, name: str) -> list[list[str]] | None:
     """A text input as rows of texts.
 
@@ -33,6 +47,12 @@ def read_texts(request: Any, name: str) -> list[list[str]] | None:
         return [[item.decode("utf-8") for item in row] for row in array.reshape(array.shape[0], -1).tolist()]
     except UnicodeDecodeError as error:
         raise RequestRefused(f"{name}: is not UTF-8 ({error.reason} at byte {error.start})") from None
+
+
+def read_ids(request: Any, name: str) -> list[list[int]] | None:
+    """An input of token ids as rows of ids; None if the request has none."""
+    array = read(request, name)
+    return None if array is None else array.reshape(array.shape[0], -1).tolist()
 
 
 def read_flag(request: Any, name: str, default: bool = False) -> bool:

@@ -17,7 +17,9 @@ calibrate   what they tell of the plan's constants: `pipeline plan --calibrate-f
 page        the run as one HTML file
 
 compare       two runs, deployments or packages, in turns; budgets; the result as JSON
-comparison    ratios with intervals, and whether they are noise
+sides         where the two come from
+ratios        the ratio of a figure over rounds, with its interval and a test
+comparison    all figures of the two, and whether they differ or it was noise
 answers       golden questions to both: equal, similar, right, and how perplexed each is by the other's
 engine_model  the engine's own model, asked with token ids
 judge         a model that says which answer is better

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pipeline.bench.comparison import Side
 from pipeline.bench.engine_model import EngineModel
 from pipeline.bench.judge import Judge, Judgement
+from pipeline.bench.sides import ComparedDeployment
 from pipeline.bench.subject import Subject
 from pipeline.bench.targets import Question
 from pipeline.client import ChatTemplate
@@ -32,30 +32,9 @@ from pipeline.reading import read_tokenizer
 from pipeline.stages.evaluate.engine_answers import EngineAnswer
 from pipeline.triton.deployment import TARGET_MODEL, Deployment
 
-__all__ = ["AnswerComparison", "AnswerStudy", "ComparedDeployment", "QuestionResult"]
+__all__ = ["AnswerComparison", "AnswerStudy", "QuestionResult"]
 
 _OTHER: dict[Side, Side] = {"a": "b", "b": "a"}
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedDeployment:
-    """One of the two, while it runs.
-
-    Attributes:
-        subject: How its speed is measured.
-        package: Folder that it is served from.
-        grpc_url: Of its Triton: host:port.
-    """
-
-    subject: Subject
-    package: Path
-    grpc_url: str
-
-    @property
-    def asked_directly(self) -> Subject:
-        """The same past its gateway, which may have a response cache."""
-        entry = Deployment.load(self.package).entry_model
-        return replace(self.subject, way="triton", url=self.grpc_url, model=entry)
 
 
 class _Section(BaseModel):

@@ -10,45 +10,41 @@ beside each other where two fit, and else by turns: each is started anew for its
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.bench.answers import AnswerComparison, AnswerStudy, ComparedDeployment, answer_checks
+from pipeline.bench.answers import AnswerComparison, AnswerStudy, answer_checks
 from pipeline.bench.comparison import LoadComparison, Side, compare_rounds, compare_runs
 from pipeline.bench.judge import Judge
+from pipeline.bench.ratios import LEAST_ROUNDS
 from pipeline.bench.result import BenchResult, LevelResult
 from pipeline.bench.run import BenchOptions, Watcher, run_bench
-from pipeline.bench.subject import Subject, Way
+from pipeline.bench.sides import ComparedDeployment, DeploymentSource, PackageSource
 from pipeline.errors import Fault, InvalidInput
 from pipeline.golden import BudgetCheck, GoldenSet
 from pipeline.prepare.second_server import memory_beside
 from pipeline.progress import Progress, Silent
 from pipeline.reading import read_text
-from pipeline.recipe import Slo
-from pipeline.serving.served import ServedDeployment
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
-from pipeline.triton.running import RunningServer
 
 __all__ = [
     "CompareOptions",
     "CompareResult",
-    "PackageSource",
-    "RunningSource",
     "compare_deployments",
     "compare_files",
 ]
 
 _MAX_BYTES = 1 << 30
 _SEEDS = 1000  # between two rounds: a load of a round takes one
+_CUT_SHORT = "Ctrl-C ended it early: answers were not compared, and no budget was checked"
 _MOST_FAILED = 0.01  # by which B may fail more often than A without a warning
 
 
@@ -84,6 +80,9 @@ class CompareResult(_Section):
     b: ComparedSide
     rounds: int = Field(
         description="Of A and B each; 0 for stored runs, or where only answers were compared."
+    )
+    interrupted: bool = Field(
+        default=False, description="Whether Ctrl-C ended it: it has fewer rounds, and no budget was checked."
     )
     by_turns: bool = Field(description="Whether each package was started anew for its part of the rounds.")
     threshold: float = Field(description="Relative difference that `rounds_needed` is about.")
@@ -141,88 +140,6 @@ class CompareOptions:
     by_turns: bool = False
 
 
-class DeploymentSource(Protocol):
-    """Where one of the two comes from."""
-
-    @property
-    def given(self) -> str:
-        """As on the command line."""
-        ...
-
-    @property
-    def package(self) -> Path:
-        """Folder that it is served from."""
-        ...
-
-    def up(self) -> AbstractContextManager[ComparedDeployment]:
-        """Have it run inside the block."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class RunningSource:
-    """A deployment that runs, and goes on running.
-
-    Attributes:
-        given: As on the command line.
-        subject: How it is measured.
-        record: Where it runs.
-    """
-
-    given: str
-    subject: Subject
-    record: RunningServer
-
-    @property
-    def package(self) -> Path:
-        return self.record.deployment.parent
-
-    @contextmanager
-    def up(self) -> Iterator[ComparedDeployment]:
-        yield ComparedDeployment(self.subject, self.package, self.record.grpc_url)
-
-
-@dataclass(frozen=True, slots=True)
-class PackageSource:
-    """A package, served by `pipeline serve` as a process of its own.
-
-    Attributes:
-        given: As on the command line.
-        package: Its folder.
-        slo: For goodput.
-        way: Whether a gateway is in front.
-        devices: GPUs that it may use; empty for all that it needs.
-    """
-
-    given: str
-    package: Path
-    slo: Slo | None = None
-    way: Way = "triton"
-    devices: tuple[int, ...] = ()
-
-    @contextmanager
-    def up(self) -> Iterator[ComparedDeployment]:
-        deployment = Deployment.load(self.package)
-        with tempfile.TemporaryDirectory(prefix="pipeline-compare-") as folder:
-            # A store of its own: two packages of one name can then run at a time.
-            store = Store(Path(folder))
-            words = ["--package", str(self.package.absolute()), *store.words]
-            words += ["--no-gateway"] if self.way == "triton" else []
-            words += ["--gpus", ",".join(map(str, self.devices))] if self.devices else []
-            served = ServedDeployment.start(
-                words,
-                deployment.name,
-                store.running,
-                Path(folder) / "logs",
-                deadline_s=deployment.start_deadline_s,
-            )
-            try:
-                subject = Subject.of_record(served.record, self.slo, self.way)
-                yield ComparedDeployment(subject, self.package, served.record.grpc_url)
-            finally:
-                served.stop()
-
-
 def compare_deployments(
     a: DeploymentSource,
     b: DeploymentSource,
@@ -243,28 +160,39 @@ def compare_deployments(
     Raises:
         ServerError: One of them does not start, or does not answer.
         InvalidInput: The file of prompts has faults.
-        KeyboardInterrupt: A load was ended by Ctrl-C; what was started has ended, too.
+        KeyboardInterrupt: Ctrl-C came before both had three rounds. What was started has ended.
     """
     run = _Comparison({"a": a, "b": b}, options, progress, watch)
+    interrupted = False
     with ExitStack() as stack:
         run.open(stack)
-        run.rounds()
-    comparison = compare_rounds(run.levels["a"], run.levels["b"], options.threshold) if options.rounds else ()
+        try:
+            run.rounds()
+        except KeyboardInterrupt:
+            interrupted = True
+            if run.complete_rounds < LEAST_ROUNDS:
+                raise
+    rounds = run.complete_rounds
+    levels_a, levels_b = run.levels["a"][:rounds], run.levels["b"][:rounds]
+    comparison = compare_rounds(levels_a, levels_b, options.threshold) if rounds else ()
     answers, checks = None, list[BudgetCheck]()
-    if run.study is not None and options.golden is not None:
+    if run.study is not None and options.golden is not None and not interrupted:
         answers = asyncio.run(run.study.result(options.judge))
         checks += answer_checks(run.study.comparison, answers, options.golden.budgets, options.max_lost)
     return CompareResult(
         made=_now(),
         a=_side(a, run.seen["a"]),
         b=_side(b, run.seen["b"]),
-        rounds=options.rounds,
+        rounds=rounds,
+        interrupted=interrupted,
         by_turns=run.by_turns,
         threshold=options.threshold,
         loads=comparison,
         answers=answers,
-        budgets=_budgets([*checks, *_speed_checks(comparison, options.max_regression)]),
-        warnings=(*run.warnings(), *_warnings(comparison)),
+        budgets=()
+        if interrupted
+        else _budgets([*checks, *_speed_checks(comparison, options.max_regression)]),
+        warnings=(*run.warnings(), *_warnings(comparison), *([_CUT_SHORT] if interrupted else ())),
     )
 
 
@@ -322,6 +250,11 @@ class _Comparison:
     def __post_init__(self) -> None:
         golden = self.options.golden
         self.study = None if golden is None else AnswerStudy(golden, timeout_s=self.options.bench.timeout_s)
+
+    @property
+    def complete_rounds(self) -> int:
+        """Rounds that both sides have."""
+        return min(len(levels) for levels in self.levels.values())
 
     def open(self, stack: ExitStack) -> None:
         """Have both run at once, where that does not make one slower than it would be alone."""

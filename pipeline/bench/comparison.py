@@ -1,15 +1,7 @@
 """Is B slower than A, or was it noise? Ratios of two deployments' figures, with intervals, tests and verdicts. Pure.
 
-Two deployments are measured in rounds, one after the other, with the same load (`compare`). A round gives one ratio B/A
-of each figure; what a machine does to both falls out of it. From the logarithms of the ratios come
-
-    the ratio       their mean without the fifth that is lowest and the fifth that is highest: a round in which the
-                    machine was busy with something else does not decide
-    the interval    a bootstrap over rounds, widened for few of them as Hesterberg does ("What Teachers Should Know
-                    About the Bootstrap", 2015): a plain one promises too much
-    the verdict     a t-test of the trimmed mean (Tukey and McLaughlin, 1963), corrected by Holm for all figures that
-                    are looked at together: a package that is compared with itself is called worse in less than one
-                    case of twenty, whatever figure it would be
+Two deployments are measured in rounds, one after the other, with the same load (`compare`); `ratios` says what is made
+of the rounds.
 
 Of two stored runs there is one measurement each, so only their requests can be compared: medians by Mann-Whitney, 95th
 percentiles by a permutation test. That tells two runs apart, but not two packages: what the machine did meanwhile is in
@@ -18,8 +10,6 @@ it, and requests that were under way together count as if they knew nothing of e
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -27,8 +17,9 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from pipeline.bench.ratios import ALPHA, MOST_ROUNDS, RoundRatio, holm, rounds_needed, scatter
 from pipeline.bench.result import BenchResult, LevelResult
-from pipeline.bench.statistics import CONFIDENCE, Interval, Values
+from pipeline.bench.statistics import Interval, Values
 from pipeline.errors import Fault, InvalidInput
 
 __all__ = [
@@ -44,13 +35,8 @@ __all__ = [
 Side = Literal["a", "b"]
 Verdict = Literal["better", "worse", "no difference", "unknown"]
 
-_ALPHA = 1 - CONFIDENCE
-_TRIM = 0.2  # of the rounds, at each end
-_POWER = 0.8
-_RESAMPLES, _PERMUTATIONS = 4000, 1999
-_LEAST_ROUNDS = 3
+_RESAMPLES = 1999  # of requests, and of permutations of them
 _LEAST_REQUESTS = 20
-_MOST_ROUNDS = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +133,7 @@ class MetricComparison(_Section):
                 needed, done = self.rounds_needed, len(self.rounds)
                 if needed is not None and needed <= done:
                     return f"no difference; {threshold:.0%} would have been seen"
-                more = f"{needed} rounds" if needed is not None else f"not even {_MOST_ROUNDS} rounds"
+                more = f"{needed} rounds" if needed is not None else f"not even {MOST_ROUNDS} rounds"
                 return f"no difference that {done} rounds show; {more} would show {threshold:.0%}"
             case "no difference":
                 return "no difference"
@@ -273,58 +259,9 @@ def _load(
 
 
 def _of_rounds(metric: Metric, values: Sequence[tuple[float, float]]) -> MetricComparison:
-    logs = np.log(np.asarray(values, np.float64))
-    ratios = logs[:, 1] - logs[:, 0]
-    a, b, ratio = (math.exp(_trimmed(one)) for one in (logs[:, 0], logs[:, 1], ratios))
-    enough = len(values) >= _LEAST_ROUNDS
-    scatter = _scatter(ratios) if enough else 0.0
-    # Without any scatter there is nothing that a test could compute.
-    p = float(abs(math.log(ratio)) < 1e-9) if enough else None
-    if scatter > 1e-9:
-        from scipy.stats import t
-
-        kept = len(ratios) - 2 * int(_TRIM * len(ratios))
-        p = float(2 * t.sf(abs(math.log(ratio)) / scatter * math.sqrt(len(ratios)), kept - 1))
-    return _comparison(
-        metric,
-        (a, b, ratio),
-        _bootstrap(ratios) if scatter > 1e-9 else None,
-        p,
-        tuple((_round(one), _round(other)) for one, other in values),
-    )
-
-
-def _trimmed(values: Values, axis: int = 0) -> Any:
-    from scipy.stats import trim_mean
-
-    return trim_mean(values, _TRIM, axis=axis)
-
-
-def _scatter(ratios: Values) -> float:
-    """Standard error of the trimmed mean times the root of the rounds: what stands for a standard deviation."""
-    from scipy.stats.mstats import trimmed_stde
-
-    if len(ratios) < 1 / _TRIM:
-        return float(np.std(ratios, ddof=1))
-    return float(trimmed_stde(ratios, (_TRIM, _TRIM))) * math.sqrt(len(ratios))
-
-
-def _bootstrap(ratios: Values) -> Interval:
-    """The interval of the ratio, from the logarithms of each round's."""
-    from scipy.stats import bootstrap, norm, t
-
-    rounds = len(ratios)
-    # Hesterberg's expanded percentile interval: as wide as Student's t asks for where values are few.
-    tail = norm.cdf(math.sqrt(rounds / (rounds - 1)) * t.ppf(_ALPHA / 2, rounds - 1))
-    found: Any = bootstrap(
-        (ratios,),
-        _trimmed,
-        confidence_level=1 - 2 * tail,
-        n_resamples=_RESAMPLES,
-        method="percentile",
-        random_state=np.random.default_rng(0),
-    )
-    return float(np.exp(found.confidence_interval.low)), float(np.exp(found.confidence_interval.high))
+    found = RoundRatio.of(values)
+    rounds = tuple((_round(one), _round(other)) for one, other in values)
+    return _comparison(metric, (found.a, found.b, found.ratio), found.interval, found.p, rounds)
 
 
 def _of_runs(
@@ -349,14 +286,12 @@ def _of_runs(
         return np.asarray(other - one)
 
     how: dict[str, Any] = {"vectorized": True, "random_state": np.random.default_rng(0)}
-    found: Any = bootstrap(
-        (a, b), log_ratio, n_resamples=_PERMUTATIONS, method="percentile", batch=100, **how
-    )
+    found: Any = bootstrap((a, b), log_ratio, n_resamples=_RESAMPLES, method="percentile", batch=100, **how)
     low, high = np.exp(found.confidence_interval)
     tested: Any = (
         mannwhitneyu(a, b)
         if percent == 50
-        else permutation_test((a, b), log_ratio, n_resamples=_PERMUTATIONS, batch=100, **how)
+        else permutation_test((a, b), log_ratio, n_resamples=_RESAMPLES, batch=100, **how)
     )
     return _comparison(metric, values, (float(low), float(high)), float(tested.pvalue))
 
@@ -396,61 +331,16 @@ def _judged(loads: Sequence[LoadComparison]) -> Iterator[LoadComparison]:
 
 def _with_verdict(one: MetricComparison, p_adjusted: float) -> MetricComparison:
     verdict: Verdict = "no difference"
-    if p_adjusted < _ALPHA:
+    if p_adjusted < ALPHA:
         verdict = "worse" if one.regression > 0 else "better"
     return one.model_copy(update={"p_adjusted": p_adjusted, "verdict": verdict})
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p-values of several tests, so that one of them errs in at most 5 % of all cases.
-
-    Holm, "A Simple Sequentially Rejective Multiple Test Procedure", 1979; scipy has no function for it.
-
-    Args:
-        p_values: Of each test.
-
-    Returns:
-        In the same order, each as large as before or larger, at most 1.
-    """
-    order = np.argsort(p_values, kind="stable")
-    found = np.empty(len(p_values))
-    steps = np.arange(len(p_values), 0, -1)
-    found[order] = np.minimum(1.0, np.maximum.accumulate(np.asarray(p_values)[order] * steps))
-    values: list[float] = found.tolist()
-    return values
-
-
 def _with_rounds_needed(one: MetricComparison, threshold: float, tests: int) -> MetricComparison:
-    if len(one.rounds) < _LEAST_ROUNDS:
+    if one.p is None:
         return one
-    needed = rounds_needed(_scatter(np.log([b / a for a, b in one.rounds])), threshold, tests)
+    needed = rounds_needed(scatter(one.rounds), threshold, tests)
     return one.model_copy(update={"rounds_needed": needed})
-
-
-def rounds_needed(scatter: float, threshold: float, tests: int) -> int | None:
-    """Compute how many rounds show a difference four times out of five, by the power of the t-test.
-
-    Args:
-        scatter: Standard deviation of the logarithms of ratios, from round to round, without the outermost.
-        threshold: Relative difference to be shown, such as 0.05.
-        tests: Figures that are looked at together.
-
-    Returns:
-        The fewest; None for more than 400.
-    """
-    from scipy.stats import nct, t
-
-    shift = math.log1p(threshold) / max(scatter, 1e-9)
-
-    def shows(rounds: int) -> bool:
-        free = rounds - 2 * int(_TRIM * rounds) - 1
-        power = nct.sf(t.ppf(1 - _ALPHA / 2 / max(1, tests), free), free, math.sqrt(rounds) * shift)
-        # Where it is as good as certain, scipy gives no number.
-        return bool(np.isnan(power) or power >= _POWER)
-
-    counts = range(_LEAST_ROUNDS, _MOST_ROUNDS + 1)
-    found = bisect_left(counts, x=True, key=shows)
-    return counts[found] if found < len(counts) else None
 
 
 def _round(value: float) -> float:

@@ -54,6 +54,8 @@ class RequestOptions(Sampling, total=False):
     tools: Sequence[Mapping[str, Any]]
     # The prompt as the chat template renders messages and tools, where that is known already.
     rendered: str | None
+    # What the chat template was given for it besides messages and tools.
+    variables: Mapping[str, Any]
     # False: neither looked up nor stored.
     cache: bool
     # How long the answer may be served again; by default what the cache's `lifetime` says of the question.
@@ -71,6 +73,7 @@ class CachedRequest:
     request_id: str | None
     tools: Sequence[Mapping[str, Any]]
     rendered: str | None
+    variables: Mapping[str, Any]
     cache: bool
     ttl_s: float | None
     unkeyed: Mapping[str, Any]
@@ -84,8 +87,11 @@ class CachedRequest:
             request_id=sampling.pop("request_id", None),
             tools=sampling.pop("tools", ()),
             rendered=sampling.pop("rendered", None),
-            # A stored answer has no room for top log-probs.
-            cache=sampling.pop("cache", True) and not sampling.get("top_log_probs"),
+            variables=sampling.pop("variables", None) or {},
+            # A stored answer has no room for top log-probs, nor for those of its prompt.
+            cache=sampling.pop("cache", True)
+            and not sampling.get("top_log_probs")
+            and sampling.get("prompt_log_probs") is None,
             ttl_s=sampling.pop("ttl_s", None),
             unkeyed=sampling.pop("unkeyed", None) or {},
             sampling=sampling,
@@ -105,7 +111,8 @@ class CachedRequest:
 
     def question(self, origin: Origin, defaults: Mapping[str, Any]) -> Question:
         """Make the question that the cache is asked; `defaults` are the client's own sampling parameters."""
-        return make_question(origin, self.prompt, {**defaults, **self.sampling}, tools=self.tools)
+        sampling = {**defaults, **self.sampling}
+        return make_question(origin, self.prompt, sampling, tools=self.tools, variables=self.variables)
 
 
 class CachedStreamBase(Generic[_Source]):

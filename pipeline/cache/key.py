@@ -14,24 +14,16 @@ from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import Any
 
+from pipeline.client.prompt import Prompt, prompt_token_ids
+from pipeline.client.sampling import is_neutral
+
 DIGEST_BYTES = 16  # of scopes and keys: 128 bits
 ID_BYTES = 8  # of engines and tenants
 Message = Mapping[str, Any]
-Prompt = str | Sequence[Message]
 
-# Sampling parameters that say nothing when they have this value.
-_NEUTRAL: Mapping[str, float] = {
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "length_penalty": 1.0,
-    "top_p": 1.0,
-    "top_k": 0.0,
-    "min_tokens": 0.0,
-}
 # What only sampling reads; num_draft_tokens changes how fast a greedy answer comes, not the answer.
-_OF_SAMPLING = ("temperature", "top_k", "top_p", "seed", "num_draft_tokens")
-_SETS = ("stop", "bad_words")
+_OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "num_draft_tokens")
+_SETS = ("stop", "bad_words", "stop_token_ids")
 _ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
@@ -74,7 +66,7 @@ def make_question(
 
     Args:
         origin: what answers, and for whom.
-        prompt: text, or chat messages.
+        prompt: text, token ids, or chat messages.
         sampling: parameters as `pipeline.client.Sampling` names them; None is the same as left out.
         tools: function definitions that the chat template is given.
         variables: what else the chat template is given.
@@ -126,6 +118,8 @@ def _split(prompt: Prompt) -> tuple[Any, str | None]:
     """What comes before the last user turn, and that turn; None if the prompt does not end with one in plain text."""
     if isinstance(prompt, str):
         return "prompt", prompt
+    if (ids := prompt_token_ids(prompt)) is not None:
+        return ["token ids", *ids], None
     messages = [_clean(message) for message in prompt]
     last = messages[-1] if messages else {}
     if last.get("role") == "user" and isinstance(last.get("content"), str):
@@ -141,8 +135,8 @@ def _sampling(given: Mapping[str, Any], *, greedy: bool) -> dict[str, Any]:
             words = sorted({value} if isinstance(value, str) else set(value))
             if words:
                 canonical[name] = words
-        elif value is not False and _NEUTRAL.get(name) != value:
-            canonical[name] = _number(value)
+        elif not is_neutral(name, value):
+            canonical[name] = _clean(value)
     return canonical
 
 

@@ -18,12 +18,13 @@ from pipeline.errors import Fault, InvalidInput
 from pipeline.extras import missing
 
 if TYPE_CHECKING:
-    from pipeline.bench.compare import CompareOptions, CompareResult, DeploymentSource
+    from pipeline.bench.compare import CompareOptions, CompareResult
+    from pipeline.bench.sides import DeploymentSource
     from pipeline.golden import GoldenSet
 
 Kind = Literal["file", "package", "deployment"]
 
-_OVER_BUDGET = 3
+_OVER_BUDGET, _INTERRUPTED = 3, 130
 _WIDTH = 130
 # What may be said of two stored runs; all other options say how something is measured or asked.
 _OF_FILES = {"a", "b", "threshold", "max_regression", "as_json", "output", "page", "dry_run"}
@@ -125,8 +126,9 @@ def command(context: click.Context, /, a: str, b: str, **given: Any) -> None:
     a package that is compared with itself is called worse in less than one comparison of twenty, whatever figure it
     would be. Golden questions go to Triton itself, greedily. Packages are served for as long as the comparison takes.
 
-    Budgets that are not given are those of the golden questions. The exit code is 0; 3 where a figure is over a budget;
-    2 where the options are wrong, or two stored runs did not ask the same.
+    Budgets that are not given are those of the golden questions. Ctrl-C ends it with what three rounds or more have
+    shown. The exit code is 0; 3 where a figure is over a budget; 2 where the options are wrong, or two stored runs did
+    not ask the same; 130 after Ctrl-C.
     """
     kinds = [_kind(word) for word in (a, b)]
     faults = _faults(context, (a, b), kinds, given)
@@ -151,6 +153,8 @@ def command(context: click.Context, /, a: str, b: str, **given: Any) -> None:
         click.echo(result.model_dump_json(by_alias=True, indent=2))
     else:
         print_rich(*compare_lines(result), width=_WIDTH)
+    if result.interrupted:
+        raise click.exceptions.Exit(_INTERRUPTED)
     if not result.passed:
         raise click.exceptions.Exit(_OVER_BUDGET)
 
@@ -219,7 +223,7 @@ def _faults(
 
 def _source(word: str, kind: Kind, given: dict[str, Any]) -> DeploymentSource:
     """Where A, or B, comes from."""
-    from pipeline.bench.compare import PackageSource, RunningSource
+    from pipeline.bench.sides import PackageSource, RunningSource
     from pipeline.cli.named import find_deployment, require_server
     from pipeline.recipe import Slo
     from pipeline.store import Store

@@ -13,7 +13,8 @@ from pipeline.cli.named import NamedDeployment, find_deployment, package_recipe,
 from pipeline.errors import UserError
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.served_model import ServedModel, WaitLimits, load_chat_template
-from pipeline.gateway.tools.dialects import dialect_of
+from pipeline.gateway.tools.prompt import dialect_of
+from pipeline.gateway.workers.worker import GatewayWorker
 from pipeline.prepare import prepare
 from pipeline.progress import Silent
 from pipeline.recipe import Recipe, load_recipe
@@ -38,11 +39,14 @@ class LocatedModel:
     def describe(self) -> dict[str, Any]:
         """Describe what requests will meet: limits, chat, tool calls, cache, embeddings."""
         deployment = Deployment.load(self.package)
-        template = load_chat_template(self.package / deployment.tokenizer_dir)
+        template = load_chat_template(
+            self.package / deployment.tokenizer_dir, tool_section=self.recipe.tool_prompt == "auto"
+        )
         dialect = dialect_of(template)
         limits, cache = deployment.limits, self.recipe.cache
         return {
             "model": self.recipe.name,
+            "aliases": list(self.recipe.serving.aliases),
             "endpoints": list(self.urls),
             "entry_model": deployment.entry_model,
             "deployment": deployment.digest,
@@ -56,13 +60,16 @@ class LocatedModel:
         }
 
 
-def load_served_model(located: LocatedModel, store: Store, *, waits: WaitLimits) -> ServedModel:
+def load_served_model(
+    located: LocatedModel, store: Store, *, waits: WaitLimits, worker: GatewayWorker | None = None
+) -> ServedModel:
     """Load a model for the gateway, behind the response cache of its recipe.
 
     Args:
         located: the model.
         store: of artifacts; the cache's files lie there, too.
         waits: of the requests of each model.
+        worker: whose queue and readiness the model gets; None if this process serves the gateway alone.
 
     Raises:
         UserError: the cache that the recipe asks for cannot be opened.
@@ -71,14 +78,19 @@ def load_served_model(located: LocatedModel, store: Store, *, waits: WaitLimits)
     check_without_weights(located.package, store.hashes, Silent())
     cache = open_response_cache(located.recipe, store)
     itl_ms = located.recipe.slo.itl_p95_ms
-    return ServedModel.from_package(
+    model = ServedModel.from_package(
         located.recipe.name,
         located.package,
         located.urls,
         cache=cache,
         waits=waits,
+        aliases=located.recipe.serving.aliases,
+        tool_section=located.recipe.tool_prompt == "auto",
         stall_s=5.0 if itl_ms is None else itl_ms / 100,
     )
+    if worker is not None:
+        worker.share(model)
+    return model
 
 
 def read_kv_cache_usage(followers: Iterable[RecordFollower]) -> dict[str, float]:
@@ -96,7 +108,11 @@ def read_kv_cache_usage(followers: Iterable[RecordFollower]) -> dict[str, float]
 
 
 def record_followers(
-    located: Iterable[LocatedModel], store: Store, *, waits: WaitLimits
+    located: Iterable[LocatedModel],
+    store: Store,
+    *,
+    waits: WaitLimits,
+    worker: GatewayWorker | None = None,
 ) -> list[RecordFollower]:
     """Make what keeps the models of a gateway up to date: of those that were found by the names of their recipes.
 
@@ -104,13 +120,14 @@ def record_followers(
         located: the models.
         store: of artifacts, and of what is served on this machine.
         waits: of the requests of each model.
+        worker: whose queues and readiness they get; None if this process serves the gateway alone.
     """
 
     def follower(one: LocatedModel, record: RunningServer) -> RecordFollower:
         def load(now: RunningServer) -> ServedModel:
             recipe = one.recipe if now.settings is None else served_recipe(one.recipe.name, now)
             moved = LocatedModel(recipe, now.deployment.parent, (now.grpc_url,), now)
-            return load_served_model(moved, store, waits=waits)
+            return load_served_model(moved, store, waits=waits, worker=worker)
 
         return RecordFollower(one.recipe.name, store.running, record, load)
 
@@ -138,7 +155,8 @@ def locate_models(
 
     Raises:
         InvalidInput: a recipe has faults.
-        UserError: with every recipe that is named twice, not built or not served, and every endpoint of none.
+        UserError: with every recipe that is named twice, not built or not served, every endpoint of none, and every
+            name that several models have.
     """
     deadline = time.monotonic() + wait_s
     if package is not None:
@@ -163,9 +181,23 @@ def locate_models(
             found.append(_locate(one, store, endpoints.get(one.recipe.name, ()), left_s))
         except UserError as error:
             faults.append(str(error))
+    faults += _faults_of_aliases([one.recipe for one in found])
     if faults:
         raise UserError("\n".join(faults))
     return found
+
+
+def _faults_of_aliases(recipes: Sequence[Recipe]) -> list[str]:
+    """Names that would mean several models."""
+    by_name: dict[str, list[str]] = {}
+    for recipe in recipes:
+        for name in (recipe.name, *recipe.serving.aliases):
+            by_name.setdefault(name, []).append(recipe.name)
+    return [
+        f"{name}: is a name of {' and of '.join(owners)}: change serving.aliases"
+        for name, owners in by_name.items()
+        if len(owners) > 1
+    ]
 
 
 def _locate_package(

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from pipeline.gateway.metric_names import MetricNames
     from pipeline.gateway.prompt_log import PromptLog
+    from pipeline.gateway.tenants import Tenants
+    from pipeline.gateway.workers.worker import GatewayWorker, WorkerPlace
     from pipeline.recipe import Recipe
     from pipeline.serving.gateway_process import GatewayLaunch
     from pipeline.store import Store
@@ -81,14 +83,73 @@ _OPTIONS = (
         help="Seconds without a token after which an answer is given up and its request is told so; 0 is never.",
     ),
     click.option(
+        "--workers",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Processes that serve the gateway together, with the same limits, queues and metrics; about one for each "
+        "core that is to be used.",
+    ),
+    click.option(
         "--max-connections",
         type=click.IntRange(min=1),
         default=1024,
         show_default=True,
-        help="Connections open at once; beyond that, one without a request is closed, or else the new one.",
+        help="Connections open at once, divided among the workers; beyond that, one without a request is closed, or "
+        "else the new one.",
     ),
     click.option(
         "--drain-s", default=30, show_default=True, help="Seconds that requests may still take after a stop."
+    ),
+    click.option(
+        "--batch-folder",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="FOLDER",
+        help="Folder of uploaded files and batches; by default batches/ in the store. Gateways that share it share "
+        "their batches.",
+    ),
+    click.option(
+        "--batch-slots",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Requests of batches that a model answers at once, in slots that other requests leave; by default half "
+        "of its slots.",
+    ),
+    click.option(
+        "--max-file-mib",
+        type=click.IntRange(min=1),
+        default=200,
+        show_default=True,
+        help="Largest file that may be uploaded, in MiB.",
+    ),
+    click.option(
+        "--max-stored-mib",
+        type=click.IntRange(min=1),
+        default=4096,
+        show_default=True,
+        help="All files of a tenant together, in MiB; more are refused until some are deleted.",
+    ),
+    click.option(
+        "--stored-responses",
+        type=click.IntRange(min=0),
+        default=1000,
+        show_default=True,
+        help="Responses of /v1/responses that are kept in memory for each tenant, for previous_response_id and "
+        "GET /v1/responses/ID; the longest unused are forgotten first. 0 keeps none.",
+    ),
+    click.option(
+        "--stored-responses-mib",
+        type=click.IntRange(min=1),
+        default=32,
+        show_default=True,
+        help="Most MiB of JSON that the kept responses of each tenant take.",
+    ),
+    click.option(
+        "--stored-responses-s",
+        type=click.FloatRange(min=0, min_open=True),
+        default=3600.0,
+        show_default=True,
+        help="Seconds after which a response that nobody has used is forgotten.",
     ),
     click.option(
         "--traces",
@@ -128,7 +189,16 @@ def gateway_options(command: Command) -> Command:
     return command
 
 
-@click.command(name="gateway")
+class StartsGateway(click.Command):
+    """A command with `gateway_options` that hands them on: it keeps the words that were given."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given, _, _ = self.make_parser(ctx).parse_args(list(args))
+        ctx.meta[_GIVEN] = given
+        return super().parse_args(ctx, args)
+
+
+@click.command(name="gateway", cls=StartsGateway)
 @click.argument("recipes", nargs=-1, metavar="[RECIPE]…", shell_complete=complete_deployment)
 @set_option
 @store_option
@@ -156,9 +226,13 @@ def gateway_options(command: Command) -> Command:
 )
 @click.option("--listen-fd", "descriptors", multiple=True, type=int, hidden=True)
 @click.option("--parent", type=int, hidden=True)
+@click.option("--worker", "place_word", hidden=True)
 @click.option("--dry-run", is_flag=True, help="Print what would be served, and exit.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object.")
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
     recipes: tuple[str, ...],
     overrides: tuple[str, ...],
     store: Path | None,
@@ -173,14 +247,23 @@ def command(
     max_waiting: int,
     max_wait_s: float,
     idle_timeout_s: float,
+    workers: int,
     max_connections: int,
     drain_s: int,
+    batch_folder: Path | None,
+    batch_slots: int | None,
+    max_file_mib: int,
+    max_stored_mib: int,
+    stored_responses: int,
+    stored_responses_mib: int,
+    stored_responses_s: float,
     traces: str | None,
     metric_names: tuple[MetricNames, ...],
     log_format: str,
     log_prompts: str,
     descriptors: tuple[int, ...],
     parent: int | None,
+    place_word: str | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -216,11 +299,14 @@ def command(
     from pipeline.cli.discovery import load_served_model, locate_models, read_kv_cache_usage, record_followers
     from pipeline.gateway.access_log import log_to_stderr
     from pipeline.gateway.app import Gateway
+    from pipeline.gateway.batches.storage import BatchStorage, StorageLimits
+    from pipeline.gateway.responses.stored_responses import StoredResponseLimits
     from pipeline.gateway.served_model import WaitLimits
     from pipeline.gateway.server import ConnectionLimits, GatewayServer, bound_sockets
     from pipeline.gateway.tenants import Tenants
     from pipeline.gateway.traces import make_tracer
     from pipeline.gateway.web import AllowedHosts
+    from pipeline.gateway.workers.worker import WorkerPlace
 
     if as_json and not dry_run:
         raise click.UsageError("--json goes with --dry-run")
@@ -235,14 +321,23 @@ def command(
         click.echo(json.dumps({"models": described}, indent=2) if as_json else "\n".join(lines))
         return
     log_to_stderr(as_json=log_format == "json")
-    waits = WaitLimits(max_waiting, max_wait_s, idle_timeout_s or None)
+    waits = WaitLimits(max_waiting, max_wait_s, idle_timeout_s or None, batch_slots)
+    stored = StorageLimits(file_bytes=max_file_mib * 2**20, tenant_bytes=max_stored_mib * 2**20)
+    place = None if place_word is None else WorkerPlace.of_word(place_word)
     with _inherited(descriptors) if descriptors else bound_sockets(host, port) as sockets:
         located = locate(wait_s=wait_s)
-        models = {one.recipe.name: load_served_model(one, artifacts, waits=waits) for one in located}
-        followers = record_followers(located, artifacts, waits=waits)
         hosts = AllowedHosts(host, allowed_hosts)
-        if not hosts.loopback and (advice := _advice(allowed_hosts, keys=tenants.require_keys)):
+        exposed = place is None and not hosts.loopback
+        if exposed and (advice := _advice(allowed_hosts, keys=tenants.require_keys)):
             click.echo(advice, err=True)
+        say_ready = partial(_say_ready, [one.recipe.name for one in located], host, sockets[0])
+        if workers > 1 and place is None:
+            _run_workers(context, sockets, tenants, say_ready)
+            return
+        worker = None if place is None else _become_worker(place, tenants)
+        load = partial(load_served_model, store=artifacts, waits=waits, worker=worker)
+        models = {one.recipe.name: load(one) for one in located}
+        followers = record_followers(located, artifacts, waits=waits, worker=worker)
         gateway = Gateway(
             models,
             tenants,
@@ -252,15 +347,74 @@ def command(
             prompt_log=_prompt_log(log_prompts),
             metric_names=metric_names,
             followers=followers,
+            stored_responses=StoredResponseLimits(
+                stored_responses, stored_responses_mib * 2**20, stored_responses_s
+            ),
             restarts=lambda: {follower.name: follower.restarts for follower in followers},
             kv_cache_usage=partial(read_kv_cache_usage, followers) if "vllm" in metric_names else dict,
+            batches=BatchStorage(batch_folder or artifacts.root / "batches", stored),
+            worker=worker,
         )
-        limits = ConnectionLimits(connections=max_connections)
+        limits = ConnectionLimits(connections=-(-max_connections // workers))
         server = GatewayServer(gateway, host, port, limits=limits, drain_s=drain_s)
-        server.on_start = lambda: click.echo(
-            f"gateway for {', '.join(models)}: {server.url}/v1   page: {server.url}/   stop: Ctrl-C"
-        )
+        server.on_start = say_ready if worker is None else partial(worker.tell, "listens")
         server.run(sockets)
+
+
+def _say_ready(names: Sequence[str], host: str, listening: socket) -> None:
+    url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+    click.echo(f"gateway for {', '.join(names)}: {url}/v1   page: {url}/   stop: Ctrl-C")
+
+
+def _become_worker(place: WorkerPlace, tenants: Tenants) -> GatewayWorker:
+    """Share what the workers of a gateway share: limits and metrics from now on, the rest when the gateway starts."""
+    from pipeline.gateway.metrics import share_metrics
+    from pipeline.gateway.workers.shared_usage import SharedUsage
+    from pipeline.gateway.workers.worker import GatewayWorker
+
+    SharedUsage(place.usage, tenants, place.workers).share(place.number)
+    share_metrics(place.metrics, place.number)
+    return GatewayWorker(place)
+
+
+def _run_workers(
+    context: click.Context, sockets: Sequence[socket], tenants: Tenants, on_ready: Callable[[], None]
+) -> None:
+    """Serve by several processes of this command."""
+    import tempfile
+
+    from pipeline.gateway.workers.pool import WorkerPool
+
+    values = context.params
+    words = given_words(context, without={"keys", "descriptors", "parent", "place_word"})
+    for one in sockets:
+        words += ["--listen-fd", str(one.fileno())]
+    with tempfile.TemporaryFile() as keys:
+        if values["keys"]:
+            # A worker that is started again must know the same tenants.
+            keys.write(values["keys"].read_bytes())
+            keys.flush()
+            words += ["--keys", f"/dev/fd/{keys.fileno()}"]
+
+        def command(place: WorkerPlace) -> Sequence[str]:
+            return (
+                *(sys.executable, "-m", "pipeline.cli.main", "gateway"),
+                *(*values["recipes"], *words),
+                *("--parent", str(os.getpid()), "--worker", place.as_word()),
+            )
+
+        pool = WorkerPool(
+            sockets,
+            command,
+            values["workers"],
+            tenants=tenants,
+            max_waiting=values["max_waiting"],
+            batch_slots=values["batch_slots"],
+            drain_s=values["drain_s"],
+            on_ready=on_ready,
+            inherit=(keys.fileno(),),
+        )
+        pool.run()
 
 
 @contextmanager
@@ -306,15 +460,6 @@ def gateway_command(
             needs_key=tenants.require_keys,
             drain_s=values["drain_s"],
         )
-
-
-class StartsGateway(click.Command):
-    """A command with `gateway_options` that hands them on: it keeps the words that were given."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given, _, _ = self.make_parser(ctx).parse_args(list(args))
-        ctx.meta[_GIVEN] = given
-        return super().parse_args(ctx, args)
 
 
 def given_words(

@@ -13,7 +13,16 @@ a server for the tests of applications.
 from __future__ import annotations
 
 from pipeline.client.aio import AsyncClient, AsyncStream
-from pipeline.client.answer import Answer, Cached, Chunk, FinishReason, Stats, TopLogProbs, percentile
+from pipeline.client.answer import (
+    Answer,
+    Cached,
+    Chunk,
+    FinishReason,
+    PromptLogProbs,
+    Stats,
+    TopLogProbs,
+    percentile,
+)
 from pipeline.client.base import request_headers
 from pipeline.client.errors import (
     BetweenTokensDeadline,
@@ -57,6 +66,7 @@ __all__ = [
     "ModelNotFound",
     "Prompt",
     "PromptLimit",
+    "PromptLogProbs",
     "PromptTooLong",
     "Refused",
     "Retries",

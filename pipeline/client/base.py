@@ -21,7 +21,7 @@ from pipeline.client.errors import (
     FirstTokenDeadline,
     Refused,
 )
-from pipeline.client.prompt import Prompt, PromptLimit, render_prompt
+from pipeline.client.prompt import Prompt, PromptLimit, prompt_token_ids, render_prompt
 from pipeline.client.request import build_request
 from pipeline.client.sampling import Sampling, SamplingValue, read_sampling
 from pipeline.client.settings import KeepAlive, Retries, Timeouts
@@ -175,14 +175,17 @@ class StreamBase:
             raise RuntimeError("a stream is entered once; make a new one for each request")
         self._client._check_open()
         self._sampling = read_sampling(self._given)
-        self._text = render_prompt(self._prompt, self._client.template, self._tools)
+        ids = prompt_token_ids(self._prompt)
+        if ids and self._tools:
+            raise Refused("tools need messages: token ids hold all that the model is told")
+        self._content = ids or render_prompt(self._prompt, self._client.template, self._tools)
         if self._client.prompt_limit is not None:
-            self._client.prompt_limit.check(self._text)
+            self._client.prompt_limit.check(self._content)
 
     def _start_attempt(self, pool: EndpointPool, model: ModelSignature) -> None:
         """Choose a server and start the call, with a fresh state."""
         self._client._check_open()
-        request = build_request(model, self._text, self._sampling, request_id=self.request_id)
+        request = build_request(model, self._content, self._sampling, request_id=self.request_id)
         endpoint = self._endpoint = pool.acquire(avoid=self._endpoint)
         self._in_flight = True
         self._first_sent = self._first_sent or time.perf_counter()
@@ -246,5 +249,10 @@ def _top_log_probs_request(sampling: Mapping[str, SamplingValue]) -> TopLogProbs
     k, temperature = sampling.get("top_log_probs"), sampling.get("temperature")
     if not isinstance(k, int):
         return None
-    # Temperature 0 is greedy: the logits stay as they are.
-    return TopLogProbsRequest(k, temperature if isinstance(temperature, float) and temperature else 1.0)
+    bias = sampling.get("logit_bias")
+    return TopLogProbsRequest(
+        k,
+        # Temperature 0 is greedy: the logits stay as they are.
+        temperature if isinstance(temperature, float) and temperature else 1.0,
+        bias if isinstance(bias, dict) else {},
+    )

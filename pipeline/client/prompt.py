@@ -10,14 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from pipeline.client.errors import PromptTooLong, Refused
+from pipeline.client.sampling import read_token_ids
 from pipeline.models.chat_template import ChatTemplate, Message, TemplateError
 from pipeline.reading import MAX_TOKENIZER_BYTES, UnreadableFile, read_json, read_tokenizer
 
-Prompt = str | Sequence[Message]
+Prompt = str | Sequence[Message] | Sequence[int]
 
 _DEPLOYMENT, _TOKENIZER = "deployment.json", "tokenizer.json"
 
@@ -83,11 +85,11 @@ class PromptLimit:
             raise Refused(str(error)) from error
         return cls(tokenizer, max_tokens, max_chars_per_token(settings))
 
-    def check(self, text: str) -> int:
+    def check(self, text: str | Sequence[int]) -> int:
         """Count the tokens of a prompt, without holding the interpreter's lock.
 
         Args:
-            text: the whole prompt as the model gets it, with the chat template applied.
+            text: the whole prompt as the model gets it, with the chat template applied; or its token ids.
 
         Returns:
             Number of tokens.
@@ -95,6 +97,10 @@ class PromptLimit:
         Raises:
             PromptTooLong: there are more than `max_tokens`.
         """
+        if not isinstance(text, str):
+            if len(text) > self.max_tokens:
+                raise PromptTooLong(len(text), self.max_tokens)
+            return len(text)
         if self.max_chars_per_token is not None:
             least = -(-len(text) // self.max_chars_per_token)
             if least > self.max_tokens:
@@ -168,15 +174,36 @@ def _complete(model: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> b
     return by_bytes and all(letter in model["vocab"] for letter in ByteLevel.alphabet())
 
 
+def prompt_token_ids(prompt: Prompt) -> tuple[int, ...] | None:
+    """Return the token ids of a prompt that is given as such; None for text and for chat messages.
+
+    Raises:
+        Refused: one of them cannot be a token id.
+
+    >>> prompt_token_ids([1, 15043]), prompt_token_ids("Hi")
+    ((1, 15043), None)
+    """
+    if isinstance(prompt, str) or not prompt or not isinstance(prompt[0], Integral):
+        return None
+    try:
+        return read_token_ids(prompt)
+    except ValueError as error:
+        raise Refused(f"the prompt {error}") from None
+
+
 def render_prompt(
-    prompt: Prompt, template: ChatTemplate | None, tools: Sequence[Mapping[str, Any]] = ()
+    prompt: Prompt,
+    template: ChatTemplate | None,
+    tools: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the text that the model gets.
+    """Return the text that the model gets, of a prompt that is not token ids.
 
     Args:
         prompt: a text, taken as it is, or chat messages.
         template: renders messages and tools.
         tools: functions that the model may call, as OpenAI's API describes them.
+        variables: what else the template is given, such as `add_generation_prompt`.
 
     Raises:
         Refused: the prompt is empty, cannot be encoded, or is not what the template takes; or there is no template.
@@ -187,14 +214,17 @@ def render_prompt(
         if not prompt:
             raise Refused("the prompt is empty")
         return _encodable(prompt)
-    if not all(isinstance(message, Mapping) and "role" in message for message in prompt):
-        raise Refused('a prompt is a text, or a list of messages such as {"role": "user", "content": "Hi"}')
+    messages = [message for message in prompt if isinstance(message, Mapping) and "role" in message]
+    if len(messages) != len(prompt):
+        raise Refused(
+            'a prompt is a text, token ids, or a list of messages such as {"role": "user", "content": "Hi"}'
+        )
     if template is None:
         raise Refused(
             "messages need a chat template: Client(…, template=ChatTemplate.from_directory(tokenizer))"
         )
     try:
-        return _encodable(template.render(prompt, tools=tools or None))
+        return _encodable(template.render(messages, tools=tools or None, **(variables or {})))
     except TemplateError as error:
         raise Refused(str(error)) from error
 

@@ -14,6 +14,8 @@ from pipeline.client.tensors import ModelSignature, encode
 
 TOKEN_IDS = "output_ids"
 LOG_PROBS, LOGITS = "output_log_probs", "generation_logits"
+# Of each token of the prompt, [tokens, 1 + k]: its own first, then those of the k most probable ones.
+PROMPT_LOG_PROBS, PROMPT_LOG_PROBS_IDS = "prompt_log_probs", "prompt_log_probs_ids"
 
 # When the engine took the request in, when it began with it, and when the first token was there.
 ARRIVAL, SCHEDULED, FIRST_TOKEN = "arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns"
@@ -27,22 +29,37 @@ _COUNTS = {
     "sampling_param_return_perf_metrics": _PERFORMANCE,
     "return_finish_reason": ("finish_reason",),
 }
+# Input that a sampling parameter sends -> the outputs that then come.
+_REQUESTED = {
+    "return_log_probs": (LOG_PROBS,),
+    "return_generation_logits": (LOGITS,),
+    "return_prompt_log_probs": (PROMPT_LOG_PROBS, PROMPT_LOG_PROBS_IDS),
+    "sampling_param_prompt_logprobs": (PROMPT_LOG_PROBS, PROMPT_LOG_PROBS_IDS),
+}
 # Inputs by their names in each layout.
 _PROMPT = ("text_input",)
+_PROMPT_TOKEN_IDS = ("prompt_token_ids",)
+_END_ID = ("end_id",)
 _STREAM = ("stream", "streaming")
 _EXCLUDE_INPUT = ("exclude_input_in_output", "sampling_param_exclude_input_from_output")
+# The numbers of `logit_bias`, beside the input of its token ids.
+_BIAS_VALUES = ("logit_bias_values", "sampling_param_logit_bias_values")
 
 _TensorValues = dict[str, Sequence[bytes | str | bool | int | float]]
 
 
 def build_request(
-    model: ModelSignature, prompt: str, sampling: Mapping[str, SamplingValue], *, request_id: str
+    model: ModelSignature,
+    prompt: str | tuple[int, ...],
+    sampling: Mapping[str, SamplingValue],
+    *,
+    request_id: str,
 ) -> pb.ModelInferRequest:
     """Build the request for one streamed answer.
 
     Args:
         model: signature of the model that is asked.
-        prompt: text, not empty.
+        prompt: text or token ids, not empty.
         sampling: as `read_sampling` returns it.
         request_id: under which the server logs the request.
 
@@ -87,20 +104,30 @@ def _layout(model: ModelSignature, lengths: tuple[tuple[str, int], ...]) -> _Req
 
 
 def _tensors(
-    model: ModelSignature, prompt: str, sampling: Mapping[str, SamplingValue]
+    model: ModelSignature, prompt: str | tuple[int, ...], sampling: Mapping[str, SamplingValue]
 ) -> tuple[_TensorValues, list[str]]:
     """Values by input name, and the faults."""
     text_input = model.input_named(_PROMPT)
     if text_input is None or "text_output" not in model.outputs:
         raise Refused(f"model {model.name!r} does not take and return text; ask its entry model")
-    tensors: _TensorValues = {text_input: [prompt]}
+    tensors: _TensorValues = {text_input: [prompt if isinstance(prompt, str) else ""]}
     faults = []
-    for name, value in _greedy(sampling).items():
-        if value is False:
+    if not isinstance(prompt, str):
+        if ids := model.input_named(_PROMPT_TOKEN_IDS):
+            tensors[ids] = prompt
+        else:
+            faults.append(f"model {model.name!r} does not take a prompt as token ids")
+    for name, value in _translated(model, sampling).items():
+        parameter = PARAMETERS[name]
+        tensor = model.input_named(parameter.tensors)
+        if value == parameter.neutral and (tensor is None or parameter.kind == "bool"):
             continue
-        tensor = model.input_named(PARAMETERS[name].tensors)
         if tensor is None:
             faults.append(f"model {model.name!r} does not take {name}")
+        elif isinstance(value, dict):
+            values = model.input_named(_BIAS_VALUES)
+            assert values is not None, "it is declared beside the ids"
+            tensors |= {tensor: list(value), values: list(value.values())}
         elif model.inputs[tensor].datatype == "BOOL":
             tensors[tensor] = [bool(value)]
         else:
@@ -113,21 +140,23 @@ def _tensors(
     return tensors, faults
 
 
-def _greedy(sampling: Mapping[str, SamplingValue]) -> Mapping[str, SamplingValue]:
-    """Replace temperature 0 by top_k 1: not every release takes a temperature of 0."""
-    if sampling.get("temperature") != 0:
-        return sampling
-    return {
-        **{name: value for name, value in sampling.items() if name not in ("temperature", "top_p")},
-        "top_k": 1,
-    }
+def _translated(model: ModelSignature, sampling: Mapping[str, SamplingValue]) -> Mapping[str, SamplingValue]:
+    """Say with a model's own inputs what it has none for.
+
+    Temperature 0 is top_k 1, because not every release takes a temperature of 0. To ignore end tokens is to have none.
+    """
+    if sampling.get("temperature") == 0:
+        dropped = ("temperature", "top_p", "min_p")
+        sampling = {name: value for name, value in sampling.items() if name not in dropped} | {"top_k": 1}
+    if sampling.get("ignore_eos") and model.input_named(_END_ID):
+        sampling = {name: value for name, value in sampling.items() if name != "ignore_eos"} | {"end_id": -1}
+    return sampling
 
 
 def _outputs(model: ModelSignature, tensors: Mapping[str, object]) -> list[str]:
     wanted = ["text_output", TOKEN_IDS]
-    wanted += [LOG_PROBS] if "return_log_probs" in tensors else []
-    wanted += [LOGITS] if "return_generation_logits" in tensors else []
-    wanted += [output for name, outputs in _COUNTS.items() if name in tensors for output in outputs]
+    named = {**_REQUESTED, **_COUNTS}
+    wanted += [output for name, outputs in named.items() if name in tensors for output in outputs]
     return [name for name in wanted if name in model.outputs]
 
 

@@ -32,11 +32,19 @@ class Sampling(TypedDict, total=False):
         presence_penalty: 0 has no effect.
         frequency_penalty: 0 has no effect.
         length_penalty: for beam search.
+        min_p: drop tokens less probable than this share of the most probable one, 0 to 1; 0 has no effect.
+        ignore_eos: go on after the tokenizer's end tokens, until `max_tokens` or a stop. Not beside `end_id`.
+        stop_token_ids: tokens that end the answer.
+        include_stop_str_in_output: keep the stop text, or the stop token's text, that ended the answer.
+        skip_special_tokens: False also returns the text of special tokens.
+        logit_bias: added to the logits, by token id.
         end_id: token that ends the answer instead of the tokenizer's own; -1 is none.
         num_draft_tokens: tokens to propose per step of speculative decoding, if the model takes it; 0 is none.
         log_probs: return the log probability of each token.
         top_log_probs: also return those of so many most probable tokens at each position, 1 to 20. Needs `log_probs`,
             and an engine that returns logits.
+        prompt_log_probs: return the log probability of each token of the prompt, and of so many most probable tokens at
+            each of its positions, 0 to 20.
         guide_type: form of the answer (guided decoding): json, json_schema, regex or ebnf_grammar.
         guide: the schema, regular expression or grammar.
     """
@@ -53,15 +61,22 @@ class Sampling(TypedDict, total=False):
     presence_penalty: float | None
     frequency_penalty: float | None
     length_penalty: float | None
+    min_p: float | None
+    ignore_eos: bool | None
+    stop_token_ids: Sequence[int] | None
+    include_stop_str_in_output: bool | None
+    skip_special_tokens: bool | None
+    logit_bias: Mapping[int, float] | None
     end_id: int | None
     num_draft_tokens: int | None
     log_probs: bool | None
     top_log_probs: int | None
+    prompt_log_probs: int | None
     guide_type: str | None
     guide: str | None
 
 
-SamplingValue = int | float | bool | tuple[str, ...]
+SamplingValue = int | float | bool | tuple[str, ...] | tuple[int, ...] | dict[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +85,21 @@ class SamplingParameter:
 
     Attributes:
         name: key in `Sampling`.
-        kind: type of its values; "words" is a text or several.
+        kind: type of its values; "words" is a text or several, "ids" are token ids, "bias" numbers by token id.
         tensors: its input in each layout: backend models, their releases before 0.20, `llmapi`.
         low: least value.
         high: greatest value.
         above_low: `low` itself is not allowed.
+        neutral: value without effect; None: there is none.
     """
 
     name: str
-    kind: Literal["int", "float", "words", "bool"]
+    kind: Literal["int", "float", "words", "bool", "ids", "bias"]
     tensors: tuple[str, ...]
     low: float = -math.inf
     high: float = math.inf
     above_low: bool = False
+    neutral: SamplingValue | None = None
 
     def read(self, value: object) -> SamplingValue:
         """Return the value as it is sent. Raises ValueError that says what would be right."""
@@ -92,6 +109,10 @@ class SamplingParameter:
             return value
         if self.kind == "words":
             return _words(value)
+        if self.kind == "ids":
+            return read_token_ids(value)
+        if self.kind == "bias":
+            return _bias(value)
         number = _number(value, whole=self.kind == "int")
         if not (self.low < number if self.above_low else self.low <= number) or number > self.high:
             raise ValueError(f"must be {self._bounds()}")
@@ -104,41 +125,101 @@ class SamplingParameter:
 
 
 _INT32 = 2**31 - 1
+_MOST_LOG_PROBS = 20
 _FLOAT32_LEAST, _FLOAT32_MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 PARAMETERS = {
     parameter.name: parameter
     for parameter in (
         SamplingParameter("max_tokens", "int", ("max_tokens", "sampling_param_max_tokens"), 1, _INT32),
-        SamplingParameter("min_tokens", "int", ("min_tokens", "min_length"), 0, _INT32),
+        SamplingParameter(
+            "min_tokens",
+            "int",
+            ("min_tokens", "min_length", "sampling_param_min_tokens"),
+            0,
+            _INT32,
+            neutral=0,
+        ),
         SamplingParameter("temperature", "float", ("temperature", "sampling_param_temperature"), 0),
-        SamplingParameter("top_k", "int", ("top_k", "sampling_param_top_k"), 0, _INT32),
-        SamplingParameter("top_p", "float", ("top_p", "sampling_param_top_p"), 0, 1, above_low=True),
+        SamplingParameter("top_k", "int", ("top_k", "sampling_param_top_k"), 0, _INT32, neutral=0),
+        SamplingParameter(
+            "top_p", "float", ("top_p", "sampling_param_top_p"), 0, 1, above_low=True, neutral=1.0
+        ),
+        SamplingParameter("min_p", "float", ("min_p", "sampling_param_min_p"), 0, 1, neutral=0.0),
         SamplingParameter("seed", "int", ("seed", "random_seed", "sampling_param_seed"), 0, 2**64 - 1),
-        SamplingParameter("stop", "words", ("stop_words", "sampling_param_stop")),
-        SamplingParameter("bad_words", "words", ("bad_words",)),
-        SamplingParameter("repetition_penalty", "float", ("repetition_penalty",), 0, above_low=True),
+        SamplingParameter("stop", "words", ("stop_words", "sampling_param_stop"), neutral=()),
         SamplingParameter(
-            "presence_penalty", "float", ("presence_penalty", "sampling_param_presence_penalty")
+            "stop_token_ids", "ids", ("stop_token_ids", "sampling_param_stop_token_ids"), neutral=()
         ),
         SamplingParameter(
-            "frequency_penalty", "float", ("frequency_penalty", "sampling_param_frequency_penalty")
+            "include_stop_str_in_output",
+            "bool",
+            ("include_stop_str_in_output", "sampling_param_include_stop_str_in_output"),
+            neutral=False,
         ),
-        SamplingParameter("length_penalty", "float", ("length_penalty",)),
+        SamplingParameter(
+            "skip_special_tokens",
+            "bool",
+            ("skip_special_tokens", "sampling_param_skip_special_tokens"),
+            neutral=True,
+        ),
+        # Backend models have no such input: an `end_id` of -1 says the same.
+        SamplingParameter("ignore_eos", "bool", ("sampling_param_ignore_eos",), neutral=False),
+        SamplingParameter(
+            "logit_bias", "bias", ("logit_bias_token_ids", "sampling_param_logit_bias_token_ids"), neutral={}
+        ),
+        SamplingParameter("bad_words", "words", ("bad_words", "sampling_param_bad"), neutral=()),
+        SamplingParameter(
+            "repetition_penalty",
+            "float",
+            ("repetition_penalty", "sampling_param_repetition_penalty"),
+            0,
+            above_low=True,
+            neutral=1.0,
+        ),
+        SamplingParameter(
+            "presence_penalty",
+            "float",
+            ("presence_penalty", "sampling_param_presence_penalty"),
+            neutral=0.0,
+        ),
+        SamplingParameter(
+            "frequency_penalty",
+            "float",
+            ("frequency_penalty", "sampling_param_frequency_penalty"),
+            neutral=0.0,
+        ),
+        SamplingParameter("length_penalty", "float", ("length_penalty",), neutral=1.0),
         SamplingParameter("end_id", "int", ("end_id",), -1, _INT32),
         SamplingParameter("num_draft_tokens", "int", ("num_draft_tokens",), 0, _INT32),
-        SamplingParameter("log_probs", "bool", ("return_log_probs",)),
-        SamplingParameter("top_log_probs", "int", ("return_generation_logits",), 1, 20),
+        SamplingParameter("log_probs", "bool", ("return_log_probs",), neutral=False),
+        SamplingParameter("top_log_probs", "int", ("return_generation_logits",), 1, _MOST_LOG_PROBS),
+        SamplingParameter(
+            "prompt_log_probs",
+            "int",
+            ("return_prompt_log_probs", "sampling_param_prompt_logprobs"),
+            0,
+            _MOST_LOG_PROBS,
+        ),
         SamplingParameter("guide_type", "words", ("guided_decoding_guide_type",)),
         SamplingParameter("guide", "words", ("guided_decoding_guide",)),
     )
 }
 
 
-# Parameters other than the temperature that change the distribution -> their values without effect.
-_NEUTRAL: Mapping[str, SamplingValue | None] = {
-    "min_tokens": 0, "bad_words": None, "repetition_penalty": 1.0, "presence_penalty": 0.0,
-    "frequency_penalty": 0.0, "guide_type": None,
-}  # fmt: skip
+# Parameters that change what a token is drawn from, in ways that the logits do not tell.
+_RESHAPING = (
+    "min_tokens", "bad_words", "repetition_penalty", "presence_penalty", "frequency_penalty", "guide_type",
+)  # fmt: skip
+
+
+def is_neutral(name: str, value: object) -> bool:
+    """Whether a parameter of that name has no effect with this value.
+
+    >>> is_neutral("top_p", 1), is_neutral("skip_special_tokens", False)
+    (True, False)
+    """
+    parameter = PARAMETERS.get(name)
+    return parameter is not None and parameter.neutral is not None and parameter.neutral == value
 
 
 def read_sampling(given: Mapping[str, object]) -> dict[str, SamplingValue]:
@@ -164,6 +245,8 @@ def read_sampling(given: Mapping[str, object]) -> dict[str, SamplingValue]:
     least, most = values.get("min_tokens", 0), values.get("max_tokens", _INT32)
     if isinstance(least, int) and isinstance(most, int) and least > most:
         faults.append(f"min_tokens = {least}: must be at most max_tokens = {most}")
+    if values.get("ignore_eos") and "end_id" in values:
+        faults.append(f"ignore_eos: cannot be beside end_id = {values['end_id']}")
     if values.get("top_log_probs"):
         faults += _top_log_probs_faults(values)
     if faults:
@@ -176,8 +259,8 @@ def _top_log_probs_faults(values: Mapping[str, SamplingValue]) -> list[str]:
     faults = [] if values.get("log_probs") else ["top_log_probs: needs log_probs = True"]
     return faults + [
         f"top_log_probs: cannot be told with {name} = {values[name]!r}, which changes what a token is drawn from"
-        for name, neutral in _NEUTRAL.items()
-        if values.get(name, neutral) != neutral
+        for name in _RESHAPING
+        if name in values and not is_neutral(name, values[name])
     ]
 
 
@@ -195,6 +278,27 @@ def _words(value: object) -> tuple[str, ...]:
     except UnicodeEncodeError:
         raise ValueError("must be text that UTF-8 can encode") from None
     return tuple(words)
+
+
+def read_token_ids(value: object) -> tuple[int, ...]:
+    """Return token ids as a tuple. Raises ValueError that says what would be right."""
+    right = f"must be a list of token ids, whole numbers from 0 to {_INT32}"
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise ValueError(right)
+    # One pass in C for what a prompt of many thousand tokens nearly always is.
+    whole = all(type(token) is int for token in value) or all(
+        isinstance(token, Integral) and not isinstance(token, bool) for token in value
+    )
+    if not whole or (value and not 0 <= min(value) <= max(value) <= _INT32):
+        raise ValueError(right)
+    return tuple(map(int, value))
+
+
+def _bias(value: object) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise ValueError("must be numbers by token id, such as {15: -100}")
+    ids = read_token_ids(tuple(value))
+    return dict(zip(ids, (float(_number(bias, whole=False)) for bias in value.values()), strict=True))
 
 
 def _number(value: object, *, whole: bool) -> int | float:

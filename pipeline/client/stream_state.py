@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import codecs
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from pipeline.client.answer import Answer, Chunk, FinishReason, Stats, TopLogProbs
+from pipeline.client.answer import Answer, Chunk, FinishReason, PromptLogProbs, Stats, TopLogProbs
 from pipeline.client.errors import (
     ClientError,
     Refused,
@@ -26,7 +27,16 @@ from pipeline.client.errors import (
     error_from_status,
     lost,
 )
-from pipeline.client.request import ARRIVAL, FIRST_TOKEN, LOG_PROBS, LOGITS, SCHEDULED, TOKEN_IDS
+from pipeline.client.request import (
+    ARRIVAL,
+    FIRST_TOKEN,
+    LOG_PROBS,
+    LOGITS,
+    PROMPT_LOG_PROBS,
+    PROMPT_LOG_PROBS_IDS,
+    SCHEDULED,
+    TOKEN_IDS,
+)
 from pipeline.client.tensors import ModelSignature, decode_bytes, decode_numbers
 
 if TYPE_CHECKING:
@@ -49,10 +59,12 @@ class TopLogProbsRequest:
     Attributes:
         k: tokens per position, 1 or more.
         temperature: divides the logits. Greedy requests use 1.
+        bias: added to the logits before, by token id.
     """
 
     k: int
     temperature: float = 1.0
+    bias: Mapping[int, float] = field(default_factory=dict)
 
     def read(self, datatype: str, raw: bytes, positions: int) -> tuple[TopLogProbs, ...]:
         """Compute the top log probs of each position.
@@ -66,8 +78,12 @@ class TopLogProbsRequest:
 
         if not positions:
             return ()
-        values = np.frombuffer(raw, np.float16 if datatype == "FP16" else np.float32)
-        return tuple(self._top(row) for row in values.reshape(positions, -1))
+        kind = np.float16 if datatype == "FP16" else np.float32
+        values: npt.NDArray[Any] = np.frombuffer(raw, kind).reshape(positions, -1)
+        if self.bias:
+            values = values.astype(np.float32)
+            values[:, list(self.bias)] += np.array(list(self.bias.values()), np.float32)
+        return tuple(map(self._top, values))
 
     def _top(self, logits: npt.NDArray[Any]) -> TopLogProbs:
         import numpy as np
@@ -111,6 +127,9 @@ class StreamState:
         self._token_ids: list[int] = []
         self._log_probs: list[float] = []
         self._top_log_probs: list[TopLogProbs] = []
+        # Rows [tokens, 1 + k] of both outputs of `PROMPT_LOG_PROBS`, until both have come.
+        self._prompt_rows: dict[str, list[tuple[float, ...]]] = {}
+        self._prompt_log_probs: PromptLogProbs | None = None
         # Datatype and content, decoded when asked for. `num_output_tokens` comes with each response or once at the end.
         self._counts: dict[str, tuple[str, bytes]] = {}
         self._output_counts: list[tuple[str, bytes]] = []
@@ -161,6 +180,7 @@ class StreamState:
             )
         now = time.perf_counter()
         text, token_ids, log_probs, logits = "", None, None, None
+        prompt_log_probs: PromptLogProbs | None = None
         for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
             name = tensor.name
             if name == "text_output":
@@ -177,11 +197,13 @@ class StreamState:
                 self._server_reason = b"".join(decode_bytes(raw)).decode(errors="replace")
             elif name == "num_output_tokens":
                 self._output_counts.append((tensor.datatype, raw))
+            elif name in (PROMPT_LOG_PROBS, PROMPT_LOG_PROBS_IDS):
+                prompt_log_probs = self._new_prompt_log_probs(name, tensor, raw)
             else:
                 self._counts[name] = (tensor.datatype, raw)
         # False where there is no mark.
         final = response.parameters[_FINAL].bool_param
-        content = bool(text or token_ids or log_probs)
+        content = bool(text or token_ids or log_probs or prompt_log_probs)
         if content or not final or not self._times:
             self._times.append(now)
         if final:
@@ -193,7 +215,15 @@ class StreamState:
         self._texts.append(text)
         self._index += 1
         tops = self._read_top_log_probs(logits, len(log_probs or ()))
-        return Chunk(text, self._index - 1, self.finish_reason, token_ids, log_probs, top_log_probs=tops)
+        return Chunk(
+            text,
+            self._index - 1,
+            self.finish_reason,
+            token_ids,
+            log_probs,
+            top_log_probs=tops,
+            prompt_log_probs=prompt_log_probs,
+        )
 
     def ended_early(self) -> ClientError:
         """Return the error to raise when the server ends the call without an error, but before the final response."""
@@ -243,6 +273,7 @@ class StreamState:
             token_ids=tuple(self._token_ids) if TOKEN_IDS in self._model.outputs else None,
             log_probs=tuple(self._log_probs) if self._log_probs else None,
             top_log_probs=tuple(self._top_log_probs) if self._top_log_probs else None,
+            prompt_log_probs=self._prompt_log_probs,
         )
 
     def _read_top_log_probs(
@@ -253,6 +284,25 @@ class StreamState:
         tops = self._top_log_probs_request.read(*logits, positions)
         self._top_log_probs += tops
         return tops
+
+    def _new_prompt_log_probs(self, name: str, tensor: Any, raw: bytes) -> PromptLogProbs | None:
+        """Take one of both outputs in; once both have come, return what they say."""
+        values, columns = decode_numbers(tensor.datatype, raw), tensor.shape[-1]
+        self._prompt_rows[name] = [values[at : at + columns] for at in range(0, len(values), columns)]
+        if len(self._prompt_rows) < 2:
+            return None
+        ids, log_probs = self._prompt_rows[PROMPT_LOG_PROBS_IDS], self._prompt_rows[PROMPT_LOG_PROBS]
+        rows = [
+            tuple(zip(map(int, tokens), values, strict=True))
+            for tokens, values in zip(ids, log_probs, strict=True)
+        ]
+        # Nothing comes before the first token that could tell its probability.
+        self._prompt_log_probs = PromptLogProbs(
+            token_ids=tuple(row[0][0] for row in rows),
+            log_probs=(None, *(row[0][1] for row in rows[1:])),
+            top_log_probs=((), *(row[1:] for row in rows[1:])),
+        )
+        return self._prompt_log_probs
 
     def _new_text(self, raw: bytes) -> str:
         values = decode_bytes(raw)

@@ -81,7 +81,7 @@ class Client(ClientBase):
         """Make a stream: entering its `with` block sends the request, leaving the block early cancels it.
 
         Args:
-            prompt: text, or chat messages, which need the client's `template`.
+            prompt: text, token ids (sent as they are), or chat messages, which need the client's `template`.
             request_id: id in the server's log and in errors; random by default.
             tools: functions that the model may call, as OpenAI's API describes them; they need chat messages.
             **sampling: see `Sampling`.
@@ -102,7 +102,7 @@ class Client(ClientBase):
         """Generate a complete answer.
 
         Args:
-            prompt: text, or chat messages, which need the client's `template`.
+            prompt: text, token ids (sent as they are), or chat messages, which need the client's `template`.
             request_id: id in the server's log and in errors; random by default.
             tools: functions that the model may call, as OpenAI's API describes them; they need chat messages.
             **sampling: see `Sampling`.

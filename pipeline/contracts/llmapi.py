@@ -60,6 +60,24 @@ def guides_with_speculation(version: str) -> bool:
     return _is_so("guided_decoding_with_speculation", version)
 
 
+def returns_context_logits(version: str) -> bool:
+    """Whether the PyTorch backend returns the logits of prompts."""
+    return _is_so("context_logits", version)
+
+
+def ignored_sampling(version: str) -> tuple[str, ...]:
+    """Arguments of SamplingParams that the PyTorch backend's default sampler ignores."""
+    return tuple(entry["name"] for entry in _holding("ignored_sampling", version))
+
+
+def own_tensors(version: str) -> ModelTensors:
+    """List what our model takes and returns beyond upstream's, because the LLM API of a version has it."""
+    return ModelTensors(
+        inputs=tuple(map(_tensor, _holding("own_input", version))),
+        outputs=tuple(map(_tensor, _holding("own_output", version))),
+    )
+
+
 def fp8_cache_scale() -> float:
     """The scale of an FP8 KV cache in the PyTorch backend, which reads none from the checkpoint."""
     value: float = _data()["facts"]["fp8_cache_scale"]["value"]

@@ -13,7 +13,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.client import request_headers
+from pipeline.gateway.endpoints.endpoint import EndpointTable
 from pipeline.gateway.errors import internal_error
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.prompt_log import PromptLog
@@ -28,10 +29,6 @@ from pipeline.gateway.traces import Span, TraceContext, Tracer, random_hex
 
 _log = logging.getLogger("pipeline.gateway")
 _REQUEST_ID = re.compile(r"[\w.-]{1,64}")
-_UNLOGGED = ("/", "/metrics", "/healthz", "/readyz")
-_ENDPOINTS = (
-    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/cache/false_hits",
-)  # fmt: skip
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH")
 # Of W3C Trace Context: the length that has to be propagated at least, the length of a list member from which on it is
 # dropped first, and the most members that there may be.
@@ -85,31 +82,42 @@ class RequestRecord:
     fields: dict[str, Any] = field(default_factory=dict)  # of the log line and the span
     attributes: dict[str, Any] = field(default_factory=dict)  # of the span only
     prompt_log: PromptLog | None = None  # if texts are wanted in the log
+    # Headers of the response that say what the tenant may still ask, if it has limits.
+    rate_limits: Callable[[], Iterable[tuple[bytes, bytes]]] | None = None
 
 
 class AccessLog:
     """ASGI middleware. Applications find the `RequestRecord` of a request in scope["record"]."""
 
     def __init__(
-        self, app: ASGIApp, tracer: Tracer, metrics: GatewayMetrics, *, prompt_log: PromptLog | None = None
+        self,
+        app: ASGIApp,
+        tracer: Tracer,
+        metrics: GatewayMetrics,
+        endpoints: EndpointTable,
+        *,
+        prompt_log: PromptLog | None = None,
     ) -> None:
         """
         Args:
             app: the application.
             tracer: starts a span for each request.
             metrics: count each request.
+            endpoints: of the application; spans and metrics name requests by them.
             prompt_log: what of prompts and answers goes into the log; None: nothing.
         """
         self._app, self._tracer, self._metrics, self._prompt_log = app, tracer, metrics, prompt_log
+        self._endpoints = endpoints
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _UNLOGGED:
+        if scope["type"] != "http" or scope["path"] in self._endpoints.unlogged:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         parent = TraceContext.parse(headers.get(b"traceparent", b"").decode("latin-1"))
-        span = self._tracer.start_span(_span_name(scope), parent)
+        route = self._endpoints.template(scope["path"])
+        span = self._tracer.start_span(_span_name(scope, route), parent)
         record = RequestRecord(
             given if _REQUEST_ID.fullmatch(given) else random_hex(32), span, prompt_log=self._prompt_log
         )
@@ -123,6 +131,8 @@ class AccessLog:
             if message["type"] == "http.response.start":
                 started, record.status = True, message["status"]
                 message["headers"] = [*message.get("headers", ()), *own]
+                if record.rate_limits is not None:
+                    message["headers"] += record.rate_limits()
             await send(message)
             complete = message["type"] == "http.response.body" and not message.get("more_body", False)
 
@@ -134,24 +144,26 @@ class AccessLog:
             record.outcome, record.exception = 500, error
             record.error, record.error_type = str(error), type(error).__name__
             if not started:
-                await internal_error().response(record.id)(scope, receive, send_with_ids)
+                await internal_error().response(record.id, scope["path"])(scope, receive, send_with_ids)
             elif not complete:
                 if "peer" not in scope:
                     raise
                 scope["peer"].abort()
         finally:
             request_headers.reset(token)
-            self._finish(scope, record, headers)
+            self._finish(scope, record, headers, route)
 
-    def _finish(self, scope: Scope, record: RequestRecord, headers: Mapping[bytes, bytes]) -> None:
+    def _finish(
+        self, scope: Scope, record: RequestRecord, headers: Mapping[bytes, bytes], route: str | None
+    ) -> None:
         ended, path, fields = time.perf_counter(), scope["path"], record.fields
         outcome = record.outcome or record.status
         self._metrics.count_request(
-            _route(path) or "other", fields.get("model", ""), outcome, fields.get("tenant", "")
+            route or "other", fields.get("model", ""), outcome, fields.get("tenant", "")
         )
         failed = outcome >= 500
         if record.span.recording:
-            attributes = _http_attributes(scope, record.status, headers) | record.attributes
+            attributes = _http_attributes(scope, route, record.status, headers) | record.attributes
             attributes |= {
                 f"pipeline.{name}": value for name, value in fields.items() if not isinstance(value, list)
             }
@@ -222,26 +234,22 @@ def log_to_stderr(*, as_json: bool) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
-def _route(path: str) -> str | None:
-    """The endpoint that a path names; None if there is none."""
-    return path if path in _ENDPOINTS else None
-
-
-def _span_name(scope: Scope) -> str:
+def _span_name(scope: Scope, route: str | None) -> str:
     """Names of spans are few: paths that nothing answers are no part of them."""
     method = scope["method"] if scope["method"] in _METHODS else "HTTP"
-    route = _route(scope["path"])
     return f"{method} {route}" if route else method
 
 
-def _http_attributes(scope: Scope, status: int, headers: Mapping[bytes, bytes]) -> dict[str, Any]:
+def _http_attributes(
+    scope: Scope, route: str | None, status: int, headers: Mapping[bytes, bytes]
+) -> dict[str, Any]:
     method, known = scope["method"], scope["method"] in _METHODS
     address, port = scope.get("server") or (None, None)
     agent = headers.get(b"user-agent")
     return {
         "http.request.method": method if known else "_OTHER",
         "http.request.method_original": None if known else method,
-        "http.route": _route(scope["path"]),
+        "http.route": route,
         "http.response.status_code": status,
         "url.path": scope["path"],
         "url.scheme": scope.get("scheme"),

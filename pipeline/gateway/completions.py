@@ -6,17 +6,24 @@ messages, tool calls, log probabilities, finish reasons, usage.
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
-from pipeline.client import Cached, Chunk
+from pipeline.client import Cached, Chunk, FinishReason
+from pipeline.gateway.errors import ApiError
 from pipeline.gateway.generation import Generation
 from pipeline.gateway.limits import Tenant
-from pipeline.gateway.schema import ChatRequest, CompletionRequest, read_messages
+from pipeline.gateway.log_probs import chat_log_probs, prompt_log_probs, text_log_probs
+from pipeline.gateway.messages import read_messages
+from pipeline.gateway.prompts import echoed_text
+from pipeline.gateway.schema import ChatRequest, CompletionRequest
 from pipeline.gateway.served_model import ServedModel
-from pipeline.gateway.sse import DONE, ChunkEncoder
+from pipeline.gateway.sse import DONE, ChunkEncoder, encode_event
 from pipeline.gateway.tools.parser import ArgumentsPart, CallPart, Part, TextPart, ToolCallParser
 from pipeline.gateway.traces import Span
 
@@ -50,8 +57,10 @@ class Completion:
         self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{request_id}"
         self.cached: Cached | None = None  # where the first chunk came from, if not from the model
         self._request, self._created = request, int(time.time())
+        # The engine generates at least one token. Who asks for none wants the prompt alone.
+        self._echo_only = request.output_token_limit == 0
         contents = [read_messages(request.messages)] if isinstance(request, ChatRequest) else request.prompts
-        tenant.check_choices(len(contents) * (request.n or 1))
+        tenant.check_choices(len(contents) * request.candidates)
         self.generation = Generation(model, tenant, request, contents, request_id, span)
         self._choices = [ChoiceBuilder(self.generation, index) for index in range(self.generation.choices)]
 
@@ -66,10 +75,10 @@ class Completion:
         async with aclosing(self.generation.chunks()) as pairs:
             async for index, chunk in pairs:
                 self.cached = self.cached or chunk.cached
-                chunks[index].append(chunk)
-        choices = [self._whole_choice(index, chunks[index]) for index in range(len(chunks))]
-        kind = "chat.completion" if self.chat else "text_completion"
-        return {**self._head(kind), "choices": choices, "usage": self.generation.usage()}
+                chunks[index].append(_without_text(chunk) if self._echo_only else chunk)
+        if self._request.num_prompt_logprobs is None:
+            return self._body(chunks)
+        return await asyncio.to_thread(self._body, chunks)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Generate the answer as server-sent events, each as soon as its chunk has come."""
@@ -80,11 +89,25 @@ class Completion:
         async with aclosing(self.generation.chunks()) as pairs:
             async for index, chunk in pairs:
                 self.cached = self.cached or chunk.cached
-                if event := self._event(encoder, index, chunk):
+                if self._echo_only:
+                    chunk = _without_text(chunk)
+                if chunk.prompt_log_probs is not None:
+                    # As many tokens as the prompt has: other streams go on meanwhile.
+                    yield await asyncio.to_thread(self._event, encoder, index, chunk)
+                elif event := self._event(encoder, index, chunk):
                     yield event
         if with_usage:
             yield ChunkEncoder(head, chat=self.chat).end(usage=self.generation.usage())
         yield DONE
+
+    def error_events(self, error: ApiError, request_id: str) -> bytes:
+        """Encode what ends a stream that fails after it began: an error, and no end.
+
+        Args:
+            error: by which it fails.
+            request_id: of the request.
+        """
+        return encode_event(error.body(request_id))
 
     def _event(self, encoder: ChunkEncoder, index: int, chunk: Chunk) -> bytes:
         """Encode a chunk: one event as a rule, several for the first, none if the text may be part of a call."""
@@ -93,7 +116,7 @@ class Completion:
             return encoder.text(index, chunk.text)
         deltas = choice.deltas(chunk)
         reason = choice.finish_reason(chunk)
-        log_probs = self._log_probs([chunk]) if chunk.log_probs else None
+        log_probs = choice.log_probs([chunk]) if chunk.log_probs or chunk.prompt_log_probs else None
         if (reason or log_probs) and not deltas:
             deltas = [{} if self.chat else {"text": ""}]
         last = len(deltas) - 1
@@ -107,22 +130,39 @@ class Completion:
             for at, delta in enumerate(deltas)
         )
 
-    def _whole_choice(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any]:
+    def _body(self, chunks: Sequence[Sequence[Chunk]]) -> Mapping[str, Any]:
+        """The object of a whole answer, of the chunks of all that was generated."""
+        best = self._best(chunks)
+        choices = [self._whole_choice(place, index, chunks[index]) for place, index in enumerate(best)]
+        kind = "chat.completion" if self.chat else "text_completion"
+        body = {**self._head(kind), "choices": choices, "usage": self.generation.usage()}
+        if self.chat and self._request.prompt_logprobs is not None:
+            body["prompt_logprobs"] = self._choices[best[0]].prompt_log_probs(chunks[best[0]])
+        return body
+
+    def _best(self, chunks: Sequence[Sequence[Chunk]]) -> list[int]:
+        """Choose among the answers to each prompt those whose tokens are the most probable on average."""
+        each, kept = self._request.candidates, self._request.choices
+        if each == kept:
+            return list(range(len(chunks)))
+        ranked = [
+            sorted(range(first, first + each), key=lambda index: mean_log_prob(chunks[index]), reverse=True)
+            for first in range(0, len(chunks), each)
+        ]
+        return [index for group in ranked for index in group[:kept]]
+
+    def _whole_choice(self, place: int, index: int, chunks: Sequence[Chunk]) -> dict[str, Any]:
         choice = self._choices[index]
         content = choice.whole(chunks)
-        return {
-            "index": index,
+        written = {
+            "index": place,
             **({"message": content} if self.chat else content),
-            "logprobs": self._log_probs(chunks),
+            "logprobs": choice.log_probs(chunks),
             "finish_reason": choice.finish_reason(chunks[-1]),
         }
-
-    def _log_probs(self, chunks: Sequence[Chunk]) -> dict[str, Any] | None:
-        if not self._request.wants_log_probs:
-            return None
-        return (chat_log_probs if self.chat else text_log_probs)(
-            chunks, self.generation.model.prompt_limit.tokenizer
-        )
+        if not self.chat and self._request.prompt_logprobs is not None:
+            written["prompt_logprobs"] = choice.prompt_log_probs(chunks)
+        return written
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self._created, "model": self.generation.model.name}
@@ -137,37 +177,35 @@ class ChoiceBuilder:
             generation: of the request.
             index: of the choice.
         """
-        request = generation.request
-        self.chat = isinstance(request, ChatRequest)
+        self.chat = isinstance(generation.request, ChatRequest)
         self.begun = False
         self.parser: ToolCallParser | None = None
-        self._generation = generation
-        echo = isinstance(request, CompletionRequest) and request.echo
-        prompt = generation.prompt_of(index).content
-        self._echoed = prompt if echo and isinstance(prompt, str) else ""
+        self._generation, self._index = generation, index
+        self._echoed = ""
+        # Where the next text begins in that of the choice, as far as log probabilities are told.
+        self._at = 0
 
     def deltas(self, chunk: Chunk) -> list[dict[str, Any]]:
         """Return the deltas of a chunk; with the first, also what every answer begins with."""
         deltas: list[dict[str, Any]] = []
+        key = "content" if self.chat else "text"
         if not self.begun:
             self._begin()
             if self.chat:
                 deltas.append({"role": "assistant", "content": None if self.parser else ""})
-            elif self._echoed:
-                deltas.append({"text": self._echoed})
-        key = "content" if self.chat else "text"
+            if self._echoed:
+                deltas.append({key: self._echoed})
         return deltas + [
             {key: part.text} if isinstance(part, TextPart) else {"tool_calls": [_call_delta(part)]}
-            for part in self._parse([chunk])
+            for part in self.parts([chunk])
         ]
 
     def whole(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
         """Return the message of a chat, or {"text"} of a completion."""
-        self._begin()
-        parts = self._parse(chunks)
-        text = "".join(part.text for part in parts if isinstance(part, TextPart))
+        parts = self.parts(chunks)
+        text = self._echoed + "".join(part.text for part in parts if isinstance(part, TextPart))
         if not self.chat:
-            return {"text": self._echoed + text}
+            return {"text": text}
         message = {"role": "assistant", "content": text, "refusal": None}
         calls = [part for part in parts if isinstance(part, CallPart)]
         if not calls:
@@ -192,15 +230,44 @@ class ChoiceBuilder:
             return chunk.finish_reason
         return "tool_calls" if self.parser is not None and self.parser.calls else "stop"
 
-    def _begin(self) -> None:
-        """Only with its first chunk is it certain which model generates the choice."""
-        self.begun, self.parser = True, self._generation.tools.parser()
+    def log_probs(self, chunks: Sequence[Chunk]) -> dict[str, Any] | None:
+        """Return the log probabilities of chunks that follow those told before; None if they are not asked for."""
+        request, tokenizer = self._generation.request, self._generation.model.tokenizer
+        if not request.wants_log_probs:
+            return None
+        if self.chat:
+            return chat_log_probs(chunks, tokenizer)
+        start, self._at = self._at, self._at + sum(len(chunk.text) for chunk in chunks)
+        return text_log_probs(
+            chunks,
+            tokenizer,
+            start=start,
+            echoed=self._echoed,
+            num_alternatives=request.num_top_logprobs,
+        )
 
-    def _parse(self, chunks: Sequence[Chunk]) -> list[Part]:
+    def prompt_log_probs(self, chunks: Sequence[Chunk]) -> list[Any] | None:
+        """Return vLLM's `prompt_logprobs` of a whole answer; None if the engine gave none."""
+        request, given = self._generation.request, chunks[0].prompt_log_probs
+        if given is None:
+            return None
+        return prompt_log_probs(given, self._generation.model.tokenizer, request.prompt_logprobs or 0)
+
+    def parts(self, chunks: Sequence[Chunk]) -> list[Part]:
+        """Cut the next chunks into texts and calls."""
+        if not self.begun:
+            self._begin()
         if self.parser is None:
             return [TextPart(text)] if (text := "".join(chunk.text for chunk in chunks)) else []
         parts = [part for chunk in chunks for part in self.parser.feed(chunk.text)]
         return parts + self.parser.end() if chunks[-1].finish_reason else parts
+
+    def _begin(self) -> None:
+        """Only with its first chunk is it certain which model generates the choice."""
+        generation = self._generation
+        self.begun, self.parser = True, generation.tools.parser()
+        self._echoed = echoed_text(generation.request, generation.prompt_of(self._index), generation.model)
+        self._at = len(self._echoed)
 
 
 def _call_delta(part: CallPart | ArgumentsPart) -> dict[str, Any]:
@@ -210,81 +277,17 @@ def _call_delta(part: CallPart | ArgumentsPart) -> dict[str, Any]:
     return {"index": part.index, "function": {"arguments": part.text}}
 
 
-class _TokenLogProbs(NamedTuple):
-    text: str
-    log_prob: float
-    alternatives: Sequence[tuple[int, float]] = ()  # ids and log probabilities at the same position
+def _without_text(chunk: Chunk) -> Chunk:
+    """A chunk of an answer that is to have no tokens: what it says of the prompt."""
+    ended: FinishReason | None = "length" if chunk.finish_reason else None
+    return replace(chunk, text="", finish_reason=ended, log_probs=None, top_log_probs=None, token_ids=None)
 
 
-def chat_log_probs(chunks: Sequence[Chunk], tokenizer: Any) -> dict[str, Any]:
-    """Log probabilities as chats have them.
-
-    Args:
-        chunks: of one choice.
-        tokenizer: `tokenizers.Tokenizer` of the model.
-
-    Returns:
-        {"content": [{token, logprob, bytes, top_logprobs: [{token, logprob, bytes}]}]}
-    """
-    content = [
-        {
-            **_chat_token(token.text, token.log_prob),
-            "top_logprobs": [
-                _chat_token(_token_text(id, tokenizer), log_prob) for id, log_prob in token.alternatives
-            ],
-        }
-        for token in _tokens(chunks, tokenizer)
-    ]
-    return {"content": content, "refusal": None}
-
-
-def text_log_probs(chunks: Sequence[Chunk], tokenizer: Any) -> dict[str, Any]:
-    """Log probabilities as plain completions have them.
+def mean_log_prob(chunks: Sequence[Chunk]) -> float:
+    """Return the mean log probability of the tokens of an answer; -inf if it has none.
 
     Args:
-        chunks: of one choice.
-        tokenizer: `tokenizers.Tokenizer` of the model.
-
-    Returns:
-        {"tokens", "token_logprobs", "text_offset", "top_logprobs"}
+        chunks: of the answer.
     """
-    tokens = list(_tokens(chunks, tokenizer))
-    offsets, at = [], 0
-    for token in tokens:
-        offsets.append(at)
-        at += len(token.text)
-    tops = [{_token_text(id, tokenizer): log_prob for id, log_prob in token.alternatives} for token in tokens]
-    return {
-        "tokens": [token.text for token in tokens],
-        "token_logprobs": [token.log_prob for token in tokens],
-        "text_offset": offsets,
-        "top_logprobs": tops if any(tops) else None,
-    }
-
-
-def _chat_token(text: str, log_prob: float) -> dict[str, Any]:
-    """A token that is a part of a character has no text of its own, and its bytes are not known."""
-    return {"token": text, "logprob": log_prob, "bytes": None if "\ufffd" in text else list(text.encode())}
-
-
-def _token_text(id: int, tokenizer: Any) -> str:
-    """Text of a token within a text: some tokenizers drop the space before the first token."""
-    before = tokenizer.encode("a", add_special_tokens=False).ids
-    start = tokenizer.decode(before, skip_special_tokens=False)
-    text: str = tokenizer.decode([*before, id], skip_special_tokens=False)
-    return text[len(start) :]
-
-
-def _tokens(chunks: Sequence[Chunk], tokenizer: Any) -> Iterator[_TokenLogProbs]:
-    """Each token. If the text of a chunk cannot be divided among its tokens, the first one has all of it."""
-    for chunk in chunks:
-        values = chunk.log_probs or ()
-        texts = [chunk.text]
-        if len(values) > 1:
-            offsets = tokenizer.encode(chunk.text, add_special_tokens=False).offsets
-            if len(offsets) == len(values):
-                texts = [chunk.text[start:end] for start, end in offsets]
-        tops = chunk.top_log_probs or ()
-        for index, value in enumerate(values):
-            text = texts[index] if index < len(texts) else ""
-            yield _TokenLogProbs(text, value, tops[index] if index < len(tops) else ())
+    values = [value for chunk in chunks for value in chunk.log_probs or ()]
+    return sum(values) / len(values) if values else -math.inf

@@ -1,4 +1,7 @@
-"""API errors as OpenAI's clients read them: a status, and {"error": {message, type, param, code}}."""
+"""API errors as OpenAI's clients read them: a status, and {"error": {message, type, param, code}}.
+
+Under /v1/messages they are as Anthropic's clients read them: {"type": "error", "error": {type, message}}.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,18 @@ _TYPES = {
     431: "invalid_request_error",
     499: "invalid_request_error",
 }
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_ANTHROPIC_PATH = "/v1/messages"
 # After these the rest of the request is not read, so the connection has to be closed.
 _CLOSING = (408, 413)
 
@@ -76,14 +91,25 @@ class ApiError(Exception):
             error["completion_tokens"] = self.completion_tokens
         return {"error": error if request_id is None else {**error, "request_id": request_id}}
 
-    def response(self, request_id: str | None = None) -> Response:
-        """Return the HTTP response."""
+    def anthropic_body(self, request_id: str | None = None) -> dict[str, Any]:
+        """Return the JSON object of the error as Anthropic has it."""
+        error = {"type": _ANTHROPIC_TYPES.get(self.status, "api_error"), "message": self.message}
+        return {"type": "error", "error": error, "request_id": request_id}
+
+    def response(self, request_id: str | None = None, path: str = "") -> Response:
+        """Return the HTTP response.
+
+        Args:
+            request_id: of the request.
+            path: of its URL, by which the form of the body is chosen.
+        """
+        body = self.anthropic_body if path.startswith(_ANTHROPIC_PATH) else self.body
         headers = {}
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
         if self.status in _CLOSING:
             headers["Connection"] = "close"
-        return Response(json.dumps(self.body(request_id)), self.status, headers, "application/json")
+        return Response(json.dumps(body(request_id)), self.status, headers, "application/json")
 
 
 def internal_error() -> ApiError:
@@ -100,9 +126,9 @@ def error_response(scope: Scope, error: ApiError) -> Response:
     """
     record = scope.get("record")
     if record is None:
-        return error.response()
+        return error.response(path=scope["path"])
     record.error, record.error_type = error.message, error.code
-    return error.response(record.id)
+    return error.response(record.id, scope["path"])
 
 
 def to_api_error(error: Exception) -> ApiError:

@@ -24,9 +24,11 @@ from pipeline.client import (
     ServerLost,
     Stats,
 )
+from pipeline.gateway.background import Preempted
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
-from pipeline.gateway.response_format import guided_sampling, unsupported_format
+from pipeline.gateway.prompts import Content, RenderedPrompt, render_prompts
+from pipeline.gateway.response_format import AnswerForm
 from pipeline.gateway.schema import ChatRequest, GenerationRequest
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.tools.choice import RequestTools, resolve_tools
@@ -42,21 +44,12 @@ _SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of two choices, which would
 
 
 @dataclass(frozen=True, slots=True)
-class RenderedPrompt:
-    """One prompt of a request."""
-
-    content: str | Sequence[dict[str, Any]]  # text, or messages
-    text: str  # by the chat template
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class ModelInputs:
     """What a request comes to with one model."""
 
     prompts: Sequence[RenderedPrompt]
     tools: RequestTools
-    guide: Sampling  # parameters of guided decoding
+    form: AnswerForm | None  # that the engine holds each answer to
 
 
 @dataclass(slots=True)
@@ -99,7 +92,7 @@ class Generation:
     model: ServedModel
     tenant: Tenant
     request: GenerationRequest
-    contents: Sequence[str | Sequence[dict[str, Any]]]  # of each prompt: text, or messages
+    contents: Sequence[Content]  # of each prompt: text, token ids, or messages
     request_id: str
     span: Span  # of the request
     inputs: ModelInputs = field(init=False)
@@ -130,9 +123,12 @@ class Generation:
             raise ApiError(400, text, param="model", code="unsupported_parameter")
         _check_ttl(request.ttl_s, model.cache)
         tools = resolve_tools(request, model.template) if isinstance(request, ChatRequest) else RequestTools()
-        prompts = [RenderedPrompt(one, *model.render_prompt(one, tools.tools)) for one in self.contents]
-        guide: Sampling = {**guided_sampling(request.response_format), **tools.sampling}
-        return ModelInputs(prompts, tools, guide)
+        form = request.form()
+        if tools.guide is not None:
+            form = AnswerForm("json_schema", tools.guide, "tools")
+        check_output_limit(request, model.max_output_tokens)
+        model.tokenizer.check_ids(list(request.logit_bias or ()), "logit_bias")
+        return ModelInputs(render_prompts(request, self.contents, model, tools), tools, form)
 
     @property
     def operation(self) -> str:
@@ -147,13 +143,13 @@ class Generation:
     @property
     def max_tokens(self) -> int:
         """Most tokens of each choice."""
-        most = self.model.max_output_tokens
-        return min(self.request.output_token_limit or most, most)
+        limit, most = self.request.output_token_limit, self.model.max_output_tokens
+        return most if limit is None else max(1, min(limit, most))
 
     @property
     def choices(self) -> int:
-        """Number of choices, of all prompts together."""
-        return len(self.contents) * (self.request.n or 1)
+        """Number of answers that are generated, to all prompts together."""
+        return len(self.contents) * self.request.candidates
 
     @property
     def prompt_tokens(self) -> int:
@@ -162,7 +158,7 @@ class Generation:
 
     def prompt_of(self, index: int) -> RenderedPrompt:
         """Return the prompt of choice `index`."""
-        return self.inputs.prompts[index // (self.request.n or 1)]
+        return self.inputs.prompts[index // self.request.candidates]
 
     async def chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
         """Generate all choices at once. Each waits for a slot of its own.
@@ -197,6 +193,8 @@ class Generation:
     def usage(self) -> dict[str, Any]:
         """Count tokens as OpenAI does: of all prompts, and of all choices."""
         completion = sum(stats.output_tokens or 0 for stats in self.stats.values())
+        if self.request.output_token_limit == 0:
+            completion = 0
         cached = self.prompt_tokens if any(stats.cached for stats in self.stats.values()) else 0
         return {
             "prompt_tokens": self.prompt_tokens,
@@ -249,8 +247,10 @@ class Generation:
                     raise
                 if isinstance(error, Busy):
                     await asyncio.sleep(_BACKOFF.backoff_s(attempt))
-            attempt += 1
-            self.retries += 1
+                attempt += 1
+                self.retries += 1
+            except Preempted:
+                pass
             self.stats.pop(index, None)
             self._sent.discard(index)
 
@@ -258,8 +258,10 @@ class Generation:
         times = self.times[index]
         tokens = self.prompt_of(index).tokens + self.max_tokens
         self.model.readiness.start()
-        wait_s = self.model.max_wait_s
-        async with self.model.queue.slot(tokens, self.tenant.name, wait_s=wait_s, arrived=arrived):
+        queue, tenant, wait_s = self.model.queue, self.tenant, self.model.max_wait_s
+        async with queue.slot(
+            tokens, tenant.name, wait_s=wait_s, arrived=arrived, background=tenant.background
+        ):
             times.started = time.perf_counter()
             async with self._binding:
                 if not self._sent:
@@ -278,7 +280,8 @@ class Generation:
                             times.finish_reason = chunk.finish_reason
                         yield chunk
                 except Refused as error:
-                    if unsupported := unsupported_format(error, self.request.response_format):
+                    form = self.inputs.form
+                    if form is not None and (unsupported := form.unsupported(error)):
                         raise unsupported from error
                     raise
                 finally:
@@ -290,7 +293,7 @@ class Generation:
         """The figures of a stream; where it broke off before the model counted its tokens, the tokenizer does."""
         stats = stream.stats
         if stats.output_tokens is None and stream.finish_reason is None:
-            return replace(stats, output_tokens=self.model.count_tokens(stream.text))
+            return replace(stats, output_tokens=self.model.tokenizer.count(stream.text))
         return stats
 
     async def _follow(self) -> None:
@@ -313,39 +316,73 @@ class Generation:
                 prompt.content,
                 request_id=request_id,
                 tools=self.tools.tools,
-                rendered=prompt.text,
+                rendered=prompt.sent if isinstance(prompt.sent, str) else None,
+                variables=prompt.variables,
                 cache=self.request.cache,
                 ttl_s=self.request.ttl_s,
                 unkeyed=drawn,
                 **sampling,
             )
         sampling.update(drawn)
-        return client.stream(prompt.text, request_id=request_id, **sampling)
+        return client.stream(prompt.sent, request_id=request_id, **sampling)
 
     def _sampling(self, index: int) -> tuple[Sampling, Sampling]:
         """Sampling parameters of a choice, and apart from them the seed that is drawn if the request has none."""
         request = self.request
-        temperature = 1.0 if request.temperature is None else request.temperature
+        # OpenAI takes a top_p of 0, which leaves the most probable token.
+        greedy = request.temperature == 0 or request.top_p == 0
+        temperature = 0.0 if greedy else 1.0 if request.temperature is None else request.temperature
+        stop = [request.stop] if isinstance(request.stop, str) else request.stop or ()
         sampling: Sampling = {
             "max_tokens": self.max_tokens,
             "temperature": temperature,
-            "stop": request.stop or None,
+            "stop": [*stop, *self.tools.stop] or None,
+            "stop_token_ids": request.stop_token_ids or None,
+            "include_stop_str_in_output": request.include_stop_str_in_output or None,
+            "skip_special_tokens": False if request.skip_special_tokens is False else None,
+            "ignore_eos": request.ignore_eos or None,
+            "logit_bias": request.logit_bias or None,
             "presence_penalty": request.presence_penalty or None,
             "frequency_penalty": request.frequency_penalty or None,
             "repetition_penalty": request.repetition_penalty,
             "min_tokens": request.min_tokens,
             "bad_words": request.bad_words or None,
-            "log_probs": request.wants_log_probs or None,
+            "log_probs": request.wants_log_probs or request.candidates > request.choices or None,
             "top_log_probs": request.num_top_logprobs or None,
-            **self.inputs.guide,
+            "prompt_log_probs": request.num_prompt_logprobs,
+            **({} if self.inputs.form is None else self.inputs.form.sampling),
         }
-        if temperature == 0:
+        if greedy:
             return sampling, {}
-        sampling |= {"top_p": request.top_p or 1.0, "top_k": request.top_k or 0}
+        sampling |= {
+            "top_p": request.top_p or 1.0,
+            "top_k": max(request.top_k or 0, 0),
+            "min_p": request.min_p or None,
+        }
         if request.seed is None:
             return sampling, {"seed": self._seeds.setdefault(index, random.getrandbits(_SEED_BITS))}
-        sampling["seed"] = (request.seed + index % (request.n or 1) * _SEED_STEP) % 2**_SEED_BITS
+        sampling["seed"] = (request.seed + index % request.candidates * _SEED_STEP) % 2**_SEED_BITS
         return sampling, {}
+
+
+def check_output_limit(request: GenerationRequest, most: int) -> None:
+    """Check that a request does not want longer answers than the engine gives.
+
+    Args:
+        request: of the client.
+        most: tokens that the engine generates.
+
+    Raises:
+        ApiError: 400, if it does; it begins with vLLM's words and goes on with OpenAI's.
+    """
+    limit = request.output_token_limit
+    if limit is None or limit <= most:
+        return
+    text = (
+        f"'max_tokens' or 'max_completion_tokens' is too large: {limit}. This model supports at most {most} "
+        f"completion tokens, whereas you provided {limit}."
+    )
+    raise ApiError(400, text, param="max_tokens")
 
 
 def _check_ttl(ttl_s: float | None, cache: ResponseCache | None) -> None:

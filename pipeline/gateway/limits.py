@@ -1,30 +1,22 @@
-"""Rate limits of a tenant, and the fair queue of a model: whatever is too much is answered by 429.
+"""Limits of a tenant: whatever is too much is answered by 429.
 
-The tenant of a request is found in `pipeline.gateway.tenants`.
+The tenant of a request is found in `pipeline.gateway.tenants`; tenants that want the same model wait in its
+`pipeline.gateway.fair_queue`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import heapq
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import count
-from math import inf
+from math import ceil, inf
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.gateway.errors import ApiError
 
-_SMOOTHING = 0.1  # of the mean service time
-
-# Due time, sequence number, a future that is done once the request does not wait any more, and for how many seconds it
-# waits for a model that is not ready.
-_Waiter = tuple[float, int, asyncio.Future[None], float]
-_RETRY_AFTER_S = 5.0
+_NO_LOCK = nullcontext()
 
 
 class TenantLimits(BaseModel):
@@ -41,36 +33,100 @@ class TenantLimits(BaseModel):
 
 @dataclass(slots=True)
 class _TokenBucket:
-    """Fills evenly, and holds a minute's worth."""
+    """Fills evenly, and holds a minute's worth. Its two numbers are `cells[at]`, the level, and when it was so."""
 
     per_minute: float
-    level: float
-    at: float  # s, by the tenant's clock
+    cells: MutableSequence[float]
+    at: int
 
     def wait_s(self, amount: float, now: float) -> float:
         """How long until `amount` is there; 0 if it is."""
-        self.level = min(self.per_minute, self.level + (now - self.at) * self.per_minute / 60)
-        self.at = now
-        return max(0.0, (min(amount, self.per_minute) - self.level) / self.per_minute * 60)
+        cells, at = self.cells, self.at
+        # Another process may have read the clock a moment later.
+        now = max(now, cells[at + 1])
+        level = cells[at] = min(self.per_minute, cells[at] + (now - cells[at + 1]) * self.per_minute / 60)
+        cells[at + 1] = now
+        return max(0.0, (min(amount, self.per_minute) - level) / self.per_minute * 60)
 
     def take(self, amount: float, least: float = -inf) -> None:
-        self.level = max(self.level - amount, least)
+        self.cells[self.at] = max(self.cells[self.at] - amount, least)
+
+
+_REQUESTS, _TOKENS, _RUNNING = 0, 2, 4  # places among the numbers of a tenant
+
+
+@dataclass(frozen=True, slots=True)
+class TenantUsage:
+    """What a tenant has used of its limits, as numbers that several processes may share.
+
+    Attributes:
+        cells: level of the bucket of requests and when it was so (s, monotonic), the same for tokens, then how many
+            choices run in each process.
+        process: whose choices those of this process are, from 0.
+        exclusive: entered while numbers are read and changed.
+    """
+
+    cells: MutableSequence[float]
+    process: int = 0
+    exclusive: AbstractContextManager[object] = _NO_LOCK
+
+    @classmethod
+    def unused(cls, limits: TenantLimits, now: float) -> TenantUsage:
+        """Return the numbers of a tenant that has used nothing, for one process."""
+        return cls([limits.requests_per_minute or 0.0, now, limits.tokens_per_minute or 0.0, now, 0.0])
+
+    @staticmethod
+    def size(processes: int) -> int:
+        """How many numbers a tenant has."""
+        return _RUNNING + processes
+
+    @property
+    def running(self) -> int:
+        """Choices that run, in all processes."""
+        return int(sum(self.cells[_RUNNING:]))
+
+    def count_running(self, choices: int) -> None:
+        """Add to the choices that run in this process."""
+        self.cells[_RUNNING + self.process] += choices
+
+    def forget_process(self, process: int) -> None:
+        """Count nothing any more as running in a process, which is gone."""
+        self.cells[_RUNNING + process] = 0.0
 
 
 class Tenant:
     """One tenant: its limits, and what it has used of them."""
 
-    def __init__(self, name: str, limits: TenantLimits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        name: str,
+        limits: TenantLimits,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        background: bool = False,
+    ) -> None:
         """
         Args:
             name: of the tenant, "" for everybody where no keys are needed.
             limits: what it may use.
             clock: monotonic time in seconds.
+            background: whether its requests only get slots of a model that others leave.
         """
         self.name, self.limits, self._clock = name, limits, clock
-        self.running = 0  # choices
-        self._requests = self._bucket(limits.requests_per_minute)
-        self._tokens = self._bucket(limits.tokens_per_minute)
+        self.background = background
+        self.share(TenantUsage.unused(limits, clock()))
+
+    def share(self, usage: TenantUsage) -> None:
+        """Count in other numbers from now on, such as those that several processes share."""
+        limits = self.limits
+        self.usage = usage
+        self._requests = self._bucket(limits.requests_per_minute, _REQUESTS)
+        self._tokens = self._bucket(limits.tokens_per_minute, _TOKENS)
+
+    @property
+    def running(self) -> int:
+        """Choices that run."""
+        return self.usage.running
 
     def count_request(self) -> None:
         """Count a request before any of it is read, whatever becomes of it.
@@ -78,7 +134,8 @@ class Tenant:
         Raises:
             ApiError: 429, if the requests of this minute are used up.
         """
-        self._take(((self._requests, 1.0, "requests"),))
+        with self.usage.exclusive:
+            self._take(((self._requests, 1.0, "requests"),))
 
     def check_choices(self, choices: int) -> None:
         """Check that a request could ever run.
@@ -92,10 +149,32 @@ class Tenant:
                 text = f"n: {choices} choices, each of which is a request of its own; this key may have {most} {when}"
                 raise ApiError(400, text, param="n", code="too_many_choices")
 
+    @property
+    def has_rate_limits(self) -> bool:
+        """Whether requests or tokens of a minute are limited."""
+        return self._requests is not None or self._tokens is not None
+
+    def rate_limit_headers(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield OpenAI's headers: the limits of a minute, what is left of them, and when all of it is there again."""
+        for bucket, what in ((self._requests, "requests"), (self._tokens, "tokens")):
+            if bucket is not None:
+                with self.usage.exclusive:
+                    reset_s = bucket.wait_s(bucket.per_minute, self._clock())
+                left = bucket.per_minute - reset_s / 60 * bucket.per_minute
+                values = {
+                    "limit": f"{bucket.per_minute:g}",
+                    # Rounded down, but for what floating point takes from a whole number.
+                    "remaining": f"{max(0, int(left + 1e-6))}",
+                    "reset": _duration(reset_s),
+                }
+                for kind, value in values.items():
+                    yield f"x-ratelimit-{kind}-{what}".encode(), value.encode()
+
     def charge_tokens(self, tokens: int) -> None:
         """Charge the tokens of a prompt that was counted and refused, down to a minute's worth of debt."""
         if self._tokens is not None:
-            self._tokens.take(tokens, least=-self._tokens.per_minute)
+            with self.usage.exclusive:
+                self._tokens.take(tokens, least=-self._tokens.per_minute)
 
     @contextmanager
     def enforce_limits(self, tokens: int, choices: int = 1) -> Iterator[None]:
@@ -109,17 +188,20 @@ class Tenant:
             ApiError: 429, if that is more than the tenant may use now.
         """
         most = self.limits.concurrency
-        if most is not None and self.running + choices > most:
-            text = f"Limit of {most} requests at once reached"
-            raise ApiError(429, text, code="concurrency_limit", retry_after_s=1)
-        # The first choice is what `count_request` has counted.
-        further = (self._requests, choices - 1.0, "requests")
-        self._take((further, (self._tokens, float(tokens), "tokens")))
-        self.running += choices
+        usage = self.usage
+        with usage.exclusive:
+            if most is not None and usage.running + choices > most:
+                text = f"Limit of {most} requests at once reached"
+                raise ApiError(429, text, code="concurrency_limit", retry_after_s=1)
+            # The first choice is what `count_request` has counted.
+            further = (self._requests, choices - 1.0, "requests")
+            self._take((further, (self._tokens, float(tokens), "tokens")))
+            usage.count_running(choices)
         try:
             yield
         finally:
-            self.running -= choices
+            with usage.exclusive:
+                usage.count_running(-choices)
 
     def _take(self, wanted: Sequence[tuple[_TokenBucket | None, float, str]]) -> None:
         """Take from all buckets, or from none if one has too little."""
@@ -132,208 +214,17 @@ class Tenant:
             if bucket is not None:
                 bucket.take(amount)
 
-    def _bucket(self, per_minute: int | None) -> _TokenBucket | None:
-        return None if per_minute is None else _TokenBucket(per_minute, per_minute, self._clock())
+    def _bucket(self, per_minute: int | None, at: int) -> _TokenBucket | None:
+        return None if per_minute is None else _TokenBucket(per_minute, self.usage.cells, at)
 
 
-class FairQueue:
-    """Slots of one model, for the tasks of one event loop.
+def _duration(seconds: float) -> str:
+    """A duration as OpenAI writes it.
 
-    Tenants take turns, and of one tenant's requests short ones go first. A slot that becomes free goes to the tenant
-    that holds the fewest; among equals, to the one whose last turn is the longest ago. A tenant's requests are ordered
-    by arrival plus expected service time, so that a long one is overtaken for a bounded time only: a request that
-    arrives later than the long one's own expected service comes after it.
-
-    While the queue is paused, because the model is not ready, no slot is given: requests wait, each for a bounded time.
+    >>> [_duration(seconds) for seconds in (0, 0.0125, 8.64, 360)]
+    ['0s', '13ms', '8.64s', '6m0s']
     """
-
-    def __init__(
-        self,
-        slots: int,
-        *,
-        max_waiting: int,
-        s_per_token: float = 0.005,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """
-        Args:
-            slots: requests that run at the same time; as many as the engine takes.
-            max_waiting: requests that may wait besides. Beyond that, one is refused of the tenant that has the most
-                of them waiting.
-            s_per_token: expected service time of a token, in seconds, by which long requests are put behind short ones.
-            clock: monotonic time in seconds.
-        """
-        self._slots, self._max_waiting, self._s_per_token = slots, max_waiting, s_per_token
-        self._clock = clock
-        self._running: Counter[str] = Counter()  # by tenant
-        self._waiting: Counter[str] = Counter()  # by tenant, without zeros
-        # Heaps of the tenants in `_waiting`. Waiters that gave up stay in them until they are popped.
-        self._heaps: dict[str, list[_Waiter]] = {}
-        self._last_turns: dict[
-            str, int
-        ] = {}  # by tenant: sequence number of the turn in which it last got a slot
-        self._sequence = count()
-        self._mean_service_s = 1.0
-        self._paused = ""  # why; empty if it is not
-        self._timers: dict[asyncio.Future[None], asyncio.TimerHandle] = {}  # of waiters, while paused
-        self.refused = 0
-
-    @property
-    def waiting(self) -> int:
-        """Number of requests that wait."""
-        return self._waiting.total()
-
-    @property
-    def running(self) -> int:
-        """Number of requests that have a slot."""
-        return self._running.total()
-
-    @property
-    def slots(self) -> int:
-        """Requests that run at the same time."""
-        return self._slots
-
-    def resize(self, slots: int) -> None:
-        """Change the number of slots. Requests that have one keep it, also where there are fewer from now on."""
-        self._slots = slots
-        self._fill()
-
-    @property
-    def paused(self) -> bool:
-        """Whether no slots are given."""
-        return bool(self._paused)
-
-    def pause(self, reason: str) -> None:
-        """Let all requests wait that have no slot, until `resume`.
-
-        Args:
-            reason: why the model is not ready, for those who wait for too long.
-        """
-        began, self._paused = not self._paused, reason or "the model is not ready"
-        if began:
-            for tenant, heap in self._heaps.items():
-                for _, _, future, wait_s in heap:
-                    self._limit_wait(future, tenant, wait_s)
-
-    def resume(self) -> None:
-        """Give slots again."""
-        self._paused = ""
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
-        self._fill()
-
-    @asynccontextmanager
-    async def slot(
-        self, tokens: int, tenant: str = "", *, wait_s: float = inf, arrived: float | None = None
-    ) -> AsyncIterator[None]:
-        """Wait for a slot, and hold it.
-
-        Args:
-            tokens: of the prompt and, at most, of the answer.
-            tenant: name of the tenant.
-            wait_s: how long to wait while the queue is paused, in seconds.
-            arrived: when the request arrived, by the queue's clock; None is now.
-
-        Raises:
-            ApiError: 429, with the time after which it is worth asking again; 503, if the model is not ready and the
-                wait for it is over.
-        """
-        await self._acquire(tokens, tenant, wait_s, self._clock() if arrived is None else arrived)
-        began = self._clock()
-        try:
-            yield
-        finally:
-            self._mean_service_s += _SMOOTHING * (self._clock() - began - self._mean_service_s)
-            self._release(tenant)
-
-    async def _acquire(self, tokens: int, tenant: str, wait_s: float, arrived: float) -> None:
-        # While a slot is free, no request waits.
-        if self._has_free_slot:
-            self._running[tenant] += 1
-            return
-        if self.waiting >= self._max_waiting:
-            self._refuse_one(tenant)
-        future = asyncio.get_running_loop().create_future()
-        due = arrived + tokens * self._s_per_token
-        heapq.heappush(self._heaps.setdefault(tenant, []), (due, next(self._sequence), future, wait_s))
-        self._waiting[tenant] += 1
-        if self._paused:
-            self._limit_wait(future, tenant, wait_s)
-        try:
-            await future
-        except asyncio.CancelledError:
-            if future.cancelled():
-                self._count_out(tenant)
-            elif future.exception() is None:
-                # The slot was given at the moment of the cancellation.
-                self._release(tenant)
-            raise
-        finally:
-            if timer := self._timers.pop(future, None):
-                timer.cancel()
-
-    def _limit_wait(self, future: asyncio.Future[None], tenant: str, wait_s: float) -> None:
-        def give_up() -> None:
-            if not future.done():
-                self._count_out(tenant)
-                future.set_exception(self._not_ready(f"was not ready for {wait_s:g} s"))
-
-        if wait_s < inf:
-            self._timers[future] = asyncio.get_running_loop().call_later(wait_s, give_up)
-
-    def _not_ready(self, what: str) -> ApiError:
-        text = f"The model {what}: {self._paused}"
-        return ApiError(503, text, code="unavailable", retry_after_s=_RETRY_AFTER_S)
-
-    def _release(self, tenant: str) -> None:
-        self._running[tenant] -= 1
-        if not self._running[tenant]:
-            del self._running[tenant]
-        self._fill()
-
-    @property
-    def _has_free_slot(self) -> bool:
-        return self.running < self._slots and not self._paused
-
-    def _fill(self) -> None:
-        """Give all free slots to requests that wait."""
-        while self._has_free_slot and self._give_slot():
-            pass
-
-    def _give_slot(self) -> bool:
-        """Give a slot to the request whose turn it is. Returns whether one waits."""
-        for tenant in sorted(
-            self._waiting, key=lambda name: (self._running[name], self._last_turns.get(name, -1))
-        ):
-            heap = self._heaps[tenant]
-            while heap:
-                future = heapq.heappop(heap)[2]
-                if not future.done():
-                    self._last_turns[tenant] = next(self._sequence)
-                    self._running[tenant] += 1
-                    self._count_out(tenant)
-                    future.set_result(None)
-                    return True
-        return False
-
-    def _count_out(self, tenant: str) -> None:
-        self._waiting[tenant] -= 1
-        if not self._waiting[tenant]:
-            del self._waiting[tenant], self._heaps[tenant]
-
-    def _refuse_one(self, newcomer: str) -> None:
-        """Raise for the newcomer, or refuse the last waiter of a tenant that has more requests waiting."""
-        self.refused += 1
-        wait_s = (self.waiting + 1) / self._slots * self._mean_service_s
-        text = "Too many requests are waiting; try again later"
-        error = ApiError(429, text, code="overloaded", retry_after_s=wait_s)
-        if self._paused:
-            error = self._not_ready("is not ready, and too many requests wait for it")
-        most = max(self._waiting, key=self._waiting.__getitem__, default=newcomer)
-        if self._waiting[most] <= self._waiting[newcomer] + 1:
-            raise error
-        last = max((waiter for waiter in self._heaps[most] if not waiter[2].done()), default=None)
-        if last is not None:
-            self._count_out(most)
-            last[2].set_exception(error)
+    if seconds < 1:
+        return f"{ceil(seconds * 1e3)}ms" if seconds > 0 else "0s"
+    minutes, rest = divmod(seconds, 60)
+    return f"{int(minutes)}m{rest:.3g}s" if minutes else f"{rest:.3g}s"

@@ -191,6 +191,14 @@ OWN_VIEWS = (
         "restarts",
         {"model": "model", "component": "component"},
     ),
+    View("pipeline_workers", "Processes that serve the gateway (`--workers`).", "gauge", "workers", {}),
+    View(
+        "pipeline_worker_restarts",
+        "Worker processes of the gateway that died or hung, and were started again.",
+        "counter",
+        "worker_restarts",
+        {},
+    ),
     View(
         "pipeline_retries",
         "Requests that were sent to the model again, because they failed before their first token.",

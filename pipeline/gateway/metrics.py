@@ -7,15 +7,21 @@ registry of its own; the library's global one, with its figures of the process, 
 
 from __future__ import annotations
 
+import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from weakref import WeakKeyDictionary
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, values
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from pipeline.cache.response_cache import CacheCounters
 from pipeline.gateway.generation import Generation
 from pipeline.gateway.metric_names import (
     DURATION_BUCKETS_S,
@@ -27,12 +33,18 @@ from pipeline.gateway.metric_names import (
     TTFT_BUCKETS_S,
     MetricNames,
 )
+from pipeline.gateway.model_status import GatewayStatus
 from pipeline.gateway.served_model import ServedModel
 
 # Model -> component -> number of restarts.
 Restarts = Callable[[], Mapping[str, Mapping[str, int]]]
 
-_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/v1/completions": "text_completion",
+}
 # Of these each model has a series from the start: `increase` does not see a series begin at 1.
 _STATUSES = (200, 400, 429, 499, 500, 502, 503, 504)
 _CACHE_EVENTS = ("miss", "hit_exact", "stored", "failed_lookup", "failed_store", "false_hit_reported")
@@ -40,6 +52,18 @@ _COMPONENTS = ("triton", "gateway")
 
 # Else each series has a twin with the time of its creation, which the text format shows as one more gauge.
 disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+def share_metrics(folder: Path, process: int) -> None:
+    """Keep the counters and histograms that are made from now on in files of a folder, for `GatewayMetrics(shared=…)`.
+
+    Args:
+        folder: of this gateway.
+        process: number of this process. One that takes the place of another goes on with its files, so that no counter
+            falls.
+    """
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+    values.ValueClass = values.MultiProcessValue(lambda: process)  # type: ignore[no-untyped-call]
 
 
 class GatewayMetrics(Collector):
@@ -51,17 +75,19 @@ class GatewayMetrics(Collector):
         *,
         names: Sequence[MetricNames] = (),
         restarts: Restarts = dict,
+        shared: Path | None = None,
     ) -> None:
         """
         Args:
             models: those whose queues and caches are read whenever the metrics are.
             names: whose names the page shows besides the gateway's own.
             restarts: reads how often what serves each model was restarted.
+            shared: folder of `share_metrics`, whose files are added up; None shows what this process counts.
         """
-        self._models, self._restarts = models, restarts
+        self._models, self._restarts, self._shared = models, restarts, shared
         self._views = [*OWN_VIEWS, *(view for name in names for view in OTHER_VIEWS[name])]
         self._generations: dict[int, Generation] = {}  # under way, by identity
-        self._ready: Mapping[str, bool] = {}
+        self._status = GatewayStatus()
         self._kv_usage: Mapping[str, float] = {}
         by_operation = ("model", "operation")
         self._counters = {
@@ -70,6 +96,7 @@ class GatewayMetrics(Collector):
             "tenant_tokens": _counter("tenant_tokens", "tenant", "kind"),
             "choices": _counter("choices", *by_operation, "finish_reason"),
             "retries": _counter("retries", "model"),
+            "cache": _counter("cache", "model", "event"),
         }
         self._histograms = {
             "ttft": _histogram("ttft", TTFT_BUCKETS_S, *by_operation),
@@ -82,6 +109,8 @@ class GatewayMetrics(Collector):
             "decode": _histogram("decode", DURATION_BUCKETS_S, *by_operation),
             "tokens": _histogram("tokens", TOKEN_BUCKETS, *by_operation, "kind"),
         }
+        # What was counted already of what each cache has counted.
+        self._cache_counts: WeakKeyDictionary[CacheCounters, Mapping[str, int]] = WeakKeyDictionary()
         for model in models:
             self._begin(model)
         self._registry = CollectorRegistry(auto_describe=False)
@@ -117,6 +146,30 @@ class GatewayMetrics(Collector):
         """
         self._generations[id(generation)] = generation
 
+    def count_cache_events(self) -> None:
+        """Count what the caches of all models have counted since the last time."""
+        for model in self._models.values():
+            if model.cache is None:
+                continue
+            counters = model.cache.counters
+            seen = self._cache_counts.get(counters)
+            now = counters.as_dict()
+            for event in _CACHE_EVENTS if seen is None else ():
+                self._counters["cache"].labels(model.name, event)
+            for event, count in now.items():
+                self._counters["cache"].labels(model.name, event).inc(count - (seen or {}).get(event, 0))
+            self._cache_counts[counters] = now
+
+    def stalled(self) -> Mapping[str, int]:
+        """Return how many choices of each model have begun, and had no chunk for long."""
+        stalled = dict.fromkeys(self._models, 0)
+        now = time.perf_counter()
+        for generation in self._generations.values():
+            stall_s = generation.model.stall_s
+            late = [times for times in generation.times.values() if times.is_stalled(now, stall_s)]
+            stalled[generation.model.name] = stalled.get(generation.model.name, 0) + len(late)
+        return stalled
+
     def observe(self, generation: Generation, *, began: float, status: int) -> None:
         """Count the tokens of a completion that is over, and record its latencies.
 
@@ -131,16 +184,19 @@ class GatewayMetrics(Collector):
         observed = self._histograms
         error_type = "" if status < 400 else str(status)
         self._counters["retries"].labels(model).inc(generation.retries)
-        observed["duration"].labels(*of, error_type).observe(time.perf_counter() - began)
+        # In the background nobody waits: latencies there say nothing of the service.
+        timed = not generation.tenant.background
+        if timed:
+            observed["duration"].labels(*of, error_type).observe(time.perf_counter() - began)
         for times in generation.times.values():
-            if times.started is not None:
+            if timed and times.started is not None:
                 observed["queue"].labels(*of).observe(times.started - times.asked)
         completion_tokens = 0
         for index, stats in generation.stats.items():
             times = generation.times[index]
             completion_tokens += stats.output_tokens or 0
             self._counters["choices"].labels(*of, times.finish_reason or "abort").inc()
-            if stats.cached is not None:
+            if stats.cached is not None or not timed:
                 continue
             if times.first_chunk is not None and times.last_chunk is not None and times.sent is not None:
                 observed["ttft"].labels(*of).observe(times.first_chunk - began)
@@ -161,7 +217,7 @@ class GatewayMetrics(Collector):
     def render(
         self,
         accept: str,
-        ready: Mapping[str, bool] | None = None,
+        status: GatewayStatus,
         kv_usage: Mapping[str, float] | None = None,
     ) -> tuple[bytes, str]:
         """Render all metrics.
@@ -169,22 +225,22 @@ class GatewayMetrics(Collector):
         Args:
             accept: Accept header of the scraper, by which the format is chosen: Prometheus' text format, or
                 OpenMetrics.
-            ready: whether each model can be asked, as far as that is known.
+            status: of all models; its numbers are shown as gauges.
             kv_usage: share of each engine's KV cache that is used, as far as that is known.
 
         Returns:
             The page and its content type.
         """
-        self._ready, self._kv_usage = ready or {}, kv_usage or {}
+        self._status, self._kv_usage = status, kv_usage or {}
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Metric]:
         """Yield each family of the page."""
-        samples: dict[str, list[Sample]] = {
-            name: [sample for metric in observed.collect() for sample in metric.samples]
-            for name, observed in (*self._counters.items(), *self._histograms.items())
-        }
+        self.count_cache_events()
+        samples: dict[str, list[Sample]] = defaultdict(
+            list, {metric.name: metric.samples for metric in self._observed()}
+        )
         samples |= {name: list(found) for name, found in self._current()}
         for view in self._views:
             yield view.show(samples[view.source])
@@ -201,19 +257,28 @@ class GatewayMetrics(Collector):
             for kind in ("input", "output"):
                 self._histograms["tokens"].labels(model, operation, kind)
 
+    def _observed(self) -> Iterable[Metric]:
+        """What was counted and measured, by this process or by all."""
+        if self._shared is not None:
+            # It keeps nothing: it reads the files.
+            collector = MultiProcessCollector(None, str(self._shared))  # type: ignore[no-untyped-call]
+            yield from collector.collect()  # type: ignore[no-untyped-call]
+            return
+        for observed in (*self._counters.values(), *self._histograms.values()):
+            yield from observed.collect()
+
     def _current(self) -> Iterator[tuple[str, Iterable[Sample]]]:
         """Samples of what is read at the time of a scrape, by observation."""
-        models = list(self._models.values())
-        yield "running", [Sample("running", {"model": one.name}, one.queue.running) for one in models]
-        yield "waiting", [Sample("waiting", {"model": one.name}, one.queue.waiting) for one in models]
-        stalled = dict.fromkeys((one.name for one in models), 0)
-        now = time.perf_counter()
-        for generation in self._generations.values():
-            stall_s = generation.model.stall_s
-            late = [times for times in generation.times.values() if times.is_stalled(now, stall_s)]
-            stalled[generation.model.name] = stalled.get(generation.model.name, 0) + len(late)
-        yield "stalled", [Sample("stalled", {"model": name}, count) for name, count in stalled.items()]
-        yield "ready", [Sample("ready", {"model": name}, int(ready)) for name, ready in self._ready.items()]
+        status = self._status
+        for name in ("running", "waiting", "stalled"):
+            yield (
+                name,
+                [Sample(name, {"model": model}, getattr(one, name)) for model, one in status.models.items()],
+            )
+        ready = {model: one.fault is None for model, one in status.models.items()}
+        yield "ready", [Sample("ready", {"model": model}, int(is_ready)) for model, is_ready in ready.items()]
+        yield "workers", [Sample("workers", {}, status.workers)]
+        yield "worker_restarts", [Sample("worker_restarts_total", {}, status.worker_restarts)]
         yield "kv_usage", [Sample("kv_usage", {"model": name}, of) for name, of in self._kv_usage.items()]
         yield (
             "restarts",
@@ -221,18 +286,6 @@ class GatewayMetrics(Collector):
                 Sample("restarts_total", {"model": model, "component": component}, count)
                 for model, restarts in self._restarts().items()
                 for component, count in {**dict.fromkeys(_COMPONENTS, 0), **restarts}.items()
-            ],
-        )
-        yield (
-            "cache",
-            [
-                Sample("cache_total", {"model": one.name, "event": event}, count)
-                for one in models
-                if one.cache is not None
-                for event, count in {
-                    **dict.fromkeys(_CACHE_EVENTS, 0),
-                    **one.cache.counters.as_dict(),
-                }.items()
             ],
         )
 

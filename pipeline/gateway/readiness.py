@@ -18,10 +18,10 @@ from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, Protocol
 
 from pipeline.client import AsyncClient, Busy, ClientError, Retries, Timeouts
 from pipeline.client.endpoints import Endpoint
-from pipeline.gateway.limits import FairQueue
 
 _log = logging.getLogger("pipeline.gateway")
 
@@ -35,6 +35,51 @@ _DEADLINE_S = 3.0
 _ABANDON_S = 10.0
 _NOT_PROBED = "no inference has gone through it yet"
 PROBE_ID = "readiness-probe"
+
+
+class Pausable(Protocol):
+    """What waits while a model cannot be asked; a `fair_queue.FairQueue` is one."""
+
+    def pause(self, reason: str) -> None:
+        """Let requests wait from now on."""
+        ...
+
+    def resume(self) -> None:
+        """Let them go on."""
+        ...
+
+
+class ModelReadiness(Protocol):
+    """Whether a model can be asked: `Readiness`, or what a worker hears of it (`workers.worker.SharedReadiness`)."""
+
+    @property
+    def fault(self) -> str | None:
+        """Why the model cannot be asked; None if it can."""
+        ...
+
+    def start(self) -> None:
+        """Begin to watch, in the running event loop. Does nothing if that was done."""
+        ...
+
+    def suspect(self, url: str, reason: str) -> None:
+        """See `Readiness.suspect`."""
+        ...
+
+    def suspend(self, reason: str) -> None:
+        """See `Readiness.suspend`."""
+        ...
+
+    async def probed(self) -> None:
+        """Wait until each server has been probed for the first time, and was found well or ill."""
+        ...
+
+    def take_over(self, replaced: Any) -> None:
+        """Go on for a model which this one replaces, and stop its readiness, which is of the same kind."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stop watching, and wait for the end of what that had begun."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +102,7 @@ class _Watched:
 class Readiness:
     """Watches the servers of one model, from `start` to `aclose`."""
 
-    def __init__(self, name: str, client: AsyncClient, queue: FairQueue) -> None:
+    def __init__(self, name: str, client: AsyncClient, queue: Pausable) -> None:
         """
         Args:
             name: of the model, for the log.
@@ -66,7 +111,7 @@ class Readiness:
         """
         self._name, self._client = name, client
         # None: stopped.
-        self._queue: FairQueue | None = queue
+        self._queue: Pausable | None = queue
         self._suspended = ""
         self._watched: list[_Watched] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -119,13 +164,10 @@ class Readiness:
         while any(one.fault == _NOT_PROBED for one in self._watched):
             await asyncio.sleep(_POLL_S)
 
-    def take_over(self, queue: FairQueue) -> None:
-        """Pause another queue from now on, that of a model which this one replaces.
-
-        Args:
-            queue: of the other model, whose readiness has been stopped.
-        """
-        self._queue = queue
+    def take_over(self, replaced: Readiness) -> None:
+        """Pause the queue of another model from now on, which this one replaces, and stop its readiness."""
+        self._queue = replaced._queue
+        replaced.stop()
         self._apply()
 
     def stop(self) -> None:

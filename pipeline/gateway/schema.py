@@ -1,50 +1,90 @@
-"""Bodies of requests, as pydantic models of OpenAI's fields, and the messages of a chat as templates take them.
+"""Bodies of requests, as pydantic models of OpenAI's fields, and of those that vLLM and trtllm-serve have besides.
 
 Unknown fields are refused as OpenAI refuses them, and so is what no engine can do; fields that only mean something to
-OpenAI's own service are ignored. Fields that OpenAI does not have: `top_k`, `min_tokens`, `repetition_penalty`,
-`bad_words`, `cache` (false: not looked up, not stored), and `ttl_s` (how long the answer may be served from the cache,
-at most as long as the recipe says). Nothing here knows the model: what its engine lacks is found in `served_model`.
+OpenAI's own service are ignored. Of our own are `cache` (false: not looked up, not stored), and `ttl_s` (how long the
+answer may be served from the cache, at most as long as the recipe says). Nothing here knows the model: what its engine
+lacks is found in `served_model`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pipeline.gateway.errors import ApiError
+from pipeline.gateway.response_format import FormFields
 
 _IGNORED = (
-    "metadata", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort",
-    "safety_identifier", "service_tier", "store", "user", "verbosity",
+    "guided_decoding_backend", "include_reasoning", "metadata", "prompt_cache_key", "prompt_cache_retention",
+    "reasoning_effort", "request_id", "safety_identifier", "service_tier", "session_id",
+    "spaces_between_special_tokens", "store", "user", "verbosity",
 )  # fmt: skip
 # Field -> values that ask for nothing; all others are refused.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "audio": (None,), "function_call": (None, "none"), "functions": (None, []), "logit_bias": (None, {}),
-    "modalities": (None, ["text"]), "prediction": (None,), "suffix": (None, ""), "web_search_options": (None,),
+    "add_special_tokens": (None,), "allowed_token_ids": (None, []), "audio": (None,), "cache_salt": (None,),
+    "chat_template": (None,), "detokenize": (None, True), "disaggregated_params": (None,),
+    "early_stopping": (None, False), "function_call": (None, "none"), "functions": (None, []),
+    "guided_whitespace_pattern": (None,), "kv_transfer_params": (None,), "length_penalty": (None, 1),
+    "logits_processors": (None, []), "lora_request": (None,), "mm_processor_kwargs": (None,),
+    "modalities": (None, ["text"]), "prediction": (None,), "priority": (None, 0), "prompt_embeds": (None,),
+    "prompt_ignore_length": (None, 0), "return_context_logits": (None, False), "return_token_ids": (None, False),
+    "return_tokens_as_token_ids": (None, False), "suffix": (None, ""), "thinking_token_budget": (None, -1),
+    "top_p_min": (None, 0), "truncate_prompt_tokens": (None,), "use_beam_search": (None, False),
+    "vllm_xargs": (None, {}),
+    "web_search_options": (None,),
 }  # fmt: skip
-_ROLES = ("system", "developer", "user", "assistant", "tool")
-# Each value becomes a Python object, which takes the interpreter's lock: 50,000 take about 50 ms.
+# Each value becomes a Python object, which takes the interpreter's lock: 50,000 take about 50 ms. Numbers take less.
 _MAX_VALUES = 50_000
+_NUMBERS_PER_VALUE = 8
 _MAX_FAULTS = 16  # in one message
+_MAX_PROMPTS = 256
+_TEMPLATE_ARGUMENTS = {"messages", "self", "tools"}
+# Shows what `messages.read_messages` takes.
+MESSAGE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+        "content": {
+            "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]
+        },
+        "tool_calls": {"type": "array", "items": {"type": "object"}},
+        "tool_call_id": {"type": "string"},
+    },
+}
+_TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
-class _Request(BaseModel):
+class ModelRequest(BaseModel):
+    """Body of a request that names a model."""
+
     model_config = ConfigDict(extra="forbid", strict=False)
 
     model: str
 
+    @property
+    def has_schemas(self) -> bool:
+        """Whether the request holds JSON schemas: checking them takes longer than their size suggests."""
+        return False
+
+
+class _Request(ModelRequest):
     @model_validator(mode="before")
     @classmethod
     def _known_fields(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        for name, nothing in _UNSUPPORTED.items():
-            if name in given and given[name] not in nothing:
+        # Most requests have nothing else, and each microsecond here is one of the time to first token.
+        if given.keys() <= cls.model_fields.keys():
+            return given
+        unsupported = _UNSUPPORTED.keys() - cls.model_fields.keys()
+        for name in unsupported & given.keys():
+            if given[name] not in _UNSUPPORTED[name]:
                 raise _unsupported(name, f"{name} is not supported by this server")
-        ignored = {*_IGNORED, *_UNSUPPORTED}
+        ignored = {*_IGNORED, *unsupported}
         kept = {name: value for name, value in given.items() if name not in ignored}
         unknown = [name for name in kept if name not in cls.model_fields]
         if unknown:
@@ -60,53 +100,59 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class JsonSchema(BaseModel):
-    """A JSON schema that an answer must match."""
-
-    model_config = ConfigDict(extra="ignore", populate_by_name=True)
-    name: str = ""
-    schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(BaseModel):
-    """Form of an answer. OpenAI has text, json_object and json_schema; trtllm-serve 1.2 also regex and ebnf."""
-
-    model_config = ConfigDict(extra="forbid")
-    type: Literal["text", "json_object", "json_schema", "regex", "ebnf"]
-    json_schema: JsonSchema | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-
-
-class GenerationRequest(_Request):
+class GenerationRequest(_Request, FormFields):
     """Fields that chat and plain completions share."""
 
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    logit_bias: Annotated[dict[_TokenId, _Bias], Field(max_length=1024)] | None = None
     max_tokens: int | None = Field(default=None, ge=1)
     n: int | None = Field(default=None, ge=1, le=16)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    response_format: ResponseFormat | None = None
     seed: int | None = None
-    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=64)] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    # Fields that OpenAI does not have.
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    # Fields that OpenAI does not have, or has for plain completions alone.
     bad_words: list[str] | None = Field(default=None, max_length=1024)
+    best_of: int | None = Field(default=None, ge=1, le=20)
     cache: bool = True
+    ignore_eos: bool | None = False
+    include_stop_str_in_output: bool | None = False
+    min_p: float | None = Field(default=None, ge=0, le=1)
     min_tokens: int | None = Field(default=None, ge=0)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=20)
     repetition_penalty: float | None = Field(default=None, gt=0)
-    top_k: int | None = Field(default=None, ge=0)
+    skip_special_tokens: bool | None = True
+    stop_token_ids: Annotated[list[_TokenId], Field(max_length=64)] | None = None
+    top_k: int | None = Field(default=None, ge=-1)
     ttl_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
-    def _check_stream_options(self) -> Self:
+    def _check_together(self) -> Self:
         if self.stream_options is not None and not self.stream:
             text = "The 'stream_options' parameter is only allowed when 'stream' is enabled."
             raise ApiError(400, text, param="stream_options")
+        if self.best_of is not None and self.best_of < self.choices:
+            raise ApiError(400, f"best_of: must be at least n = {self.choices}", param="best_of")
+        if self.stream and self.candidates > self.choices:
+            text = "best_of: answers that are chosen among cannot be streamed"
+            raise ApiError(400, text, param="best_of")
+        if self.stream and self.prompt_logprobs is not None:
+            text = "prompt_logprobs: are not available in a stream; /v1/completions streams them with echo and logprobs"
+            raise ApiError(400, text, param="prompt_logprobs")
         return self
+
+    @property
+    def choices(self) -> int:
+        """Number of answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def candidates(self) -> int:
+        """Number of answers to each prompt that are generated; the best of them are the choices."""
+        return self.best_of or self.choices
 
     @property
     def output_token_limit(self) -> int | None:
@@ -116,7 +162,7 @@ class GenerationRequest(_Request):
     @property
     def has_schemas(self) -> bool:
         """Whether the request holds JSON schemas: checking them takes longer than their size suggests."""
-        return self.response_format is not None and self.response_format.json_schema is not None
+        return self.has_schema
 
     @property
     def wants_log_probs(self) -> bool:
@@ -128,20 +174,62 @@ class GenerationRequest(_Request):
         """How many alternatives are asked for at each position, with their log probabilities."""
         return 0
 
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """How many alternatives are asked for at each position of the prompt; None: no log probabilities at all."""
+        return self.prompt_logprobs
 
-class ChatRequest(GenerationRequest):
+
+class TemplateFields(BaseModel):
+    """Fields for the chat template, which vLLM's server takes besides OpenAI's."""
+
+    add_generation_prompt: bool | None = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = False
+    documents: Annotated[list[dict[str, Any]], Field(max_length=1024)] | None = None
+
+    @model_validator(mode="after")
+    def _check_template(self) -> Self:
+        opens = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
+        if self.continue_final_message and opens:
+            text = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
+            raise ApiError(400, text, param="continue_final_message")
+        if taken := sorted((self.chat_template_kwargs or {}).keys() & _TEMPLATE_ARGUMENTS):
+            text = f"chat_template_kwargs.{taken[0]}: is set by the request itself"
+            raise ApiError(400, text, param="chat_template_kwargs")
+        return self
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What the chat template is given besides messages and tools, where it is not the default."""
+        variables = dict(self.chat_template_kwargs or {})
+        if self.documents is not None:
+            variables["documents"] = self.documents
+        if self.continue_final_message:
+            variables["continue_final_message"] = True
+        elif self.add_generation_prompt is False:
+            variables["add_generation_prompt"] = False
+        return variables
+
+
+class ChatRequest(GenerationRequest, TemplateFields):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1, max_length=4096)
+    messages: list[dict[str, Any]] = Field(
+        min_length=1, max_length=4096, json_schema_extra={"items": MESSAGE_SCHEMA}
+    )
     logprobs: bool | None = False
     max_completion_tokens: int | None = Field(default=None, ge=1)
     parallel_tool_calls: bool | None = None
     tool_choice: str | dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = Field(default=None, max_length=1024)
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    # Fields that OpenAI does not have.
+    add_special_tokens: Literal[False] | None = False
+    echo: bool | None = False
 
     @model_validator(mode="after")
-    def _check_logprobs(self) -> Self:
+    def _check_chat(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
         _check_top_logprobs(self, "top_logprobs")
@@ -168,26 +256,28 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions."""
 
-    best_of: int | None = Field(default=None, ge=1)
     echo: bool | None = False
-    prompt: str | Annotated[list[Any], Field(min_length=1, max_length=64)]
-    logprobs: int | None = Field(default=None, ge=0, le=5)
+    prompt: str | Annotated[list[Any], Field(min_length=1)]
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    max_tokens: int | None = Field(default=None, ge=0)
+    suffix: str | None = None
+    # A field that OpenAI does not have: whether a prompt begins with the tokens that the tokenizer puts in front.
+    add_special_tokens: bool | None = True
 
     @model_validator(mode="after")
-    def _check_supported(self) -> Self:
-        if not all(isinstance(prompt, str) for prompt in self.prompts):
-            raise ApiError(
-                400, "prompt: must be a text or a list of texts; tokens are not taken", param="prompt"
-            )
-        if self.best_of not in (None, self.n or 1):
-            raise _unsupported(
-                "best_of", "best_of: choosing among more answers than n is not supported by this server"
-            )
+    def _check_completion(self) -> Self:
+        if len(self.prompts) > _MAX_PROMPTS:
+            raise ApiError(400, f"prompt: must be at most {_MAX_PROMPTS} prompts", param="prompt")
+        if not all(isinstance(prompt, str) or _are_token_ids(prompt) for prompt in self.prompts):
+            text = "prompt: must be a text, a list of token ids (whole numbers), or a list of either"
+            raise ApiError(400, text, param="prompt")
+        if self.max_tokens == 0 and not self.echo:
+            raise ApiError(400, "max_tokens must be at least 1, got 0.", param="max_tokens")
+        if self.suffix and not all(isinstance(prompt, str) for prompt in self.prompts):
+            raise ApiError(400, "suffix: needs a prompt that is a text", param="suffix")
+        if self.suffix and self.echo:
+            raise ApiError(400, "suffix: cannot be combined with echo", param="suffix")
         _check_top_logprobs(self, "logprobs")
-        if self.echo and self.logprobs is not None:
-            raise _unsupported(
-                "echo", "echo: the engine tells no log probabilities of a prompt; ask for one of both"
-            )
         return self
 
     @property
@@ -199,9 +289,20 @@ class CompletionRequest(GenerationRequest):
         return self.logprobs or 0
 
     @property
-    def prompts(self) -> list[str]:
-        """The prompts, one or more."""
-        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+    def num_prompt_logprobs(self) -> int | None:
+        asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((number for number in asked if number is not None), default=None)
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one or more, each a text or its token ids."""
+        if isinstance(self.prompt, str) or type(self.prompt[0]) is int:
+            return [self.prompt]
+        return self.prompt
+
+
+def _are_token_ids(prompt: Any) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and all(type(id) is int for id in prompt)
 
 
 def _check_top_logprobs(request: GenerationRequest, field: str) -> None:
@@ -211,9 +312,8 @@ def _check_top_logprobs(request: GenerationRequest, field: str) -> None:
     """
     if not request.num_top_logprobs:
         return
-    form = request.response_format
     changed = {
-        "response_format": form is not None and form.type != "text",
+        **dict.fromkeys(request.form_fields, True),
         "presence_penalty": bool(request.presence_penalty),
         "frequency_penalty": bool(request.frequency_penalty),
         "repetition_penalty": request.repetition_penalty not in (None, 1),
@@ -227,13 +327,6 @@ def _check_top_logprobs(request: GenerationRequest, field: str) -> None:
 
 def _unsupported(name: str, text: str) -> ApiError:
     return ApiError(400, text, param=name, code="unsupported_parameter")
-
-
-class FalseHitRequest(BaseModel):
-    """Body of POST /v1/cache/false_hits."""
-
-    model_config = ConfigDict(extra="forbid")
-    request_id: str = Field(min_length=1, max_length=64)
 
 
 class EmbeddingRequest(_Request):
@@ -281,89 +374,40 @@ def parse_request(kind: type[_Kind], body: bytes) -> _Kind:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        faults = error.errors(include_url=False, include_input=False)[:_MAX_FAULTS]
-        texts = [f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}" for fault in faults]
-        if error.error_count() > _MAX_FAULTS:
-            texts.append(f"and {error.error_count() - _MAX_FAULTS} more")
-        first = faults[0]["loc"]
-        raise ApiError(400, "; ".join(texts), param=str(first[0]) if first else None) from None
+        raise _first_faults(error) from None
+
+
+def validate_request(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
+    """Validate the query of a URL, the fields of a form, or what a request of another API comes to.
+
+    Args:
+        kind: model of the request.
+        values: by name.
+
+    Raises:
+        ApiError: 400, with the first faults.
+    """
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise _first_faults(error) from None
+
+
+def _first_faults(error: ValidationError) -> ApiError:
+    faults = error.errors(include_url=False, include_input=False)[:_MAX_FAULTS]
+    texts = [f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}" for fault in faults]
+    if error.error_count() > _MAX_FAULTS:
+        texts.append(f"and {error.error_count() - _MAX_FAULTS} more")
+    first = faults[0]["loc"]
+    return ApiError(400, "; ".join(texts), param=str(first[0]) if first else None)
 
 
 def _values(body: bytes) -> int:
-    """Estimate how many values a JSON text has: its strings, and the commas between them."""
+    """Estimate how many values a JSON text has: strings, lists and objects, and what stands between commas."""
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     strings = plain.count(b'"') // 2
     if strings > _MAX_VALUES:
         return strings
-    return strings + sum(outside.count(b",") for outside in plain.split(b'"')[::2])
-
-
-def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Turn messages as OpenAI's clients send them into what chat templates take.
-
-    Templates want one text a message, and the arguments of a call as an object. Everything else stays as it is.
-
-    Raises:
-        ApiError: 400, with every fault.
-
-    >>> read_messages([{"role": "developer", "content": [{"type": "text", "text": "Be brief."}]}])
-    [{'role': 'system', 'content': 'Be brief.'}]
-    """
-    faults: list[str] = []
-    read = [_read_message(message, f"messages.{index}", faults) for index, message in enumerate(messages)]
-    if faults:
-        raise ApiError(400, "; ".join(faults), param="messages")
-    return read
-
-
-def _read_message(message: Mapping[str, Any], where: str, faults: list[str]) -> dict[str, Any]:
-    role = message.get("role")
-    if role not in _ROLES:
-        faults.append(f"{where}.role: must be one of {', '.join(_ROLES)}")
-    if role == "tool" and not isinstance(message.get("tool_call_id"), str):
-        faults.append(f"{where}.tool_call_id: is missing")
-    calls = message.get("tool_calls") if role == "assistant" else None
-    read = {key: value for key, value in message.items() if value is not None}
-    read["role"] = "system" if role == "developer" else role
-    if message.get("content") is None:
-        if not calls:
-            faults.append(f"{where}.content: is missing")
-        read["content"] = ""
-    else:
-        read["content"] = _read_content(message["content"], f"{where}.content", faults)
-    if calls:
-        read["tool_calls"] = [
-            _read_call(call, f"{where}.tool_calls.{index}", faults) for index, call in enumerate(calls)
-        ]
-    return read
-
-
-def _read_content(content: Any, where: str, faults: list[str]) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        faults.append(f"{where}: must be a text or a list of parts")
-        return ""
-    texts = []
-    for index, part in enumerate(content):
-        if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-            texts.append(part["text"])
-        else:
-            faults.append(f'{where}.{index}: this model takes text only: {{"type": "text", "text": …}}')
-    return "".join(texts)
-
-
-def _read_call(call: Any, where: str, faults: list[str]) -> Any:
-    """A call with its arguments as an object."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        faults.append(f"{where}.function.name: is missing")
-        return call
-    arguments = function.get("arguments", "{}")
-    try:
-        read = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        read = None
-    if not isinstance(read, dict):
-        faults.append(f"{where}.function.arguments: must be a JSON object, as text")
-    return {**call, "function": {**function, "arguments": read}}
+    outside = plain.split(b'"')[::2]
+    containers = sum(part.count(b"[") + part.count(b"{") for part in outside)
+    return strings + containers + sum(part.count(b",") for part in outside) // _NUMBERS_PER_VALUE

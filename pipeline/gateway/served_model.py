@@ -7,8 +7,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from pipeline.cache.backend import Vector
 from pipeline.cache.client import AsyncCachingClient
 from pipeline.cache.key import Origin
 from pipeline.cache.response_cache import ResponseCache
@@ -16,22 +17,24 @@ from pipeline.cache.semantic.embedder import Embedder
 from pipeline.cache.semantic.layer import SemanticLayer
 from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Refused, Retries, Sampling, Timeouts
 from pipeline.client.prompt import render_prompt
-from pipeline.client.sampling import PARAMETERS
+from pipeline.client.sampling import PARAMETERS, is_neutral
 from pipeline.errors import UserError
-from pipeline.gateway.embeddings import EmbeddingModel
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.limits import FairQueue
-from pipeline.gateway.readiness import Readiness
+from pipeline.gateway.fair_queue import FairQueue, ModelQueue
+from pipeline.gateway.readiness import ModelReadiness, Readiness
+from pipeline.gateway.tokenizer import ModelTokenizer
+from pipeline.gateway.tools.prompt import ToolSectionTemplate, takes_tools
 from pipeline.models.chat_template import TemplateError
 from pipeline.triton.deployment import Deployment
 
 _log = logging.getLogger("pipeline.gateway")
 
-# Sampling parameter -> field of a request that sets it, and what the engine needs for it.
+# Sampling parameter -> field of a request that sets it, and what the engine needs for it; by default both are its name.
 _ENGINE_FEATURES = {
     "guide_type": ("response_format or tool_choice", "guided decoding"),
-    "log_probs": ("logprobs", "log probabilities"),
+    "log_probs": ("logprobs or best_of", "log probabilities"),
     "top_log_probs": ("top_logprobs or logprobs", "log probabilities but those of the chosen tokens"),
+    "prompt_log_probs": ("prompt_logprobs, or echo with logprobs", "log probabilities of prompts"),
     "stop": ("stop", "stop words"),
     "bad_words": ("bad_words", "bad words"),
     "seed": ("seed", "seeds"),
@@ -39,6 +42,11 @@ _ENGINE_FEATURES = {
     "frequency_penalty": ("frequency_penalty", "frequency penalty"),
     "repetition_penalty": ("repetition_penalty", "repetition penalty"),
     "min_tokens": ("min_tokens", "least number of tokens"),
+}
+# Parameters that the client says by others.
+_SAID_BY = {
+    "ignore_eos": PARAMETERS["ignore_eos"].tensors + PARAMETERS["end_id"].tensors,
+    "temperature": PARAMETERS["temperature"].tensors + PARAMETERS["top_k"].tensors,
 }
 
 
@@ -50,11 +58,28 @@ class WaitLimits:
         max_waiting: requests that may wait for a slot.
         max_wait_s: seconds that a request waits while the model is not ready.
         idle_timeout_s: seconds without a token after which an answer is given up; None never does.
+        batch_slots: requests of batches that are answered at once; None: half of what the model takes.
     """
 
     max_waiting: int = 256
     max_wait_s: float = 30.0
     idle_timeout_s: float | None = 60.0
+    batch_slots: int | None = None
+
+
+class EmbeddingModel(Protocol):
+    """A sentence encoder; `pipeline.cache.semantic.embedder.Embedder` is one."""
+
+    identity: str  # name of the model, and of its file
+    max_tokens: int
+
+    def __call__(self, text: str, /) -> Vector | None:
+        """Embed a text; None if it is empty or longer than `max_tokens`."""
+        ...
+
+    def tokens(self, text: str, /) -> int:
+        """Count the tokens of a text."""
+        ...
 
 
 @dataclass(slots=True)
@@ -68,7 +93,8 @@ class ServedModel:
     template: ChatTemplate | None  # None: it completes texts only
     prompt_limit: PromptLimit  # its tokenizer, and the longest prompt
     max_output_tokens: int
-    queue: FairQueue
+    queue: ModelQueue
+    aliases: tuple[str, ...] = ()  # further names that requests may have
     cache: ResponseCache | None = None
     embedder: EmbeddingModel | None = None
     guided_decoding: bool = True  # whether its engine was started with it
@@ -76,12 +102,15 @@ class ServedModel:
     replaced_by: ServedModel | None = None  # by what new requests go to instead
     stall_s: float = 5.0  # a stream that has begun and has no chunk for so long is counted as stalled
     max_wait_s: float = 30.0  # how long a request waits while the model is not ready
-    readiness: Readiness = field(init=False)
+    tokenizer: ModelTokenizer = field(init=False)
+    readiness: ModelReadiness = field(init=False)
     _caching_clients: dict[str, AsyncCachingClient] = field(default_factory=dict)  # by tenant
     _holders: int = 0
     _unused: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
+        assert isinstance(self.queue, FairQueue), "workers share their own later"
+        self.tokenizer = ModelTokenizer(self.prompt_limit.tokenizer)
         self.readiness = Readiness(self.name, self.client, self.queue)
 
     @classmethod
@@ -93,6 +122,8 @@ class ServedModel:
         *,
         cache: ResponseCache | None,
         waits: WaitLimits,
+        aliases: tuple[str, ...] = (),
+        tool_section: bool = False,
         stall_s: float = 5.0,
     ) -> ServedModel:
         """Load the tokenizer and the limits of a packaged model.
@@ -103,6 +134,8 @@ class ServedModel:
             urls: host:port of the gRPC of each Triton server that runs it.
             cache: response cache; None generates every answer.
             waits: of its requests.
+            aliases: further names by which requests ask for it.
+            tool_section: whether tools stand in a section of the prompt where the template takes none.
             stall_s: seconds without a chunk after which a stream that has begun counts as stalled.
 
         Raises:
@@ -114,7 +147,7 @@ class ServedModel:
             prompt_limit = PromptLimit.from_tokenizer(folder, limits.max_input_tokens)
         except Refused as error:
             raise UserError(str(error)) from error
-        template = load_chat_template(folder)
+        template = load_chat_template(folder, tool_section=tool_section)
         return cls(
             name=name,
             created=int((package / "deployment.json").stat().st_mtime),
@@ -130,7 +163,10 @@ class ServedModel:
             template=template,
             prompt_limit=prompt_limit,
             max_output_tokens=limits.max_output_tokens,
-            queue=FairQueue(limits.max_concurrency, max_waiting=waits.max_waiting),
+            queue=FairQueue(
+                limits.max_concurrency, max_waiting=waits.max_waiting, background=waits.batch_slots
+            ),
+            aliases=aliases,
             cache=cache,
             embedder=semantic_embedder(cache),
             guided_decoding=deployment.guided_decoding,
@@ -139,6 +175,11 @@ class ServedModel:
             stall_s=stall_s,
             max_wait_s=waits.max_wait_s,
         )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that requests may have, its own first."""
+        return self.name, *self.aliases
 
     @property
     def latest(self) -> ServedModel:
@@ -177,8 +218,7 @@ class ServedModel:
         """
         slots, model.queue = model.queue.slots, self.queue
         model.queue.resize(slots)
-        self.readiness.stop()
-        model.readiness.take_over(model.queue)
+        model.readiness.take_over(self.readiness)
         self.replaced_by = model
 
     def client_for(self, tenant: str) -> AsyncClient | AsyncCachingClient:
@@ -191,13 +231,17 @@ class ServedModel:
         return self._caching_clients[tenant]
 
     def render_prompt(
-        self, prompt: str | Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
+        self,
+        prompt: str | Sequence[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
     ) -> tuple[str, int]:
         """Render a prompt by the chat template, and count its tokens. Safe to call from any thread.
 
         Args:
             prompt: A text, which stays as it is, or messages.
             tools: of the request.
+            variables: what else the template is given.
 
         Returns:
             The text that the engine gets, and its number of tokens.
@@ -206,7 +250,7 @@ class ServedModel:
             PromptTooLong: the engine takes fewer tokens.
             Refused: the template does not take the messages.
         """
-        text = render_prompt(prompt, self.template, tools)
+        text = render_prompt(prompt, self.template, tools, variables or {})
         return text, self.prompt_limit.check(text)
 
     async def check_supported(self, sampling: Sampling) -> None:
@@ -218,16 +262,15 @@ class ServedModel:
         """
         model = await self.client.model()
         switches = {"guide_type": self.guided_decoding, "top_log_probs": self.returns_logits}
-        for name, (param, feature) in _ENGINE_FEATURES.items():
-            lacks = not switches.get(name, True)
-            if sampling.get(name) and (lacks or model.input_named(PARAMETERS[name].tensors) is None):
+        for name, value in sampling.items():
+            parameter = PARAMETERS[name]
+            if value is None or is_neutral(name, value):
+                continue
+            inputs = _SAID_BY.get(name, parameter.tensors)
+            if not switches.get(name, True) or model.input_named(inputs) is None:
+                param, feature = _ENGINE_FEATURES.get(name, (name, name))
                 text = f"{param}: this deployment has no {feature}"
                 raise ApiError(400, text, param=param, code="unsupported_parameter")
-
-    def count_tokens(self, text: str) -> int:
-        """Count the tokens of a text that the model wrote, as near as can be told from the text."""
-        tokenizer: Any = self.prompt_limit.tokenizer
-        return len(tokenizer.encode(text, add_special_tokens=False))
 
     async def aclose(self) -> None:
         """Close all connections, and the cache."""
@@ -237,17 +280,27 @@ class ServedModel:
             self.cache.close()
 
 
-def load_chat_template(tokenizer: Path) -> ChatTemplate | None:
+def embedding_model_name(embedder: EmbeddingModel) -> str:
+    """Return the name under which requests may ask for an encoder, beside that of the deployment."""
+    return embedder.identity.partition("/")[0]
+
+
+def load_chat_template(tokenizer: Path, *, tool_section: bool) -> ChatTemplate | None:
     """Load the chat template beside a packaged tokenizer.
+
+    Args:
+        tokenizer: its folder.
+        tool_section: whether tools stand in a section of the prompt where the template takes none.
 
     Returns:
         The template; None, with a warning in the log, if there is none that works: the model then completes texts only.
     """
     try:
-        return ChatTemplate.from_directory(tokenizer).compile()
+        template = ChatTemplate.from_directory(tokenizer).compile()
     except TemplateError as error:
         _log.warning("no chats: %s", error)
         return None
+    return ToolSectionTemplate(template) if tool_section and not takes_tools(template) else template
 
 
 def semantic_embedder(cache: ResponseCache | None) -> Embedder | None:

@@ -409,7 +409,7 @@ class GatewayServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        self._gateway.draining = True
+        self._gateway.context.draining = True
         await super().shutdown(sockets)
 
 

@@ -22,13 +22,19 @@ _MAX_UNREAD_BYTES = 4 * 2**20
 _MAX_WAIT_S = 10.0
 
 # JSON of a string and of any value; non-ASCII characters are kept as they are.
-_json_text = json.encoder.encode_basestring
-_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+encode_text = json.encoder.encode_basestring
+encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def encode_event(value: Mapping[str, Any]) -> bytes:
-    """Encode any JSON object as one event."""
-    return b"data: " + _json(value).encode() + b"\n\n"
+def encode_event(value: Mapping[str, Any], name: str | None = None) -> bytes:
+    """Encode any JSON object as one event.
+
+    Args:
+        value: the object.
+        name: of the event; None: it has none.
+    """
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {encode_json(value)}\n\n".encode()
 
 
 class ChunkEncoder:
@@ -40,7 +46,7 @@ class ChunkEncoder:
             head: fields of every chunk: id, object, created, model, …
             chat: whether text stands in `delta.content` (chat completions) or in `text`.
         """
-        self._head = _json(head)[:-1]
+        self._head = encode_json(head)[:-1]
         self._chat = chat
         self._prefixes: dict[int, str] = {}  # by choice
         self._suffix = ("}" if chat else "") + ',"logprobs":null,"finish_reason":null}]}\n\n'
@@ -52,16 +58,16 @@ class ChunkEncoder:
             key = '"delta":{"content":' if self._chat else '"text":'
             prefix = f'data: {self._head},"choices":[{{"index":{index},{key}'
             self._prefixes[index] = prefix
-        return f"{prefix}{_json_text(text)}{self._suffix}".encode()
+        return f"{prefix}{encode_text(text)}{self._suffix}".encode()
 
     def choice(self, index: int, **fields: Any) -> bytes:
         """Encode any chunk of a choice: the first, the last, or one with log probabilities."""
         choice = {"index": index, **fields}
-        return f'data: {self._head},"choices":[{_json(choice)}]}}\n\n'.encode()
+        return f'data: {self._head},"choices":[{encode_json(choice)}]}}\n\n'.encode()
 
     def end(self, **fields: Any) -> bytes:
         """Encode a chunk without choices, such as the usage."""
-        rest = _json(fields)[1:]
+        rest = encode_json(fields)[1:]
         return f'data: {self._head},"choices":[],{rest}\n\n'.encode()
 
 

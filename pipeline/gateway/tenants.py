@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -68,31 +68,39 @@ class Tenants:
         return cls({_identity(key): tenants[name] for name, of in file.tenants.items() for key in of.keys})
 
     @property
+    def limited(self) -> Sequence[Tenant]:
+        """Tenants that have limits, in the order of the file."""
+        tenants = dict.fromkeys((self._by_key or {}).values())
+        return [tenant for tenant in tenants if tenant.limits != TenantLimits()]
+
+    @property
     def require_keys(self) -> bool:
         """Whether requests need an API key."""
         return self._by_key is not None
 
-    def authenticate(self, authorization: str | None) -> Tenant:
+    def authenticate(self, headers: Mapping[str, str]) -> Tenant:
         """Find the tenant of a request.
 
         Args:
-            authorization: the Authorization header, if there is one.
+            headers: of the request: a key stands in `Authorization: Bearer …`, as OpenAI's clients send it, or in
+                `api-key` (Azure's clients) or `x-api-key` (Anthropic's).
 
         Raises:
             ApiError: 401, if a key is needed and none that is known is given.
         """
         if self._by_key is None:
             return self._everybody
-        scheme, _, key = (authorization or "").partition(" ")
+        authorization = headers.get("authorization")
+        key = authorization or headers.get("api-key") or headers.get("x-api-key")
+        if not key:
+            raise ApiError(401, "No API key provided: send Authorization: Bearer …", code="invalid_api_key")
+        if authorization:
+            scheme, _, key = authorization.partition(" ")
+            key = key if scheme.lower() == "bearer" else ""
         given = _digest(key.strip())
         found = [tenant for known, tenant in self._by_key.items() if hmac.compare_digest(known, given)]
-        if scheme.lower() != "bearer" or not found:
-            what = (
-                "Incorrect API key provided"
-                if authorization
-                else "No API key provided: send Authorization: Bearer …"
-            )
-            raise ApiError(401, what, code="invalid_api_key")
+        if not found:
+            raise ApiError(401, "Incorrect API key provided", code="invalid_api_key")
         return found[0]
 
 

@@ -177,9 +177,20 @@ class LocalTracer:
         """There is nothing to export."""
 
 
+class _Clock:
+    """Times by `time.perf_counter()` in nanoseconds since the epoch; one for a request, so that their order is kept."""
+
+    def __init__(self) -> None:
+        self._offset_ns = time.time_ns() - time.perf_counter_ns()
+
+    def epoch_ns(self, at: float | None) -> int:
+        """Convert a time; None is now."""
+        return self._offset_ns + round((time.perf_counter() if at is None else at) * 1e9)
+
+
 class _OtlpSpan:
-    def __init__(self, span: Any, tracer: Any) -> None:
-        self._span, self._tracer, own = span, tracer, span.get_span_context()
+    def __init__(self, span: Any, tracer: Any, clock: _Clock) -> None:
+        self._span, self._tracer, self._clock, own = span, tracer, clock, span.get_span_context()
         self.context = TraceContext(f"{own.trace_id:032x}", f"{own.span_id:016x}", int(own.trace_flags))
 
     @property
@@ -192,11 +203,12 @@ class _OtlpSpan:
 
         kind = SpanKind.CLIENT if client else SpanKind.INTERNAL
         context = set_span_in_context(self._span)
-        span = self._tracer.start_span(name, context=context, kind=kind, start_time=_epoch_ns(began))
-        return _OtlpSpan(span, self._tracer)
+        began_ns = self._clock.epoch_ns(began)
+        span = self._tracer.start_span(name, context=context, kind=kind, start_time=began_ns)
+        return _OtlpSpan(span, self._tracer, self._clock)
 
     def add_event(self, name: str, at: float) -> None:
-        self._span.add_event(name, timestamp=_epoch_ns(at))
+        self._span.add_event(name, timestamp=self._clock.epoch_ns(at))
 
     def end(
         self, attributes: Mapping[str, Any], *, error: str | None = None, ended: float | None = None
@@ -206,12 +218,7 @@ class _OtlpSpan:
         self._span.set_attributes({name: value for name, value in attributes.items() if value is not None})
         if error is not None:
             self._span.set_status(Status(StatusCode.ERROR, error))
-        self._span.end(_epoch_ns(ended))
-
-
-def _epoch_ns(at: float | None) -> int | None:
-    """A time by `time.perf_counter()`, in nanoseconds since the epoch."""
-    return None if at is None else time.time_ns() - round((time.perf_counter() - at) * 1e9)
+        self._span.end(self._clock.epoch_ns(ended))
 
 
 class OtlpTracer:
@@ -253,7 +260,11 @@ class OtlpTracer:
             context = set_span_in_context(
                 NonRecordingSpan(SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags))
             )
-        return _OtlpSpan(self._tracer.start_span(name, context=context, kind=SpanKind.SERVER), self._tracer)
+        clock = _Clock()
+        span = self._tracer.start_span(
+            name, context=context, kind=SpanKind.SERVER, start_time=clock.epoch_ns(None)
+        )
+        return _OtlpSpan(span, self._tracer, clock)
 
     def close(self) -> None:
         """Export what has not been exported yet."""

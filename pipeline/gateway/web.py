@@ -7,19 +7,28 @@ origins, and carry JSON, which browsers send to other origins only if those agre
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from base64 import b64encode
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
+from hashlib import sha256
 from ipaddress import ip_address
 
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pipeline.gateway.errors import ApiError, error_response
 
 # These tell nothing about models, and probes may name any host, such as the address of a pod.
-_UNGUARDED = ("/healthz", "/readyz")
+_UNGUARDED = ("/health", "/healthz", "/readyz")
+# The model stands in the body, as in OpenAI's own.
+_AZURE = re.compile(r"^/openai(?:/deployments/[^/]+|/v1)/")
 _MAX_SHOWN = 100  # characters of a header
-_EXPOSED = ("Retry-After", "traceparent", "X-Cache", "X-Request-ID")
+_EXPOSED = (
+    "Retry-After", "traceparent", "X-Cache", "X-Request-ID",
+    *(f"x-ratelimit-{kind}-{what}" for kind in ("limit", "remaining", "reset") for what in ("requests", "tokens")),
+)  # fmt: skip
 
 
 class AllowedHosts:
@@ -60,24 +69,33 @@ class AllowedHosts:
 class WebGuard:
     """ASGI middleware that refuses requests which a web page of another site may have sent."""
 
-    def __init__(self, app: ASGIApp, hosts: AllowedHosts, origins: Sequence[str], *, keys: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: AllowedHosts,
+        origins: Sequence[str],
+        *,
+        keys: bool,
+        forms: Collection[str] = (),
+    ) -> None:
         """
         Args:
             app: the application.
             hosts: that requests may name.
             origins: pages that may ask, such as https://chat.example; `*` is all. The gateway's own page always may.
             keys: whether requests need an API key, which pages of other origins do not know.
+            forms: paths that take multipart forms instead of JSON.
         """
         self._app, self._hosts, self._keys = app, hosts, keys
-        self._origins = frozenset(origins)
+        self._origins, self._forms = frozenset(origins), forms
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         fault = None
         if scope["type"] == "http" and scope["path"] not in _UNGUARDED:
-            fault = self._fault(scope["method"], dict(scope["headers"]))
+            fault = self._fault(scope["method"], scope["path"], dict(scope["headers"]))
         await (self._app if fault is None else error_response(scope, fault))(scope, receive, send)
 
-    def _fault(self, method: str, headers: Mapping[bytes, bytes]) -> ApiError | None:
+    def _fault(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> ApiError | None:
         host = headers.get(b"host", b"").decode("latin-1")
         if host not in self._hosts:
             text = f"The host {host[:_MAX_SHOWN]!r} is not one of this server's: start it with --allowed-host NAME"
@@ -89,8 +107,9 @@ class WebGuard:
             )
             return ApiError(403, text, code="unknown_origin")
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if method == "POST" and kind != b"application/json":
-            text = "The content type of requests is application/json: send the header Content-Type"
+        wanted = "multipart/form-data" if path in self._forms else "application/json"
+        if method == "POST" and kind != wanted.encode() and (kind or _has_body(headers)):
+            text = f"The content type of requests is {wanted}: send the header Content-Type"
             return ApiError(415, text, code="unsupported_media_type")
         return None
 
@@ -112,10 +131,38 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     return CORSMiddleware(
         app,
         allow_origins=origins,
-        allow_methods=("GET", "POST"),
+        allow_methods=("GET", "POST", "DELETE"),
         allow_headers=("*",),
         expose_headers=_EXPOSED,
     )
+
+
+def own_page(html: str) -> Response:
+    """Return a page under a Content-Security-Policy: its own script and style, and nothing from elsewhere."""
+    digests = {
+        tag: b64encode(sha256(html.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0].encode()).digest())
+        for tag in ("script", "style")
+        if f"<{tag}>" in html
+    }
+    own = "; ".join(f"{tag}-src 'sha256-{digest.decode()}'" for tag, digest in digests.items())
+    nothing = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    policy = f"{nothing}; {own}; connect-src 'self'; img-src data:"
+    return HTMLResponse(html, headers={"content-security-policy": policy})
+
+
+def with_azure_paths(app: ASGIApp) -> ASGIApp:
+    """Answer Azure's URLs, too: /openai/deployments/<model>/chat/completions and /openai/v1/chat/completions."""
+
+    async def rewritten(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/openai/"):
+            scope = {**scope, "path": _AZURE.sub("/v1/", scope["path"])}
+        await app(scope, receive, send)
+
+    return rewritten
+
+
+def _has_body(headers: Mapping[bytes, bytes]) -> bool:
+    return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
 
 
 @lru_cache

@@ -83,6 +83,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
         """Render messages to a prompt, up to where the answer begins.
@@ -92,6 +93,8 @@ class ChatTemplate:
             tools: functions that the model may call, as OpenAI's API describes them.
             documents: texts for retrieval-augmented generation, as the template takes them.
             add_generation_prompt: whether to open the assistant's turn at the end.
+            continue_final_message: whether to end where the text of the last message does, so that the model goes on
+                with it; then no turn is opened.
             **variables: more variables of the template; they win over special tokens.
 
         Raises:
@@ -99,6 +102,10 @@ class ChatTemplate:
         """
         if not messages:
             raise TemplateError("a conversation needs at least one message")
+        if continue_final_message:
+            open_ended = [*messages[:-1], _with_mark(messages[-1])]
+            settings = {**variables, "add_generation_prompt": False}
+            return _until_mark(self.render(open_ended, tools=tools, documents=documents, **settings))
         source = self._source(with_tools=tools is not None)
         settings = {**self.special_tokens, **variables}
         try:
@@ -136,6 +143,24 @@ class ChatTemplate:
                 f"there are several chat templates and none is the default: {', '.join(self.sources)}"
             )
         return self.sources[name]
+
+
+# Written after the text at which a prompt is to end. The space tells whether the template strips what it is given.
+_MARK = "{the model goes on here}"
+
+
+def _with_mark(message: Message) -> Message:
+    content = message.get("content")
+    if not isinstance(content, str) or not content:
+        raise TemplateError("continue_final_message: the last message has no text to go on with")
+    return {**message, "content": f"{content}{_MARK} "}
+
+
+def _until_mark(text: str) -> str:
+    before, mark, after = text.rpartition(_MARK)
+    if not mark:
+        raise TemplateError("continue_final_message: the chat template leaves the last message out")
+    return before if after.startswith(" ") else before.rstrip()
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -14,12 +14,12 @@ from pipeline.recipe.quantization import AutoQuantization, Calibration, Format, 
 from pipeline.recipe.recipe import Draft, Recipe, RecipeProvenance
 from pipeline.recipe.response_cache import CacheSettings
 from pipeline.recipe.runtime import CpuRuntime, PyTorchRuntime, Runtime, TensorRTRuntime
-from pipeline.recipe.sections import KvCache, Limits, Scheduler, Slo, TransactionPolicy
+from pipeline.recipe.sections import KvCache, Limits, Scheduler, ServingPolicy, Slo
 from pipeline.recipe.source import Checkpoint, Dataset, HubSource, LocalSource, NamedDataset, Source
 
 __all__ = [
     "AutoQuantization", "CacheSettings", "Calibration", "Checkpoint", "CpuRuntime", "Dataset", "Draft", "Format",
     "Gate", "HubSource", "KvCache", "Limits", "LocalSource", "NamedDataset", "PyTorchRuntime",
-    "Quantization", "Recipe", "RecipeProvenance", "Runtime", "Scheduler", "Slo", "Source",
-    "TensorRTRuntime", "TransactionPolicy", "find_recipe", "headline", "load_recipe", "packaged",
+    "Quantization", "Recipe", "RecipeProvenance", "Runtime", "Scheduler", "ServingPolicy", "Slo", "Source",
+    "TensorRTRuntime", "find_recipe", "headline", "load_recipe", "packaged",
 ]  # fmt: skip

@@ -23,8 +23,8 @@ from pipeline.recipe.sections import (
     Limits,
     RecipeSection,
     Scheduler,
+    ServingPolicy,
     Slo,
-    TransactionPolicy,
     refusal,
 )
 from pipeline.recipe.source import Checkpoint
@@ -101,10 +101,13 @@ class Recipe(RecipeSection):
     )
     kv_cache: KvCache = Field(default_factory=KvCache, description="The KV cache of the engine.")
     scheduler: Scheduler = Field(default_factory=Scheduler, description="How requests share the engine.")
-    serving: TransactionPolicy = Field(
-        default_factory=TransactionPolicy, description="How requests are answered."
-    )
+    serving: ServingPolicy = Field(default_factory=ServingPolicy, description="How requests are answered.")
     slo: Slo = Field(default_factory=Slo, description="Latencies to meet.")
+    tool_prompt: Literal["auto", "template"] = Field(
+        default="auto",
+        description="Where the chat template takes no tools: describe them in a section of the prompt (auto), or "
+        "refuse requests that bring some (template).",
+    )
     golden: GoldenQuestions | None = Field(
         default=None, description="Questions that a package must answer before it takes traffic."
     )

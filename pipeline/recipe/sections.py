@@ -15,6 +15,8 @@ from pydantic_core import PydanticCustomError
 
 from pipeline.golden import GoldenBudgets, GoldenSet
 
+_ALIAS = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}$"
+
 
 class RecipeSection(BaseModel):
     """A mapping of the recipe file."""
@@ -94,13 +96,31 @@ class Scheduler(RecipeSection):
     )
 
 
-class TransactionPolicy(RecipeSection):
-    """How many responses Triton's models send to one request."""
+def _aliases(names: tuple[str, ...]) -> tuple[str, ...]:
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise refusal(f"has {twice[0]} twice", "name each alias once")
+    return names
+
+
+class ServingPolicy(RecipeSection):
+    """How many responses a request gets, what may be in them, and by which names the model is asked for."""
 
     decoupled: bool = Field(
         default=True,
         description="Stream: many responses to one request. If false, each request has one response, the whole answer, "
         "as clients that call infer() need it: KServe tools, benchmarks.",
+    )
+    prompt_log_probs: bool = Field(
+        default=False,
+        description="Offer the log probabilities of a prompt's tokens, which evaluation programs ask for (echo with "
+        "logprobs). The runtime cpu always does; the others compute prompts without reuse of the KV cache for it.",
+    )
+    aliases: Annotated[tuple[Annotated[str, Field(pattern=_ALIAS)], ...], AfterValidator(_aliases)] = Field(
+        default=(),
+        strict=False,
+        description="Further names by which requests to the gateway may ask for the model, besides that of the recipe. "
+        "No package depends on them.",
+        examples=[["gpt-4o-mini", "meta-llama/Llama-3.1-8B-Instruct"]],
     )
 
 

@@ -19,8 +19,8 @@ from threading import Event
 from types import MappingProxyType
 
 from pipeline.errors import ServerError
-from pipeline.machine.processes import ProcessStat, exit_reason
 from pipeline.private_files import make_private
+from pipeline.process_state import ProcessPulse, exit_reason
 from pipeline.serving import triton_log
 from pipeline.serving.log_files import LogLimit, rotate
 from pipeline.serving.monitor import HealthIssue
@@ -29,11 +29,6 @@ from pipeline.serving.server import StartCancelled
 _BACKLOG = 2048
 _POLL_S = 0.05
 _PROBE_INTERVAL_S = 1.0
-# A gateway that works answers /healthz at once. One that is late is hung, unless it computes: then it has longer.
-_ANSWER_S = 3.0
-_BUSY_ANSWER_S = 15.0
-_BUSY_SHARE = 0.2  # of a core
-_STOPPED_S = 1.0  # debuggers and profilers stop a process for a moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +146,9 @@ class _GatewayCheck:
 
     def __init__(self, pid: int, listening: socket.socket) -> None:
         self.answered = False  # whether it ever was
-        self._pid, self._listening = pid, listening
+        self._pid, self._listening, self._pulse = pid, listening, ProcessPulse(pid)
         self._connection: socket.socket | None = None
-        self._asked: float | None = None  # since when an answer is awaited
-        self._next, self._cpu_s = (
-            time.monotonic(),
-            0.0,
-        )  # when to ask again; what it had used when it was asked
-        self._stopped_since: float | None = None
+        self._next = time.monotonic()  # when to ask again
 
     def close(self) -> None:
         """Ask nothing more."""
@@ -168,30 +158,23 @@ class _GatewayCheck:
 
     def fault(self) -> str | None:
         """Go on asking. Returns what is wrong."""
-        now, stat = time.monotonic(), ProcessStat.of(self._pid)
-        if stat is None:
-            return None  # whoever waits for the process says how it ended
-        if not stat.stopped:
-            self._stopped_since = None
-        elif self._stopped_since is None:
-            self._stopped_since = now
-        elif now - self._stopped_since > _STOPPED_S:
-            return f"process {self._pid} of the gateway is stopped"
-        if self._asked is None:
-            if now < self._next:
-                return None
-            self._asked, self._next, self._cpu_s = now, now + _PROBE_INTERVAL_S, stat.cpu_s
-        if self._connection is None:
+        now = time.monotonic()
+        if not self._pulse.awaited and now >= self._next:
+            self._pulse.ask()
+            self._next = now + _PROBE_INTERVAL_S
+        if not self._pulse.awaited:
+            pass
+        elif self._connection is None:
             self._connection = self._ask()
         elif select.select([self._connection], [], [], 0)[0]:
-            self.answered, self._asked = True, None
+            self.answered = True
+            self._pulse.hear()
             self.close()
+        why = self._pulse.fault()
+        # Until it has answered for the first time, it starts.
+        if why is None or not (self.answered or why == "is stopped"):
             return None
-        late_s = now - self._asked
-        busy = stat.cpu_s - self._cpu_s > _BUSY_SHARE * late_s
-        if self.answered and late_s > (_BUSY_ANSWER_S if busy else _ANSWER_S):
-            return f"the gateway does not answer: /healthz takes {late_s:.1f} s"
-        return None
+        return f"process {self._pid} of the gateway {why}"
 
     def _ask(self) -> socket.socket | None:
         """A connection with a request under way. None where its backlog is full."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.errors import ServerError
-from pipeline.machine.processes import ProcessStat
+from pipeline.process_state import ProcessStat
 from pipeline.serving.live import MetricsPage
 from pipeline.serving.probe import ModelProbe
 from pipeline.triton.deployment import DRAFT_MODEL, Deployment

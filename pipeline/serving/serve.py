@@ -27,8 +27,8 @@ from pathlib import Path
 from pipeline.errors import ServerError
 from pipeline.machine.docker import find_image, pull_image
 from pipeline.machine.host import mpi_slots
-from pipeline.machine.processes import exit_reason
 from pipeline.plan.preflight import Finding, finding_lines
+from pipeline.process_state import exit_reason
 from pipeline.progress import Progress, Silent, Task
 from pipeline.serving.announcement import Announcement
 from pipeline.serving.control import ControlServer

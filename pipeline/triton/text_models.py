@@ -21,12 +21,31 @@ if TYPE_CHECKING:
 OURS = frozenset(
     {"end_id", "pad_id", "stop_token_ids", "vocab_size", "tokenizer_dir", "add_special_tokens", "skip_special_tokens",
      "cancellation_check_period_ms", "exclude_input_in_output", "max_draft_tokens", "max_input_tokens",
-     "max_output_tokens", "draft_acceptance_threshold", "draft_timeout_ms", "max_open_requests"}
+     "max_output_tokens", "draft_acceptance_threshold", "draft_timeout_ms", "max_open_requests",
+     "gather_context_logits"}
 )  # fmt: skip
 
 
 # Asks for the outputs `kv_cache_*`. Upstream's until 0.18, then part of `return_perf_metrics`; clients still send it.
 KV_CACHE_STATS = TensorSpec("return_kv_cache_reuse_stats", "TYPE_BOOL", (1,), optional=True)
+# What `tensorrt_llm_bls` takes beyond upstream's: a prompt and stop words as token ids, and how text is made of tokens.
+TEXT_INPUTS = (
+    TensorSpec("prompt_token_ids", "TYPE_INT32", (-1,), optional=True),
+    TensorSpec("stop_token_ids", "TYPE_INT32", (-1,), optional=True),
+    TensorSpec("include_stop_str_in_output", "TYPE_BOOL", (1,), optional=True),
+    TensorSpec("skip_special_tokens", "TYPE_BOOL", (1,), optional=True),
+    TensorSpec("logit_bias_token_ids", "TYPE_INT32", (-1,), optional=True),
+    TensorSpec("logit_bias_values", "TYPE_FP32", (-1,), optional=True),
+)
+MIN_P = TensorSpec("min_p", "TYPE_FP32", (1,), optional=True)
+# How many alternatives at each token of the prompt; and what then comes, [tokens, 1 + alternatives].
+RETURN_PROMPT_LOG_PROBS = TensorSpec("return_prompt_log_probs", "TYPE_INT32", (1,), optional=True)
+PROMPT_LOG_PROBS = (
+    TensorSpec("prompt_log_probs", "TYPE_FP32", (-1, -1)),
+    TensorSpec("prompt_log_probs_ids", "TYPE_INT32", (-1, -1)),
+)
+# What our own engine takes beyond upstream's.
+ENGINE_INPUTS = (KV_CACHE_STATS, MIN_P, RETURN_PROMPT_LOG_PROBS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +68,8 @@ class TextSettings:
     cancellation_check_period_ms: int = 20
     draft: DraftLimits | None = None  # None: there is no model `tensorrt_llm_draft`
     data_types: DataTypes | None = None  # None: upstream's usual ones
-    engine_takes_kv_cache_stats: bool = False  # whether the engine's model has the input KV_CACHE_STATS
+    own_engine: bool = False  # whether the engine's model has ENGINE_INPUTS
+    context_logits: bool = False  # whether it returns the logits of whole prompts
     decoupled: bool = True  # an answer may come in many responses; else in one
 
     @property
@@ -71,11 +91,20 @@ def preprocessing(settings: TextSettings, ids: TokenIds) -> ModelConfig:
         max_batch_size=settings.max_concurrency,
         instances=1,
         dynamic_batching=settings.queue,
-        inputs=have.inputs,
+        inputs=_optional(have.inputs),
         outputs=have.outputs,
         # upstream's source of the model does not load without the last key; empty means text only
         parameters=_tokenizer(ids) | {"add_special_tokens": "true", "multimodal_model_path": ""},
     )
+
+
+def _optional(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """All as optional, so that `preprocessing` is called whatever is missing, and says what.
+
+    Triton counts inputs only: where an optional one is given, it lets through a request that misses another. An
+    ensemble then has no step that it can make, and ends the answer without a word.
+    """
+    return tuple(replace(tensor, optional=True) for tensor in inputs)
 
 
 def postprocessing(settings: TextSettings) -> ModelConfig:
@@ -97,7 +126,7 @@ def ensemble(settings: TextSettings) -> ModelConfig:
     """The three models in a row, by Triton itself."""
     have = tensors("ensemble", settings.version, settings.data_types)
     steps, stats = ensemble_steps(settings.version), KV_CACHE_STATS.name
-    if settings.engine_takes_kv_cache_stats:
+    if settings.own_engine:
         steps = tuple(
             replace(step, input_map={**step.input_map, stats: stats}) if step.model == TARGET_MODEL else step
             for step in steps
@@ -105,7 +134,7 @@ def ensemble(settings: TextSettings) -> ModelConfig:
     return model_config(
         "ensemble",
         max_batch_size=settings.max_concurrency,
-        inputs=(*have.inputs, KV_CACHE_STATS) if settings.engine_takes_kv_cache_stats else have.inputs,
+        inputs=_optional((*have.inputs, KV_CACHE_STATS) if settings.own_engine else have.inputs),
         outputs=have.outputs,
         steps=steps,
     )
@@ -127,14 +156,21 @@ def tensorrt_llm_bls(settings: TextSettings, ids: TokenIds) -> ModelConfig:
         parameters |= {name: str(value) for name, value in limits if value is not None}
         if settings.max_queue_size:
             parameters["max_open_requests"] = str(settings.max_concurrency + settings.max_queue_size)
+    inputs, outputs = (*have.inputs, KV_CACHE_STATS, *TEXT_INPUTS), have.outputs
+    if settings.own_engine:
+        inputs = (*inputs, MIN_P)
+    if settings.own_engine or settings.context_logits:
+        inputs, outputs = (*inputs, RETURN_PROMPT_LOG_PROBS), (*outputs, *PROMPT_LOG_PROBS)
+    if settings.context_logits:
+        parameters["gather_context_logits"] = "true"
     return model_config(
         "tensorrt_llm_bls",
         backend="python",
         max_batch_size=settings.max_concurrency,
         instances=1,  # each serves any number of requests
         decoupled=settings.decoupled,
-        inputs=(*have.inputs, KV_CACHE_STATS),
-        outputs=have.outputs,
+        inputs=inputs,
+        outputs=outputs,
         parameters=parameters | _tokenizer(ids),
     )
 

@@ -6,19 +6,18 @@ B A, each with a server of its own; what changes on the machine meanwhile falls 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from pipeline.bench.arrivals import Load
-from pipeline.bench.statistics import CONFIDENCE
+from pipeline.bench.ratios import ALPHA, RoundRatio
 from pipeline.tuning.objective import Objective, Score, maximized, score
 from pipeline.tuning.search import Runner, measure_loads
 from pipeline.tuning.search_space import Settings
 from pipeline.tuning.study import TuneStudy
+
+_TINY = 1e-9  # in place of 0, which has no logarithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +25,14 @@ class ObjectiveGain:
     """How much better one is than the other in the first objective, as a share: 0.1 is 10 % better.
 
     Attributes:
-        mean: Over the pairs of rounds (of their logarithms).
-        interval: At 95 %; None with a single pair.
+        mean: Over the pairs of rounds, without the outermost of many.
+        interval: At 95 %; None with fewer than three pairs.
+        clear: Whether it is better beyond doubt.
     """
 
     mean: float
     interval: tuple[float, float] | None
-
-    @property
-    def clear(self) -> bool:
-        """Whether it is better beyond doubt."""
-        return self.interval is not None and self.interval[0] > 0
+    clear: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,24 +132,16 @@ def confirm(
 
 
 def gain_of(best: Sequence[Score], other: Sequence[Score], objective: Objective) -> ObjectiveGain:
-    """Compute the gain of pairs of rounds, with Student's interval of the mean of their log-ratios.
+    """Compute the gain of pairs of rounds.
 
     Args:
         best: Of each round.
         other: Of each round.
         objective: The first value of the scores.
     """
-    sign = 1.0 if maximized(objective) else -1.0
-    tiny = 1e-9
-    ratios = [
-        sign * math.log(max(one.values[0], tiny) / max(two.values[0], tiny))
-        for one, two in zip(best, other, strict=True)
-    ]
-    mean = float(np.mean(ratios))
-    if len(ratios) < 2:
-        return ObjectiveGain(math.expm1(mean), None)
-    from scipy.stats import t
-
-    spread = float(np.std(ratios, ddof=1)) / math.sqrt(len(ratios))
-    reach = float(t.ppf((1 + CONFIDENCE) / 2, len(ratios) - 1)) * spread
-    return ObjectiveGain(math.expm1(mean), (math.expm1(mean - reach), math.expm1(mean + reach)))
+    values = [[max(score.values[0], _TINY) for score in scores] for scores in (best, other)]
+    worse, better = reversed(values) if maximized(objective) else values
+    found = RoundRatio.of(list(zip(worse, better, strict=True)))
+    interval = None if found.interval is None else (found.interval[0] - 1, found.interval[1] - 1)
+    clear = found.p is not None and found.p < ALPHA and found.ratio > 1
+    return ObjectiveGain(found.ratio - 1, interval, clear)

@@ -237,10 +237,10 @@ def _gain_words(found: Confirmation, objective: Objective) -> str:
     words = (
         f"{objective} {gain.mean:+.1%} better" if objective == "latency" else f"{objective} {gain.mean:+.1%}"
     )
-    pairs = len(found.best)
+    rounds = "one pair of rounds" if len(found.best) == 1 else f"{len(found.best)} pairs of rounds"
     if gain.interval is None:
-        return f"{words} (one pair of rounds)"
-    return f"{words} ({gain.interval[0]:+.1%} to {gain.interval[1]:+.1%} at 95 %, {pairs} pairs of rounds)"
+        return f"{words} ({rounds})"
+    return f"{words} ({gain.interval[0]:+.1%} to {gain.interval[1]:+.1%} at 95 %, {rounds})"
 
 
 def _nothing_feasible(trials: Sequence[TrialRecord], space: SearchSpace) -> Recommendation:

@@ -17,7 +17,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from manual import access_log, environment, errors, house, metrics, recipe, rules, tables  # noqa: E402
+from manual import access_log, environment, errors, house, metrics, parameters, recipe, rules, tables  # noqa: E402
 
 PAGES: dict[str, Callable[[], str]] = {
     "reference/recipe.md": recipe.page,
@@ -29,6 +29,10 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/errors.md": errors.page,
     "reference/environment.md": environment.page,
     "explanation/house.svg": house.drawing,
+}
+TABLES: dict[str, Callable[[], str]] = {
+    "<!-- rooms -->": house.table,
+    "<!-- parameters -->": parameters.table,
 }
 # Files of the repository's root that are pages, too.
 ROOT_PAGES = {
@@ -54,7 +58,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
     """Put generated tables where a page asks for them."""
-    return markdown.replace("<!-- rooms -->", house.table()) if "<!-- rooms -->" in markdown else markdown
+    for marker, table in TABLES.items():
+        if marker in markdown:
+            markdown = markdown.replace(marker, table())
+    return markdown
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -52,6 +54,7 @@ class Pair:
 
     store: Store
     asked: list[tuple[str, str]]
+    ctrl_c_at: int | None = None  # with which request the user loses patience
 
     def run(self, *words: str) -> Result:
         arguments = ["compare", "a", "b", "--store", str(self.store.root), *words]
@@ -65,12 +68,14 @@ class Pair:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    store, asked = Store(tmp_path / "store"), list[tuple[str, str]]()
+    pair = Pair(Store(tmp_path / "store"), [])
     with ExitStack() as stack:
         for name in ("a", "b"):
 
             def answer(received: Received, name: str = name) -> Reply:
-                asked.append((name, received.prompt))
+                pair.asked.append((name, received.prompt))
+                if len(pair.asked) == pair.ctrl_c_at:
+                    os.kill(os.getpid(), signal.SIGINT)
                 found = [
                     text
                     for question, text in zip(QUESTIONS, ANSWERS[name], strict=True)
@@ -90,8 +95,8 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
                 limits=DeploymentLimits(max_input_tokens=256, max_output_tokens=16, max_concurrency=4),
                 tokenizer_dir="tokenizer", end_id=1, pad_id=1, stop_token_ids=(), digest=name * 64, versions={},
             ).save(package)  # fmt: skip
-            RunningServer.of(Addresses(server.url), package).write(store.running, name)
-        yield Pair(store, asked)
+            RunningServer.of(Addresses(server.url), package).write(pair.store.running, name)
+        yield pair
 
 
 LOAD = (
@@ -122,6 +127,18 @@ def test_both_get_the_same_load_in_turns(pair: Pair) -> None:
         assert len(one.rounds) == 4
         assert one.p is not None
     assert result.answers is None
+
+
+def test_ctrl_c_ends_with_what_whole_rounds_have_shown(pair: Pair) -> None:
+    words = ("--rounds", "40", *LOAD, "--skip-golden", "--max-regression", "0.9")
+    pair.ctrl_c_at = 13  # of two requests a load: A B B A A B, and one of the seventh load
+    result = pair.result(*words, code=130)
+    assert (result.interrupted, result.rounds, result.budgets) == (True, 3, ())
+    assert {len(one.rounds) for one in result.loads[0].metrics} == {3}
+    pair.asked.clear()
+    pair.ctrl_c_at = 5
+    with pytest.raises((KeyboardInterrupt, click.Abort)):
+        pair.run(*words)
 
 
 def questions(folder: Path) -> Path:

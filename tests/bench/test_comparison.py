@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.bench import comparison
+from pipeline.bench import comparison, ratios
 from pipeline.bench.compare import compare_files
-from pipeline.bench.comparison import METRICS, compare_rounds, holm, rounds_needed
+from pipeline.bench.comparison import METRICS, compare_rounds
+from pipeline.bench.ratios import holm, rounds_needed
 from pipeline.bench.result import BenchResult, Distribution, Generator, LevelResult
 from pipeline.errors import InvalidInput
 
@@ -58,7 +59,7 @@ def rounds(chance: np.random.Generator, count: int, slower: float = 1.0) -> list
 @pytest.fixture
 def verdicts_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Intervals and numbers of rounds decide nothing, and are most of the work."""
-    monkeypatch.setattr(comparison, "_bootstrap", lambda _: None)
+    monkeypatch.setattr(ratios, "_bootstrap", lambda _: None)
     monkeypatch.setattr(comparison, "rounds_needed", lambda *_: None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.cache.key import Origin, make_question
+from pipeline.client.sampling import PARAMETERS
 
 ORIGIN = Origin("deployment", "model", "tenant")
 MESSAGES = [
@@ -81,6 +82,9 @@ CHANGES: Mapping[str, Callable[[], dict[str, Any]]] = {
     "penalty": lambda: {"sampling": {**SAMPLING, "repetition_penalty": 1.2}},
     "log probabilities": lambda: {"sampling": {**SAMPLING, "log_probs": True}},
     "unknown parameter": lambda: {"sampling": {**SAMPLING, "later": 1}},
+    "token ids": lambda: {"messages": [5, 6, 7]},
+    "other token ids": lambda: {"messages": [5, 6, 8]},
+    "token ids as text": lambda: {"messages": "5, 6, 7"},
 }
 
 
@@ -91,6 +95,31 @@ def test_whatever_matters_changes_it(change: Callable[[], dict[str, Any]]) -> No
 
 def test_all_changes_differ_from_each_other() -> None:
     assert len({key(**change()) for change in CHANGES.values()}) == len(CHANGES)
+
+
+# A value with an effect for each parameter; those of one entry say the same in other words.
+EFFECTS: Mapping[str, Sequence[Any]] = {
+    "max_tokens": (7,), "min_tokens": (7,), "temperature": (0.5,), "top_k": (7,), "top_p": (0.5,), "seed": (7,),
+    "stop": ("a", ["a"]), "bad_words": ("a", ["a"]), "repetition_penalty": (0.5,), "presence_penalty": (0.5,),
+    "frequency_penalty": (0.5,), "length_penalty": (0.5,), "end_id": (7,), "num_draft_tokens": (7,),
+    "log_probs": (True,), "top_log_probs": (7,), "prompt_log_probs": (0,), "guide_type": ("json",), "guide": ("a",),
+    "min_p": (0.5,), "ignore_eos": (True,), "stop_token_ids": ([7, 8], [8, 7, 7]),
+    "include_stop_str_in_output": (True,), "skip_special_tokens": (False,),
+    "logit_bias": ({7: 1.0, 8: 2.0}, {8: 2, 7: 1}),
+}  # fmt: skip
+
+
+def test_every_parameter_is_part_of_it() -> None:
+    assert set(EFFECTS) == set(PARAMETERS)
+    seeded = {"seed": 1, "temperature": 0.7}
+    keys = {
+        name: {key(sampling={**seeded, name: value}) for value in values} for name, values in EFFECTS.items()
+    }
+    assert {name: len(ones) for name, ones in keys.items()} == dict.fromkeys(EFFECTS, 1)
+    assert len(set().union(*keys.values(), {key(sampling=seeded)})) == len(EFFECTS) + 1
+    for name, parameter in PARAMETERS.items():
+        if parameter.neutral is not None:
+            assert key(sampling={**seeded, name: parameter.neutral}) == key(sampling=seeded), name
 
 
 @pytest.mark.parametrize(

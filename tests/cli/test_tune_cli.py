@@ -16,7 +16,8 @@ from click.testing import CliRunner
 
 from pipeline.cli.tune import command
 from pipeline.errors import InvalidInput
-from pipeline.machine.processes import ProcessStat, processes_below
+from pipeline.machine.processes import processes_below
+from pipeline.process_state import ProcessStat
 from pipeline.recipe import load_recipe
 from pipeline.tuning.report import TuneReport
 

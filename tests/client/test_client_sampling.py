@@ -20,9 +20,16 @@ GOOD: dict[str, Any] = {
     "max_tokens": 16, "min_tokens": 2, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "seed": 2**64 - 1,
     "stop": ["\n", "###"], "bad_words": "bad", "repetition_penalty": 1.1, "presence_penalty": -0.5,
     "frequency_penalty": 0.5, "length_penalty": 1.0, "end_id": -1, "num_draft_tokens": 3, "log_probs": True,
-    "guide_type": "regex", "guide": "[0-9]+",
+    "guide_type": "regex", "guide": "[0-9]+", "min_p": 0.25, "stop_token_ids": [3, 5],
+    "include_stop_str_in_output": True, "skip_special_tokens": False, "logit_bias": {7: -1.5, 9: 100.0},
+    "prompt_log_probs": 0,
 }  # fmt: skip
-UNGUIDED = {"max_tokens": 4, "top_log_probs": 3, "log_probs": True}  # what does not go with all of those
+UNGUIDED = {
+    "max_tokens": 4,
+    "top_log_probs": 3,
+    "log_probs": True,
+    "ignore_eos": True,
+}  # not with all of those
 
 
 def sent(config: Any, **sampling: Any) -> dict[str, list[Any]]:
@@ -46,6 +53,9 @@ def test_every_parameter_reaches_its_tensor() -> None:
         "stream": True,
     }
     expected |= {f"guided_decoding_{name}": expected.pop(name) for name in ("guide_type", "guide")}
+    bias = expected.pop("logit_bias")
+    expected |= {"logit_bias_token_ids": list(bias), "logit_bias_values": list(bias.values())}
+    expected["return_prompt_log_probs"] = expected.pop("prompt_log_probs")
     del expected["stop"], expected["log_probs"]
     for name, value in expected.items():
         assert tensors[name] == pytest.approx(value if isinstance(value, list) else [value]), name
@@ -89,6 +99,25 @@ def test_what_is_none_or_false_is_left_out() -> None:
     assert "return_log_probs" not in tensors
 
 
+def test_end_tokens_are_ignored_by_having_none_where_the_model_has_no_other_way() -> None:
+    assert sent(bls(), max_tokens=4, ignore_eos=True)["end_id"] == [-1]
+    assert sent(bls(upstream=True), max_tokens=4, ignore_eos=True)["end_id"] == [-1]
+    tensors = sent(llmapi(), max_tokens=4, ignore_eos=True)
+    assert tensors["sampling_param_ignore_eos"] == [True]
+    assert "end_id" not in sent(bls(), max_tokens=4, ignore_eos=False)
+    with pytest.raises(Refused, match="ignore_eos: cannot be beside end_id = 3"):
+        read_sampling({"ignore_eos": True, "end_id": 3})
+
+
+def test_what_has_no_effect_is_not_refused_by_a_model_without_an_input_for_it() -> None:
+    neutral = {name: parameter.neutral for name, parameter in PARAMETERS.items()}
+    sent(llmapi(upstream=True), **{**neutral, "max_tokens": 4})
+    with pytest.raises(Refused) as caught:
+        sent(bls(upstream=True), max_tokens=4, skip_special_tokens=False, min_p=0.1, prompt_log_probs=0)
+    for name in ("skip_special_tokens", "min_p", "prompt_log_probs"):
+        assert f"does not take {name}" in str(caught.value)
+
+
 def test_a_model_that_answers_at_once_is_not_asked_to_stream() -> None:
     tensors = sent(bls(decoupled=False), max_tokens=4)
     assert tensors["stream"] == [False]
@@ -121,6 +150,14 @@ def test_numpy_numbers_are_numbers() -> None:
         ("stop", [1], "a text or a list of texts"),
         ("stop", ["\ud83d"], "text that UTF-8 can encode"),
         ("log_probs", 1, "must be True or False"),
+        ("min_p", 1.5, "must be at least 0 and at most 1"),
+        ("stop_token_ids", [1, -1], "a list of token ids, whole numbers from 0 to 2147483647"),
+        ("stop_token_ids", [True], "a list of token ids"),
+        ("stop_token_ids", "abc", "a list of token ids"),
+        ("logit_bias", {"a": 1}, "a list of token ids"),
+        ("logit_bias", {1: math.inf}, "must be a finite number"),
+        ("logit_bias", [1], r"must be numbers by token id, such as \{15: -100\}"),
+        ("prompt_log_probs", 21, "at most 20"),
     ],
 )
 def test_a_bad_value_says_what_would_be_right(name: str, value: object, problem: str) -> None:
@@ -142,7 +179,7 @@ def test_what_the_model_has_no_tensor_for_is_refused_by_name() -> None:
     with pytest.raises(
         Refused, match=r"model 'tensorrt_llm' does not take bad_words; .* does not take log_probs"
     ):
-        sent(llmapi(), max_tokens=4, bad_words="x", log_probs=True)
+        sent(llmapi(upstream=True), max_tokens=4, bad_words="x", log_probs=True)
 
 
 def test_what_the_model_needs_is_named() -> None:

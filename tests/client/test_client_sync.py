@@ -20,6 +20,7 @@ from pipeline.client import (
     FirstTokenDeadline,
     KeepAlive,
     ModelNotFound,
+    PromptLogProbs,
     Refused,
     ServerFailed,
     ServerLost,
@@ -82,6 +83,37 @@ def test_messages_go_through_the_template() -> None:
     with FakeServer() as server, Client(server.url, template=template) as client:
         client.generate([{"role": "user", "content": "Hi"}], max_tokens=2)
     assert server.requests[0].prompt == "[user]Hi"
+
+
+def test_token_ids_go_out_as_they_are() -> None:
+    with FakeServer() as server, Client(server.url) as client:
+        client.generate([1, 15043, 1], max_tokens=2)
+        for prompt, problem in (([1, -2], "token ids"), ([1, True], "token ids"), ([2**31], "token ids")):
+            with pytest.raises(Refused, match=problem):
+                client.generate(prompt, max_tokens=2)
+        with pytest.raises(Refused, match="tools need messages"):
+            client.generate([1, 2], max_tokens=2, tools=[{"type": "function"}])
+    (request,) = server.requests
+    assert (request.prompt, request.tensors["prompt_token_ids"]) == ("", [1, 15043, 1])
+    with (
+        FakeServer(model=bls(upstream=True)) as server,
+        Client(server.url) as client,
+        pytest.raises(Refused, match="does not take a prompt as token ids"),
+    ):
+        client.generate([1, 2], max_tokens=2)
+
+
+def test_log_probabilities_of_the_prompt_come_with_the_first_chunk() -> None:
+    prompt = PromptLogProbs(
+        (1, 5, 9), (None, -0.5, -1.5), ((), ((5, -0.5), (6, -0.75)), ((8, -0.25), (9, -1.5)))
+    )
+    with FakeServer(Reply(["", "lo"], prompt_log_probs=prompt)) as server, Client(server.url) as client:
+        with client.stream([1, 5, 9], max_tokens=8, prompt_log_probs=2) as stream:
+            chunks = list(stream)
+        assert [chunk.prompt_log_probs for chunk in chunks] == [prompt, None, None]
+        assert stream.answer().prompt_log_probs == prompt
+        assert server.requests[0].tensors["return_prompt_log_probs"] == [2]
+        assert client.generate("Hi", max_tokens=8).prompt_log_probs is None
 
 
 def test_defaults_and_headers() -> None:

@@ -18,7 +18,16 @@ DATA: dict[str, Any] = yaml.safe_load(
 
 def test_every_fact_has_a_source() -> None:
     facts = [*DATA["facts"].values()]
-    for section in ("input", "output", "triton_config", "parameters", "behaviours"):
+    sections = (
+        "input",
+        "output",
+        "own_input",
+        "own_output",
+        "ignored_sampling",
+        "triton_config",
+        "parameters",
+    )
+    for section in (*sections, "behaviours"):
         facts += DATA[section]
     for fact in facts:
         assert fact["source"]
@@ -55,3 +64,16 @@ def test_settings_of_the_model() -> None:
 def test_an_unknown_version_names_its_neighbours() -> None:
     with pytest.raises(UserError, match=r"1\.2\.7 is not known; known: 1\.2"):
         llmapi.tensors("1.2.7")
+
+
+@pytest.mark.parametrize("version", llmapi.versions())
+def test_our_own_tensors_come_as_the_llm_api_heeds_them(version: str) -> None:
+    own, upstream = llmapi.own_tensors(version), llmapi.tensors(version)
+    names = [tensor.name for tensor in (*own.inputs, *upstream.inputs)]
+    assert len(set(names)) == len(names)
+    assert all(tensor.optional for tensor in own.inputs)
+    newest = version == "1.3.0"
+    for name in ("min_p", "repetition_penalty", "bad"):
+        assert (f"sampling_param_{name}" in names) is newest
+    assert ("presence_penalty" in llmapi.ignored_sampling(version)) is not newest
+    assert bool(own.outputs) is llmapi.returns_context_logits(version)

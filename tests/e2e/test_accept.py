@@ -13,7 +13,8 @@ import pytest
 
 from pipeline.acceptance import AcceptanceOptions, AcceptanceReport, accept
 from pipeline.acceptance.accept import STEPS
-from pipeline.machine.processes import ProcessStat, processes_below
+from pipeline.machine.processes import processes_below
+from pipeline.process_state import ProcessStat
 from pipeline.progress import Silent
 from pipeline.recipe import load_recipe
 from pipeline.store import Store

@@ -17,16 +17,18 @@ from pipeline.cache.sqlite import SqliteBackend
 from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Retries, Timeouts
 from pipeline.client.testing import FakeServer, Received, Reply
 from pipeline.gateway.app import Gateway
-from pipeline.gateway.embeddings import EmbeddingModel
-from pipeline.gateway.limits import FairQueue
+from pipeline.gateway.batches.storage import BatchStorage
+from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.metric_names import MetricNames
 from pipeline.gateway.metrics import Restarts
 from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.readiness import PROBE_ID
 from pipeline.gateway.record_follower import RecordFollower
-from pipeline.gateway.served_model import ServedModel
+from pipeline.gateway.responses.stored_responses import StoredResponseLimits
+from pipeline.gateway.served_model import EmbeddingModel, ServedModel
 from pipeline.gateway.server import ConnectionLimits, GatewayServer
 from pipeline.gateway.tenants import Tenants
+from pipeline.gateway.tools.prompt import ToolSectionTemplate
 from pipeline.gateway.traces import Tracer
 
 TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
@@ -40,6 +42,7 @@ class Words:
         def __init__(self, text: str) -> None:
             self.ids = text.split()
             self.offsets = [(0, len(text))]
+            self.special_tokens_mask = [0] * len(self.ids)
 
         def __len__(self) -> int:
             return len(self.ids)
@@ -53,30 +56,41 @@ class Words:
     def decode(self, ids: list[int], /, *, skip_special_tokens: bool = True) -> str:  # noqa: ARG002
         return " ".join(map(str, ids))
 
+    def id_to_token(self, id: int | str, /) -> str | None:
+        return str(id) if isinstance(id, str) or id < 100 else None
+
+    def token_to_id(self, token: str, /) -> int | None:
+        return 90 if token in ("<fim_prefix>", "<fim_suffix>", "<fim_middle>") else None
+
 
 def tiny(
     url: str | Sequence[str],
     *,
     places: int = 4,
     max_waiting: int = 16,
+    aliases: tuple[str, ...] = (),
     template: str | None = TEMPLATE,
+    tool_section: bool = False,
     cache: ResponseCache | None = None,
     embedder: EmbeddingModel | None = None,
     returns_logits: bool = False,
     max_wait_s: float = 30.0,
     timeouts: Timeouts | None = None,
 ) -> ServedModel:
-    """A model that takes 50 words and gives 40, served at `url`."""
+    """A model that takes 50 words and gives 40 (500 and 200 with a section of tools), served at `url`."""
     made = None if template is None else ChatTemplate(template)
+    if made is not None and tool_section:
+        made = ToolSectionTemplate(made)
     return ServedModel(
         name="tiny",
         created=1,
         deployment="digest",
         client=AsyncClient(url, template=made, timeouts=timeouts, retries=Retries(attempts=1)),
         template=made,
-        prompt_limit=PromptLimit(Words(), max_tokens=50),
-        max_output_tokens=40,
+        prompt_limit=PromptLimit(Words(), max_tokens=500 if tool_section else 50),
+        max_output_tokens=200 if tool_section else 40,
         queue=FairQueue(places, max_waiting=max_waiting),
+        aliases=aliases,
         cache=cache,
         embedder=embedder,
         returns_logits=returns_logits,
@@ -107,10 +121,15 @@ class Running:
         self.server, self.upstream, self.gateway, self._stack = server, upstream, gateway, stack
         self.url = server.url
         self.served = gateway.models["tiny"]
+        self._clients: dict[str, openai.OpenAI] = {}
 
     def client(self, key: str = "none") -> openai.OpenAI:
         client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)
         return self._stack.enter_context(client)
+
+    def same_client(self, key: str = "none") -> openai.OpenAI:
+        """One client for all that a test asks: making one takes longer than an answer."""
+        return self._clients.get(key) or self._clients.setdefault(key, self.client(key))
 
 
 Start = Callable[..., Running]
@@ -143,6 +162,7 @@ def starter(folder: Path, stack: ExitStack) -> Start:
     def start(
         reply: Reply | Sequence[Reply] | Callable[[Received], Reply] | None = None,
         *,
+        upstream: Upstream | None = None,
         tenants: Tenants | None = None,
         cached: bool = False,
         model: Any = None,
@@ -155,9 +175,11 @@ def starter(folder: Path, stack: ExitStack) -> Start:
         kv_cache_usage: Callable[[], Mapping[str, float]] = dict,
         also: Sequence[str] = (),
         followers: Callable[[str], Sequence[RecordFollower]] = lambda _: (),
+        batches: BatchStorage | None = None,
+        stored_responses: StoredResponseLimits | None = None,
         **settings: Any,
     ) -> Running:
-        upstream = stack.enter_context(Upstream(reply or Reply(), model=model))
+        upstream = upstream or stack.enter_context(Upstream(reply or Reply(), model=model))
         cache = ResponseCache(SqliteBackend(folder / "cache.db")) if cached else None
         served = tiny([upstream.url, *also], cache=cache, **settings)
         gateway = Gateway(
@@ -171,6 +193,8 @@ def starter(folder: Path, stack: ExitStack) -> Start:
             restarts=restarts,
             kv_cache_usage=kv_cache_usage,
             followers=followers(upstream.url),
+            batches=batches,
+            stored_responses=stored_responses,
         )
         server = GatewayServer(gateway, "127.0.0.1", 0, limits=limits or ConnectionLimits(), drain_s=2)
         thread = threading.Thread(target=server.run, daemon=True)

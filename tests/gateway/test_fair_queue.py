@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.gateway.background import Preempted
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.limits import FairQueue
+from pipeline.gateway.fair_queue import FairQueue
 
 S_PER_TOKEN = 0.01
 PAUSES = st.lists(
@@ -285,3 +286,50 @@ def test_slots_that_change_while_requests_wait(changes: list[int | bool]) -> Non
         return ran
 
     assert asyncio.run(run()) == list(range(8))
+
+
+@given(st.lists(st.sampled_from(["come", "come behind", "end", "end behind"]), max_size=40))
+def test_the_background_has_no_slot_while_anybody_waits(steps: list[str]) -> None:
+    """Whatever happens: it gets what others leave, gives it back at once, and is gone on with later."""
+
+    async def run() -> None:
+        queue, ends = (
+            FairQueue(3, max_waiting=50, background=2),
+            {True: asyncio.Event(), False: asyncio.Event()},
+        )
+        finished: Counter[bool] = Counter()
+
+        async def hold(behind: bool) -> None:
+            while True:
+                try:
+                    async with queue.slot(1, "b" if behind else "a", background=behind):
+                        await ends[behind].wait()
+                    finished[behind] += 1
+                    return
+                except Preempted:
+                    continue
+
+        tasks = []
+        for step in steps:
+            behind = step.endswith("behind")
+            if step.startswith("come"):
+                tasks.append(asyncio.create_task(hold(behind)))
+            else:
+                ends[behind].set()
+                ends[behind] = asyncio.Event()
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert queue.running + queue.background.running <= 3
+            assert queue.background.running <= 2
+            if queue.waiting:
+                assert (queue.running, queue.background.running) == (3, 0)
+            if queue.background.waiting:
+                assert queue.background.running == 2 or queue.running + queue.background.running == 3
+        for _ in range(100):
+            for event in ends.values():
+                event.set()
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        assert (queue.running, queue.background.running, finished.total()) == (0, 0, len(tasks))
+
+    asyncio.run(run())

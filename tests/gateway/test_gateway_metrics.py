@@ -34,6 +34,8 @@ FAMILIES = {
     "pipeline_stalled_streams": ("gauge", {"model"}),
     "pipeline_model_ready": ("gauge", {"model"}),
     "pipeline_restarts": ("counter", {"model", "component"}),
+    "pipeline_workers": ("gauge", set()),
+    "pipeline_worker_restarts": ("counter", set()),
     "pipeline_retries": ("counter", {"model"}),
     "pipeline_cache_events": ("counter", {"model", "event"}),
     "pipeline_tenant_requests": ("counter", {"tenant", "status"}),

@@ -40,7 +40,7 @@ def wait_until(running: Running, status: int, *faults: str) -> None:
 
 def test_ready_as_long_as_one_model_is(start: Start, other: FakeServer) -> None:
     running = start()
-    running.gateway.models = {**running.gateway.models, "other": tiny(other.url)}
+    running.gateway.models["other"] = tiny(other.url)
     wait_until(running, 200, "other")
     assert ready(running)[1] == {"other": "it is not watched yet"}
     running.client().completions.create(model="other", prompt="x")
@@ -91,7 +91,7 @@ def test_a_server_that_is_busy_with_long_answers_is_ready(start: Start) -> None:
 
 def test_the_ill_one_of_two_servers_is_not_asked(start: Start, other: FakeServer) -> None:
     running = start()
-    both = running.gateway.models["both"] = tiny([running.upstream.url, other.url])  # type: ignore[index]
+    both = running.gateway.models["both"] = tiny([running.upstream.url, other.url])
     running.client().completions.create(model="both", prompt="x")
     other.stop()
     wait_for(lambda: [one.ill for one in both.client.endpoints] == [False, True], "a mark", 30)
@@ -105,7 +105,7 @@ def test_the_ill_one_of_two_servers_is_not_asked(start: Start, other: FakeServer
 def test_not_ready_while_it_drains_and_nothing_new_is_taken(start: Start) -> None:
     running = start()
     wait_until(running, 200)
-    running.gateway.draining = True
+    running.gateway.context.draining = True
     assert ready(running) == (503, {"gateway": "draining"})
     url = f"{running.url}/v1/completions"
     refused = httpx.post(url, json={"model": "tiny", "prompt": "x"}, timeout=20, trust_env=False)

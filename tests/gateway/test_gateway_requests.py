@@ -25,6 +25,7 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"id": {"type": "integer"}}},
     },
 }
+NESTED = {"id": "call_1", "type": "function", "function": {"name": "track", "arguments": "[" * 5000}}
 CALLING = [
     "One mo",
     "ment.\n<tool_",
@@ -198,16 +199,24 @@ def test_one_failing_choice_fails_the_request(start: Start) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"suffix": "end"}, "suffix is not supported"),
-        ({"best_of": 3}, "best_of: choosing among more answers than n"),
+        ({"best_of": 1, "n": 2}, "best_of: must be at least n = 2"),
+        ({"best_of": 2, "stream": True}, "best_of: answers that are chosen among cannot be streamed"),
         ({"logprobs": 2}, "no log probabilities but those of the chosen tokens"),
-        ({"logprobs": 9}, "logprobs: Input should be less than or equal to 5"),
+        ({"logprobs": 21}, "logprobs: Input should be less than or equal to 20"),
         (
             {"logprobs": 2, "presence_penalty": 1, "extra_body": {"bad_words": ["x"]}},
             "logprobs: cannot be told together with presence_penalty, bad_words",
         ),
-        ({"echo": True, "logprobs": 0}, "echo: the engine tells no log probabilities of a prompt"),
-        ({"prompt": [1, 2, 3]}, "tokens are not taken"),
+        ({"prompt": [1, 2, 300]}, "prompt: token id 300 is out of vocabulary"),
+        ({"prompt": [1, -2]}, "prompt: token id -2 is out of vocabulary"),
+        ({"prompt": [[1], [1] * 60]}, "at most 50 tokens; yours has 60"),
+        ({"prompt": [1, "a"]}, "prompt: must be a text, a list of token ids"),
+        ({"prompt": [[1], []]}, "prompt: must be a text, a list of token ids"),
+        ({"prompt": [True]}, "prompt: must be a text, a list of token ids"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ({"max_tokens": 41}, "too large: 41. This model supports at most 40 completion tokens"),
+        ({"suffix": "end", "prompt": [1]}, "suffix: needs a prompt that is a text"),
+        ({"extra_body": {"allowed_token_ids": [1]}}, "allowed_token_ids is not supported"),
         ({"prompt": ["fine", "word " * 60]}, "at most 50 tokens; yours has 60"),
         (
             {"extra_body": {"stream_options": {"include_usage": True}}},
@@ -235,6 +244,7 @@ def test_completions_that_are_refused(refusing: Running, fields: dict[str, Any],
             "messages.0.role: .*messages.1.content",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "this model takes text only"),
+        ({"messages": [{"role": "assistant", "tool_calls": [NESTED]}]}, "arguments: must be a JSON object"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id: is missing"),
         ({"top_logprobs": 0}, "needs logprobs to be true"),
         (

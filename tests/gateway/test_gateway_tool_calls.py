@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.client import ChatTemplate
-from pipeline.gateway.tools.dialects import ToolDialect, dialect_of, dialects
+from pipeline.gateway.tools.dialects import ToolDialect, dialects
 from pipeline.gateway.tools.parser import ArgumentsPart, CallPart, Part, TextPart, ToolCallParser
+from pipeline.gateway.tools.prompt import dialect_of
 
 TOOLS = [
     {

@@ -84,6 +84,8 @@ def test_pages_of_a_named_origin_ask_and_read(start: Start) -> None:
     assert preflight.headers["access-control-allow-origin"] == "https://chat.example"
     allowed = preflight.headers["access-control-allow-headers"].split(",")
     assert {"authorization", "content-type", "x-stainless-os"} <= set(allowed)
+    deleting = asked | {"access-control-request-method": "DELETE"}
+    assert ask(running, deleting, "/v1/files/file-1", method="OPTIONS").status_code == 200
     for content, status in ((QUESTION, 200), ('{"model": "other", "messages": [{}]}', 404)):
         answer = httpx.post(running.url + CHAT, content=content, headers=JSON | asked, trust_env=False)
         assert answer.status_code == status

@@ -31,9 +31,15 @@ def load(tmp_path: Path, text: str) -> Tenants:
 def test_keys_in_the_clear_and_hashed(tmp_path: Path) -> None:
     digest = sha256(b"secret").hexdigest()
     tenants = load(tmp_path, f"tenants:\n  a: {{keys: [plain]}}\n  b: {{keys: ['sha256:{digest}']}}\n")
-    assert tenants.authenticate("Bearer plain").name == "a"
-    assert tenants.authenticate("bearer secret").name == "b"
-    for wrong in (None, "Bearer nobody", "Basic plain", "plain"):
+    assert tenants.authenticate({"authorization": "Bearer plain"}).name == "a"
+    assert tenants.authenticate({"authorization": "bearer secret"}).name == "b"
+    for header in ("api-key", "x-api-key"):
+        assert tenants.authenticate({header: "plain"}).name == "a"
+    for wrong in (
+        {},
+        {"api-key": "nobody"},
+        *({"authorization": one} for one in ("Bearer nobody", "Basic plain", "plain")),
+    ):
         with pytest.raises(ApiError) as refused:
             tenants.authenticate(wrong)
         assert refused.value.status == 401
@@ -188,6 +194,8 @@ def test_each_choice_is_a_request(start: Start) -> None:
             ask(prompt="a", n=3)
         with ask(prompt="a", n=2, stream=True) as other:
             next(iter(other))
+            # The other choice may not have been sent when the first one has a token.
+            wait_for(lambda: len(running.upstream.requests) == 4, "both choices to be sent")
     # 1 + 2 + 1 + 2 of 8 are used up: what was refused counts once
     wait_for(lambda: not running.served.queue.running, "the end of both streams")
     with pytest.raises(openai.RateLimitError, match="Limit of 8 requests a minute"):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pipeline.machine.processes import ProcessStat, exit_reason
+from pipeline.process_state import ProcessStat, exit_reason
 from tests.support.waiting import wait_for
 
 CHILD = """

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from pipeline.recipe import CpuRuntime, Recipe
+from pipeline.recipe.loading import recipe_of_values
 
 Load = Callable[..., Recipe]
 Faults = Callable[..., list[str]]
@@ -62,7 +63,7 @@ def test_equal_however_it_was_said(load: Load, small: str) -> None:
             "max_output_tokens, max_concurrency, max_batch_tokens)"),
         ("limit.max_concurrency=3",
             "--set: limit: is not a key (did you mean limits? allowed: name, model, draft, quantization, runtime, "
-            "limits, guided_decoding, kv_cache, scheduler, serving, slo, golden, cache)"),
+            "limits, guided_decoding, kv_cache, scheduler, serving, slo, tool_prompt, golden, cache)"),
         ("name.x=3", "--set: name.x = 3: name is not a section"),
         ("limits.max_concurrency=0", "--set: limits.max_concurrency = 0: must be 1 to 8192"),
         ("limits.max_concurrency=[1", "--set: limits.max_concurrency = [1: is not YAML: expected ',' or ']', but got "
@@ -94,3 +95,9 @@ def test_a_rule_broken_by_an_override_says_so(faults: Faults, small: str) -> Non
 def test_overrides_of_a_file_that_is_wrong_elsewhere(faults: Faults, small: str) -> None:
     found = faults(small.replace("name: small", "name: 3"), "limits.max_concurrency=0")
     assert [message.split(" ")[0] for message in found] == ["r.yaml:1:", "--set:"]
+
+
+def test_a_recipe_is_read_back_from_what_it_was_written_as(load: Load, small: str) -> None:
+    """As the gateway reads it from the record of the server that it stands in front of."""
+    recipe = load(small, "serving.aliases=[gpt-4o, org/Tiny]")
+    assert recipe_of_values(recipe.model_dump(mode="json"), (), "small").serving == recipe.serving

@@ -57,6 +57,9 @@ def guided(
     return request(name, PROMPTS[prompt], tokens, guide=guide, **more)
 
 
+STRING = re.compile(r'"(\\.|[^"\\])*"')
+
+
 def text_of(one: Answer) -> str:
     return str(TOKENIZER.decode(one.tokens, skip_special_tokens=False))
 
@@ -114,6 +117,7 @@ def test_sampled_answers_are_of_their_schemas(core: EngineCore, schemas: list[An
     for schema, got in zip(schemas, answer(core, *asked), strict=True):
         assert got.finish in WHOLE, (got.finish, text_of(got))
         jsonschema.validate(json.loads(text_of(got)), schema)
+        assert not re.search(r"\s", STRING.sub("", text_of(got))), "no white space but in strings"
 
 
 GUIDES = {
@@ -145,6 +149,27 @@ def test_the_forms_of_each_kind(core: EngineCore) -> None:
     jsonschema.validate(json.loads(texts["schema"]), PERSON)
     assert re.fullmatch("[a-c]{3,9}", texts["regex"])
     assert re.fullmatch("(never)*(yes|no)", texts["grammar"])
+
+
+def test_an_object_has_the_properties_that_its_schema_names(core: EngineCore) -> None:
+    """As pydantic writes it, without additionalProperties; and not where two parts have to hold together."""
+    point = {
+        "type": "object",
+        "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "required": ["x"],
+    }
+    nested = {
+        "type": "object",
+        "properties": {"to": {"$ref": "#/$defs/P"}},
+        "required": ["to"],
+        "$defs": {"P": point},
+    }
+    both = {"allOf": [point, {"properties": {"y": {"enum": ["a"]}}, "required": ["y"]}]}
+    asked = [Guide("json_schema", json.dumps(schema)) for schema in (nested, both)]
+    one, two = answer(core, *map(guided, "ab", asked))
+    assert json.loads(text_of(one)).keys() == {"to"}
+    assert json.loads(text_of(one))["to"].keys() == {"x"}
+    assert two.finish is not FinishReason.REFUSED
 
 
 def test_who_runs_beside_a_guided_answer_does_not_notice(core: EngineCore) -> None:

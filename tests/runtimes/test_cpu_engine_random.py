@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,6 +37,7 @@ SAMPLING = st.builds(
     top_p_decay=st.sampled_from([1.0, 0.9]),
     repetition_penalty=st.sampled_from([1.0, 1.3]),
     frequency_penalty=st.sampled_from([0.0, 0.3]),
+    min_p=st.sampled_from([0.0, 0.0, 0.4]),
     seed=st.integers(0, 3),
 )
 GUIDES = (
@@ -56,6 +58,7 @@ REQUEST = st.fixed_dictionaries(
         "bad_words": WORDS,
         "draft_tokens": st.sampled_from([None, (), (1,), (3, 3, 3)]),
         "log_probs": st.booleans(),
+        "context_logits": st.booleans(),
         "speculate": st.booleans(),
         "guide": st.sampled_from([None, None, *GUIDES]),
     }
@@ -138,6 +141,9 @@ def test_every_answer_is_the_one_made_by_hand(
             assert got.tokens == tokens[: len(got.tokens)]
         else:
             assert (got.tokens, got.finish) == (tokens, finish)
+            known = range(1, len(request.prompt) if request.context_logits else 1)
+            expected = [next_logits(list(request.prompt[:count])) for count in known]
+            np.testing.assert_array_equal(got.context_logits, expected)
     stats = core.stats()
     assert (stats.kv_blocks_used, stats.running, stats.waiting) == (0, 0, 0)
     for blocks in (core._blocks, core._scheduler._draft):

@@ -325,3 +325,16 @@ def test_all_that_matters_is_said(version: str) -> None:
     }  # fmt: skip
     for name in named - {"log_level"}:
         assert flags(version)[name].config is not None, "it can be held against config.json"
+
+
+def test_logits_of_prompts_are_gathered_where_their_log_probs_are_offered() -> None:
+    offered = ("serving.prompt_log_probs=true", "kv_cache.reuse=false")
+    for overrides, gathers in ((offered, True), ((), False)):
+        chosen = load_recipe("llama-3.1-8b-int4-awq", overrides)
+        words = trtllm_build_flags(chosen, "target")
+        assert check("1.2.1", words) == []
+        assert parse("1.2.1", words)["gather_context_logits"] is gathers
+    # With a draft, a rule refuses the recipe before the builder could.
+    drafted = load_recipe("llama-3.1-8b-fp8", offered[:1])
+    for role in ("target", "draft"):
+        assert not parse("1.2.1", trtllm_build_flags(drafted, role))["gather_context_logits"]

@@ -191,3 +191,11 @@ def test_types_follow_the_engine(engines: Engines) -> None:
 @pytest.mark.parametrize(("said", "on"), [("true", True), ("false", False), ("null", False)])
 def test_guided_decoding_is_for_recipes_that_ask(engines: Engines, said: str, on: bool) -> None:
     assert engines.settings(recipe(f"guided_decoding={said}")).guided_decoding is on
+
+
+def test_log_probs_of_prompts_need_an_engine_that_gathers_logits(engines: Engines) -> None:
+    chosen = recipe(*ALONE, "serving.prompt_log_probs=true", "kv_cache.reuse=false")
+    with pytest.raises(StageError, match="needs an engine that was built with gather_context_logits"):
+        engines.settings(chosen)
+    assert engines.settings(chosen, target={"gather_context_logits": True}).prompt_log_probs
+    assert not engines.settings(recipe(*ALONE)).prompt_log_probs

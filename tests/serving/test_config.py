@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +23,7 @@ from pipeline.errors import StageError
 from pipeline.models.token_ids import TokenIds
 from pipeline.runtimes.cpu.triton_models import CpuSettings, cpu_models
 from pipeline.triton.config import dynamic_batching, model_config, parameters_of, parse, render
-from pipeline.triton.text_models import KV_CACHE_STATS
+from pipeline.triton.text_models import ENGINE_INPUTS, KV_CACHE_STATS, PROMPT_LOG_PROBS, TEXT_INPUTS
 
 texts = st.text(min_size=1, max_size=12).filter(lambda text: "${" not in text)
 sizes = st.lists(st.integers(-1, 4096), min_size=1, max_size=4).map(tuple)
@@ -97,17 +100,34 @@ def test_text_that_is_none_is_refused() -> None:
         parse("name: {")
 
 
+def by_name(given: Any) -> dict[str, Any]:
+    return {tensor.name: tensor for tensor in given}
+
+
 @pytest.mark.parametrize("draft", [0, 4])
 def test_the_cpu_models_have_upstreams_tensors_and_only_known_parameters(draft: int) -> None:
     ours = {"end_id", "pad_id", "stop_token_ids", "vocab_size", "tokenizer_dir", "add_special_tokens"}
     ours |= {"skip_special_tokens", "cancellation_check_period_ms"}
     for config in cpu_models(CpuSettings(512, 256, 16, max_draft_tokens=draft), TokenIds(5, 0, (2,), 2048)):
         have = tensors(config.name, "1.2.1")
-        besides = (KV_CACHE_STATS,) if config.name not in ("preprocessing", "postprocessing") else ()
+        besides = {
+            "preprocessing": (),
+            "postprocessing": (),
+            "ensemble": (KV_CACHE_STATS,),
+            "tensorrt_llm_bls": (*ENGINE_INPUTS, *TEXT_INPUTS),
+        }.get(config.name, ENGINE_INPUTS)
+        own_outputs = PROMPT_LOG_PROBS if ENGINE_INPUTS[-1] in besides else ()
+        inputs = (*have.inputs, *besides)
+        if config.name in {"ensemble", "preprocessing"}:  # say themselves what is missing
+            inputs = tuple(replace(tensor, optional=True) for tensor in inputs)
         expected = model_config(
-            config.name, max_batch_size=0, inputs=(*have.inputs, *besides), outputs=have.outputs
+            config.name,
+            max_batch_size=0,
+            inputs=inputs,
+            outputs=(*have.outputs, *own_outputs),
         )
-        assert (config.input, config.output) == (expected.input, expected.output)
+        assert by_name(config.input) == by_name(expected.input)
+        assert by_name(config.output) == by_name(expected.output)
         given = parameters_of(config)
         unknown = set(given) - set(parameters(config.name, "1.2.1")) - ours
         assert all(name.startswith("cpu_") for name in unknown)

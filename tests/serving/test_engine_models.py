@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from pipeline.contracts.inflight_batcher_parameters import check, parameters
 from pipeline.models.token_ids import TokenIds
 from pipeline.runtimes.tensorrt.triton_models import EngineModelSettings, TensorRTSettings, engine_models
 from pipeline.triton.config import model_config, parameters_of, parse, render
-from pipeline.triton.text_models import KV_CACHE_STATS, OURS
+from pipeline.triton.text_models import KV_CACHE_STATS, OURS, PROMPT_LOG_PROBS, TEXT_INPUTS
 
 IDS = TokenIds(end=2, pad=0, stop=(5, 7), vocab_size=128256)
 TENSOR_PARALLEL = (1, 2, 4, 8)
@@ -248,6 +249,19 @@ def test_tensors_are_the_contracts(version: str) -> None:
     for name, config in models(chosen).items():
         contract = "tensorrt_llm" if config.backend == "tensorrtllm" else name
         have = tensors(contract, version, chosen.target.data_types)
-        besides = (KV_CACHE_STATS,) if name == "tensorrt_llm_bls" else ()
-        expected = model_config(name, max_batch_size=0, inputs=(*have.inputs, *besides), outputs=have.outputs)
+        besides = (KV_CACHE_STATS, *TEXT_INPUTS) if name == "tensorrt_llm_bls" else ()
+        inputs = (*have.inputs, *besides)
+        if name in ("preprocessing", "ensemble"):  # these say themselves what is missing
+            inputs = tuple(replace(tensor, optional=True) for tensor in inputs)
+        expected = model_config(name, max_batch_size=0, inputs=inputs, outputs=have.outputs)
         assert (config.input, config.output) == (expected.input, expected.output)
+
+
+def test_log_probs_of_prompts_are_offered_where_the_engine_returns_logits() -> None:
+    without = models(settings(draft=False))["tensorrt_llm_bls"]
+    offering = models(settings(draft=False, prompt_log_probs=True))["tensorrt_llm_bls"]
+    added = {tensor.name for tensor in offering.input} - {tensor.name for tensor in without.input}
+    assert added == {"return_prompt_log_probs"}
+    assert {tensor.name for tensor in PROMPT_LOG_PROBS} <= {tensor.name for tensor in offering.output}
+    assert parameters_of(offering)["gather_context_logits"] == "true"
+    assert "gather_context_logits" not in parameters_of(without)

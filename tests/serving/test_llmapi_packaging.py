@@ -73,6 +73,7 @@ def test_the_models_own_settings_stand_in_model_yaml_too() -> None:
         "decoupled": True,
         "cancellation_check_period_ms": 100,
         "max_open_requests": 12,
+        "ignored_sampling": ["presence_penalty", "frequency_penalty"],
     }
     assert {key: value for key, value in made.items() if key != "triton_config"} == ARGUMENTS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import threading
 import urllib.request
@@ -34,7 +35,9 @@ def status(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory, status: Path) -> Iterator[TritonServer]:
     folder = tmp_path_factory.mktemp("llmapi")
-    settings = LlmapiSettings("1.2.1", cancellation_check_period_ms=20, guided_decoding=True)
+    settings = LlmapiSettings(
+        "1.2.1", cancellation_check_period_ms=20, guided_decoding=True, prompt_log_probs=True
+    )
     made = package(folder, settings, guided_decoding_backend="xgrammar")
     with served(made, status, folder / "triton.log", STANDIN_TOKEN_S="0.003") as server:
         yield server
@@ -90,8 +93,8 @@ def test_the_clients_of_this_project(llm: TritonServer) -> None:
         stopped = client.generate(PROMPT, max_tokens=60, stop=[whole.text[9:13]])
         assert (stopped.text, stopped.finish_reason) == (whole.text[:9], "stop")
         assert client.generate(PROMPT, max_tokens=60, seed=5).text != whole.text
-        with pytest.raises(Refused, match="min_tokens"):
-            client.generate(PROMPT, min_tokens=3)
+        with pytest.raises(Refused, match="num_draft_tokens"):
+            client.generate(PROMPT, num_draft_tokens=3)
 
 
 def test_why_it_ended_is_told_when_asked(llm: TritonServer) -> None:
@@ -280,3 +283,49 @@ def test_guides_that_are_none_are_refused(llm: TritonServer) -> None:
     assert error_of(llm, **asked, guided_decoding_guide="a") == (
         "guided_decoding_guide_type: is missing, but there is a guided_decoding_guide"
     )
+
+
+def test_parameters_reach_the_llm_under_its_names(llm: TritonServer) -> None:
+    """The stand-in repeats the arguments of SamplingParams that are not defaults."""
+    with Client(llm.grpc_url, model=MODEL) as client:
+        answer = client.generate(
+            "sampling", max_tokens=400, ignore_eos=True, stop_token_ids=[7, 9], include_stop_str_in_output=True,
+            skip_special_tokens=False, min_tokens=3, logit_bias={5: -1.5, 299: 100.0}, presence_penalty=0.0,
+        )  # fmt: skip
+        with pytest.raises(Refused, match="does not take min_p"):
+            client.generate("sampling", max_tokens=4, min_p=0.1)
+        with pytest.raises(Refused, match=r"sampling_param_presence_penalty = 0\.5: .* ignores it"):
+            client.generate("sampling", max_tokens=4, presence_penalty=0.5)
+        with pytest.raises(
+            Refused, match="logit_bias_token_ids: must be numbers for token ids from 0 to 299"
+        ):
+            client.generate("sampling", max_tokens=4, logit_bias={300: 1.0})
+    said = ast.literal_eval(answer.text)
+    assert said == {
+        "max_tokens": 400, "ignore_eos": True, "stop_token_ids": [7, 9], "include_stop_str_in_output": True,
+        "skip_special_tokens": False, "min_tokens": 3, "embedding_bias": {5: -1.5, 299: 100.0}, "best_of": 1,
+        "presence_penalty": 0.0, "exclude_input_from_output": False, "return_perf_metrics": True,
+    }  # fmt: skip
+
+
+def test_log_probs_of_prompts_come_from_the_logits_of_the_llm(llm: TritonServer) -> None:
+    prompt = [5, 250, 5, 17]
+    with (
+        Client(llm.grpc_url, model=MODEL) as client,
+        client.stream(prompt, max_tokens=6, prompt_log_probs=2) as stream,
+    ):
+        first, *others = list(stream)
+    made = first.prompt_log_probs
+    assert made is not None
+    assert not others
+    assert made.token_ids == tuple(prompt)
+    best = -np.log(np.exp(-np.arange(300) / 8).sum())
+    for (before, token), value, top in zip(
+        pairwise(prompt), made.log_probs[1:], made.top_log_probs[1:], strict=True
+    ):
+        assert value == pytest.approx(best - (token - before) % 300 / 8, abs=1e-4)
+        assert top == (
+            (before, pytest.approx(best, abs=1e-4)),
+            (before + 1, pytest.approx(best - 1 / 8, abs=1e-4)),
+        )
+    assert first.text

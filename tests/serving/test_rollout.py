@@ -29,7 +29,7 @@ from pipeline.triton.running import RunningServer
 from tests.support.waiting import wait_for
 
 QUESTION = "Is there any warranty on the headset?"
-CHAT = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 12}
+CHAT = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
 SHORT = 5  # tokens of an answer of the other package
 
 

@@ -143,6 +143,11 @@ def test_log_probs_are_the_targets(server: TritonServer) -> None:
             "embedding_bias_words": [" the", "!"],
             "embedding_bias_weights": np.array([[4.0, -9.0]], np.float32),
         },
+        {
+            "logit_bias_token_ids": np.array([[17, 40]], np.int32),
+            "logit_bias_values": np.array([[4.0, -9.0]], np.float32),
+        },
+        {"stop_token_ids": np.array([[300, 17]], np.int32), "include_stop_str_in_output": True},
         {"end_id": -1, "max_tokens": 80},
         {"max_tokens": 1},
         {"max_tokens": 7},
@@ -244,6 +249,10 @@ TWO_ROWS = {
             "return_generation_logits = true: speculation returns no logits",
         ),
         (
+            {"return_prompt_log_probs": 0},
+            "return_prompt_log_probs: speculation returns no logits",
+        ),
+        (
             {"guided_decoding_guide_type": "json"},
             "guided_decoding_guide_type: would begin anew with each round",
         ),
@@ -270,6 +279,15 @@ def test_what_does_not_go_with_a_draft_goes_without(server: TritonServer) -> Non
         if "generation_logits" in response.outputs
     ]
     assert np.concatenate(rows, axis=2).shape == (1, 1, 6, 2048)
+    asked = {"text_input": ASKED, "max_tokens": 6, "stream": True, "return_prompt_log_probs": 3}
+    first, *others = stream(server.grpc_url, BLS, **asked)
+    tokens = len(TOKENIZER.encode(ASKED, add_special_tokens=False).ids)
+    assert (
+        first.outputs["prompt_log_probs"].shape
+        == first.outputs["prompt_log_probs_ids"].shape
+        == (1, tokens, 4)
+    )
+    assert not any("prompt_log_probs" in response.outputs for response in others)
 
 
 def gauge(server: TritonServer, family: str, kind: str, model: str = "tensorrt_llm") -> float:

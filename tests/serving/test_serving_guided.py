@@ -14,7 +14,10 @@ from tests.support.streams import joined, stream
 
 SCHEMA = {
     "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 9}, "days": {"type": "integer", "minimum": 1}},
+    "properties": {
+        "city": {"type": "string", "maxLength": 9},
+        "days": {"type": "integer", "minimum": 1, "maximum": 31},
+    },
     "required": ["city", "days"],
     "additionalProperties": False,
 }

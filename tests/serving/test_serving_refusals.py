@@ -135,6 +135,34 @@ def test_the_engine_says_what_is_wrong(server: TritonServer, inputs: dict[str, o
     assert error_of(server.grpc_url, "tensorrt_llm", **{**ENGINE, **inputs}).startswith(message)
 
 
+MISSING = {
+    "tensorrt_llm_bls": {**TEXT, "temperature": 1.0},
+    "ensemble": {**TEXT, "temperature": 1.0},
+    "tensorrt_llm": {**ENGINE, "temperature": 1.0},
+    "preprocessing": {"QUERY": "Hello", "REQUEST_OUTPUT_LEN": 4, "STOP_WORDS_DICT": ["."]},
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "message"),
+    [
+        ("tensorrt_llm_bls", "text_input", "text_input: is missing"),
+        ("tensorrt_llm_bls", "max_tokens", "max_tokens: is missing"),
+        ("ensemble", "text_input", "QUERY (text_input of the ensemble): is missing"),
+        ("ensemble", "max_tokens", "REQUEST_OUTPUT_LEN (max_tokens of the ensemble): is missing"),
+        ("tensorrt_llm", "input_ids", "input_ids: the prompt has no tokens"),
+        ("tensorrt_llm", "input_lengths", "input_lengths: is missing"),
+        ("tensorrt_llm", "request_output_len", "request_output_len = 0: must be 1 to"),
+        ("preprocessing", "QUERY", "QUERY (text_input of the ensemble): is missing"),
+        ("preprocessing", "REQUEST_OUTPUT_LEN", "REQUEST_OUTPUT_LEN (max_tokens of the ensemble): is missing"),
+    ],
+)  # fmt: skip
+def test_an_input_that_is_missing_is_named(server: TritonServer, model: str, name: str, message: str) -> None:
+    """Triton counts inputs only, and each of these has optional ones enough: none may wait, or end without a word."""
+    inputs = {other: value for other, value in MISSING[model].items() if other != name}
+    assert message in error_of(server.grpc_url, model, **inputs)
+
+
 @pytest.mark.parametrize("name", ["IMAGE_BYTES", "IMAGE_URL", "IMAGE_SIZES", "VIDEO_BYTES"])
 def test_preprocessing_takes_text_only(server: TritonServer, name: str) -> None:
     declared = next(tensor for tensor in tensors("preprocessing", "1.2.1").inputs if tensor.name == name)

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.acceptance.upstream import PERFORMANCE, end_to_end
 from pipeline.serving.server import TritonServer
-from tests.support.engine import QUESTIONS, TURN
+from tests.support.engine import QUESTIONS, TURN, questions
 from tests.support.streams import joined, stream
 
 PROMPTS = [TURN.format(question) for question in QUESTIONS[:2]]
@@ -64,3 +64,50 @@ def test_the_reuse_of_the_kv_cache_is_told_as_releases_before_0_19_did(
         last = [r.outputs for r in stream(server.grpc_url, model, **both, **asked) if r.outputs][-1]
         assert ("arrival_time_ns" in last) == both["return_perf_metrics"]
         assert "kv_cache_reused_blocks" in last
+
+
+# Besides the prompt, what inflight_batcher_llm_client.py (NVIDIA/TensorRT-LLM @000a01de66f0) sends, and which of its
+# options asks for which tensor.
+INFLIGHT: dict[str, np.ndarray[Any, Any]] = {
+    "beam_width": np.array([[1]], np.int32), "temperature": np.array([[1.0]], np.float32),
+    "streaming": np.array([[True]]), "end_id": np.array([[5]], np.int32), "pad_id": np.array([[0]], np.int32),
+    "runtime_top_k": np.array([[1]], np.int32), "runtime_top_p": np.array([[0.0]], np.float32),
+    "request_output_len": np.array([[TOKENS]], np.int32),
+}  # fmt: skip
+OPTIONS = {
+    "--return-log-probs": ("return_log_probs", ("cum_log_probs", "output_log_probs")),
+    "--return-perf-metrics": ("return_perf_metrics", PERFORMANCE),
+    "--return-num-input-tokens": ("return_num_input_tokens", ("num_input_tokens",)),
+    "--return-num-output-tokens": ("return_num_output_tokens", ("num_output_tokens",)),
+    "--exclude-input-in-output": ("exclude_input_in_output", ()),
+}
+
+
+def test_the_inflight_client_reads_every_response(server: TritonServer) -> None:
+    """It adds up tokens and log probabilities, and keeps the last of all else that it asked for."""
+    ids = np.array([questions()[0]], np.int32)
+    asked = {**INFLIGHT, "input_ids": ids, "input_lengths": np.array([[ids.shape[1]]], np.int32)}
+    plain = [id for one in stream(server.grpc_url, "tensorrt_llm", **asked) for id in one.tokens]
+    assert len(plain) == TOKENS
+    for tensor, outputs in OPTIONS.values():
+        responses = list(
+            stream(server.grpc_url, "tensorrt_llm", request_id="1", **asked, **{tensor: np.array([[True]])})
+        )
+        assert [id for one in responses for id in one.outputs["output_ids"][0][0]] == plain
+        for one in responses:
+            assert one.outputs["sequence_length"][0][0] == len(one.tokens)
+            assert "log" not in tensor or all(
+                one.outputs[name][0].size == len(one.tokens) for name in outputs[1:]
+            )
+        assert all(responses[-1].outputs[name].size for name in outputs)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_an_empty_list_of_biased_words_is_none(server: TritonServer, model: str) -> None:
+    """speculative_decoding_test.py sends one with each request: tensors of no elements."""
+    asked: dict[str, Any] = {"text_input": PROMPTS[0], "max_tokens": TOKENS, "exclude_input_in_output": True}
+    empty = {
+        "embedding_bias_words": np.array([[]], np.object_),
+        "embedding_bias_weights": np.array([[]], np.float32),
+    }
+    assert joined(server.grpc_url, model, **asked, **empty) == joined(server.grpc_url, model, **asked)

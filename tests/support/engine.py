@@ -46,11 +46,16 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     outputs: list[RequestOutput] = field(default_factory=list)
+    context_logits: list[npt.NDArray[np.float32]] = field(default_factory=list)
 
     def __call__(self, output: RequestOutput) -> None:
         assert not self.finish, "an output after the last one"
         self.tokens += output.tokens
         self.log_probs += output.log_probs
+        if output.context_logits is not None:
+            assert not self.tokens, "logits of the prompt after the first token"
+            self.context_logits += list(output.context_logits.copy())
+            return
         self.outputs.append(output)
 
     @property

@@ -77,12 +77,12 @@ def test_trials_go_to_another_machine_and_their_figures_come_back(
     figures, results = tmp_path / "figures.json", tmp_path / "tiny-cpu-tune"
     result("tiny-cpu", [level(LOADS[0], Fake(100.0))]).write(figures)
     with open_study(Store(tmp_path), "tiny-cpu", {}, space, ("throughput",), seed=0) as study:
-        handed = hand_over(study, no_runner(), recipe, options, BENCH, pairs=2)
+        handed = hand_over(study, no_runner(), recipe, options, BENCH, pairs=3)
         assert handed is not None
         assert handed.names == tuple(f"trial-{one.number:03d}" for one in study.planned())
         assert {one.settings["limits.max_concurrency"] for one in study.planned()} == {4, 8, 16, 32, 64}
         # Asked again, the script is of the same trials.
-        assert hand_over(study, no_runner(), recipe, options, BENCH, pairs=2) == handed
+        assert hand_over(study, no_runner(), recipe, options, BENCH, pairs=3) == handed
 
         calls = run_script(handed.script, tmp_path, figures)
         benches = [call for call in calls if call.startswith("bench")]
@@ -97,23 +97,23 @@ def test_trials_go_to_another_machine_and_their_figures_come_back(
         assert [call.split()[0] for call in run_script(handed.script, tmp_path, figures)] == ["serve", "stop"]
 
         give(results, study)
-        taken = take_results(study, results, recipe, options, pairs=2)
+        taken = take_results(study, results, recipe, options, pairs=3)
         assert sorted(taken) == sorted(handed.names)
         outcomes = {one.settings["limits.max_concurrency"]: one for one in study.records()}
         assert outcomes[64].outcome == "failed"
         assert outcomes[64].reason == "out of memory"
         assert outcomes[8].values == (130.0,)
-        advice = conclude(study, recipe, options, pairs=2, runner=None, say=print).recommendation
+        advice = conclude(study, recipe, options, pairs=3, runner=None, say=print).recommendation
         assert advice.verdict == "none yet"
 
-        rounds = hand_over(study, no_runner(), recipe, options, BENCH, pairs=2)
+        rounds = hand_over(study, no_runner(), recipe, options, BENCH, pairs=3)
         assert rounds is not None
-        assert len(rounds.names) == 4
+        assert len(rounds.names) == 6
         run_script(rounds.script, tmp_path, figures)
         better(results, study, rounds.names)
-        take_results(study, results, recipe, options, pairs=2)
-        assert hand_over(study, no_runner(), recipe, options, BENCH, pairs=2) is None
-        report = conclude(study, recipe, options, pairs=2, runner=None, say=print)
+        take_results(study, results, recipe, options, pairs=3)
+        assert hand_over(study, no_runner(), recipe, options, BENCH, pairs=3) is None
+        report = conclude(study, recipe, options, pairs=3, runner=None, say=print)
     assert report.recommendation.verdict == "tuned", report.recommendation
     assert report.recommendation.changes == ("limits.max_concurrency=8",)
 

@@ -8,14 +8,19 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
+from llm_settings import LlmSettings
 from shared.guide import GUIDE, TYPE, guide_of
+from shared.prompt_log_probs import PromptLogProbTable, read_alternatives
 from shared.refusal import RequestRefused
-from shared.tensors import read, read_texts, response, texts
+from shared.tensors import Array, read, read_texts, response, texts
 
 _SAMPLING = "sampling_param_"
 _ONLY_IF_GIVEN = (
     "temperature", "top_k", "top_p", "frequency_penalty", "presence_penalty", "max_tokens", "seed",
+    "min_p", "min_tokens", "repetition_penalty", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
 )  # fmt: skip
+_LISTS = ("stop", "bad", "stop_token_ids")
+_IGNORABLE = {"presence_penalty": 0, "frequency_penalty": 0}  # -> their values without effect
 # Kind of a guide -> argument of GuidedDecodingParams that takes its text.
 _GUIDES = {"json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
 _DEFAULTS = {"best_of": 1, "exclude_input_from_output": False, "return_perf_metrics": False}
@@ -42,20 +47,21 @@ _TIMES = {
 class LlmRequest:
     """One request, its tensors read and checked."""
 
-    prompt: str
-    sampling: Mapping[str, Any]  # arguments of SamplingParams
+    prompt: str | list[int]
+    sampling: Mapping[str, Any]  # arguments of SamplingParams; `embedding_bias` [vocabulary] as an array
     streaming: bool
     finish_reason: bool  # wanted among the outputs, as are the next two
     stop_reason: bool
     cumulative_logprob: bool
     guide: Mapping[str, Any] | None = None  # arguments of GuidedDecodingParams
+    alternatives: int | None = None  # at each token of the prompt; None: no log probabilities of the prompt
 
 
-def read_request(request: Any) -> LlmRequest:
+def read_request(request: Any, settings: LlmSettings) -> LlmRequest:
     """Read the tensors of a request.
 
     Raises:
-        RequestRefused: a tensor has another shape than it should, or is not text.
+        RequestRefused: a tensor has another shape than it should, or is not text; or the release would ignore it.
     """
     cumulative_logprob = bool(_scalar(request, "return_cumulative_logprob"))
     sampling: dict[str, Any] = {
@@ -65,19 +71,34 @@ def read_request(request: Any) -> LlmRequest:
         value = _scalar(request, _SAMPLING + name)
         if value is not None:
             sampling[name] = value
-    stop = read_texts(request, f"{_SAMPLING}stop")
-    if stop:
-        sampling["stop"] = [text for row in stop for text in row]
+    for name in settings.ignored_sampling:
+        if sampling.get(name, _IGNORABLE[name]) != _IGNORABLE[name]:
+            raise RequestRefused(
+                f"{_SAMPLING}{name} = {sampling[name]:g}: the LLM API of this release ignores it"
+            )
+    for name in _LISTS:
+        values = _values(request, _SAMPLING + name)
+        if values:
+            sampling[name] = values
+    bias = _bias(request, settings.vocab_size)
+    if bias is not None:
+        sampling["embedding_bias"] = bias
+    alternatives = read(request, f"{_SAMPLING}prompt_logprobs")
+    if alternatives is not None:
+        # Its own prompt_logprobs leave out tokens of the prompt that are not among the most probable ones.
+        sampling["return_context_logits"] = True
     if cumulative_logprob:
         sampling["logprobs"] = 1  # without it the LLM does not add them up
     return LlmRequest(
         prompt=_prompt(request),
         sampling=sampling,
-        streaming=bool(_scalar(request, "streaming")),
+        # Each response of a stream may be replaced by the next one; log probabilities of the prompt come in one.
+        streaming=bool(_scalar(request, "streaming")) and alternatives is None,
         finish_reason=bool(_scalar(request, "return_finish_reason")),
         stop_reason=bool(_scalar(request, "return_stop_reason")),
         cumulative_logprob=cumulative_logprob,
         guide=_guide(request),
+        alternatives=None if alternatives is None else read_alternatives(alternatives),
     )
 
 
@@ -90,6 +111,8 @@ def make_response(output: Any, wanted: LlmRequest, types: Mapping[str, Any]) -> 
         types: The numpy type of each output that the model declares.
     """
     made = {"text_output": texts([one.text for one in output.outputs])}
+    if wanted.alternatives is not None and output.finished:
+        made |= _prompt_log_probs(output, wanted.alternatives)
     if wanted.finish_reason:
         made["finish_reason"] = texts([str(one.finish_reason) for one in output.outputs])
     if wanted.stop_reason:
@@ -102,6 +125,48 @@ def make_response(output: Any, wanted: LlmRequest, types: Mapping[str, Any]) -> 
     if metrics is not None:
         made |= {name: np.array([value], types[name]) for name, value in _measured(metrics) if name in types}
     return response(**made)
+
+
+def _prompt_log_probs(output: Any, alternatives: int) -> dict[str, Array]:
+    """Compute them from the logits [tokens, vocabulary] of the prompt.
+
+    Raises:
+        RuntimeError: the LLM has not computed all of them.
+    """
+    table = PromptLogProbTable(output.prompt_token_ids, alternatives)
+    logits = output.context_logits
+    if logits is not None:
+        table.read(logits.reshape(-1, logits.shape[-1]).float().cpu().numpy())
+    if not table.complete:
+        raise RuntimeError("the LLM has not computed the whole prompt: kv_cache.reuse must be false")
+    return {name: array[0] for name, array in table.tensors().items()}
+
+
+def _bias(request: Any, vocab_size: int | None) -> Array | None:
+    """What is added to the logits, [vocabulary]."""
+    ids = _values(request, f"{_SAMPLING}logit_bias_token_ids")
+    values = _values(request, f"{_SAMPLING}logit_bias_values")
+    if not ids and not values:
+        return None
+    if vocab_size is None or len(ids) != len(values) or not 0 <= min(ids) <= max(ids) < vocab_size:
+        right = (
+            f"numbers for token ids from 0 to {vocab_size - 1}"
+            if vocab_size
+            else "of a checkpoint in this package"
+        )
+        raise RequestRefused(f"{_SAMPLING}logit_bias_token_ids: must be {right}")
+    bias = np.zeros(vocab_size, np.float32)
+    np.add.at(bias, ids, values)
+    return bias
+
+
+def _values(request: Any, name: str) -> list[Any]:
+    """The values of an input of one dimension; none if the request has none."""
+    array = read(request, name)
+    if array is None:
+        return []
+    rows = read_texts(request, name) if array.dtype == np.object_ else [array.reshape(-1).tolist()]
+    return [value for row in rows or [] for value in row]
 
 
 def _measured(metrics: Any) -> Iterator[tuple[str, int | float]]:
@@ -128,7 +193,7 @@ def _text(request: Any, name: str) -> str | None:
     return rows[0][0] if rows else None
 
 
-def _prompt(request: Any) -> str:
+def _prompt(request: Any) -> str | list[int]:
     array = read(request, "text_input")
     if array is None:
         raise RequestRefused("text_input is missing")
@@ -136,8 +201,11 @@ def _prompt(request: Any) -> str:
         raise RequestRefused(
             f"text_input: has shape {list(array.shape)}; this model takes one prompt, and no batches: [1]"
         )
-    rows = read_texts(request, "text_input") or []
-    return rows[0][0]
+    (text,) = _values(request, "text_input")
+    ids = _values(request, "prompt_token_ids")
+    if ids and text:
+        raise RequestRefused("prompt_token_ids: are in place of text_input, which must be empty beside them")
+    return ids or str(text)
 
 
 def _scalar(request: Any, name: str) -> Any:

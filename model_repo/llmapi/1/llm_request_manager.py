@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any
 
+import torch
 import triton_python_backend_utils as pb_utils
 from llm_request import LlmRequest, make_response, read_request
 from llm_settings import LlmSettings
@@ -50,6 +51,7 @@ class LlmRequestManager:
         """
         self._llm = LLM(**update_llm_args_with_extra_dict({}, arguments))
         self._max_open = settings.max_open_requests
+        self._settings = settings
         self._types = types
         self._decoupled = decoupled
         self._open: dict[str, set[asyncio.Task[Any]]] = defaultdict(set)  # by Triton's request id
@@ -87,7 +89,7 @@ class LlmRequestManager:
         gc.collect()  # what is left of the LLM would keep this process alive
 
     def _read(self, request: Any) -> LlmRequest:
-        wanted = read_request(request)
+        wanted = read_request(request, self._settings)
         if wanted.streaming and not self._decoupled:
             raise RequestRefused(f"streaming = true: {NOT_DECOUPLED}")
         return wanted
@@ -118,12 +120,18 @@ class LlmRequestManager:
         """Send all responses but the last, which is returned."""
         try:
             guide = None if wanted.guide is None else GuidedDecodingParams(**wanted.guide)
-            sampling = SamplingParams(**wanted.sampling, guided_decoding=guide)
+            arguments = dict(wanted.sampling)
+            if "embedding_bias" in arguments:
+                arguments["embedding_bias"] = torch.from_numpy(arguments["embedding_bias"])
+            sampling = SamplingParams(**arguments, guided_decoding=guide)
             result = self._llm.generate_async(wanted.prompt, sampling, streaming=wanted.streaming)
         except ValueError as error:  # a prompt that is too long, a parameter out of bounds
             raise RequestRefused(str(error)) from error
         try:
             async for output in result:
+                if output.finished and wanted.alternatives is not None:
+                    # Takes about a millisecond a token of the prompt, in which others must not wait.
+                    return await asyncio.to_thread(make_response, output, wanted, self._types)
                 made = make_response(output, wanted, self._types)
                 if output.finished:
                     return made

@@ -9,6 +9,7 @@ instances. They are chosen by environment variables, which only help before CUDA
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, MutableMapping
@@ -34,6 +35,8 @@ class LlmSettings:
     arguments: Mapping[str, Any]  # of the LLM, paths absolute
     cancellation_check_period_s: float = 0.1
     max_open_requests: int | None = None  # running and waiting; None: no limit
+    ignored_sampling: tuple[str, ...] = ()  # arguments of SamplingParams without any effect in this release
+    vocab_size: int | None = None  # of the checkpoint; None: it is on a hub
 
     @classmethod
     def read(cls, path: Path) -> LlmSettings:
@@ -50,10 +53,13 @@ class LlmSettings:
         own = content.pop(_OWN, None) or {}
         if own.get("max_batch_size", 0) != 0:
             raise ValueError(f"{path}: {_OWN}.max_batch_size must be 0: there are no batches")
+        arguments = _absolute(content, path.parent.resolve())
         return cls(
-            arguments=_absolute(content, path.parent.resolve()),
+            arguments=arguments,
             cancellation_check_period_s=own.get("cancellation_check_period_ms", 100) / 1000,
             max_open_requests=own.get("max_open_requests"),
+            ignored_sampling=tuple(own.get("ignored_sampling", ())),
+            vocab_size=_vocab_size(Path(arguments["model"]) / "config.json"),
         )
 
 
@@ -81,6 +87,10 @@ def choose_gpus(gpus: tuple[str, ...], environment: MutableMapping[str, str] = o
     for name in [name for name in environment if _OF_A_RANK.match(name)]:
         del environment[name]
     environment["CUDA_VISIBLE_DEVICES"] = environment["TRTLLM_VISIBLE_DEVICES"] = ",".join(gpus)
+
+
+def _vocab_size(config: Path) -> int | None:
+    return json.loads(config.read_text(encoding="utf-8")).get("vocab_size") if config.is_file() else None
 
 
 def _absolute(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:

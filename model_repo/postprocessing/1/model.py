@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shared.parameters import Parameters
-from shared.tensors import failure, read, response, texts
+from shared.tensors import failure, required, response, texts
 from shared.tokenizer import TextDecoder, load_tokenizer
 
 
@@ -36,9 +36,7 @@ class TritonPythonModel:
 
     def _decode(self, request: Any) -> list[str]:
         """One text for each beam of each row, of the tokens within its length; the first row's come first."""
-        tokens, lengths = read(request, "TOKENS_BATCH"), read(request, "SEQUENCE_LENGTH")
-        assert tokens is not None, "config.pbtxt does not declare it optional"
-        assert lengths is not None, "config.pbtxt does not declare it optional"
+        tokens, lengths = required(request, "TOKENS_BATCH"), required(request, "SEQUENCE_LENGTH")
         return [
             self._decoder.decode(beam[:length])
             for beams, row in zip(tokens.tolist(), lengths.tolist(), strict=True)

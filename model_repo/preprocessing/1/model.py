@@ -13,7 +13,7 @@ import numpy as np
 from shared.parameters import Parameters
 from shared.prompts import PromptEncoder, pad_right
 from shared.refusal import RequestRefused
-from shared.tensors import Array, failure, read, read_texts, response
+from shared.tensors import Array, failure, read, read_texts, required, response
 from shared.tokenizer import TextTokenizer
 
 _MULTIMODAL = ("IMAGE_BYTES", "IMAGE_URL", "IMAGE_SIZES", "VIDEO_BYTES")
@@ -48,6 +48,8 @@ class TritonPythonModel:
         for name in _MULTIMODAL:
             if read(request, name) is not None:
                 raise RequestRefused(f"{name}: this model takes text only")
+        required(request, "QUERY", "text_input of the ensemble")
+        output_length = required(request, "REQUEST_OUTPUT_LEN", "max_tokens of the ensemble")
         texts = [row[0] for row in read_texts(request, "QUERY") or []]
         prompts = self._encoder.encode(
             texts,
@@ -59,8 +61,6 @@ class TritonPythonModel:
             pad_id=read(request, "PAD_ID"),
             table_id=read(request, "PROMPT_TABLE_EXTRA_ID"),
         )
-        output_length = read(request, "REQUEST_OUTPUT_LEN")
-        assert output_length is not None, "config.pbtxt does not declare it optional"
         outputs = {
             "INPUT_ID": prompts.input_ids,
             "REQUEST_INPUT_LEN": prompts.input_lengths,

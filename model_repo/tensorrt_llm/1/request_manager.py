@@ -125,6 +125,9 @@ class RequestManager:
 
     def _put(self, responder: Responder, row: int, output: engine.RequestOutput) -> None:
         """Called by the engine's thread."""
+        if output.context_logits is not None:
+            responder.read_context_logits(row, output.context_logits)
+            return
         if responder.requests[row].draft_tokens is not None and output.tokens and not output.finish:
             self._engine.cancel(output.request_id)  # verified: what was accepted, and one token more
         if output.metrics is not None and output.metrics.num_output_tokens:

@@ -13,6 +13,7 @@ from typing import Any
 import engine
 import numpy as np
 from shared.guide import GUIDE, TYPE, guide_of
+from shared.prompt_log_probs import RETURN_PROMPT_LOG_PROBS, read_alternatives
 from shared.refusal import RequestRefused
 from shared.stop_words import Words, unpack
 from shared.tensors import Array
@@ -40,6 +41,9 @@ class OutputOptions:
     kv_cache: bool  # of what `performance` has, what concerns the KV cache
     num_input_tokens: bool
     num_output_tokens: bool
+    prompt_log_probs: (
+        int | None
+    )  # alternatives at each token of the prompt; None: no log probabilities of the prompt
 
 
 # Inputs that are read here; all others are in _NEUTRAL, _ABSENT and _ONE_TOKEN.
@@ -52,6 +56,7 @@ READ = frozenset(
         "presence_penalty", "frequency_penalty", "seed", "return_log_probs", "return_perf_metrics",
         "return_num_input_tokens", "return_num_output_tokens", "exclude_input_in_output", "stop", "streaming",
         "guided_decoding_guide_type", "guided_decoding_guide", "return_kv_cache_reuse_stats",
+        "min_p", RETURN_PROMPT_LOG_PROBS,
     }
 )  # fmt: skip
 
@@ -63,7 +68,7 @@ def read_output_options(read: Read, *, exclude_input_in_output: bool) -> OutputO
         array = read(name)
         return default if array is None or array.size == 0 else bool(array.reshape(-1)[0])
 
-    streaming = flag("streaming")
+    streaming, alternatives = flag("streaming"), read(RETURN_PROMPT_LOG_PROBS)
     return OutputOptions(
         streaming=streaming,
         prompt=not streaming and not flag("exclude_input_in_output", exclude_input_in_output),
@@ -72,6 +77,7 @@ def read_output_options(read: Read, *, exclude_input_in_output: bool) -> OutputO
         kv_cache=flag("return_perf_metrics") or flag("return_kv_cache_reuse_stats"),
         num_input_tokens=flag("return_num_input_tokens"),
         num_output_tokens=flag("return_num_output_tokens"),
+        prompt_log_probs=None if alternatives is None else read_alternatives(alternatives),
     )
 
 
@@ -83,7 +89,9 @@ def read_requests(read: Read, limits: RequestLimits, new_id: Callable[[], str]) 
     """
     refuse(read)
     lengths = read("input_lengths")
-    rows = 0 if lengths is None else lengths.size
+    if lengths is None or lengths.size == 0:
+        raise RequestRefused("input_lengths: is missing")
+    rows = lengths.size
     try:
         return [_Row(read, row, rows).request(limits, new_id()) for row in range(rows)]
     except engine.InvalidRequest as error:
@@ -118,6 +126,7 @@ class _Row:
             draft_threshold=self._draft_threshold(),
             log_probs=bool(self._scalar("return_log_probs", 0)),
             logits=bool(self._scalar("return_generation_logits", 0)),
+            context_logits=self._array(RETURN_PROMPT_LOG_PROBS) is not None,
             speculate=self._vector("draft_input_ids") is None,
             guide=self._guide(),
         )
@@ -144,6 +153,7 @@ class _Row:
             top_p_decay=self._scalar("runtime_top_p_decay", 1),
             top_p_min=self._scalar("runtime_top_p_min", 1e-6),
             top_p_reset_id=int(self._scalar("runtime_top_p_reset_ids", -1)),
+            min_p=self._scalar("min_p", 0),
             repetition_penalty=self._scalar("repetition_penalty", 1),
             presence_penalty=self._scalar("presence_penalty", 0),
             frequency_penalty=self._scalar("frequency_penalty", 0),

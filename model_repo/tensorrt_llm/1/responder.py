@@ -15,6 +15,7 @@ import engine
 import numpy as np
 from request_parser import OutputOptions
 from shared.cancellation import WatchedSender
+from shared.prompt_log_probs import PromptLogProbTable
 from shared.refusal import RequestRefused
 from shared.tensors import FINAL, Array, failure, response
 
@@ -37,6 +38,13 @@ class Responder:
             [] for _ in requests
         ]  # what came and has not been sent
         self._next_s = [0.0 for _ in requests]  # when a row's next response may go; monotonic
+        # Of each row, until its first response.
+        self._prompts: dict[int, PromptLogProbTable] = {}
+        if options.prompt_log_probs is not None:
+            self._prompts = {
+                row: PromptLogProbTable(request.prompt, options.prompt_log_probs)
+                for row, request in enumerate(requests)
+            }
         self._open_rows = len(requests)
         self._lock = threading.Lock()
 
@@ -59,6 +67,10 @@ class Responder:
             if output.finish or (self._options.streaming and now >= self._next_s[row]):
                 self._next_s[row] = now + pause_s
                 self._send(row)
+
+    def read_context_logits(self, row: int, logits: Array) -> None:
+        """Reduce the logits of a row's prompt [tokens, vocab_size], before its first token."""
+        self._prompts[row].read(logits)
 
     def flush(self) -> None:
         """Send what waits for its row's next response."""
@@ -100,6 +112,8 @@ class Responder:
             tensors["output_log_probs"] = np.array([[log_probs]], np.float32)
         if rows := [output.logits for output in outputs if output.logits is not None]:
             tensors["generation_logits"] = np.concatenate(rows)[None, None]  # [1, beams, tokens, vocabulary]
+        if row in self._prompts and self._prompts[row].complete:
+            tensors |= self._prompts.pop(row).tensors()
         if last.metrics is not None:
             tensors |= self._measured(last.metrics)
         self.sender.send(response(**tensors), flags=FINAL if self.is_done() else 0)

@@ -11,6 +11,12 @@ from typing import Any
 
 import numpy as np
 from engine_client import EngineClient
+from shared.prompt_log_probs import (
+    PROMPT_LOG_PROBS,
+    RETURN_PROMPT_LOG_PROBS,
+    PromptLogProbTable,
+    read_alternatives,
+)
 from shared.prompts import Prompts
 from shared.tensors import Array, read, read_flag
 
@@ -22,13 +28,34 @@ class EngineCall:
     TensorRT-LLM's clients stop theirs: a request to the engine model with the same id and `stop`.
     """
 
-    def __init__(self, model: EngineClient, request: Any, prompts: Prompts) -> None:
+    def __init__(
+        self,
+        model: EngineClient,
+        request: Any,
+        prompts: Prompts,
+        *,
+        context_logits: bool = False,
+        vocab_size: int,
+    ) -> None:
+        """
+        Args:
+            model: The engine model.
+            request: Of the client.
+            prompts: Of the request, as the engine takes them.
+            context_logits: Log probabilities of prompts are computed here, from the logits that the engine returns.
+            vocab_size: Without the engine's padding.
+        """
         self._model = model
         self._id = engine_id(request)
         self._over = False
         self.asked_for = asked_for(request)
         self._inputs = engine_inputs(request, prompts)
-        self._outputs = ["output_ids", "sequence_length", *self.asked_for, "batch_index", "sequence_index"]
+        outputs = [*self.asked_for]
+        self._prompt_logits: PromptLogits | None = None
+        if context_logits and RETURN_PROMPT_LOG_PROBS in self._inputs:
+            self._prompt_logits = PromptLogits(self._inputs, prompts, vocab_size)
+            outputs = [name for name in outputs if name not in PROMPT_LOG_PROBS] + ["context_logits"]
+        self._outputs = ["output_ids", "sequence_length", *outputs, "batch_index", "sequence_index"]
 
     def responses(self) -> Iterator[dict[str, Array]]:
         """Each response of the engine that holds tensors, as name -> array.
@@ -36,13 +63,47 @@ class EngineCall:
         Raises:
             RequestRefused: the engine refused the request, or failed; the text is the engine's.
         """
-        yield from self._model.responses(self._id, self._inputs, self._outputs)
+        for tensors in self._model.responses(self._id, self._inputs, self._outputs):
+            yield tensors if self._prompt_logits is None else tensors | self._prompt_logits.reduced(tensors)
         self._over = True
 
     def stop(self) -> None:
         """End it early: the engine frees what it holds, and `responses` ends soon after."""
         if not self._over:
             self._model.stop(self._id)
+
+
+class PromptLogits:
+    """Turns the logits that an engine returns of a whole prompt into the log probabilities of its tokens.
+
+    An engine of TensorRT-LLM sends these logits with each response of a stream, so it is asked for one response.
+    """
+
+    def __init__(self, inputs: dict[str, Array], prompts: Prompts, vocab_size: int) -> None:
+        """`inputs`: of the engine; changed to ask for logits."""
+        self._alternatives = read_alternatives(inputs.pop(RETURN_PROMPT_LOG_PROBS))
+        self._prompts, self._vocab_size = prompts, vocab_size
+        yes = np.ones_like(inputs["request_output_len"], np.bool_)
+        inputs["return_context_logits"] = yes
+        if inputs.pop("streaming", ~yes).any():
+            # A stream does not repeat the prompt, and a single response would.
+            inputs["exclude_input_in_output"] = yes
+
+    def reduced(self, tensors: dict[str, Array]) -> dict[str, Array]:
+        """The log probabilities, where a response has logits [1, tokens, vocabulary with the engine's padding].
+
+        Raises:
+            RuntimeError: the engine did not compute all of them.
+        """
+        if "context_logits" not in tensors:
+            return {}
+        row = int(tensors["batch_index"].flat[0]) if "batch_index" in tensors else 0
+        length = int(self._prompts.input_lengths[row, 0])
+        table = PromptLogProbTable(self._prompts.input_ids[row, :length].tolist(), self._alternatives)
+        table.read(tensors["context_logits"][0, :, : self._vocab_size])
+        if not table.complete:
+            raise RuntimeError("the engine has not computed the whole prompt: kv_cache.reuse must be false")
+        return table.tensors()
 
 
 # Inputs that go to the engine as they are: our name -> its name. Versions differ in some; a request has only those that
@@ -78,7 +139,13 @@ _PASSED = {
     "guided_decoding_guide_type": "guided_decoding_guide_type",
     "guided_decoding_guide": "guided_decoding_guide",
 }
-_SCALARS = frozenset(_PASSED) - {"prompt_embedding_table", "lora_weights", "lora_config"}  # [b, 1]
+# The same beyond upstream's inputs: of the cpu engine, or answered here.
+_OWN_PASSED = {name: name for name in ("min_p", RETURN_PROMPT_LOG_PROBS)}
+_SCALARS = frozenset(_PASSED | _OWN_PASSED) - {
+    "prompt_embedding_table",
+    "lora_weights",
+    "lora_config",
+}  # [b, 1]
 
 LOG_PROBS = ("cum_log_probs", "output_log_probs")
 PERFORMANCE = (
@@ -108,7 +175,9 @@ def engine_inputs(request: Any, prompts: Prompts) -> dict[str, Array]:
 
 def asked_for(request: Any) -> tuple[str, ...]:
     """The outputs that the request wants besides tokens."""
-    names = (name for flag, names in _ASKED_FOR.items() if read_flag(request, flag) for name in names)
+    names = [name for flag, names in _ASKED_FOR.items() if read_flag(request, flag) for name in names]
+    if read(request, RETURN_PROMPT_LOG_PROBS) is not None:
+        names += PROMPT_LOG_PROBS
     return tuple(dict.fromkeys(names))
 
 
@@ -137,7 +206,7 @@ def _prompt_inputs(prompts: Prompts) -> dict[str, Array]:
 
 def _passed_inputs(request: Any) -> dict[str, Array]:
     inputs = {}
-    for ours, theirs in _PASSED.items():
+    for ours, theirs in (_PASSED | _OWN_PASSED).items():
         array = read(request, ours)
         if array is not None:
             inputs[theirs] = array.reshape(-1, 1) if ours in _SCALARS else array

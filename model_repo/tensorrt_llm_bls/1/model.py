@@ -41,7 +41,6 @@ class TritonPythonModel:
         tokenizer = TextTokenizer(
             parameters.path("tokenizer_dir"), add_special_tokens=parameters.flag("add_special_tokens", True)
         )
-        skip_special_tokens = parameters.flag("skip_special_tokens", True)
         self._setup = ServingContext(
             encoder=PromptEncoder(
                 tokenizer,
@@ -50,12 +49,16 @@ class TritonPythonModel:
                 stop_token_ids=parameters.numbers("stop_token_ids"),
                 vocab_size=parameters.number("vocab_size"),
             ),
-            decoder=TextDecoder(tokenizer.tokenizer, skip_special_tokens=skip_special_tokens),
+            decoders={
+                skip: TextDecoder(tokenizer.tokenizer, skip_special_tokens=skip) for skip in (True, False)
+            },
+            skip_special_tokens=parameters.flag("skip_special_tokens", True),
             engine=EngineClient(parameters.text("tensorrt_llm_model_name", "tensorrt_llm")),
             speculation=_speculation(parameters, args),
             accumulate_tokens=parameters.flag("accumulate_tokens", False),
             exclude_input_in_output=parameters.flag("exclude_input_in_output", False),
             decoupled=parameters.decoupled,
+            context_logits=parameters.flag("gather_context_logits", False),
         )
         self._watch = CancellationWatch(parameters.number("cancellation_check_period_ms", 100) / 1000)
         most = parameters.number("max_open_requests") if parameters.has("max_open_requests") else None

@@ -7,8 +7,9 @@ even if the engine's tokens do not line up with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from engine_client import EngineClient
 from shared.prompts import PromptEncoder
 from shared.refusal import NOT_DECOUPLED, RequestRefused
 from shared.stop_words import StopText
-from shared.tensors import Array, read, read_flag, read_texts, response, texts
+from shared.tensors import Array, read, read_flag, read_ids, read_texts, required, response, texts
 from shared.tokenizer import TextDecoder
 from speculation import DraftSettings
 
@@ -34,12 +35,14 @@ class ServingContext:
     """What all requests share."""
 
     encoder: PromptEncoder
-    decoder: TextDecoder
+    decoders: Mapping[bool, TextDecoder]  # by whether special tokens are left out
+    skip_special_tokens: bool  # unless a request says otherwise
     engine: EngineClient
     speculation: DraftSettings | None  # None: there is no draft model beside the engine
     accumulate_tokens: bool
     exclude_input_in_output: bool  # unless a request says otherwise
     decoupled: bool  # several responses to a request; else one
+    context_logits: bool  # the engine returns those of prompts, but no log probabilities of their tokens
 
 
 class TextRequest:
@@ -55,19 +58,28 @@ class TextRequest:
         rows = read_texts(request, "text_input") or []
         if not setup.decoupled:
             _refuse_several_responses(request, len(rows))
-        stop_words = read_texts(request, "stop_words")
+        stop_words, stop_token_ids = read_texts(request, "stop_words"), read_ids(request, "stop_token_ids")
         self._prompts = setup.encoder.encode(
-            [row[0] for row in rows],
+            _token_prompts(request, rows) or [row[0] for row in rows],
             stop_words=stop_words,
             bad_words=read_texts(request, "bad_words"),
             bias_words=read_texts(request, "embedding_bias_words"),
             bias_weights=read(request, "embedding_bias_weights"),
+            bias_ids=read_ids(request, "logit_bias_token_ids"),
+            bias_values=read(request, "logit_bias_values"),
+            stop_token_ids=stop_token_ids,
             end_id=read(request, "end_id"),
             pad_id=read(request, "pad_id"),
             table_id=read(request, "prompt_table_extra_id"),
         )
-        self._decoder = setup.decoder
+        skip_special_tokens = read_flag(request, "skip_special_tokens", setup.skip_special_tokens)
+        self._decoder = setup.decoders[skip_special_tokens]
         self._stop_words = stop_words or [[] for _ in rows]
+        self._keeps_stop = read_flag(request, "include_stop_str_in_output")
+        # The text of a special token does not go out anyway.
+        self._stop_tokens = [frozenset(row) for row in stop_token_ids or [[] for _ in rows]]
+        if not skip_special_tokens and read(request, "end_id") is None:
+            self._stop_tokens = [row.union(setup.encoder.stop_token_ids) for row in self._stop_tokens]
         self._stream = read_flag(request, "stream")
         self._accumulate = self._stream and setup.accumulate_tokens
         excludes = read_flag(request, "exclude_input_in_output", setup.exclude_input_in_output)
@@ -101,7 +113,13 @@ class TextRequest:
         speculation = setup.speculation
         draft_tokens = None if speculation is None else speculation.draft_tokens(request, self._prompts)
         if speculation is None or draft_tokens is None:
-            return EngineCall(setup.engine, request, self._prompts)
+            return EngineCall(
+                setup.engine,
+                request,
+                self._prompts,
+                context_logits=setup.context_logits,
+                vocab_size=setup.encoder.vocab_size,
+            )
         return DraftTargetCall(
             setup.engine,
             speculation,
@@ -137,7 +155,14 @@ class TextRequest:
             length = int(self._prompts.input_lengths[row, 0]) if self._prompt_comes_back else 0
             prompt = self._prompts.input_ids[row, :length].tolist()
             self._answers[row, sequence] = [
-                AnswerText(self._decoder, self._stop_words[row], prompt) for _ in range(beams)
+                AnswerText(
+                    self._decoder,
+                    self._stop_words[row],
+                    prompt,
+                    stop_tokens=self._stop_tokens[row],
+                    keeps_stop=self._keeps_stop,
+                )
+                for _ in range(beams)
             ]
         return self._answers[row, sequence]
 
@@ -150,6 +175,18 @@ class TextRequest:
         needed = {"batch_index": len(self._prompts.input_ids) > 1, "sequence_index": sequence > 0}
         values = {"batch_index": row, "sequence_index": sequence}
         return {name: np.array([[values[name]]], np.int32) for name in _INDEXES if needed[name]}
+
+
+def _token_prompts(request: Any, rows: Sequence[Sequence[str]]) -> list[list[int]] | None:
+    """Prompts that came as token ids; None where they are texts."""
+    prompts = read_ids(request, "prompt_token_ids")
+    if prompts is None:
+        return None
+    if any(text for row in rows for text in row):
+        raise RequestRefused("prompt_token_ids: are in place of text_input, which must be empty beside them")
+    if len(prompts) != len(rows) or not all(prompts):
+        raise RequestRefused("prompt_token_ids: must hold one token or more for each row of text_input")
+    return prompts
 
 
 def _refuse_several_responses(request: Any, rows: int) -> None:
@@ -168,6 +205,7 @@ def _refuse(request: Any, *, has_draft: bool) -> None:
             raise RequestRefused(f"{name}: this model takes text only")
     if read(request, "decoder_text_input") is not None:
         raise RequestRefused("decoder_text_input: encoder-decoder models are not served by this model")
+    required(request, "text_input")
     drafts = read(request, "num_draft_tokens")
     if drafts is not None and (drafts < 0).any():
         raise RequestRefused(f"num_draft_tokens = {drafts.min()}: must be 0 or more")
@@ -178,11 +216,9 @@ def _refuse(request: Any, *, has_draft: bool) -> None:
         )
     if read_flag(request, "use_draft_logits") and not has_draft:
         raise RequestRefused("use_draft_logits = true: there is no draft model beside this one")
-    max_tokens = read(request, "max_tokens")
-    if max_tokens is None or max_tokens.size == 0 or (max_tokens < 1).any():
-        raise RequestRefused(
-            f"max_tokens = {None if max_tokens is None else max_tokens.tolist()}: must be 1 or more"
-        )
+    max_tokens = required(request, "max_tokens")
+    if max_tokens.size == 0 or (max_tokens < 1).any():
+        raise RequestRefused(f"max_tokens = {max_tokens.tolist()}: must be 1 or more")
     beams = read(request, "beam_width")
     if beams is not None and (beams > 1).any() and read_flag(request, "stream"):
         raise RequestRefused(
@@ -193,10 +229,26 @@ def _refuse(request: Any, *, has_draft: bool) -> None:
 class AnswerText:
     """Turns the tokens of one row of a batch (and one beam) into text, up to the first stop word."""
 
-    def __init__(self, decoder: TextDecoder, stop_words: Sequence[str], prompt: Sequence[int] = ()) -> None:
-        """`prompt`: tokens that the engine repeats before the answer; their text goes out first, unwatched."""
+    def __init__(
+        self,
+        decoder: TextDecoder,
+        stop_words: Sequence[str],
+        prompt: Sequence[int] = (),
+        *,
+        stop_tokens: frozenset[int] = frozenset(),
+        keeps_stop: bool = False,
+    ) -> None:
+        """
+        Args:
+            decoder: Of the model's tokens.
+            stop_words: Texts that end the answer.
+            prompt: Tokens that the engine repeats before the answer; their text goes out first, unwatched.
+            stop_tokens: Tokens that end the answer, and whose text does not go out.
+            keeps_stop: What ends the answer goes out, too.
+        """
         self._stream = decoder.stream()
-        self._stop = StopText(stop_words)
+        self._stop = StopText(stop_words, keeps=keeps_stop)
+        self._stop_tokens = frozenset() if keeps_stop else stop_tokens
         self._prompt_left = len(prompt)
         self.text = ""  # all that went out
 
@@ -209,6 +261,8 @@ class AnswerText:
         """Take more tokens; the text that may go out now."""
         prompt, tokens = tokens[: self._prompt_left], tokens[self._prompt_left :]
         self._prompt_left -= len(prompt)
+        if self._stop_tokens:
+            tokens = list(takewhile(lambda token: token not in self._stop_tokens, tokens))
         return self._out(self._stream.push(prompt) + self._stop.push(self._stream.push(tokens)))
 
     def finish(self) -> str:

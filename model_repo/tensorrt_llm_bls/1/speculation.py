@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from engine_client import EngineClient
+from shared.prompt_log_probs import RETURN_PROMPT_LOG_PROBS
 from shared.prompts import Prompts
 from shared.refusal import RequestRefused
 from shared.tensors import read, read_flag
@@ -92,6 +93,8 @@ def _obstacles(request: Any, rows: int) -> Iterator[str]:
     for name in _LOGITS:
         if read_flag(request, name):
             yield f"{name} = true: speculation returns no logits; {_OFF}"
+    if read(request, RETURN_PROMPT_LOG_PROBS) is not None:
+        yield f"{RETURN_PROMPT_LOG_PROBS}: speculation returns no logits; {_OFF}"
     for name in _ROUNDS:
         if read(request, name) is not None:
             yield f"{name}: would begin anew with each round of speculation; {_OFF}"

@@ -19,6 +19,13 @@ _BLS_INPUTS = {
     "return_num_output_tokens": "BOOL", "beam_width": "INT32", "stream": "BOOL", "num_draft_tokens": "INT32",
     "guided_decoding_guide_type": "STRING", "guided_decoding_guide": "STRING", "return_generation_logits": "BOOL",
 }  # fmt: skip
+# What our model takes and returns beyond upstream's.
+_OWN_INPUTS = {
+    "prompt_token_ids": "INT32*", "stop_token_ids": "INT32*", "include_stop_str_in_output": "BOOL",
+    "skip_special_tokens": "BOOL", "logit_bias_token_ids": "INT32*", "logit_bias_values": "FP32*", "min_p": "FP32",
+    "return_prompt_log_probs": "INT32",
+}  # fmt: skip
+_OWN_OUTPUTS = {"prompt_log_probs": "FP32", "prompt_log_probs_ids": "INT32"}
 _BLS_OUTPUTS = {
     "text_output": "STRING", "cum_log_probs": "FP32", "output_log_probs": "FP32", "generation_logits": "FP32",
     "acceptance_rate": "FP32",
@@ -33,6 +40,13 @@ _LLMAPI_INPUTS = {
     "sampling_param_seed": "UINT64", "sampling_param_exclude_input_from_output": "BOOL", "return_finish_reason": "BOOL",
 }  # fmt: skip
 _LLMAPI_OUTPUTS = {"text_output": "STRING", "finish_reason": "STRING"}
+_OWN_LLMAPI_INPUTS = {
+    "prompt_token_ids": "INT32*", "sampling_param_min_p": "FP32", "sampling_param_min_tokens": "INT32",
+    "sampling_param_repetition_penalty": "FP32", "sampling_param_bad": "STRING*", "sampling_param_ignore_eos": "BOOL",
+    "sampling_param_stop_token_ids": "INT32*", "sampling_param_include_stop_str_in_output": "BOOL",
+    "sampling_param_skip_special_tokens": "BOOL", "sampling_param_logit_bias_token_ids": "INT32*",
+    "sampling_param_logit_bias_values": "FP32*",
+}  # fmt: skip
 
 
 def bls(
@@ -41,6 +55,7 @@ def bls(
     decoupled: bool = True,
     cumulative: bool = False,
     token_ids: bool = False,
+    upstream: bool = False,
 ) -> config_pb.ModelConfig:
     """Make the configuration of `tensorrt_llm_bls`, or of `ensemble`, whose tensors are the same.
 
@@ -49,16 +64,22 @@ def bls(
         decoupled: whether it streams.
         cumulative: whether each response repeats the text so far (`accumulate_tokens`).
         token_ids: whether it has an output for token ids.
+        upstream: whether it has the tensors of TensorRT-LLM's own model alone.
     """
-    outputs = _BLS_OUTPUTS | ({"output_ids": "INT32"} if token_ids else {})
-    config = _config(name, _BLS_INPUTS, outputs, required={"text_input", "max_tokens"})
+    inputs, outputs = _BLS_INPUTS, _BLS_OUTPUTS
+    if not upstream:
+        inputs, outputs = inputs | _OWN_INPUTS, outputs | _OWN_OUTPUTS
+    outputs |= {"output_ids": "INT32"} if token_ids else {}
+    config = _config(name, inputs, outputs, required={"text_input", "max_tokens"})
     config.max_batch_size = 8
     config.model_transaction_policy.decoupled = decoupled
     config.parameters["accumulate_tokens"].string_value = str(cumulative).lower()
     return config
 
 
-def llmapi(name: str = "tensorrt_llm", *, decoupled: bool = True) -> config_pb.ModelConfig:
+def llmapi(
+    name: str = "tensorrt_llm", *, decoupled: bool = True, upstream: bool = False
+) -> config_pb.ModelConfig:
     """Make the configuration of the LLM API's model.
 
     It has no batch dimension, its own tensor names, and cumulative text.
@@ -66,8 +87,10 @@ def llmapi(name: str = "tensorrt_llm", *, decoupled: bool = True) -> config_pb.M
     Args:
         name: of the model.
         decoupled: whether it streams.
+        upstream: whether it has the tensors of TensorRT-LLM's own model alone.
     """
-    config = _config(name, _LLMAPI_INPUTS, _LLMAPI_OUTPUTS, required={"text_input"})
+    inputs = _LLMAPI_INPUTS if upstream else _LLMAPI_INPUTS | _OWN_LLMAPI_INPUTS
+    config = _config(name, inputs, _LLMAPI_OUTPUTS, required={"text_input"})
     config.model_transaction_policy.decoupled = decoupled
     return config
 

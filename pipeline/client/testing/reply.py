@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ import grpc
 from tritonclient.grpc import model_config_pb2 as config_pb
 from tritonclient.grpc import service_pb2 as pb
 
+from pipeline.client.answer import PromptLogProbs
+from pipeline.client.request import PROMPT_LOG_PROBS, PROMPT_LOG_PROBS_IDS
 from pipeline.client.tensors import decode_bytes, decode_numbers, encode, read_signature
 
 # With it, a client asks Triton to end a stream with the status of an error.
@@ -48,6 +51,7 @@ class Reply:
         log_probs: one per token; sent if the request asks for them.
         logits: one row over the vocabulary per token; sent if the request asks for them.
         token_ids: one per token; sent if the model has that output (`bls(token_ids=True)`).
+        prompt_log_probs: of the prompt; sent with the first chunk if the request asks for them.
         input_tokens: tokens of the prompt, as the server counts them.
         draft_tokens: tokens that a draft model proposed.
         accepted_tokens: proposed tokens that were accepted.
@@ -67,6 +71,7 @@ class Reply:
     log_probs: Sequence[float] | None = None
     logits: Sequence[Sequence[float]] | None = None
     token_ids: Sequence[int] | None = None
+    prompt_log_probs: PromptLogProbs | None = None
     input_tokens: int = 5
     draft_tokens: int = 0
     accepted_tokens: int = 0
@@ -80,7 +85,7 @@ class Received:
 
     Attributes:
         request_id: as the client gave it.
-        prompt: the rendered prompt.
+        prompt: the rendered prompt; empty if it came as token ids.
         tensors: values of every input, flat: {"max_tokens": [64], "stream": [True], …}.
         headers: gRPC metadata.
         cancelled: set when the client leaves before the end.
@@ -187,6 +192,8 @@ class _Responses:
                 rows = islice(logits, per_chunk)
                 self._add(response, "generation_logits", "FP32", [value for row in rows for value in row])
             self._add(response, "output_ids", "INT32", list(islice(token_ids, per_chunk)))
+            if index == 0 and reply.prompt_log_probs is not None:
+                self._add_prompt_log_probs(response, reply.prompt_log_probs)
             if "return_num_output_tokens" in self._requested:
                 self._add(response, "num_output_tokens", "INT32", [per_chunk])
             if "return_num_input_tokens" in self._requested:
@@ -211,12 +218,31 @@ class _Responses:
         response.parameters["triton_final_response"].bool_param = final
         return response
 
+    def _add_prompt_log_probs(self, response: pb.ModelInferResponse, prompt: PromptLogProbs) -> None:
+        """Add what the script says, as rows of the prompt's own token and the most probable ones."""
+        columns = 1 + max(map(len, prompt.top_log_probs))
+        rows = zip(prompt.token_ids, prompt.log_probs, prompt.top_log_probs, strict=True)
+        cells = [
+            cell
+            for token, value, top in rows
+            for cell in [(token, value), *top, *[(-1, None)] * (columns - 1 - len(top))]
+        ]
+        values = [math.nan if value is None else value for _, value in cells]
+        self._add(response, PROMPT_LOG_PROBS, "FP32", values, columns)
+        self._add(response, PROMPT_LOG_PROBS_IDS, "INT32", [token for token, _ in cells], columns)
+
     def _add(
-        self, response: pb.ModelInferResponse, name: str, datatype: str, values: Sequence[bytes | int | float]
+        self,
+        response: pb.ModelInferResponse,
+        name: str,
+        datatype: str,
+        values: Sequence[bytes | int | float],
+        columns: int | None = None,
     ) -> None:
         if name in self._wanted and name in self._outputs and (values or name != "output_ids"):
             # Texts have one dimension, with a batch, too.
             batched = self._batched and name != "text_output"
-            shape = [1, len(values)] if batched else [len(values)]
+            shape = [len(values)] if columns is None else [len(values) // columns, columns]
+            shape = [1, *shape] if batched else shape
             response.outputs.add(name=name, datatype=datatype, shape=shape)
             response.raw_output_contents.append(encode(datatype, values))

@@ -1,7 +1,9 @@
-"""`tools` and `tool_choice`: which tools stand in the prompt, and whether the model must call one.
+"""`tools`, `tool_choice` and `parallel_tool_calls`: which tools stand in the prompt, and how the model may call them.
 
-`required` and a named function are enforced by guided decoding: the answer is one call. Where the engine has no guided
-decoding they are refused, because a prompt alone enforces nothing.
+`required` and a named function are enforced by guided decoding: the answer is one call, or with `required` and
+`parallel_tool_calls: true` a list of one or more. Where the engine has no guided decoding they are refused, because a
+prompt alone enforces nothing. `allowed_tools` leaves all other tools out. With `parallel_tool_calls: false` the answer
+ends with its first call.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.client import ChatTemplate, Sampling
+from pipeline.client import ChatTemplate
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.response_format import check_json_schema
 from pipeline.gateway.schema import ChatRequest
-from pipeline.gateway.tools.dialects import FORCED, ToolDialect, dialect_of, takes_tools
+from pipeline.gateway.tools.dialects import FORCED, FORCED_LIST, ToolDialect
 from pipeline.gateway.tools.parser import ToolCallParser
+from pipeline.gateway.tools.prompt import dialect_of, takes_tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class RequestTools:
 
     tools: Sequence[Mapping[str, Any]] = ()
     dialect: ToolDialect | None = None  # None: answers are not parsed for calls
-    guide: str | None = None  # JSON schema of the call that the model must make
+    guide: str | None = None  # JSON schema of the call, or the list of calls, that the model must make
     max_calls: int | None = None  # in one answer
 
     def parser(self) -> ToolCallParser | None:
@@ -35,9 +38,10 @@ class RequestTools:
         return ToolCallParser(self.dialect, self.tools, max_calls=self.max_calls)
 
     @property
-    def sampling(self) -> Sampling:
-        """Sampling parameters that enforce the call, if one must be made."""
-        return {} if self.guide is None else {"guide_type": "json_schema", "guide": self.guide}
+    def stop(self) -> Sequence[str]:
+        """What ends the answer after the only call that it may have, so that no others are generated in vain."""
+        close = None if self.dialect is None or self.max_calls != 1 else self.dialect.close
+        return () if close is None else (close,)
 
 
 def resolve_tools(request: ChatRequest, template: ChatTemplate | None) -> RequestTools:
@@ -60,17 +64,30 @@ def resolve_tools(request: ChatRequest, template: ChatTemplate | None) -> Reques
     if choice == "none":
         return RequestTools()
     if template is not None and not takes_tools(template):
-        raise _refused("tools: the chat template of this model takes none", "tools")
-    max_calls = 1 if request.parallel_tool_calls is False else None
+        text = "tools: the chat template of this model takes none, and its recipe adds none to the prompt (tool_prompt)"
+        raise _refused(text, "tools")
+    indices: Sequence[int] = range(len(tools))
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        choice, indices = _allowed(choice, names)
+    elif choice not in ("auto", "required"):
+        choice, indices = "named", [names.index(_chosen(choice, names))]
+    several = request.parallel_tool_calls
+    offered = [tools[index] for index in indices] if choice != "named" else tools
     if choice == "auto":
-        return RequestTools(tools, dialect_of(template), max_calls=max_calls)
-    wanted = range(len(tools)) if choice == "required" else [names.index(_chosen(choice, names))]
-    for index in wanted:
+        return RequestTools(offered, dialect_of(template), max_calls=1 if several is False else None)
+    for index in indices:
         check_json_schema(
             tools[index]["function"].get("parameters") or {}, f"tools.{index}.function.parameters", "tools"
         )
-    schemas = [_call_schema(tools[index]["function"], f"#/anyOf/{at}") for at, index in enumerate(wanted)]
-    return RequestTools(tools, FORCED, guide=json.dumps({"anyOf": schemas}), max_calls=max_calls)
+    as_list = choice == "required" and several is True
+    place = "#/items/anyOf" if as_list else "#/anyOf"
+    calls = {
+        "anyOf": [_call_schema(tools[index]["function"], f"{place}/{at}") for at, index in enumerate(indices)]
+    }
+    if as_list:
+        guide = json.dumps({"type": "array", "minItems": 1, "items": calls})
+        return RequestTools(offered, FORCED_LIST, guide)
+    return RequestTools(offered, FORCED, json.dumps(calls), max_calls=1)
 
 
 def _name(tool: Mapping[str, Any], index: int) -> str:
@@ -83,13 +100,27 @@ def _name(tool: Mapping[str, Any], index: int) -> str:
     return name
 
 
-def _chosen(choice: str | Mapping[str, Any], names: Sequence[str]) -> str:
+def _chosen(choice: Any, names: Sequence[str]) -> str:
     function = choice.get("function") if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, dict) else None
     if name not in names:
-        right = 'none, auto, required, or {"type": "function", "function": {"name": …}} of one of tools'
+        right = (
+            'none, auto, required, {"type": "function", "function": {"name": …}} of one of tools, '
+            'or {"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": […]}} of some'
+        )
         raise _refused(f"tool_choice: must be {right}", "tool_choice")
     return str(name)
+
+
+def _allowed(choice: Mapping[str, Any], names: Sequence[str]) -> tuple[str, Sequence[int]]:
+    """Mode, and indices of the tools, of an `allowed_tools` choice."""
+    allowed = choice.get("allowed_tools")
+    if not isinstance(allowed, dict) or allowed.get("mode") not in ("auto", "required"):
+        raise _refused("tool_choice.allowed_tools.mode: must be auto or required", "tool_choice")
+    tools = allowed.get("tools")
+    if not isinstance(tools, list) or not tools:
+        raise _refused("tool_choice.allowed_tools.tools: must name at least one of tools", "tool_choice")
+    return allowed["mode"], sorted({names.index(_chosen(tool, names)) for tool in tools})
 
 
 def _call_schema(function: Mapping[str, Any], at: str) -> dict[str, Any]:

@@ -13,8 +13,6 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from pipeline.client import ChatTemplate
-
 _KEYS = ("name", "type", "arguments", "parameters", "id", "function")
 _FIRST_KEY = re.compile(r'\{\s*"(\w+)"')
 _MAY_BE_FIRST_KEY = re.compile(r'\{\s*("\w*)?$')
@@ -41,8 +39,9 @@ class ToolDialect(BaseModel):
     source: str
 
 
-# Of an answer that guided decoding forces to be one call and nothing else.
+# Of an answer that guided decoding forces to be one call and nothing else, or a list of calls.
 FORCED = ToolDialect(name="forced", marks=(), form="json", bare="{", source="pipeline.gateway.tools.choice")
+FORCED_LIST = FORCED.model_copy(update={"name": "forced-list", "bare": "["})
 
 
 @cache
@@ -50,25 +49,6 @@ def dialects() -> Sequence[ToolDialect]:
     """Load all dialects, specific ones before general ones."""
     text = (resources.files("pipeline.gateway.tools") / "dialects.yaml").read_text("utf-8")
     return tuple(ToolDialect(name=name, **fields) for name, fields in yaml.safe_load(text).items())
-
-
-def dialect_of(template: ChatTemplate | None) -> ToolDialect | None:
-    """Find the dialect of a model by its chat template.
-
-    Returns:
-        The dialect, or None if the template takes no tools, or writes calls in no dialect of dialects.yaml.
-    """
-    if template is None:
-        return None
-    source = template.sources.get("tool_use") or template.sources.get("default", "")
-    if not takes_tools(template):
-        return None
-    return next((one for one in dialects() if all(mark in source for mark in one.marks)), None)
-
-
-def takes_tools(template: ChatTemplate) -> bool:
-    """Whether a template puts tools into the prompt."""
-    return any("tools" in source for source in template.sources.values())
 
 
 @dataclass(frozen=True, slots=True)

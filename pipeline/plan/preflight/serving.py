@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.contracts import llm_args
+from pipeline.contracts import llm_args, llmapi
 from pipeline.plan.preflight.context import Context
 from pipeline.plan.preflight.finding import Check, Objection
 
@@ -56,6 +56,27 @@ def _whole_answers(context: Context) -> Iterator[Objection]:
         )
 
 
+def _prompt_log_probs(context: Context) -> Iterator[Objection]:
+    key, recipe, runtime = "serving.prompt_log_probs", context.recipe, context.gpu_runtime
+    if not recipe.serving.prompt_log_probs or runtime is None:
+        return
+    if recipe.kv_cache.reuse:
+        yield Objection(
+            (key, "kv_cache.reuse"),
+            "needs whole prompts to be computed, but kv_cache.reuse takes their beginnings from the KV cache",
+            "set kv_cache.reuse to false",
+        )
+    if recipe.draft is not None and runtime.kind == "tensorrt":
+        yield Objection(
+            (key, "draft"), "needs an engine that gathers logits of prompts, which cannot verify a draft"
+        )
+    lacks = runtime.kind == "pytorch" and not context.release_problem
+    if lacks and not llmapi.returns_context_logits(runtime.version):
+        yield Objection(
+            (key, VERSION), f"needs logits of prompts, which TensorRT-LLM {runtime.version} does not return"
+        )
+
+
 def _not_paged(flags: Mapping[str, Any]) -> str:
     wanted = {"use_paged_context_fmha": "enable", "kv_cache_type": "paged"}
     return " and ".join(f"{name} {flags[name]}" for name, value in wanted.items() if flags[name] != value)
@@ -95,6 +116,7 @@ CHECKS: Mapping[str, Check] = {
     "rt.kv_reuse": _reuse,
     "rt.chunked": _chunks,
     "rt.batch_cap": _concurrency,
+    "serving.prompt_log_probs": _prompt_log_probs,
     "slo.whole_answers": _whole_answers,
     "rt.max_batch_llmapi": _unbatched,
     "llmapi.unknown_keys": _arguments,

@@ -18,7 +18,7 @@ from pipeline.models.token_ids import TokenIds
 from pipeline.triton import text_models
 from pipeline.triton.config import model_config
 from pipeline.triton.deployment import DRAFT_MODEL, TARGET_MODEL, TOKENIZER, VERSION
-from pipeline.triton.text_models import KV_CACHE_STATS, DraftLimits, TextSettings
+from pipeline.triton.text_models import ENGINE_INPUTS, PROMPT_LOG_PROBS, DraftLimits, TextSettings
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -66,7 +66,7 @@ class CpuSettings:
             max_queue_delay_us=self.max_queue_delay_us,
             cancellation_check_period_ms=self.cancellation_check_period_ms,
             draft=limits if self.two_engines else None,
-            engine_takes_kv_cache_stats=True,
+            own_engine=True,
             decoupled=self.decoupled,
         )
 
@@ -122,8 +122,8 @@ def _engine(name: str, settings: CpuSettings, ids: TokenIds) -> ModelConfig:
         instances=1,  # one engine batches all requests
         decoupled=settings.decoupled,
         dynamic_batching=settings.text.queue,
-        inputs=(*have.inputs, KV_CACHE_STATS),
-        outputs=have.outputs,
+        inputs=(*have.inputs, *ENGINE_INPUTS),
+        outputs=(*have.outputs, *PROMPT_LOG_PROBS),
         parameters=parameters,
     )
 

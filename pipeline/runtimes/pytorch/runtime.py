@@ -138,6 +138,7 @@ def serving_settings(recipe: Recipe) -> LlmapiSettings:
         max_open_requests=recipe.limits.max_concurrency + queue if queue else None,
         guided_decoding=bool(recipe.guided_decoding),
         decoupled=recipe.serving.decoupled,
+        prompt_log_probs=recipe.serving.prompt_log_probs,
     )
 
 

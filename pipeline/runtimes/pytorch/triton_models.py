@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 _UNBATCHED = 0
+_PROMPT_LOG_PROBS = "sampling_param_prompt_logprobs"
 # Upstream's llmapi model takes none. The names are those of its other models, so that a client sends the same to all.
 _GUIDES = tuple(
     TensorSpec(name=name, data_type="TYPE_STRING", dims=(1,), optional=True)
@@ -39,6 +40,7 @@ class LlmapiSettings:
     cancellation_check_period_ms: int = 100
     guided_decoding: bool = False
     decoupled: bool = True  # an answer may come in many responses; else in one
+    prompt_log_probs: bool = False  # offered, because prompts are computed without reuse of the KV cache
 
     @property
     def gpus(self) -> tuple[tuple[int, ...], ...]:
@@ -55,7 +57,12 @@ def llmapi_model(settings: LlmapiSettings) -> ModelConfig:
     Raises:
         UserError: the version is not known, or has no several instances.
     """
-    have = llmapi.tensors(settings.version)
+    have, own = llmapi.tensors(settings.version), llmapi.own_tensors(settings.version)
+    inputs = (*have.inputs, *own.inputs, *(_GUIDES if settings.guided_decoding else ()))
+    outputs = (*have.outputs, *own.outputs)
+    if not settings.prompt_log_probs:
+        inputs = tuple(tensor for tensor in inputs if tensor.name != _PROMPT_LOG_PROBS)
+        outputs = have.outputs
     if settings.instances > 1 and not llmapi.has_instances(settings.version):
         raise UserError(
             f"runtime.instances = {settings.instances}: TensorRT-LLM {settings.version} has one instance only "
@@ -68,8 +75,8 @@ def llmapi_model(settings: LlmapiSettings) -> ModelConfig:
         max_batch_size=_UNBATCHED,
         instances=settings.instances,
         decoupled=settings.decoupled,
-        inputs=(*have.inputs, *_GUIDES) if settings.guided_decoding else have.inputs,
-        outputs=have.outputs,
+        inputs=inputs,
+        outputs=outputs,
         parameters=several if settings.instances > 1 else {},
     )
 
@@ -82,6 +89,8 @@ def model_yaml(settings: LlmapiSettings, arguments: Mapping[str, Any]) -> dict[s
         "decoupled": settings.decoupled,
         "cancellation_check_period_ms": settings.cancellation_check_period_ms,
     }
+    if ignored := llmapi.ignored_sampling(settings.version):
+        own["ignored_sampling"] = list(ignored)
     if settings.max_open_requests is not None:
         own["max_open_requests"] = settings.max_open_requests
     return {**arguments, "triton_config": own}

@@ -44,6 +44,7 @@ class EngineFolder:
     kv_cache_type: str  # PAGED; 1.2 may write it in lower case
     tokens_per_block: int
     use_paged_context_fmha: bool
+    gather_context_logits: bool
     rank_bytes: tuple[int, ...]  # of rank<N>.engine and its managed weights
 
     @property
@@ -103,6 +104,7 @@ def _values(config: Mapping[str, Any]) -> dict[str, Any]:
         "kv_cache_type": build["kv_cache_type"].upper(),
         "tokens_per_block": plugins["tokens_per_block"],
         "use_paged_context_fmha": plugins["use_paged_context_fmha"],
+        "gather_context_logits": build.get("gather_context_logits", False),
     }
 
 

@@ -10,8 +10,8 @@ are all said, because upstream's defaults differ by version; which value suits a
 
 Off unless the recipe says otherwise (`runtime.build_flags`): `reduce_fusion` and `user_buffer` (tensor-parallel Llama
 only; upstream calls the gain a matter of the workload), the low-latency and SwiGLU GEMM plugins (FP8; the latter drops
-a scale). Always off: `gather_generation_logits` (a draft that hands over its logits needs it at run time only), beam
-search, LoRA.
+a scale), and `gather_context_logits` (`serving.prompt_log_probs`). Always off: `gather_generation_logits` (a draft that
+hands over its logits needs it at run time only), beam search, LoRA.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ def trtllm_build_flags(recipe: Recipe, role: str, found: Formats | None = None) 
 
 def _words(derived: Mapping[str, str], own: Sequence[str]) -> tuple[str, ...]:
     """The words of the command; `own`: entries of runtime.build_flags, which `preflight` judges."""
-    said: dict[str, tuple[str, ...]] = {name: (f"--{name}", value) for name, value in derived.items()}
+    said: dict[str, tuple[str, ...]] = {
+        name: (f"--{name}", value) if value else (f"--{name}",) for name, value in derived.items()
+    }
     said |= {_name(entry): words_of(entry) for entry in own}
     return tuple(word for words in said.values() for word in words)
 
@@ -143,6 +145,9 @@ def _values(recipe: Recipe, found: Formats, limits: EngineLimits, sm: int) -> It
     yield "logits_dtype", "float32"
     yield "profiling_verbosity", "layer_names_only"
     yield "log_level", "info"
+    # A switch. With a draft the builder refuses it, and so does the plan.
+    if recipe.serving.prompt_log_probs and recipe.draft is None:
+        yield "gather_context_logits", ""
 
 
 def _computes_in_fp8(found: Formats, sm: int) -> bool:

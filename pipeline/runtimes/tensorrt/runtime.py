@@ -78,7 +78,10 @@ class TensorRTBackend:
             "kv_cache": recipe.kv_cache.model_dump(mode="json"),
             "scheduler": recipe.scheduler.model_dump(mode="json"),
             "guided_decoding": bool(recipe.guided_decoding),
-            "serving": recipe.serving.model_dump(mode="json"),
+            "serving": {
+                "decoupled": recipe.serving.decoupled,
+                "prompt_log_probs": recipe.serving.prompt_log_probs,
+            },
             "requirements": requirements(recipe).model_dump(mode="json"),
             "gpu_memory_mib": gpu(runtime_settings(recipe).gpu).driver_mib,
             "sources": content_digest(resources.folder("model_repo")),

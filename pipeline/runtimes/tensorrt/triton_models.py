@@ -61,6 +61,7 @@ class TensorRTSettings:
     cancellation_check_period_ms: int = 20
     stats_check_period_ms: int = 500
     decoupled: bool = True  # an answer may come in many responses; else in one
+    prompt_log_probs: bool = False  # the target returns the logits of prompts
     draft_limits: DraftLimits = field(default_factory=DraftLimits)  # of what tensorrt_llm_bls speculates
 
     @property
@@ -75,6 +76,7 @@ class TensorRTSettings:
             draft=None if self.draft is None else self.draft_limits,
             data_types=self.target.data_types,
             decoupled=self.decoupled,
+            context_logits=self.prompt_log_probs,
         )
 
 

@@ -63,6 +63,7 @@ def settings_of(
         max_queue_size=scheduler.max_queue_size,
         max_queue_delay_us=scheduler.max_queue_delay_us,
         decoupled=recipe.serving.decoupled,
+        prompt_log_probs=recipe.serving.prompt_log_probs,
         draft_limits=DraftLimits(
             max_draft_tokens=recipe.draft.max_draft_tokens if recipe.draft else None,
             max_input_tokens=recipe.limits.max_input_tokens,
@@ -131,6 +132,8 @@ def _engine_faults(recipe: Recipe, role: str, engine: EngineFolder) -> Iterator[
         )
     if recipe.draft is not None and not recipe.scheduler.chunked_context:
         yield from _short_prompts(recipe, role, engine)
+    if recipe.serving.prompt_log_probs and role == "target" and not engine.gather_context_logits:
+        yield "serving.prompt_log_probs needs an engine that was built with gather_context_logits"
     if not engine.use_paged_context_fmha:
         yield from _without_paged_context(recipe, role, engine)
 

@@ -32,6 +32,7 @@ from tests.support.preflight.case import (
 )  # fmt: skip
 from tests.support.preflight.tokenizers import ONE_DIFFERS, tokenizers
 
+PROMPTS, NO_REUSE = ("serving.prompt_log_probs=true",), "kv_cache.reuse=false"
 UNCHECKED = "cache={enabled: true, semantic: {checks: []}}"
 FEW = ("quantization.calibration.allow_sample_count=true",)
 BLOCKS_64 = ("quantization.awq_block_size=64",)
@@ -48,6 +49,15 @@ CASES = [
     Case("slo.whole_answers", "warning", FP8, ("serving.decoupled=false", "slo.itl_p95_ms=null")),
     Case("slo.whole_answers", "warning", TINY, ("serving.decoupled=false", "slo.itl_p95_ms=9")),
     Case("slo.whole_answers", None, TINY, ("serving.decoupled=false", "slo={}")),
+    Case("serving.prompt_log_probs", None, AWQ),
+    Case("serving.prompt_log_probs", "error", AWQ, PROMPTS),
+    Case("serving.prompt_log_probs", None, AWQ, (*PROMPTS, NO_REUSE)),
+    Case("serving.prompt_log_probs", "error", FP8, PROMPTS),  # it has a draft
+    Case("serving.prompt_log_probs", None, FP8, (*PROMPTS, NO_REUSE, "draft=null")),
+    Case("serving.prompt_log_probs", "error", NVFP4, PROMPTS),
+    Case("serving.prompt_log_probs", None, NVFP4, (*PROMPTS, NO_REUSE)),
+    Case("serving.prompt_log_probs", "error", NVFP4, (*PROMPTS, NO_REUSE, "runtime.version=1.1.0")),
+    Case("serving.prompt_log_probs", None, TINY, PROMPTS),
     Case("memory.fits", None, AWQ, ("limits.max_input_tokens=93344",)),  # and 1024: all 2949 blocks
     Case("memory.fits", "error", AWQ, ("limits.max_input_tokens=93345",)),
     Case("memory.fits", "error", LLAMA_70B, (f"{TP}=1", "runtime.gpu=l40s-48g")),

@@ -78,9 +78,15 @@ class BlockManager:
         """How many blocks hold so many tokens."""
         return -(-tokens // self.block_size)
 
-    def admit(self, prompt: abc.Sequence[int], max_tokens: int) -> Pages | None:
-        """Pages with the cached beginning of `prompt` and room reserved for `max_tokens`; None if it does not fit."""
-        digests, hits = self._longest_cached(prompt)
+    def admit(self, prompt: abc.Sequence[int], max_tokens: int, *, reuse: bool = True) -> Pages | None:
+        """Pages with the cached beginning of `prompt` and room reserved for `max_tokens`; None if it does not fit.
+
+        Args:
+            prompt: Its tokens.
+            max_tokens: Of prompt and answer.
+            reuse: False computes the whole prompt, because what is wanted of its beginning is not in the cache.
+        """
+        digests, hits = self._longest_cached(prompt) if reuse else ([], [])
         pages = Pages(self.blocks_for(max_tokens))
         revived = sum(not self._users[block] for block in hits)
         if len(pages.table) - len(hits) + revived > self.available:

@@ -150,6 +150,8 @@ class EngineCore:
             self._fail(work, error)
             return
         self._failures = 0
+        if any(piece.context_rows for piece in work):
+            logits = self._send_context_logits(work, logits)
         rows = [SamplingRow(piece.sequence, ahead) for piece in work for ahead in range(piece.rows)]
         choice = choose(logits, rows)
         made = at = 0
@@ -183,7 +185,23 @@ class EngineCore:
         assert pages is not None
         past, end = pages.filled, pages.filled + piece.length
         self._blocks.extend(pages, end + len(piece.drafts))
-        return TokenSlice(sequence.tokens[past:end] + piece.drafts, past, pages.table, piece.rows)
+        rows = piece.context_rows + piece.rows
+        return TokenSlice(sequence.tokens[past:end] + piece.drafts, past, pages.table, rows)
+
+    def _send_context_logits(
+        self, work: list[ScheduledTokens], logits: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.float32]:
+        """Send the logits of prompts to their sinks; return those that tokens are chosen from."""
+        others: list[npt.NDArray[np.float32]] = []
+        at = 0
+        for piece in work:
+            until = at + piece.context_rows
+            others.append(logits[until : until + piece.rows])
+            if piece.context_rows:
+                output = RequestOutput(piece.sequence.request.id, (), context_logits=logits[at:until])
+                self._send(piece.sequence, output)
+            at = until + piece.rows
+        return np.concatenate(others)
 
     def _advance(
         self,
@@ -194,7 +212,8 @@ class EngineCore:
     ) -> int:
         """Take what a step computed for one sequence; how many tokens it made."""
         sequence, pages = piece.sequence, piece.sequence.target
-        assert pages is not None
+        if pages is None or not len(pages.table):
+            return 0  # its sink failed on context logits
         kept = accepted(piece.drafts, chosen)
         filled = pages.filled + piece.length + kept
         new: list[int] = []

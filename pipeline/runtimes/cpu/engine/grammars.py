@@ -1,18 +1,20 @@
 """From what an answer is to look like to a matcher that says which tokens may come next.
 
 Guides mean what they mean to TensorRT-LLM (`guided_decoding_guide_type` and `guided_decoding_guide`, release 1.2), but
-that `json` is an object. The work is llguidance's. Where JSON allows any white space there is one space, or a line
-break and at most 20 spaces: a small model would never come to an end of it.
+that `json` is an object, and that JSON has no white space between its parts, as in OpenAI's own answers: a small model
+would never come to an end of it, and each space would cost a token. As there (xgrammar's strict mode), an object has no
+properties but those that its schema names, unless the schema speaks of others. The work is llguidance's.
 """
 
 from __future__ import annotations
 
 import json
 from collections import OrderedDict, abc
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +22,6 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from .request import Guide, InvalidRequest
 
-_WHITESPACE = r"( |\n {0,20})?"
 # Half of llguidance's own or less: what is so ambiguous that a token costs milliseconds would hold up everybody else.
 # Fuel is also what nested repetitions burn: of (a{1000}){1000}, llguidance's own amount makes ten seconds.
 _LIMITS = LLParserLimits(
@@ -114,14 +115,41 @@ def _text_of(guide: Guide) -> str:
                 return LLMatcher.grammar_from_regex(guide.text)
             case _:
                 return grammar_from("ebnf", guide.text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _refused(guide, str(error)) from None
 
 
+# With these beside its properties, what an object may have is said in several places.
+_OPEN = {
+    "additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf", "if",
+}  # fmt: skip
+
+
 def _json_schema(text: str) -> str:
-    if not isinstance(json.loads(text), dict):
+    schema = json.loads(text)
+    if not isinstance(schema, dict):
         raise ValueError("a schema is a JSON object")
-    return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": _WHITESPACE})
+    # Parts that are to hold together would each forbid what the others ask for.
+    parts = list(_schemas(schema))
+    if not any(isinstance(part.get("allOf"), list) and len(part["allOf"]) > 1 for part in parts):
+        for part in parts:
+            if part.get("properties") and not _OPEN & part.keys():
+                part["additionalProperties"] = False
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_flexible": False})
+
+
+def _schemas(part: Any) -> Iterator[dict[str, Any]]:
+    """A schema and all within it; not what stands in the place of values."""
+    if isinstance(part, list):
+        for item in part:
+            yield from _schemas(item)
+    elif isinstance(part, dict):
+        yield part
+        for name, item in part.items():
+            if name in ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"):
+                yield from _schemas(list(item.values()) if isinstance(item, dict) else [])
+            elif name not in ("const", "default", "enum", "examples"):
+                yield from _schemas(item)
 
 
 def _refused(guide: Guide, why: str) -> InvalidRequest:

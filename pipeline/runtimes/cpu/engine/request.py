@@ -6,9 +6,10 @@ Parameters mean what they mean to TensorRT-LLM's C++ executor, against which thi
 * A request is greedy if `temperature` is 0, or `top_k` is 1, or neither `top_k` nor `top_p` is set.
 * Penalties look at the prompt and at what was generated. Stop and bad words match across that border, too.
 
-Two things differ, on purpose. `min_new_tokens` also holds back stop words, not only `end_id`. And `top_p` keeps
+Three things differ, on purpose. `min_new_tokens` also holds back stop words, not only `end_id`. `top_p` keeps
 the smallest set of tokens whose mass reaches it, renormalised, as TensorRT-LLM's PyTorch sampler does;
-the older CUDA kernel lowers the weight of the last token of that set.
+the older CUDA kernel lowers the weight of the last token of that set. `min_p`, which Triton's C++ backend has no
+input for, is that of the PyTorch sampler; a request that sets it alone is not greedy.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class EngineStopped(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen. 0 for `top_k` or `top_p` means "not set".
+    """How the next token is chosen. 0 for `top_k`, `top_p` or `min_p` means "not set".
 
     `top_p` falls by `top_p_decay` with each token, not below `top_p_min`, and is restored by `top_p_reset_id`.
     With `seed`, the same request gives the same tokens whatever runs beside it, with a draft model or without;
@@ -66,6 +67,7 @@ class SamplingParams:
     presence_penalty: float = 0.0  # subtracted once from the logit of every token seen
     frequency_penalty: float = 0.0  # subtracted as often as the token was seen
     seed: int | None = None
+    min_p: float = 0.0  # tokens less probable than this share of the most probable one are out
 
     def __post_init__(self) -> None:
         temperature, repetition = self.temperature, self.repetition_penalty
@@ -73,6 +75,7 @@ class SamplingParams:
         _check("temperature", temperature, steep, f"0, or {_LEAST:g} to {_MOST:g}")
         _check("top_k", self.top_k, self.top_k >= 0, "0 (not set) or more")
         _check("top_p", self.top_p, 0 <= self.top_p <= 1, "0 (not set) to 1")
+        _check("min_p", self.min_p, 0 <= self.min_p <= 1, "0 (not set) to 1")
         _check("top_p_decay", self.top_p_decay, 0 < self.top_p_decay <= 1, "above 0, at most 1")
         _check("top_p_min", self.top_p_min, 0 < self.top_p_min <= 1, "above 0, at most 1")
         _check("repetition_penalty", repetition, _LEAST <= repetition <= _MOST, f"{_LEAST:g} to {_MOST:g}")
@@ -83,7 +86,8 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is taken."""
-        return self.temperature == 0 or self.top_k == 1 or (self.top_k == 0 and self.top_p == 0)
+        unset = self.top_k == 0 and self.top_p == 0 and self.min_p == 0
+        return self.temperature == 0 or self.top_k == 1 or unset
 
     @property
     def penalized(self) -> bool:
@@ -140,6 +144,7 @@ class EngineRequest:
     )
     log_probs: bool = False
     logits: bool = False  # those of each token, as the model gave them
+    context_logits: bool = False  # those after each token of the prompt but the last; no part of it is reused
     speculate: bool = True  # False: without the engine's draft model
     guide: Guide | None = None
 
@@ -187,8 +192,11 @@ class RequestOutput:
     """What one step added to a request. The last one has `finish` and `metrics`, and may have no tokens.
 
     `log_probs` has one number a token if the request asked for them, else none: the logarithm of the token's share
-    of the distribution after bias, temperature, penalties, guide and banned words, before `top_k` and `top_p`. So has
-    `logits` one row a token, as the model gave it.
+    of the distribution after bias, temperature, penalties, guide and banned words, before `min_p`, `top_k` and
+    `top_p`. So has `logits` one row a token, as the model gave it.
+
+    Outputs with `context_logits` alone come before the first token, one a step: the logits after the next tokens of the
+    prompt. They are valid only while the sink is called, because the next step writes over them.
     """
 
     request_id: str
@@ -199,6 +207,7 @@ class RequestOutput:
     error: str | None = None
     metrics: RequestMetrics | None = None
     logits: npt.NDArray[np.float32] | None = None  # [tokens, vocab_size]
+    context_logits: npt.NDArray[np.float32] | None = None  # [tokens of the prompt, vocab_size]
 
 
 def _check(name: str, value: object, holds: bool, right: str) -> None:

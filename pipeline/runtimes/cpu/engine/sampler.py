@@ -1,8 +1,8 @@
 """From logits to tokens, for all rows of a step at once.
 
 The order is TensorRT-LLM's: bias, temperature, repetition, presence and frequency penalty, words that must not come,
-then top-k, then top-p. The form that an answer must have goes before those words. Where every row is greedy and nothing
-else was asked for, it is one argmax.
+then min-p, top-k and top-p. The form that an answer must have goes before those words. Where every row is greedy and
+nothing else was asked for, it is one argmax.
 
 Random numbers depend on nothing but what they are for: the request's seed, the position, the token. Because the noise
 for a position does not depend on who else runs or on whether a draft model helps, neither does the sampled token. Draft
@@ -69,13 +69,14 @@ def choose(logits: Floats, rows: list[SamplingRow]) -> ChosenTokens:
 
 
 class RandomDraw(NamedTuple):
-    """A token to be drawn at random; 0 for `top_k` or `top_p` keeps all tokens."""
+    """A token to be drawn at random; 0 for `top_k`, `top_p` or `min_p` keeps all tokens."""
 
     logits: Floats  # [vocab_size]
     top_k: int
     top_p: float
     seed: int
     position: int  # of the token in the answer
+    min_p: float = 0.0
 
     @classmethod
     def of(cls, row: SamplingRow, logits: Floats) -> RandomDraw:
@@ -83,12 +84,13 @@ class RandomDraw(NamedTuple):
         sampling, top_p = sequence.request.sampling, sequence.top_p
         for token in sequence.drafts[:ahead]:
             top_p = sampling.next_top_p(top_p, token)
-        return cls(logits, sampling.top_k, top_p, sequence.seed, sequence.generated + ahead)
+        position = sequence.generated + ahead
+        return cls(logits, sampling.top_k, top_p, sequence.seed, position, sampling.min_p)
 
 
 def sample(draws: list[RandomDraw]) -> list[int]:
-    """Draw a token for each entry, after top-k and top-p."""
-    candidates = [_candidates(draw.logits, draw.top_k, draw.top_p) for draw in draws]
+    """Draw a token for each entry, after min-p, top-k and top-p."""
+    candidates = [_candidates(draw) for draw in draws]
     sizes = [len(ids) for ids in candidates]
     noise = gumbel(
         np.repeat(np.array([draw.seed for draw in draws], np.uint64), sizes),
@@ -126,7 +128,7 @@ def _judge(row: SamplingRow, logits: Floats) -> int:
 
 def _probabilities(draw: RandomDraw) -> Probabilities:
     """What the token is drawn from, as shares of all tokens."""
-    ids = _candidates(draw.logits, draw.top_k, draw.top_p)
+    ids = _candidates(draw)
     values = draw.logits[ids].astype(np.float64)
     weights = np.exp(values - values.max())
     shares = np.zeros(len(draw.logits))
@@ -134,13 +136,17 @@ def _probabilities(draw: RandomDraw) -> Probabilities:
     return shares
 
 
-def _candidates(logits: Floats, top_k: int, top_p: float) -> Ids:
-    """The tokens that top-k and then top-p leave, in no particular order."""
+def _candidates(draw: RandomDraw) -> Ids:
+    """The tokens that min-p, top-k and then top-p leave, in no particular order."""
+    logits, top_k, top_p = draw.logits, draw.top_k, draw.top_p
     vocab = len(logits)
     if 0 < top_k < vocab:
         ids: Ids = np.argpartition(logits, vocab - top_k)[vocab - top_k :]
     else:
         ids = np.arange(vocab)
+    if draw.min_p:
+        # The most probable token is always among the first k, so what min-p keeps of them does not depend on the order.
+        ids = ids[logits[ids] >= logits[ids].max() + np.log(draw.min_p)]
     if not 0 < top_p < 1:
         return ids
     values = logits[ids]

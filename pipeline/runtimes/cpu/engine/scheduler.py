@@ -15,6 +15,9 @@ from typing import NamedTuple
 from .block_manager import BlockManager
 from .sequence import Sequence
 
+# Context logits in one step: with a vocabulary of 128 thousand tokens they take 64 MiB. Longer prompts take more steps.
+MAX_CONTEXT_ROWS = 128
+
 
 class ScheduledTokens(NamedTuple):
     """What one step computes for a sequence: its next `length` tokens, then `drafts`."""
@@ -23,6 +26,9 @@ class ScheduledTokens(NamedTuple):
     length: int
     drafts: list[int]
     rows: int  # logits wanted: 0 if the prompt is not done with this step, else 1 + len(drafts)
+    context_rows: int = (
+        0  # logits wanted of the tokens before those, because the next tokens of the prompt are known
+    )
 
 
 class BatchScheduler:
@@ -67,15 +73,22 @@ class BatchScheduler:
                 continue
             work.append(ScheduledTokens(sequence, 1, sequence.drafts, 1 + len(sequence.drafts)))
             budget -= 1 + len(sequence.drafts)
+        context_rows = MAX_CONTEXT_ROWS
         for sequence in prompts:
-            if budget <= 0:
-                break
-            drafts = sequence.drafts
-            if sequence.pending + len(drafts) <= budget:
-                work.append(ScheduledTokens(sequence, sequence.pending, drafts, 1 + len(drafts)))
+            drafts, most = sequence.drafts, budget
+            if sequence.request.context_logits:
+                most = min(most, context_rows)
+            if most <= 0:
+                continue
+            if sequence.pending + len(drafts) <= most:
+                piece = ScheduledTokens(sequence, sequence.pending, drafts, 1 + len(drafts))
             else:  # its last token and the drafts go together, in a later step
-                work.append(ScheduledTokens(sequence, min(sequence.pending - 1, budget), [], 0))
-            budget -= work[-1].length + len(work[-1].drafts)
+                piece = ScheduledTokens(sequence, min(sequence.pending - 1, most), [], 0)
+            if sequence.request.context_logits:
+                piece = piece._replace(context_rows=piece.length - min(piece.rows, 1))
+                context_rows -= piece.context_rows
+            work.append(piece)
+            budget -= piece.length + len(piece.drafts)
         return work
 
     def remove(self, sequence: Sequence) -> None:
@@ -95,7 +108,8 @@ class BatchScheduler:
         sequence.draft = None
 
     def _reserve(self, sequence: Sequence) -> bool:
-        pages = self._target.admit(sequence.tokens, sequence.max_tokens)
+        computes_all = sequence.request.context_logits
+        pages = self._target.admit(sequence.tokens, sequence.max_tokens, reuse=not computes_all)
         if pages is None:
             return False
         if self._draft is not None and sequence.speculates:

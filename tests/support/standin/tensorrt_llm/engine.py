@@ -15,6 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from pipeline.contracts import llm_args
 from tensorrt_llm.llmapi.llm_utils import Decoding
 from tensorrt_llm.sampling_params import SamplingParams
@@ -22,6 +24,10 @@ from tensorrt_llm.sampling_params import SamplingParams
 VERSION = os.environ.get("STANDIN_VERSION", "1.2.1")
 PIECES = (" the", " order", " mail", "\n", " 안녕", " reset", " ß", " a", " password", " 😀", ".", " please")
 ENDLESS, SHORT, BREAKS = "endless", "short", "breaks"  # words of a prompt that decide how the answer ends
+SAMPLING = (
+    "sampling"  # a word of a prompt that is answered by the arguments of SamplingParams that are not defaults
+)
+VOCAB_SIZE = 300
 
 
 class RequestError(RuntimeError):
@@ -62,11 +68,15 @@ class LLM:
         self._status = _Status(gpus=os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     def generate_async(
-        self, inputs: str, sampling_params: SamplingParams | None = None, streaming: bool = False
+        self, inputs: str | list[int], sampling_params: SamplingParams | None = None, streaming: bool = False
     ) -> RequestOutput:
         asyncio.get_running_loop()  # upstream's answers come on the loop that asked for them
-        if not isinstance(inputs, str):
-            raise TypeError(f"inputs must be a text, not {type(inputs).__name__}")
+        if isinstance(inputs, list) and all(isinstance(token, int) for token in inputs):
+            ids, inputs = inputs, " ".join(map(str, inputs))
+        elif isinstance(inputs, str):
+            ids = list(inputs.encode())
+        else:
+            raise TypeError(f"inputs must be a text or token ids, not {type(inputs).__name__}")
         params = sampling_params or SamplingParams()
         length = len(inputs.split()) + params.max_tokens
         if length > self.arguments["max_seq_len"]:
@@ -76,10 +86,20 @@ class LLM:
             )
         if params.guided_decoding is not None and not given_backend(self.arguments):
             raise ValueError("guided_decoding: the LLM was started without guided_decoding_backend")
-        return RequestOutput(inputs, params, streaming, self._status)
+        output = RequestOutput(inputs, params, streaming, self._status)
+        output.prompt_token_ids = ids
+        if params.return_context_logits:
+            output.context_logits = context_logits(ids)
+        return output
 
     def shutdown(self) -> None:
         self._status.note(shut_down=1)
+
+
+def context_logits(ids: list[int]) -> torch.Tensor:
+    """Logits [tokens, vocabulary]: the next token is most likely the same again, then the one above it."""
+    above = (torch.arange(VOCAB_SIZE) - torch.tensor(ids)[:, None]) % VOCAB_SIZE
+    return (-above / 8).to(torch.float16)
 
 
 def given_backend(arguments: dict[str, Any]) -> bool:
@@ -89,6 +109,8 @@ def given_backend(arguments: dict[str, Any]) -> bool:
 class RequestOutput:
     def __init__(self, prompt: str, params: SamplingParams, streaming: bool, status: _Status) -> None:
         self.prompt, self.outputs, self.finished = prompt, [CompletionOutput()], False
+        self.prompt_token_ids: list[int] = []
+        self.context_logits: torch.Tensor | None = None
         self._params, self._streaming, self._status = params, streaming, status
         self._aborted = False
         self._steps: asyncio.Queue[Exception | None] = asyncio.Queue()
@@ -131,7 +153,7 @@ class RequestOutput:
         seed = self._params.seed or 0
         token = zlib.crc32(f"{self.prompt} {seed} {count}".encode()) % len(PIECES)
         out.token_ids.append(token)
-        guide = self._params.guided_decoding
+        guide = self._params.guided_decoding or (SAMPLING in self.prompt and self._params.changed)
         out.text = (
             f"{guide}"[:count] if guide else out.text + PIECES[token]
         )  # the form itself, a letter a token

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -33,6 +33,12 @@ class SamplingParams:
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logprobs: int | None = None
+    bad: str | list[str] | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    min_p: float | None = None
+    embedding_bias: Any = None
+    return_context_logits: bool = False
     exclude_input_from_output: bool = True
     return_perf_metrics: bool = False
     guided_decoding: GuidedDecodingParams | None = None
@@ -46,6 +52,16 @@ class SamplingParams:
             raise ValueError(f"best_of {self.best_of} cannot be less than n {self.n}")
         if self.stop is not None and not all(isinstance(word, str) for word in self.stops):
             raise TypeError(f"stop must be texts, not {self.stop!r}")
+
+    @property
+    def changed(self) -> str:
+        """The arguments that are not defaults."""
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        if given["embedding_bias"] is not None:
+            bias = given["embedding_bias"]
+            given["embedding_bias"] = {int(at): float(bias[at]) for at in bias.nonzero().flatten()}
+        default = type(self)()
+        return str({name: value for name, value in given.items() if value != getattr(default, name)})
 
     @property
     def stops(self) -> list[str]:

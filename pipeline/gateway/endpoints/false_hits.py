@@ -15,11 +15,25 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from pipeline.gateway.endpoints.answers import FalseHitAnswer
+from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily
 from pipeline.gateway.errors import ApiError
+from pipeline.gateway.schema import parse_request
 from pipeline.gateway.served_model import ServedModel
 
 _log = logging.getLogger("pipeline.gateway")
 _REMEMBERED = 10_000  # requests
+
+
+class FalseHitRequest(BaseModel):
+    """Body of POST /v1/cache/false_hits."""
+
+    model_config = ConfigDict(extra="forbid")
+    request_id: str = Field(min_length=1, max_length=64)
 
 
 class CacheHit(NamedTuple):
@@ -52,6 +66,10 @@ class CacheHits:
         while len(self._hits) > self._most:
             self._hits.popitem(last=False)
 
+    async def take(self, tenant: str, request_id: str) -> CacheHit | None:
+        """Return what answered a request, and forget it; None if nothing is known of it."""
+        return self._hits.pop((tenant, request_id), None)
+
     async def report(self, tenant: str, request_id: str, models: Mapping[str, ServedModel]) -> dict[str, Any]:
         """Remove what answered a request, and count the report.
 
@@ -66,7 +84,7 @@ class CacheHits:
         Raises:
             ApiError: 404, if the cache answered no such request of the tenant, or too long ago.
         """
-        hit = self._hits.pop((tenant, request_id), None)
+        hit = await self.take(tenant, request_id)
         model = None if hit is None else models.get(hit.model)
         if hit is None or model is None or model.cache is None:
             text = f"No request {request_id!r} of yours was answered by the cache lately"
@@ -77,3 +95,21 @@ class CacheHits:
         return {
             "object": "cache.false_hit", "request_id": request_id, "model": hit.model, "removed": removed
         }  # fmt: skip
+
+
+class FalseHitEndpoints(EndpointFamily):
+    """Reports of wrong answers."""
+
+    def endpoints(self) -> Sequence[ApiEndpoint]:
+        return (
+            ApiEndpoint(
+                "POST", "/v1/cache/false_hits", self._report, "Report that an answer of the cache was wrong.",
+                request=FalseHitRequest, response=FalseHitAnswer,
+            ),
+        )  # fmt: skip
+
+    async def _report(self, request: Request) -> Response:
+        tenant = self.context.authenticate(request)
+        report = parse_request(FalseHitRequest, await self.context.receive_body(request))
+        hits = self.context.hits
+        return JSONResponse(await hits.report(tenant.name, report.request_id, self.context.models))

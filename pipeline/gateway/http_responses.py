@@ -1,4 +1,4 @@
-"""HTTP responses of a completion: one JSON object, or an event stream; given up when the client leaves.
+"""HTTP responses of an answer: one JSON object, or an event stream; given up when the client leaves.
 
 How a request ended is recorded here, too: in the metrics, and in the request's line of the log.
 """
@@ -6,47 +6,82 @@ How a request ended is recorded here, too: in the metrics, and in the request's 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from pipeline.client import ClientError
+from pipeline.client import Cached, ClientError
 from pipeline.gateway.access_log import RequestRecord
-from pipeline.gateway.completions import Completion
-from pipeline.gateway.errors import ApiError, to_api_error
-from pipeline.gateway.false_hits import CacheHit, CacheHits
+from pipeline.gateway.endpoints.false_hits import CacheHit, CacheHits
+from pipeline.gateway.errors import ApiError, error_response, to_api_error
+from pipeline.gateway.generation import Generation
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.request_spans import end_spans, request_attributes
-from pipeline.gateway.sse import ReaderTooSlow, WriteCoalescer, encode_event
+from pipeline.gateway.sse import ReaderTooSlow, WriteCoalescer
 
 # Codes of errors that may end an answer in its middle.
 _BROKEN_OFF = ("upstream_lost", "timeout", "upstream_error")
 
 
-class RecordedCompletion:
-    """A completion with the metrics and the log record that it ends up in."""
+class ModelAnswer(Protocol):
+    """What a model answers to one request, in the form of one API.
+
+    Attributes:
+        generation: of its chunks.
+        cached: where the first chunk came from, if not from the model.
+    """
+
+    generation: Generation
+    cached: Cached | None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is to be streamed."""
+        ...
+
+    async def whole(self) -> Mapping[str, Any] | bytes:
+        """Generate the whole answer, and return it as one object, or the JSON of one."""
+        ...
+
+    def events(self) -> AsyncGenerator[bytes, None]:
+        """Generate the answer as server-sent events, each as soon as its chunk has come."""
+        ...
+
+    def error_events(self, error: ApiError, request_id: str) -> bytes:
+        """Encode what ends a stream that fails after it began.
+
+        Args:
+            error: by which it fails.
+            request_id: of the request.
+        """
+        ...
+
+
+class RecordedAnswer:
+    """An answer with the metrics and the log record that it ends up in."""
 
     def __init__(
-        self, completion: Completion, metrics: GatewayMetrics, hits: CacheHits, record: RequestRecord
+        self, answer: ModelAnswer, metrics: GatewayMetrics, hits: CacheHits, record: RequestRecord
     ) -> None:
         """
         Args:
-            completion: of the request.
+            answer: to the request.
             metrics: of the gateway.
             hits: remembers what the cache answered.
             record: of the request.
         """
-        self.completion, self.record = completion, record
+        self.answer, self.record = answer, record
         self._metrics, self._hits = metrics, hits
-        metrics.begin(completion.generation)
+        metrics.begin(answer.generation)
 
     @property
     def x_cache(self) -> str:
         """Where the answer comes from: miss, exact, shared, or semantic with the similarity of the two questions."""
-        cached = self.completion.cached
+        cached = self.answer.cached
         if cached is None:
             return "miss"
         return f"semantic; similarity={cached.similarity:.4f}" if cached.kind == "semantic" else cached.kind
@@ -67,11 +102,11 @@ class RecordedCompletion:
 
     @property
     def _completion_tokens(self) -> int:
-        return sum(stats.output_tokens or 0 for stats in self.completion.generation.stats.values())
+        return sum(stats.output_tokens or 0 for stats in self.answer.generation.stats.values())
 
     def finish(self, status: int) -> None:
-        """Record how the completion ended: its status, tokens and latencies."""
-        generation, cached = self.completion.generation, self.completion.cached
+        """Record how the answer ended: its status, tokens and latencies."""
+        generation, cached = self.answer.generation, self.answer.cached
         choices, began = list(generation.stats.values()), self.record.began
         self._metrics.observe(generation, began=began, status=status)
         if keys := [one.cached.key for one in choices if one.cached is not None and one.cached.key]:
@@ -89,7 +124,7 @@ class RecordedCompletion:
         waits = [one.started - one.asked for one in times if one.started is not None]
         gaps = [gap for stats in choices for gap in stats.itl_ms]
         self.record.fields |= {
-            "stream": self.completion.streams,
+            "stream": self.answer.streams,
             "queue_ms": round(max(waits) * 1e3, 1) if waits else None,
             "tpot_ms": max(
                 (round(one.tpot_ms, 2) for one in choices if one.tpot_ms is not None), default=None
@@ -102,22 +137,22 @@ class RecordedCompletion:
             self.record.attributes = request_attributes(generation)
             end_spans(generation, self.record.span, self.record.error_type)
         if self.record.prompt_log is not None:
-            prompts = [prompt.text for prompt in generation.inputs.prompts]
+            prompts = [prompt.text(generation.model) for prompt in generation.inputs.prompts]
             texts = [text for _, text in sorted(generation.texts.items())]
             self.record.fields |= self.record.prompt_log.fields(prompts, texts)
 
 
-async def json_response(request: Request, recorded: RecordedCompletion) -> Response:
+async def json_response(request: Request, recorded: RecordedAnswer) -> Response:
     """Generate a whole answer; give up when the client leaves.
 
     Args:
         request: of the client.
-        recorded: its completion.
+        recorded: its answer.
 
     Raises:
         ApiError: the request fails.
     """
-    work = asyncio.ensure_future(recorded.completion.whole())
+    work = asyncio.ensure_future(recorded.answer.whole())
     gone = asyncio.ensure_future(_wait_for_disconnect(request.receive))
     status = 499
     try:
@@ -138,7 +173,10 @@ async def json_response(request: Request, recorded: RecordedCompletion) -> Respo
             task.cancel()
         await asyncio.wait([work, gone])
         recorded.finish(status)
-    return JSONResponse(body, headers={"x-cache": recorded.x_cache})
+    headers = {"x-cache": recorded.x_cache}
+    if isinstance(body, bytes):
+        return Response(body, headers=headers, media_type="application/json")
+    return JSONResponse(body, headers=headers)
 
 
 class EventStream(Response):
@@ -147,10 +185,10 @@ class EventStream(Response):
     The status is sent with the first event, so that a request that fails before it gets the status of its error.
     """
 
-    def __init__(self, recorded: RecordedCompletion) -> None:
+    def __init__(self, recorded: RecordedAnswer) -> None:
         """
         Args:
-            recorded: the completion to stream.
+            recorded: the answer to stream.
         """
         self._recorded = recorded
         self.background = None
@@ -160,15 +198,15 @@ class EventStream(Response):
             await self._stream(scope, receive, send)
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        recorded, status, request_id = self._recorded, 499, self._recorded.record.id
+        recorded, status = self._recorded, 499
         try:
-            async with aclosing(recorded.completion.events()) as events:
+            async with aclosing(recorded.answer.events()) as events:
                 try:
                     first = await anext(events)
                 except (ApiError, ClientError, ExceptionGroup) as error:
                     answered = recorded.fail(error)
                     status = answered.status
-                    await answered.response(request_id)(scope, receive, send)
+                    await error_response(scope, answered)(scope, receive, send)
                     return
                 await send({"type": "http.response.start", "status": 200, "headers": self._head()})
                 async with WriteCoalescer(send, scope.get("peer")) as body:
@@ -180,7 +218,7 @@ class EventStream(Response):
                     except (ApiError, ClientError, ExceptionGroup) as error:
                         answered = recorded.fail(error)
                         ended = answered.status
-                        await body.put(encode_event(answered.body(request_id)))
+                        await body.put(recorded.answer.error_events(answered, recorded.record.id))
                 status = ended
         except ReaderTooSlow as error:
             if "peer" not in scope:

@@ -1,0 +1,119 @@
+"""The input file of a batch: its lines are read one at a time, and checked before the first request is asked."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from pipeline.gateway.batches.objects import BatchFault, BatchLine
+
+MAX_REQUESTS = 50_000
+_MAX_FAULTS = 100  # that are told
+
+
+class InputFile:
+    """The requests of a batch, one a line; lines without text are none. Safe to call from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Find where each line begins.
+
+        Args:
+            path: of the file.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        self._file = path.open("rb", buffering=0)
+        self._spans: list[tuple[int, int, int]] = []  # first byte, bytes, number of the line from 1
+        with path.open("rb") as file:
+            at = 0
+            for number, line in enumerate(file, start=1):
+                if not line.isspace():
+                    self._spans.append((at, len(line), number))
+                at += len(line)
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def read(self, index: int) -> BatchLine:
+        """Return a request that `faults` has found right.
+
+        Args:
+            index: from 0.
+        """
+        at, size, _ = self._spans[index]
+        return BatchLine.model_validate_json(os.pread(self._file.fileno(), size, at))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def check(self, endpoint: str, models: Sequence[str]) -> tuple[str | None, list[BatchFault]]:
+        """Check all requests.
+
+        Args:
+            endpoint: of the batch.
+            models: names that a request may have.
+
+        Returns:
+            The model that all requests name, and what is wrong, the first hundred faults of it.
+        """
+        faults: list[BatchFault] = []
+        if not self._spans:
+            faults.append(BatchFault(code="empty_file", message="The file has no requests."))
+        if len(self) > MAX_REQUESTS:
+            text = f"The file has {len(self)} requests; a batch has at most {MAX_REQUESTS}."
+            return None, [BatchFault(code="too_many_requests", message=text)]
+        seen: dict[str, int] = {}
+        model: str | None = None
+        for at, size, number in self._spans:
+            try:
+                line = BatchLine.model_validate_json(os.pread(self._file.fileno(), size, at))
+            except ValidationError as error:
+                faults += _faults_of_form(error, number)
+            else:
+                named = line.body.get("model")
+                model = model or (named if isinstance(named, str) else None)
+                faults += self._faults_of(line, number, endpoint, model, models)
+                if (first := seen.setdefault(line.custom_id, number)) != number:
+                    text = f"The custom_id {line.custom_id!r} is that of line {first}, too."
+                    faults.append(
+                        BatchFault(code="duplicate_custom_id", message=text, line=number, param="custom_id")
+                    )
+            if len(faults) >= _MAX_FAULTS:
+                break
+            # Lets the event loop, which waits for the interpreter's lock, go on with its streams.
+            time.sleep(0)
+        return model, faults[:_MAX_FAULTS]
+
+    def _faults_of(
+        self, line: BatchLine, number: int, endpoint: str, model: str | None, models: Sequence[str]
+    ) -> Iterator[BatchFault]:
+        named = line.body.get("model")
+        if line.url != endpoint:
+            text = f"The url {line.url!r} is not the endpoint of the batch, {endpoint}."
+            yield BatchFault(code="mismatched_endpoint", message=text, line=number, param="url")
+        if not isinstance(named, str):
+            text = "body.model must be the name of a model."
+            yield BatchFault(code="invalid_request", message=text, line=number, param="body.model")
+        elif named != model:
+            text = f"The model {named!r} is not that of the first request, {model!r}: a batch has one."
+            yield BatchFault(code="mismatched_model", message=text, line=number, param="body.model")
+        elif named not in models:
+            text = f"The model {named!r} does not exist; there are: {', '.join(models)}."
+            yield BatchFault(code="model_not_found", message=text, line=number, param="body.model")
+        if line.body.get("stream"):
+            text = "No answer of a batch is streamed: leave out body.stream."
+            yield BatchFault(code="invalid_request", message=text, line=number, param="body.stream")
+
+
+def _faults_of_form(error: ValidationError, number: int) -> Iterator[BatchFault]:
+    for fault in error.errors(include_url=False, include_input=False):
+        place = ".".join(map(str, fault["loc"]))
+        kind = "invalid_json_line" if fault["type"] == "json_invalid" else "invalid_request"
+        text = f"{place}: {fault['msg']}" if place else fault["msg"]
+        yield BatchFault(code=kind, message=text, line=number, param=place or None)

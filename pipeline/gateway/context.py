@@ -1,0 +1,229 @@
+"""What all endpoints of a gateway share: its models, tenants and metrics, and how a request is admitted and read.
+
+Requests that take long to parse are parsed in threads, so that streams go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from pipeline.gateway.access_log import RequestRecord
+from pipeline.gateway.batches.storage import BatchStorage
+from pipeline.gateway.endpoints.endpoint import EndpointTable
+from pipeline.gateway.endpoints.false_hits import CacheHits
+from pipeline.gateway.errors import ApiError
+from pipeline.gateway.fair_queue import FairQueue
+from pipeline.gateway.http_responses import cancel_on_disconnect
+from pipeline.gateway.limits import Tenant
+from pipeline.gateway.metrics import GatewayMetrics
+from pipeline.gateway.model_status import GatewayStatus, ModelStatus
+from pipeline.gateway.record_follower import RecordFollower
+from pipeline.gateway.responses.stored_responses import StoredResponseLimits
+from pipeline.gateway.served_model import ServedModel, embedding_model_name
+from pipeline.gateway.tenants import Tenants
+
+if TYPE_CHECKING:
+    from pipeline.gateway.workers.worker import GatewayWorker
+
+# Up to this size (bytes of JSON) parsing a request and counting its tokens takes about a millisecond.
+SMALL_BODY_BYTES = 8 * 1024
+
+_MAX_ARRIVING_BYTES = 256 * 2**20  # of all bodies that are being received
+# Largest request of each pool of threads. There are several, so that no request waits for much longer ones.
+_POOLS = (64 * 1024, 512 * 1024, sys.maxsize)
+_PARSED_BYTES_PER_S = 1e6  # about, by one thread
+_MAX_WAITING = 64  # requests for the threads of a pool
+_Parsed = TypeVar("_Parsed")
+
+
+class GatewayContext:
+    """What all endpoints of a gateway share."""
+
+    def __init__(
+        self,
+        models: Mapping[str, ServedModel],
+        tenants: Tenants,
+        metrics: GatewayMetrics,
+        *,
+        max_body_bytes: int,
+        kv_cache_usage: Callable[[], Mapping[str, float]],
+        followers: Sequence[RecordFollower],
+        batches: BatchStorage | None,
+        stored_responses: StoredResponseLimits,
+        worker: GatewayWorker | None = None,
+    ) -> None:
+        """
+        Args:
+            models: name -> model; followers replace them.
+            tenants: who may ask.
+            metrics: of the gateway.
+            max_body_bytes: largest body of a request.
+            kv_cache_usage: reads the share of each engine's KV cache that is used; called in a thread.
+            followers: replace models when another package is served, or at another address.
+            batches: keeps files and batches; None: there are none.
+            worker: the parent of this process, if it is one of several; None if it serves the gateway alone.
+            stored_responses: how many responses are kept for each tenant, and for how long.
+        """
+        self.models, self.tenants, self.metrics = models, tenants, metrics
+        self.kv_cache_usage, self.stored_responses = kv_cache_usage, stored_responses
+        self.followers = {follower.name: follower for follower in followers}
+        self.batches = batches
+        self.hits = CacheHits() if worker is None else worker.hits
+        self.worker = worker
+        self.parsers = ParserThreads()
+        # Set by the gateway when they are complete.
+        self.endpoints = EndpointTable(())
+        # Answers requests without the guards against web pages: those of batches.
+        self.application: ASGIApp = _not_ready
+        self.draining = False  # whether the gateway is stopping, and takes nothing new
+        self.max_body_bytes = max_body_bytes
+        self._arriving_bytes = 0
+
+    async def status(self) -> GatewayStatus:
+        """Return what the gateway, all its workers together, says of its models.
+
+        Raises:
+            ApiError: 503, if the parent of the workers does not answer.
+        """
+        return GatewayStatus(self.model_status()) if self.worker is None else await self.worker.status()
+
+    def model_status(self) -> dict[str, ModelStatus]:
+        """Return what this process says of each model."""
+        stalled = self.metrics.stalled()
+        found = {}
+        for name, model in self.models.items():
+            follower = self.followers.get(name)
+            found[name] = ModelStatus(
+                deployment=model.deployment,
+                endpoints=model.client.urls,
+                fault=model.readiness.fault,
+                stale=None if follower is None else follower.fault,
+                replaced_requests=0 if follower is None else follower.replaced_requests,
+                running=model.queue.running,
+                waiting=model.queue.waiting,
+                stalled=stalled[name],
+            )
+        return found
+
+    def authenticate(self, request: Request) -> Tenant:
+        """Find the tenant of a request, and count the request.
+
+        Raises:
+            ApiError: 401 without a key that is known; 429, if the tenant's requests are used up; 503 while stopping.
+        """
+        if self.draining:
+            raise ApiError(503, "The server is stopping; ask another one", code="draining", retry_after_s=1)
+        # The gateway's own requests, those of batches, come with their tenant.
+        tenant: Tenant = request.scope.get("tenant") or self.tenants.authenticate(request.headers)
+        record: RequestRecord = request.scope["record"]
+        record.fields["tenant"] = tenant.name
+        if tenant.has_rate_limits:
+            record.rate_limits = tenant.rate_limit_headers
+        tenant.count_request()
+        return tenant
+
+    async def receive_body(self, request: Request) -> bytes:
+        """Receive the whole body of a request.
+
+        Raises:
+            ApiError: 408, 413, 499 or 503, if it is late, too large, not complete, or one of too many.
+        """
+        body, more, counted = bytearray(), True, 0
+        try:
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    text = "The client left before it had sent the whole body"
+                    raise ApiError(499, text, code="client_left")
+                if request.scope.get("late"):
+                    raise ApiError(408, "The body did not come in time", code="request_timeout")
+                body += message["body"]
+                more = message["more_body"]
+                if len(body) > self.max_body_bytes:
+                    text = f"The body is larger than {self.max_body_bytes} bytes"
+                    raise ApiError(413, text, code="body_too_large")
+                if len(body) > SMALL_BODY_BYTES:
+                    self._arriving_bytes += len(body) - counted
+                    counted = len(body)
+                    if self._arriving_bytes > _MAX_ARRIVING_BYTES:
+                        text = "Too many large requests come at once"
+                        raise ApiError(503, text, code="overloaded", retry_after_s=1)
+            return bytes(body)
+        finally:
+            self._arriving_bytes -= counted
+
+    def find_model(self, name: str) -> ServedModel:
+        """Return the model that a request names, by its own name or an alias.
+
+        Raises:
+            ApiError: 404, if there is none.
+        """
+        model = self.models.get(name) or self._find_alias(name)
+        if model is None:
+            known = [one for model in self.models.values() for one in model.names]
+            text = f"The model `{name}` does not exist; there are: {', '.join(known)}"
+            raise ApiError(404, text, param="model", code="model_not_found")
+        return model
+
+    def own_name(self, name: str) -> str:
+        """Return the name that a model has in log and metrics, where requests may name it by an alias."""
+        model = self._find_alias(name)
+        return name if name in self.models or model is None else model.name
+
+    def model_names(self) -> list[str]:
+        """Return all names that requests may have, those of encoders included."""
+        models = self.models.values()
+        embedders = [embedding_model_name(model.embedder) for model in models if model.embedder is not None]
+        return [*(name for model in models for name in model.names), *embedders]
+
+    def _find_alias(self, name: str) -> ServedModel | None:
+        return next((model for model in self.models.values() if name in model.aliases), None)
+
+
+async def _not_ready(*_: object) -> None:
+    raise AssertionError("the gateway is not complete yet")
+
+
+class ParserThreads:
+    """Threads that parse, render and tokenize requests, so that streams go on meanwhile."""
+
+    def __init__(self) -> None:
+        threads = max(1, (os.cpu_count() or 1) // 4)
+        self._pools = [
+            (
+                most_bytes,
+                FairQueue(threads, max_waiting=_MAX_WAITING, s_per_token=1 / _PARSED_BYTES_PER_S),
+                ThreadPoolExecutor(threads, "requests"),
+            )
+            for most_bytes in _POOLS
+        ]
+
+    async def run(self, parse: Callable[[], _Parsed], request: Request, size: int, tenant: Tenant) -> _Parsed:
+        """Call `parse` in a thread. What it raises is raised here.
+
+        Args:
+            parse: parses the request.
+            request: of the client, who may leave meanwhile.
+            size: of the body, in bytes.
+            tenant: of the request; tenants take turns.
+
+        Raises:
+            ApiError: 429, if too many requests wait for a thread; 499, if the client leaves meanwhile.
+        """
+        _, queue, threads = next(pool for pool in self._pools if size <= pool[0])
+        async with cancel_on_disconnect(request.receive), queue.slot(size, tenant.name):
+            return await asyncio.get_running_loop().run_in_executor(threads, parse)
+        raise ApiError(499, "The client left before its request was read", code="client_left")
+
+    def close(self) -> None:
+        """Parse nothing more."""
+        for _, _, threads in self._pools:
+            threads.shutdown(wait=False, cancel_futures=True)

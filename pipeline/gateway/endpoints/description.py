@@ -1,0 +1,140 @@
+"""GET /openapi.json and /docs: the API as its endpoints declare it, for programs (OpenAPI 3.1) and for people."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pipeline import __version__
+from pipeline.gateway.endpoints.answers import ErrorAnswer
+from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily
+from pipeline.gateway.web import own_page
+
+_PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
+_REFERENCE = "#/components/schemas/"
+
+
+class DescriptionEndpoints(EndpointFamily):
+    """The description of the API."""
+
+    def endpoints(self) -> Sequence[ApiEndpoint]:
+        return (
+            ApiEndpoint("GET", "/openapi.json", self._openapi, "The API, as OpenAPI 3.1.", logged=False),
+            ApiEndpoint(
+                "GET", "/docs", self._docs, "The API, as a page.", logged=False, media_type="text/html"
+            ),
+        )
+
+    async def _openapi(self, _: Request) -> Response:
+        description, _page = await self._rendered()
+        return Response(description, media_type="application/json")
+
+    async def _docs(self, _: Request) -> Response:
+        _description, page = await self._rendered()
+        return own_page(page)
+
+    async def _rendered(self) -> tuple[str, str]:
+        # In a thread, so that streams go on meanwhile; once, as long as the models have the same names.
+        return await asyncio.to_thread(_render, self.context.endpoints.all, tuple(self.context.model_names()))
+
+
+@lru_cache(maxsize=4)
+def _render(endpoints: tuple[ApiEndpoint, ...], models: tuple[str, ...]) -> tuple[str, str]:
+    """The description as JSON, and as a page."""
+    api = describe_api(endpoints, models)
+    text = (resources.files("pipeline.gateway") / "docs.html").read_text("utf-8")
+    return json.dumps(api), Environment(autoescape=True).from_string(text).render(api=api)
+
+
+def describe_api(endpoints: Sequence[ApiEndpoint], models: Sequence[str]) -> dict[str, Any]:
+    """Describe endpoints by OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0).
+
+    Args:
+        endpoints: in the order in which they are to be shown.
+        models: names that requests may have.
+    """
+    used = {kind for one in endpoints for kind in (one.request, one.form, one.response) if kind is not None}
+    kinds = sorted(used | {ErrorAnswer}, key=lambda kind: kind.__name__)
+    references, found = models_json_schema(
+        [(kind, "validation") for kind in kinds], ref_template=f"{_REFERENCE}{{model}}"
+    )
+    of = {kind: references[kind, "validation"] for kind in kinds}
+    schemas: dict[str, Any] = found["$defs"]
+    for one in endpoints:
+        if one.request is not None and "model" in one.request.model_fields:
+            model = schemas[of[one.request]["$ref"].removeprefix(_REFERENCE)]["properties"]["model"]
+            (model.get("anyOf") or [model])[0]["enum"] = list(models)
+        if one.form is not None:
+            form = schemas[of[one.form]["$ref"].removeprefix(_REFERENCE)]
+            form["properties"]["file"] = {"type": "string", "contentMediaType": "application/octet-stream"}
+            form.setdefault("required", []).append("file")
+    paths: dict[str, dict[str, Any]] = {}
+    for one in endpoints:
+        paths.setdefault(_PARAMETER.sub(r"{\1}", one.path), {})[one.method.lower()] = _operation(one, of)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "pipeline", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                **{
+                    name: {"type": "apiKey", "in": "header", "name": name}
+                    for name in ("api-key", "x-api-key")
+                },
+            },
+        },
+        # One of them, where the gateway was started with keys.
+        "security": [{}, {"bearer": []}, {"api-key": []}, {"x-api-key": []}],
+    }
+
+
+def _operation(one: ApiEndpoint, of: Mapping[type[BaseModel], Mapping[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "summary": one.summary,
+        "operationId": "_".join([one.method.lower(), *re.findall(r"\w+", _PARAMETER.sub(r"\1", one.path))]),
+    }
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in _PARAMETER.findall(one.path)
+    ]
+    if one.query is not None:
+        schema = one.query.model_json_schema()
+        parameters += [
+            {"name": name, "in": "query", "required": name in schema.get("required", ()), "schema": value}
+            for name, value in schema["properties"].items()
+        ]
+    if parameters:
+        found["parameters"] = parameters
+    if one.request is not None:
+        found["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": of[one.request]}},
+        }
+    if one.form is not None:
+        # Objects in a form are sent as OpenAI's clients do: expires_after[seconds]=3600.
+        encoding = {"expires_after": {"style": "deepObject", "explode": True}}
+        form = {"schema": of[one.form], "encoding": encoding}
+        found["requestBody"] = {"required": True, "content": {"multipart/form-data": form}}
+    done: dict[str, Any] = {"description": "Done."}
+    if one.media_type:
+        done["content"] = {one.media_type: {"schema": {} if one.response is None else of[one.response]}}
+        if one.request is not None and "stream" in one.request.model_fields:
+            done["content"]["text/event-stream"] = {}
+    refused: dict[str, Any] = {"description": "Refused, or failed."}
+    if one.logged:
+        refused["content"] = {"application/json": {"schema": of[ErrorAnswer]}}
+    found["responses"] = {"200": done, "default": refused}
+    return found

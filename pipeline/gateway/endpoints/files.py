@@ -1,0 +1,150 @@
+"""/v1/files: upload, list, read and delete the files that batches are made from and end in."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import UploadFile
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.types import Message
+
+from pipeline.gateway.batches.objects import ExpiresAfter, FileDeleted, FileObject, Page
+from pipeline.gateway.batches.storage import BatchStorage
+from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily, json_answer
+from pipeline.gateway.errors import ApiError
+from pipeline.gateway.limits import Tenant
+from pipeline.gateway.schema import validate_request
+
+_FORM_BYTES = 64 * 1024  # of a form besides its file
+
+
+class FileQuery(BaseModel):
+    """Query of GET /v1/files."""
+
+    after: str | None = None
+    limit: int = Field(default=10_000, ge=1, le=10_000)
+    order: Literal["asc", "desc"] = "desc"
+    purpose: str | None = None
+
+
+class FileForm(BaseModel):
+    """Form of POST /v1/files, besides its file."""
+
+    model_config = ConfigDict(extra="forbid")
+    purpose: Literal["batch"]
+    expires_after: ExpiresAfter | None = None
+
+
+class FileEndpoints(EndpointFamily):
+    """Files."""
+
+    def endpoints(self) -> Sequence[ApiEndpoint]:
+        if self.context.batches is None:
+            return ()
+        one = "/v1/files/{file_id}"
+        return (
+            ApiEndpoint(
+                "POST", "/v1/files", self._upload, "Upload a file for a batch.", form=FileForm, response=FileObject
+            ),
+            ApiEndpoint("GET", "/v1/files", self._list, "List files.", query=FileQuery, response=Page[FileObject]),
+            ApiEndpoint("GET", one, self._show, "Describe a file.", response=FileObject),
+            ApiEndpoint("DELETE", one, self._delete, "Delete a file.", response=FileDeleted),
+            ApiEndpoint("GET", f"{one}/content", self._content, "Read a file.", media_type="application/octet-stream"),
+        )  # fmt: skip
+
+    @property
+    def _storage(self) -> BatchStorage:
+        assert self.context.batches is not None
+        return self.context.batches
+
+    async def _upload(self, request: Request) -> Response:
+        tenant = self.context.authenticate(request)
+        limited = _limited(request, self._storage.limits.file_bytes)
+        with self._storage.disk_errors():
+            async with limited.form(max_files=1, max_fields=8) as form:
+                fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
+                parsed, upload = validate_request(FileForm, _nested(fields)), form.get("file")
+                if not isinstance(upload, UploadFile):
+                    raise ApiError(400, "file: is missing", param="file")
+                made = await asyncio.to_thread(self._keep, tenant, upload, parsed)
+        return json_answer(made)
+
+    def _keep(self, tenant: Tenant, upload: UploadFile, form: FileForm) -> FileObject:
+        expires_s = None if form.expires_after is None else form.expires_after.seconds
+        with self._storage.new_content() as content:
+            shutil.copyfileobj(upload.file, content)
+            return self._storage.add_file(tenant.name, content, upload.filename or "file", expires_s)
+
+    async def _list(self, request: Request) -> Response:
+        tenant = self.context.authenticate(request)
+        query = validate_request(FileQuery, dict(request.query_params))
+        found = await asyncio.to_thread(
+            self._storage.files,
+            tenant.name,
+            after=query.after,
+            limit=query.limit + 1,
+            newest_first=query.order == "desc",
+            purpose=query.purpose,
+        )
+        return json_answer(Page.of(found, query.limit))
+
+    async def _show(self, request: Request) -> Response:
+        tenant = self.context.authenticate(request)
+        return json_answer(await asyncio.to_thread(self._storage.file, tenant.name, _id(request)))
+
+    async def _delete(self, request: Request) -> Response:
+        tenant, id = self.context.authenticate(request), _id(request)
+        await asyncio.to_thread(self._storage.delete_file, tenant.name, id)
+        return json_answer(FileDeleted(id=id))
+
+    async def _content(self, request: Request) -> Response:
+        tenant, id = self.context.authenticate(request), _id(request)
+        path = await asyncio.to_thread(self._storage.content, tenant.name, id)
+        file = await asyncio.to_thread(self._storage.file, tenant.name, id)
+        # Never shown by a browser: a file may hold anything, and the origin is that of the gateway's page.
+        return FileResponse(
+            path,
+            media_type="application/octet-stream",
+            filename=file.filename,
+            headers={"x-content-type-options": "nosniff"},
+        )
+
+
+def _id(request: Request) -> str:
+    return str(request.path_params["file_id"])
+
+
+def _limited(request: Request, most: int) -> Request:
+    """The same request, which fails once its body is too large, late or cut off."""
+    received = 0
+
+    async def receive() -> Message:
+        nonlocal received
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ApiError(499, "The client left before it had sent the whole file", code="client_left")
+        if request.scope.get("late"):
+            raise ApiError(408, "The file did not come in time", code="request_timeout")
+        received += len(message.get("body", b""))
+        if received > most + _FORM_BYTES:
+            raise ApiError(413, f"The file is larger than {most} bytes", param="file", code="file_too_large")
+        return message
+
+    return Request(request.scope, receive)
+
+
+def _nested(fields: dict[str, str]) -> dict[str, Any]:
+    """Fields of a form with those of objects gathered: `a[b]` is `b` of `a`, as OpenAI's clients send them."""
+    nested: dict[str, Any] = {}
+    for name, value in fields.items():
+        outer, bracket, inner = name.partition("[")
+        if bracket and inner.endswith("]"):
+            nested.setdefault(outer, {})[inner[:-1]] = value
+        else:
+            nested[name] = value
+    return nested

@@ -1,0 +1,114 @@
+"""The way of a request to a model, from authentication to the answer, which is the same for every API.
+
+A request is parsed and checked here, becomes a `ModelAnswer`, and is answered by `pipeline.gateway.http_responses`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pipeline.client import ClientError, PromptTooLong
+from pipeline.gateway.access_log import RequestRecord
+from pipeline.gateway.context import SMALL_BODY_BYTES
+from pipeline.gateway.endpoints.endpoint import EndpointFamily
+from pipeline.gateway.errors import from_client_error
+from pipeline.gateway.http_responses import EventStream, ModelAnswer, RecordedAnswer, json_response
+from pipeline.gateway.limits import Tenant
+from pipeline.gateway.schema import ModelRequest, parse_request
+from pipeline.gateway.served_model import ServedModel
+
+_Body = TypeVar("_Body", bound=ModelRequest)
+_Answer = TypeVar("_Answer", bound=ModelAnswer)
+
+
+class Asker(NamedTuple):
+    """What an answer is made of besides the body of the request."""
+
+    model: ServedModel
+    tenant: Tenant
+    record: RequestRecord
+
+
+class GeneratingEndpoints(EndpointFamily):
+    """Endpoints whose requests a model answers."""
+
+    async def generate(
+        self,
+        request: Request,
+        kind: type[_Body],
+        make: Callable[[_Body, Asker], ModelAnswer],
+        *,
+        prompt_field: str,
+        remembered_bytes: Callable[[_Body, Tenant], int] = lambda _, __: 0,
+    ) -> Response:
+        """Answer a request, whole or streamed.
+
+        Args:
+            request: of the client.
+            kind: of its body.
+            make: checks a body and makes the answer.
+            prompt_field: field of the body that holds the prompt.
+            remembered_bytes: how much besides the body is read of what the gateway remembers.
+
+        Raises:
+            ApiError: the request is refused, or fails.
+        """
+        answer = await self.check(
+            request, kind, make, prompt_field=prompt_field, remembered_bytes=remembered_bytes
+        )
+        recorded = RecordedAnswer(answer, self.context.metrics, self.context.hits, request.scope["record"])
+        return EventStream(recorded) if answer.streams else await json_response(request, recorded)
+
+    async def check(
+        self,
+        request: Request,
+        kind: type[_Body],
+        make: Callable[[_Body, Asker], _Answer],
+        *,
+        prompt_field: str,
+        remembered_bytes: Callable[[_Body, Tenant], int] = lambda _, __: 0,
+    ) -> _Answer:
+        """Authenticate, parse and check a request, its prompt counted in tokens. Nothing is generated yet.
+
+        Args:
+            request: of the client.
+            kind: of its body.
+            make: checks a body and makes the answer; in a thread, if that may take long.
+            prompt_field: field of the body that holds the prompt.
+            remembered_bytes: how much besides the body is read of what the gateway remembers.
+
+        Raises:
+            ApiError: the request is refused.
+        """
+        context = self.context
+        tenant = context.authenticate(request)
+        record: RequestRecord = request.scope["record"]
+        body = await context.receive_body(request)
+
+        def parse() -> _Body:
+            parsed = parse_request(kind, body)
+            record.fields["model"] = context.find_model(parsed.model).name
+            return parsed
+
+        def begin(parsed: _Body) -> _Answer:
+            return make(parsed, Asker(context.find_model(parsed.model), tenant, record))
+
+        try:
+            if len(body) > SMALL_BODY_BYTES:
+                return await context.parsers.run(lambda: begin(parse()), request, len(body), tenant)
+            parsed = parse()
+            size = len(body) + remembered_bytes(parsed, tenant)
+            if size > SMALL_BODY_BYTES or parsed.has_schemas:
+                return await context.parsers.run(lambda: begin(parsed), request, size, tenant)
+            return begin(parsed)
+        except PromptTooLong as error:
+            tenant.charge_tokens(error.tokens)
+            answered = from_client_error(error)
+            answered.param = prompt_field
+            raise answered from error
+        except ClientError as error:
+            raise from_client_error(error) from error

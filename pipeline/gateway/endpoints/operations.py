@@ -1,0 +1,68 @@
+"""What people and probes ask of the gateway itself: the page to chat at, metrics, health."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from pipeline import __version__
+from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily
+from pipeline.gateway.model_status import readiness_page
+from pipeline.gateway.web import own_page
+
+
+class OperationEndpoints(EndpointFamily):
+    """The page to chat at, metrics, health."""
+
+    def endpoints(self) -> Sequence[ApiEndpoint]:
+        return (
+            ApiEndpoint("GET", "/", self._page, "The page to chat at.", logged=False, media_type="text/html"),
+            ApiEndpoint(
+                "GET", "/metrics", self._metrics, "Metrics for Prometheus.", logged=False, media_type="text/plain"
+            ),
+            ApiEndpoint(
+                "GET", "/healthz", self._healthy, "200 while the gateway itself runs.",
+                logged=False, media_type="text/plain",
+            ),
+            ApiEndpoint(
+                "GET", "/health", self._health, "200 while any model can be asked, else 503.",
+                logged=False, media_type="",
+            ),
+            ApiEndpoint("GET", "/version", self._version, "The version of the gateway.", logged=False),
+            ApiEndpoint("GET", "/readyz", self._ready, "200 while any model can be asked.", logged=False),
+        )  # fmt: skip
+
+    async def _page(self, _: Request) -> Response:
+        return own_page(_chat_page())
+
+    async def _metrics(self, request: Request) -> Response:
+        status, usage = await asyncio.gather(
+            self.context.status(), asyncio.to_thread(self.context.kv_cache_usage)
+        )
+        page, content_type = self.context.metrics.render(request.headers.get("accept", ""), status, usage)
+        return Response(page, headers={"content-type": content_type})
+
+    async def _healthy(self, _: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def _health(self, request: Request) -> Response:
+        """As vLLM's: a status without a body."""
+        return Response(status_code=(await self._ready(request)).status_code)
+
+    async def _version(self, _: Request) -> Response:
+        return JSONResponse({"version": __version__})
+
+    async def _ready(self, _: Request) -> Response:
+        """200 if any model can be asked, with what is wrong with the others, and which package each model is of."""
+        status = await self.context.status()
+        return JSONResponse(*readiness_page(status.models, draining=self.context.draining))
+
+
+@cache
+def _chat_page() -> str:
+    return (resources.files("pipeline.gateway") / "page.html").read_text("utf-8")

@@ -1,0 +1,302 @@
+"""The fair queue of a model: who gets a slot when, in the foreground and in the background.
+
+Whatever is too much is answered by 429. What a tenant may use at all is in `pipeline.gateway.limits`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import count
+from math import inf
+from typing import Protocol
+
+from pipeline.gateway.background import BackgroundSlots
+from pipeline.gateway.errors import ApiError
+
+_SMOOTHING = 0.1  # of the mean service time
+
+# Due time, sequence number, a future that is done once the request does not wait any more, and for how many seconds it
+# waits for a model that is not ready.
+_Waiter = tuple[float, int, asyncio.Future[None], float]
+_RETRY_AFTER_S = 5.0
+
+
+class ModelQueue(Protocol):
+    """Slots of one model: a `FairQueue`, or what a worker has of its parent's (`workers.worker.LeasedQueue`)."""
+
+    @property
+    def running(self) -> int:
+        """Number of requests that have a slot."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait."""
+        ...
+
+    @property
+    def slots(self) -> int:
+        """Requests that run at the same time."""
+        ...
+
+    @property
+    def background_slots(self) -> int:
+        """Requests in the background that run at the same time."""
+        ...
+
+    def resize(self, slots: int) -> None:
+        """See `FairQueue.resize`."""
+        ...
+
+    def slot(
+        self,
+        tokens: int,
+        tenant: str = "",
+        *,
+        wait_s: float = inf,
+        arrived: float | None = None,
+        background: bool = False,
+    ) -> AbstractAsyncContextManager[None]:
+        """See `FairQueue.slot`."""
+        ...
+
+
+class FairQueue:
+    """Slots of one model, for the tasks of one event loop.
+
+    Tenants take turns, and of one tenant's requests short ones go first. A slot that becomes free goes to the tenant
+    that holds the fewest; among equals, to the one whose last turn is the longest ago. A tenant's requests are ordered
+    by arrival plus expected service time, so that a long one is overtaken for a bounded time only: a request that
+    arrives later than the long one's own expected service comes after it.
+
+    While the queue is paused, because the model is not ready, no slot is given: requests wait, each for a bounded time.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        *,
+        max_waiting: int,
+        background: int | None = None,
+        s_per_token: float = 0.005,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            slots: requests that run at the same time; as many as the engine takes.
+            max_waiting: requests that may wait besides. Beyond that, one is refused of the tenant that has the most
+                of them waiting.
+            background: slots that requests in the background may have at once; None: half of all.
+            s_per_token: expected service time of a token, in seconds, by which long requests are put behind short ones.
+            clock: monotonic time in seconds.
+        """
+        self._slots, self._max_waiting, self._s_per_token = slots, max_waiting, s_per_token
+        self._background = background
+        self._clock = clock
+        self._running: Counter[str] = Counter()  # by tenant
+        self._waiting: Counter[str] = Counter()  # by tenant, without zeros
+        # Heaps of the tenants in `_waiting`. Waiters that gave up stay in them until they are popped.
+        self._heaps: dict[str, list[_Waiter]] = {}
+        self._last_turns: dict[
+            str, int
+        ] = {}  # by tenant: sequence number of the turn in which it last got a slot
+        self._sequence = count()
+        self._mean_service_s = 1.0
+        self._paused = ""  # why; empty if it is not
+        self._timers: dict[asyncio.Future[None], asyncio.TimerHandle] = {}  # of waiters, while paused
+        self.refused = 0
+        self.background = BackgroundSlots(
+            self.background_slots, lambda: self._has_free_slot and not self._waiting, self._fill
+        )
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait."""
+        return self._waiting.total()
+
+    @property
+    def running(self) -> int:
+        """Number of requests that have a slot."""
+        return self._running.total()
+
+    @property
+    def slots(self) -> int:
+        """Requests that run at the same time."""
+        return self._slots
+
+    def resize(self, slots: int) -> None:
+        """Change the number of slots. Requests that have one keep it, also where there are fewer from now on."""
+        self._slots = slots
+        self.background.most = self.background_slots
+        self._fill()
+
+    @property
+    def paused(self) -> bool:
+        """Whether no slots are given."""
+        return bool(self._paused)
+
+    def pause(self, reason: str) -> None:
+        """Let all requests wait that have no slot, until `resume`.
+
+        Args:
+            reason: why the model is not ready, for those who wait for too long.
+        """
+        began, self._paused = not self._paused, reason or "the model is not ready"
+        if began:
+            for tenant, heap in self._heaps.items():
+                for _, _, future, wait_s in heap:
+                    self._limit_wait(future, tenant, wait_s)
+
+    def resume(self) -> None:
+        """Give slots again."""
+        self._paused = ""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._fill()
+
+    @asynccontextmanager
+    async def slot(
+        self,
+        tokens: int,
+        tenant: str = "",
+        *,
+        wait_s: float = inf,
+        arrived: float | None = None,
+        background: bool = False,
+    ) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it.
+
+        Args:
+            tokens: of the prompt and, at most, of the answer.
+            tenant: name of the tenant.
+            wait_s: how long to wait while the queue is paused, in seconds.
+            arrived: when the request arrived, by the queue's clock; None is now.
+            background: whether it only gets a slot that no other request waits for, however long that takes.
+
+        Raises:
+            ApiError: 429, with the time after which it is worth asking again; 503, if the model is not ready and the
+                wait for it is over.
+            Preempted: a slot in the background was needed for another request.
+        """
+        if background:
+            async with self.background.slot(tenant):
+                yield
+            return
+        await self._acquire(tokens, tenant, wait_s, self._clock() if arrived is None else arrived)
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._mean_service_s += _SMOOTHING * (self._clock() - began - self._mean_service_s)
+            self._release(tenant)
+
+    async def _acquire(self, tokens: int, tenant: str, wait_s: float, arrived: float) -> None:
+        # While a slot is free, no request waits.
+        if self._has_free_slot:
+            self._running[tenant] += 1
+            return
+        if self.waiting >= self._max_waiting:
+            self._refuse_one(tenant)
+        future = asyncio.get_running_loop().create_future()
+        due = arrived + tokens * self._s_per_token
+        heapq.heappush(self._heaps.setdefault(tenant, []), (due, next(self._sequence), future, wait_s))
+        self._waiting[tenant] += 1
+        self._preempt()
+        if self._paused:
+            self._limit_wait(future, tenant, wait_s)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.cancelled():
+                self._count_out(tenant)
+            elif future.exception() is None:
+                # The slot was given at the moment of the cancellation.
+                self._release(tenant)
+            raise
+        finally:
+            if timer := self._timers.pop(future, None):
+                timer.cancel()
+
+    def _limit_wait(self, future: asyncio.Future[None], tenant: str, wait_s: float) -> None:
+        def give_up() -> None:
+            if not future.done():
+                self._count_out(tenant)
+                future.set_exception(self._not_ready(f"was not ready for {wait_s:g} s"))
+
+        if wait_s < inf:
+            self._timers[future] = asyncio.get_running_loop().call_later(wait_s, give_up)
+
+    def _not_ready(self, what: str) -> ApiError:
+        text = f"The model {what}: {self._paused}"
+        return ApiError(503, text, code="unavailable", retry_after_s=_RETRY_AFTER_S)
+
+    def _release(self, tenant: str) -> None:
+        self._running[tenant] -= 1
+        if not self._running[tenant]:
+            del self._running[tenant]
+        self._fill()
+
+    @property
+    def _has_free_slot(self) -> bool:
+        return self.running + self.background.running < self._slots and not self._paused
+
+    @property
+    def background_slots(self) -> int:
+        """Requests in the background that run at the same time."""
+        return max(1, self._slots // 2) if self._background is None else self._background
+
+    def _fill(self) -> None:
+        """Give all free slots to requests that wait."""
+        while self._has_free_slot and self._give_slot():
+            pass
+        self._preempt()
+        self.background.fill()
+
+    def _preempt(self) -> None:
+        """Take a slot back from the background for each request that waits."""
+        if self.background.running and not self._paused:
+            for _ in range(self.waiting - self.background.leaving):
+                self.background.preempt()
+
+    def _give_slot(self) -> bool:
+        """Give a slot to the request whose turn it is. Returns whether one waits."""
+        for tenant in sorted(
+            self._waiting, key=lambda name: (self._running[name], self._last_turns.get(name, -1))
+        ):
+            heap = self._heaps[tenant]
+            while heap:
+                future = heapq.heappop(heap)[2]
+                if not future.done():
+                    self._last_turns[tenant] = next(self._sequence)
+                    self._running[tenant] += 1
+                    self._count_out(tenant)
+                    future.set_result(None)
+                    return True
+        return False
+
+    def _count_out(self, tenant: str) -> None:
+        self._waiting[tenant] -= 1
+        if not self._waiting[tenant]:
+            del self._waiting[tenant], self._heaps[tenant]
+
+    def _refuse_one(self, newcomer: str) -> None:
+        """Raise for the newcomer, or refuse the last waiter of a tenant that has more requests waiting."""
+        self.refused += 1
+        wait_s = (self.waiting + 1) / self._slots * self._mean_service_s
+        text = "Too many requests are waiting; try again later"
+        error = ApiError(429, text, code="overloaded", retry_after_s=wait_s)
+        if self._paused:
+            error = self._not_ready("is not ready, and too many requests wait for it")
+        most = max(self._waiting, key=self._waiting.__getitem__, default=newcomer)
+        if self._waiting[most] <= self._waiting[newcomer] + 1:
+            raise error
+        last = max((waiter for waiter in self._heaps[most] if not waiter[2].done()), default=None)
+        if last is not None:
+            self._count_out(most)
+            last[2].set_exception(error)

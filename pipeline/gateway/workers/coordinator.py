@@ -1,0 +1,311 @@
+"""What the workers of a gateway have in common, in the event loop of their parent.
+
+A place in a model's queue is leased to a worker until it says that it is free, or is gone. Servers are probed here,
+once for all workers. While a package is exchanged some workers are at the old one and some at the new one: requests
+then go on as long as both can be asked, and wait while one cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pipeline.client import AsyncClient
+from pipeline.gateway.background import Preempted
+from pipeline.gateway.errors import ApiError
+from pipeline.gateway.fair_queue import FairQueue
+from pipeline.gateway.model_status import GatewayStatus, ModelStatus
+from pipeline.gateway.readiness import Readiness
+from pipeline.gateway.workers.link import Link, LinkMessage
+
+_REMEMBERED = 10_000  # requests that the cache answered
+
+
+class Coordinator:
+    """Queues, probes and figures of all workers of a gateway."""
+
+    def __init__(
+        self,
+        *,
+        max_waiting: int,
+        batch_slots: int | None = None,
+    ) -> None:
+        """
+        Args:
+            max_waiting: requests that may wait for a model.
+            batch_slots: requests of batches that a model answers at once; None: half of what it takes.
+        """
+        self.restarts = 0  # of workers
+        self._max_waiting, self._batch_slots = max_waiting, batch_slots
+        self._workers: dict[int, _Member] = {}
+        self._queues: dict[str, FairQueue] = {}
+        self._watched: dict[str, _WatchedPackage] = {}
+        self._hits: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def attach(self, number: int, link: Link) -> None:
+        """Take a worker in.
+
+        Args:
+            number: of the worker.
+            link: to it, whose messages are handed to `receive`.
+        """
+        self._workers[number] = _Member(link)
+
+    def detach(self, number: int) -> None:
+        """Free all that a worker holds, which is gone."""
+        member = self._workers.pop(number)
+        for lease in member.leases.values():
+            lease.cancel()
+        for watched in list(self._watched.values()):
+            self._leave(watched, number)
+
+    def receive(self, number: int, message: LinkMessage) -> None:
+        """Handle a message of a worker."""
+        member, op = self._workers[number], message["op"]
+        if op == "acquire":
+            lease = message["lease"]
+            member.leases[lease] = asyncio.create_task(self._lease(member, message))
+            member.leases[lease].add_done_callback(lambda _: member.leases.pop(lease, None))
+        elif op == "release":
+            if (task := member.leases.get(message["lease"])) is not None:
+                task.cancel()
+        elif op == "listens":
+            member.listens = True
+        elif op == "report":
+            self._note_report(member, message)
+        elif op == "status":
+            answer = self.status().as_json()
+            member.link.send("answer", number=message["number"], value=answer)
+        elif op == "remember":
+            self._hits[message["tenant"], message["id"]] = message["hit"]
+            while len(self._hits) > _REMEMBERED:
+                self._hits.popitem(last=False)
+        elif op == "recall":
+            hit = self._hits.pop((message["tenant"], message["id"]), None)
+            member.link.send("answer", number=message["number"], value=hit)
+        else:
+            self._note_watching(number, member, message)
+
+    def status(self) -> GatewayStatus:
+        """Return what the workers together say.
+
+        While they are at different packages, the model counts as being at the one of the worker that changed the
+        longest ago.
+        """
+        found: dict[str, list[tuple[float, ModelStatus]]] = {}
+        for member in self._workers.values():
+            for name, status in member.models.items():
+                found.setdefault(name, []).append((member.since[name], status))
+        models = {}
+        for name, ranked in found.items():
+            statuses = [status for _, status in sorted(ranked, key=lambda pair: pair[0])]
+            queue, merged = self._queues[name], statuses[0].merge(statuses[1:])
+            models[name] = replace(
+                merged, fault=self._fault(name), running=queue.running, waiting=queue.waiting
+            )
+        return GatewayStatus(models, sum(one.listens for one in self._workers.values()), self.restarts)
+
+    async def aclose(self) -> None:
+        """Stop watching all servers."""
+        for watched in list(self._watched.values()):
+            self._end(watched)
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    async def _lease(self, member: _Member, wanted: LinkMessage) -> None:
+        """Hold a place until this task is cancelled."""
+        lease = wanted["lease"]
+        try:
+            async with self._queues[wanted["model"]].slot(
+                wanted["tokens"],
+                wanted["tenant"],
+                wait_s=wanted["wait_s"],
+                arrived=wanted["arrived"],
+                background=wanted["background"],
+            ):
+                member.link.send("granted", lease=lease)
+                await asyncio.get_running_loop().create_future()
+        except Preempted:
+            member.link.send("preempted", lease=lease)
+        except ApiError as error:
+            kept = {
+                "status": error.status, "message": error.message, "code": error.code,
+                "retry_after_s": error.retry_after_s,
+            }  # fmt: skip
+            member.link.send("refused", lease=lease, error=kept)
+
+    def _note_report(self, member: _Member, report: LinkMessage) -> None:
+        for name, fields in report["models"].items():
+            status, before = ModelStatus(**fields), member.models.get(name)
+            if before is None or (before.deployment, before.endpoints) != (
+                status.deployment,
+                status.endpoints,
+            ):
+                member.since[name] = time.monotonic()
+            member.models[name] = status
+        for key, chunks in report["chunks"].items():
+            if (watched := self._watched.get(key)) is not None:
+                watched.note_chunks(chunks)
+
+    def _note_watching(self, number: int, member: _Member, message: LinkMessage) -> None:
+        key = message["key"]
+        if message["op"] == "watch":
+            self._watch(number, member, message)
+            return
+        if (watched := self._watched.get(key)) is None:
+            return
+        match message["op"]:
+            case "unwatch":
+                self._leave(watched, number)
+            case "activate":
+                for other in self._watched.values():
+                    if other.model == watched.model:
+                        other.active.discard(number)
+                watched.active.add(number)
+                self._apply(watched.model)
+            case "suspect":
+                watched.readiness.suspect(message["url"], message["reason"])
+            case "suspend":
+                watched.suspensions[number] = message["reason"]
+                watched.apply_suspensions()
+
+    def _watch(self, number: int, member: _Member, message: LinkMessage) -> None:
+        key, model = message["key"], message["model"]
+        if model not in self._queues:
+            queue = self._queues[model] = FairQueue(
+                message["slots"], max_waiting=self._max_waiting, background=self._batch_slots
+            )
+            queue.pause("it is not watched yet")
+        watched = self._watched.get(key)
+        if watched is None:
+            watched = self._watched[key] = _WatchedPackage(self, key, model, message["slots"])
+            client = AsyncClient(message["urls"], model=message["entry"])
+            watched.begin(client)
+        watched.holders[number] = member.link
+        watched.tell(member.link)
+        # The first package of a worker is not taken over from another one.
+        if not any(number in one.active for one in self._watched.values() if one.model == model):
+            watched.active.add(number)
+        self._apply(model)
+
+    def _leave(self, watched: _WatchedPackage, number: int) -> None:
+        if watched.holders.pop(number, None) is None:
+            return
+        watched.active.discard(number)
+        if watched.suspensions.pop(number, ""):
+            watched.apply_suspensions()
+        if not watched.holders:
+            self._end(watched)
+        self._apply(watched.model)
+
+    def _end(self, watched: _WatchedPackage) -> None:
+        del self._watched[watched.key]
+        closing = asyncio.create_task(watched.aclose())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    def _apply(self, model: str) -> None:
+        """Pause the queue of a model unless every package that a worker is at can be asked."""
+        queue, fault = self._queues[model], self._fault(model)
+        if fault is not None:
+            queue.pause(fault)
+            return
+        slots = min(one.slots for one in self._active(model))
+        if slots != queue.slots:
+            queue.resize(slots)
+        queue.resume()
+
+    def _active(self, model: str) -> list[_WatchedPackage]:
+        """The packages of a model that a worker is at."""
+        return [one for one in self._watched.values() if one.model == model and one.active]
+
+    def _fault(self, model: str) -> str | None:
+        """Why a model cannot be asked: the first fault of a package that a worker is at."""
+        if not (active := self._active(model)):
+            return "no worker of the gateway serves it"
+        return next((one.fault for one in active if one.fault is not None), None)
+
+    def note_change(self, watched: _WatchedPackage) -> None:
+        """Tell the workers how servers are, and pause or resume the queue."""
+        for link in watched.holders.values():
+            watched.tell(link)
+        self._apply(watched.model)
+
+
+@dataclass(slots=True)
+class _Member:
+    """A worker: the link to it, whether it listens, its leases, and its last report."""
+
+    link: Link
+    listens: bool = False
+    leases: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    models: dict[str, ModelStatus] = field(default_factory=dict)
+    # By model: when it went over to the package that it is at, by `time.monotonic()`.
+    since: dict[str, float] = field(default_factory=dict)
+
+
+class _WatchedPackage:
+    """One package at some addresses, and the workers that know of it. To its `Readiness` it is what is paused."""
+
+    def __init__(self, coordinator: Coordinator, key: str, model: str, slots: int) -> None:
+        self.key, self.model, self.slots = key, model, slots
+        self.holders: dict[int, Link] = {}
+        # Workers whose new requests go to it.
+        self.active: set[int] = set()
+        # Worker -> why it counts the model as not ready; empty if it does not.
+        self.suspensions: dict[int, str] = {}
+        self.fault: str | None = "it is not watched yet"
+        self._coordinator, self._probed = coordinator, False
+        self._ill: list[str] = []
+        self._waiting: asyncio.Task[None] | None = None
+
+    def begin(self, client: AsyncClient) -> None:
+        """Watch the servers of a client."""
+        self._client = client
+        self.readiness = Readiness(self.model, client, self)
+        self.readiness.start()
+        self._waiting = asyncio.create_task(self._wait_for_probes())
+
+    def pause(self, reason: str) -> None:
+        """Called by its readiness: no server can be asked."""
+        self._change(reason)
+
+    def resume(self) -> None:
+        """Called by its readiness: a server can be asked."""
+        self._change(None)
+
+    def apply_suspensions(self) -> None:
+        """Count the model as not ready while any worker does."""
+        self.readiness.suspend(next(filter(None, self.suspensions.values()), ""))
+
+    def note_chunks(self, chunks: Mapping[str, float]) -> None:
+        """Take note of the last parts of answers that came from each server."""
+        for one in self._client.endpoints:
+            one.last_chunk_at = max(one.last_chunk_at, chunks.get(one.url, one.last_chunk_at))
+
+    def tell(self, link: Link) -> None:
+        """Tell a worker how the servers are."""
+        link.send("readiness", key=self.key, fault=self.fault, ill=self._ill, probed=self._probed)
+
+    async def aclose(self) -> None:
+        """Stop watching."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+        await self.readiness.aclose()
+        await self._client.aclose()
+
+    async def _wait_for_probes(self) -> None:
+        await self.readiness.probed()
+        self._probed = True
+        self._coordinator.note_change(self)
+
+    def _change(self, fault: str | None) -> None:
+        ill = [one.url for one in self._client.endpoints if one.ill]
+        if (fault, ill) != (self.fault, self._ill):
+            self.fault, self._ill = fault, ill
+            self._coordinator.note_change(self)

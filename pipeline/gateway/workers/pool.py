@@ -1,0 +1,220 @@
+"""The parent of the workers of a gateway: starts them, watches them, starts them again, and ends them together.
+
+The listening sockets are the parent's, and inherited: a connection that no worker has accepted waits in them, whatever
+becomes of a worker. A worker that is killed takes its own connections with it and no others; one that is stopped, or
+does not report while it computes nothing, is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import uvloop
+
+from pipeline.errors import ServerError
+from pipeline.gateway.tenants import Tenants
+from pipeline.gateway.workers.coordinator import Coordinator
+from pipeline.gateway.workers.link import Link, LinkMessage
+from pipeline.gateway.workers.shared_usage import SharedUsage
+from pipeline.gateway.workers.worker import REPORT_S, WorkerPlace
+from pipeline.process_state import ProcessPulse, ProcessStat, exit_reason
+
+_log = logging.getLogger("pipeline.gateway")
+
+_BACKLOG = 2048
+_START_S = 120.0
+# A worker that ran for so long before it failed is started again at once; else after a pause that doubles.
+_STEADY_S = 60.0
+_LONGEST_PAUSE_S = 30.0
+_SPARE_S = 5.0  # for workers to end after their drain
+
+
+@dataclass(slots=True)
+class _WorkerProcess:
+    """A worker that runs: its process, whether it has begun to listen, and whether it goes on reporting."""
+
+    process: asyncio.subprocess.Process
+    pulse: ProcessPulse
+    listens: bool = False
+    began: float = field(default_factory=time.monotonic)
+
+
+class WorkerPool:
+    """The workers of one gateway."""
+
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        command: Callable[[WorkerPlace], Sequence[str]],
+        workers: int,
+        *,
+        tenants: Tenants,
+        max_waiting: int,
+        batch_slots: int | None = None,
+        drain_s: float,
+        on_ready: Callable[[], None] = lambda: None,
+        inherit: Sequence[int] = (),
+    ) -> None:
+        """
+        Args:
+            sockets: bound; workers inherit them under the same numbers.
+            command: command line of a worker.
+            workers: how many there are to be.
+            tenants: whose limits workers share.
+            max_waiting: requests that may wait for a model.
+            batch_slots: requests of batches that a model answers at once; None: half of what it takes.
+            drain_s: how long requests may still take after a stop, in seconds.
+            on_ready: called when all workers listen for the first time.
+            inherit: descriptors that workers get besides.
+        """
+        self._sockets, self._command, self._count = sockets, command, workers
+        self._usage = SharedUsage.create(tenants, workers)
+        self._coordinator = Coordinator(max_waiting=max_waiting, batch_slots=batch_slots)
+        self._drain_s, self._on_ready = drain_s, on_ready
+        self._inherit = inherit
+        self._running: dict[int, _WorkerProcess] = {}
+        self._failure: ServerError | None = None
+
+    def run(self) -> None:
+        """Serve until SIGTERM or Ctrl-C.
+
+        Raises:
+            ServerError: a worker did not start.
+        """
+        for one in self._sockets:
+            one.listen(_BACKLOG)
+        with (
+            _own_folder() as folder,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            runner.run(self._run(folder))
+        if self._failure is not None:
+            raise self._failure
+
+    async def _run(self, metrics: Path) -> None:
+        self._stopping, self._all_listen = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        keepers = [asyncio.create_task(self._keep(number, metrics)) for number in range(self._count)]
+        watching = asyncio.create_task(self._watch())
+        await self._stopping.wait()
+        watching.cancel()
+        for one in self._sockets:
+            one.close()
+        for worker in self._running.values():
+            self._signal(worker, signal.SIGTERM)
+        _, late = await asyncio.wait(keepers, timeout=self._drain_s + _SPARE_S)
+        for worker in self._running.values():
+            self._signal(worker, signal.SIGKILL)
+        if late:
+            await asyncio.wait(late)
+        await self._coordinator.aclose()
+
+    async def _keep(self, number: int, metrics: Path) -> None:
+        """Run worker `number`, again and again, until the pool stops."""
+        failures = 0
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                why = exit_reason(await self._serve(number, metrics))
+            except OSError as error:
+                why = f"cannot be started: {error.strerror}"
+            if self._stopping.is_set():
+                return
+            if not self._all_listen.is_set():
+                self._failure = ServerError(f"worker {number} of the gateway {why} before it was ready")
+                self._stopping.set()
+                return
+            failures = 0 if time.monotonic() - began > _STEADY_S else failures + 1
+            pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (failures - 2)) if failures > 1 else 0.0
+            _log.error("worker %d of the gateway %s; it is started again", number, why)
+            self._coordinator.restarts += 1
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
+
+    async def _serve(self, number: int, metrics: Path) -> int:
+        """Run worker `number` once. Returns its exit code."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            place = WorkerPlace(number, self._count, theirs.fileno(), self._usage.descriptor, metrics)
+            process = await asyncio.create_subprocess_exec(
+                *self._command(place),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=(
+                    *(one.fileno() for one in self._sockets),
+                    *(place.link, place.usage),
+                    *self._inherit,
+                ),
+                # Ctrl-C is for the parent, which tells its workers.
+                start_new_session=True,
+            )
+        worker = self._running[number] = _WorkerProcess(process, ProcessPulse(process.pid))
+        link = await Link.over(ours, partial(self._receive, number, worker), lambda: None)
+        self._coordinator.attach(number, link)
+        if self._stopping.is_set():
+            self._signal(worker, signal.SIGTERM)
+        try:
+            return await process.wait()
+        finally:
+            del self._running[number]
+            link.close()
+            self._coordinator.detach(number)
+            self._usage.forget(number)
+
+    def _receive(self, number: int, worker: _WorkerProcess, message: LinkMessage) -> None:
+        if self._running.get(number) is not worker:
+            return
+        if message["op"] == "listens":
+            worker.listens = True
+            _log.info("worker %d of the gateway is process %d", number, worker.process.pid)
+            everybody = len(self._running) == self._count and all(
+                one.listens for one in self._running.values()
+            )
+            if everybody and not self._all_listen.is_set():
+                self._all_listen.set()
+                self._on_ready()
+        if message["op"] == "report" and worker.listens:
+            worker.pulse.ask()
+        self._coordinator.receive(number, message)
+
+    async def _watch(self) -> None:
+        """Kill workers that hang; `_keep` starts them again."""
+        while True:
+            await asyncio.sleep(REPORT_S)
+            for number, worker in self._running.items():
+                why = worker.pulse.fault()
+                if why is None and not worker.listens and time.monotonic() - worker.began > _START_S:
+                    why = f"does not listen within {_START_S:g} s"
+                if why is not None:
+                    _log.error("worker %d of the gateway %s", number, why)
+                    self._signal(worker, signal.SIGKILL)
+
+    @staticmethod
+    def _signal(worker: _WorkerProcess, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            worker.process.send_signal(number)
+
+
+@contextlib.contextmanager
+def _own_folder() -> Iterator[Path]:
+    """A private folder for what workers share in files; those of gateways that were killed are removed."""
+    prefix = "pipeline-workers-"
+    for old in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        if ProcessStat.of(int(old.name.split("-")[2])) is None:
+            shutil.rmtree(old, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{prefix}{os.getpid()}-") as folder:
+        yield Path(folder)

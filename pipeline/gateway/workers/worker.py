@@ -1,0 +1,327 @@
+"""A worker's side: places in the queue of a model, its readiness, and figures, which the parent has for all workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from math import inf
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+from pipeline.client import AsyncClient
+from pipeline.gateway.background import PreemptibleBlock
+from pipeline.gateway.endpoints.false_hits import CacheHit, CacheHits
+from pipeline.gateway.errors import ApiError
+from pipeline.gateway.model_status import GatewayStatus, ModelStatus
+from pipeline.gateway.served_model import ServedModel
+from pipeline.gateway.workers.link import Link, LinkMessage
+
+REPORT_S = 0.5
+# The parent answers at once. It does not while it is stopped, and then it is started again with all its workers.
+_ANSWER_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """What a worker inherits of its parent.
+
+    Attributes:
+        number: of the worker, from 0; one that is started again has the same.
+        workers: how many there are.
+        link: descriptor of its end of the socket pair.
+        usage: descriptor of the memory with the limits of tenants.
+        metrics: folder of the files with counters and histograms.
+    """
+
+    number: int
+    workers: int
+    link: int
+    usage: int
+    metrics: Path
+
+    def as_word(self) -> str:
+        """Write it as one word of a command line."""
+        return json.dumps({**asdict(self), "metrics": str(self.metrics)})
+
+    @classmethod
+    def of_word(cls, word: str) -> WorkerPlace:
+        """Read what `as_word` wrote."""
+        values = json.loads(word)
+        return cls(**{**values, "metrics": Path(values["metrics"])})
+
+
+class GatewayWorker:
+    """The parent of this worker, as its gateway asks it."""
+
+    def __init__(self, place: WorkerPlace) -> None:
+        """
+        Args:
+            place: of this worker.
+        """
+        self.place = place
+        self.hits: CacheHits = _SharedHits(self)
+        self._link: Link | None = None
+        self._numbers = count()
+        self._leases: dict[int, asyncio.Future[None]] = {}
+        self._blocks: dict[int, PreemptibleBlock] = {}  # by number of the lease
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._watched: dict[str, SharedReadiness] = {}
+        self._report: Callable[[], Mapping[str, ModelStatus]] = dict
+        self._reporting: asyncio.Task[None] | None = None
+
+    async def connect(self, report: Callable[[], Mapping[str, ModelStatus]]) -> None:
+        """Open the link, and begin to report.
+
+        Args:
+            report: describes the models of this process.
+        """
+        self._report = report
+        self._link = await Link.over(socket(fileno=self.place.link), self._receive, self._lose)
+        self._reporting = asyncio.create_task(self._keep_reporting())
+
+    async def aclose(self) -> None:
+        """End the link; the parent frees what this worker holds."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def share(self, model: ServedModel) -> None:
+        """Give a model that was loaded here the queue and the readiness that all workers have."""
+        model.queue = LeasedQueue(self, model.name, model.queue.slots, model.queue.background_slots)
+        model.readiness = SharedReadiness(self, model)
+
+    def tell(self, op: str, **fields: Any) -> None:
+        """Send a message that needs no answer."""
+        if self._link is not None:
+            self._link.send(op, **fields)
+
+    async def ask(self, op: str, **fields: Any) -> Any:
+        """Send a question, and return its answer.
+
+        Raises:
+            ApiError: 503, if the parent does not answer.
+        """
+        number = next(self._numbers)
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            self.tell(op, number=number, **fields)
+            async with asyncio.timeout(_ANSWER_S):
+                return await answer
+        except TimeoutError:
+            text = f"The gateway's parent process did not answer within {_ANSWER_S:g} s"
+            raise ApiError(503, text, code="unavailable", retry_after_s=1) from None
+        finally:
+            del self._asked[number]
+
+    async def status(self) -> GatewayStatus:
+        """Return what all workers together say."""
+        self._send_report()
+        return GatewayStatus.of_json(await self.ask("status"))
+
+    def watch(self, readiness: SharedReadiness, **fields: Any) -> None:
+        """Have the parent watch the servers of a model, and tell `readiness` how they are."""
+        self._watched[readiness.key] = readiness
+        self.tell("watch", key=readiness.key, **fields)
+
+    def unwatch(self, readiness: SharedReadiness) -> None:
+        """End what `watch` began."""
+        if self._watched.get(readiness.key) is readiness:
+            del self._watched[readiness.key]
+            self.tell("unwatch", key=readiness.key)
+
+    @asynccontextmanager
+    async def lease(self, **wanted: Any) -> AsyncIterator[None]:
+        """Wait for a place in a queue of the parent, and hold it. Raises what the queue does."""
+        number = next(self._numbers)
+        granted = self._leases[number] = asyncio.get_running_loop().create_future()
+        block = self._blocks[number] = PreemptibleBlock()
+        self.tell("acquire", lease=number, **wanted)
+        try:
+            with block:
+                await granted
+                yield
+        finally:
+            del self._leases[number], self._blocks[number]
+            self.tell("release", lease=number)
+
+    def _receive(self, message: LinkMessage) -> None:
+        match message["op"]:
+            case "granted" | "refused" as op:
+                lease = self._leases.get(message["lease"])
+                if lease is None or lease.done():
+                    # It was given up meanwhile; `release` is under way.
+                    return
+                if op == "granted":
+                    lease.set_result(None)
+                else:
+                    lease.set_exception(ApiError(**message["error"]))
+            case "preempted":
+                if (block := self._blocks.get(message["lease"])) is not None:
+                    block.preempt()
+            case "readiness":
+                if (readiness := self._watched.get(message["key"])) is not None:
+                    readiness.hear(message["fault"], message["ill"], probed=message["probed"])
+            case "answer":
+                answer = self._asked.get(message["number"])
+                if answer is not None and not answer.done():
+                    answer.set_result(message["value"])
+
+    def _lose(self) -> None:
+        """The parent is gone: nobody gives places any more, and another parent has other workers."""
+        if self._link is not None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _send_report(self) -> None:
+        models = {name: asdict(status) for name, status in self._report().items()}
+        chunks = {key: readiness.last_chunks() for key, readiness in self._watched.items()}
+        self.tell("report", models=models, chunks=chunks)
+
+    async def _keep_reporting(self) -> None:
+        while True:
+            self._send_report()
+            await asyncio.sleep(REPORT_S)
+
+
+@dataclass(slots=True)
+class LeasedQueue:
+    """The queue of a model, for one worker; a `fair_queue.FairQueue` of the parent orders what all workers ask."""
+
+    worker: GatewayWorker
+    model: str
+    slots: int
+    background_slots: int
+    running: int = 0
+    waiting: int = 0
+
+    def resize(self, slots: int) -> None:
+        """Note the number of slots; the parent knows it from what it watches."""
+        self.slots = slots
+
+    @asynccontextmanager
+    async def slot(
+        self,
+        tokens: int,
+        tenant: str = "",
+        *,
+        wait_s: float = inf,
+        arrived: float | None = None,
+        background: bool = False,
+    ) -> AsyncIterator[None]:
+        """See `fair_queue.FairQueue.slot`. The monotonic clock is the same in all processes."""
+        self.waiting += 1
+        held = False
+        try:
+            async with self.worker.lease(
+                model=self.model,
+                tokens=tokens,
+                tenant=tenant,
+                wait_s=wait_s,
+                arrived=arrived,
+                background=background,
+            ):
+                self.waiting, self.running, held = self.waiting - 1, self.running + 1, True
+                yield
+        finally:
+            if held:
+                self.running -= 1
+            else:
+                self.waiting -= 1
+
+
+@dataclass(slots=True)
+class SharedReadiness:
+    """Whether a model can be asked, as the parent finds out for all workers; see `readiness.Readiness`."""
+
+    worker: GatewayWorker
+    model: ServedModel
+    key: str = field(init=False)
+    fault: str | None = "it is not watched yet"
+    _client: AsyncClient = field(init=False)
+    _started: bool = False
+    _suspended: str = ""
+    _probed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._client = self.model.client
+        # The same in all workers.
+        self.key = " ".join((self.model.deployment, self._client.model_name, *self._client.urls))
+
+    def start(self) -> None:
+        """Have the servers watched, in the running event loop. Does nothing if that was done."""
+        if self._started:
+            return
+        self._started = True
+        for one in self._client.endpoints:
+            one.ill = True
+        self.worker.watch(
+            self,
+            model=self.model.name,
+            urls=list(self._client.urls),
+            entry=self._client.model_name,
+            slots=self.model.queue.slots,
+        )
+
+    def hear(self, fault: str | None, ill: list[str], *, probed: bool) -> None:
+        """Take what the parent has found out."""
+        self.fault = fault
+        for one in self._client.endpoints:
+            one.ill = one.url in ill
+        if probed:
+            self._probed.set()
+
+    def suspect(self, url: str, reason: str) -> None:
+        """See `readiness.Readiness.suspect`."""
+        for one in self._client.endpoints:
+            one.ill = one.ill or one.url == url
+        self.worker.tell("suspect", key=self.key, url=url, reason=reason)
+
+    def suspend(self, reason: str) -> None:
+        """See `readiness.Readiness.suspend`."""
+        if reason != self._suspended:
+            self._suspended = reason
+            self.worker.tell("suspend", key=self.key, reason=reason)
+
+    async def probed(self) -> None:
+        """Wait until each server has been probed for the first time."""
+        await self._probed.wait()
+
+    def take_over(self, replaced: SharedReadiness) -> None:
+        """Tell the parent that this worker goes on with this model."""
+        self.worker.tell("activate", key=self.key)
+        replaced.stop()
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self.worker.unwatch(self)
+
+    async def aclose(self) -> None:
+        """Watch no more."""
+        self.stop()
+
+    def last_chunks(self) -> dict[str, float]:
+        """When the last part of an answer came from each server."""
+        return {one.url: one.last_chunk_at for one in self._client.endpoints if one.last_chunk_at > -inf}
+
+
+class _SharedHits(CacheHits):
+    """What the cache answered, remembered by the parent: a report may come to another worker than the answer did."""
+
+    def __init__(self, worker: GatewayWorker) -> None:
+        super().__init__()
+        self._worker = worker
+
+    def remember(self, tenant: str, request_id: str, hit: CacheHit) -> None:
+        self._worker.tell("remember", tenant=tenant, id=request_id, hit=hit)
+
+    async def take(self, tenant: str, request_id: str) -> CacheHit | None:
+        found = await self._worker.ask("recall", tenant=tenant, id=request_id)
+        return None if found is None else CacheHit(*found)

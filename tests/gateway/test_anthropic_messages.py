@@ -1,0 +1,158 @@
+"""Anthropic's Messages API over HTTP. What Anthropic's own client makes of it: tests/clients/anthropic_python."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.error
+import urllib.request
+from hashlib import sha256
+from itertools import groupby
+from typing import Any
+
+import pytest
+
+from pipeline.client.testing import Ending, Reply
+from pipeline.gateway.limits import Tenant, TenantLimits
+from pipeline.gateway.tenants import Tenants
+from tests.gateway.conftest import Running, Start
+from tests.gateway.test_gateway_requests import CALLING, HERMES
+
+TRACK = {
+    "name": "track",
+    "description": "Find a parcel.",
+    "input_schema": {"type": "object", "properties": {"id": {"type": "integer"}}},
+}
+QUESTION = [{"role": "user", "content": "Where is my parcel?"}]
+
+
+def post(running: Running, fields: dict[str, Any], path: str = "", **headers: str) -> tuple[int, str]:
+    """Status and body of the answer to a request."""
+    body = json.dumps({"model": "tiny", "max_tokens": 20, "messages": QUESTION, **fields}).encode()
+    url, kind = f"{running.url}/v1/messages{path}", {"Content-Type": "application/json"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body, kind | headers), timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def message(running: Running, **fields: Any) -> Any:
+    status, body = post(running, fields)
+    assert status == 200, body
+    return json.loads(body)
+
+
+def events(running: Running, **fields: Any) -> list[Any]:
+    """The events of a stream, whose names are their types."""
+    status, body = post(running, {"stream": True, **fields})
+    assert status == 200, body
+    named = [event.split("\n") for event in body.strip().split("\n\n")]
+    read = [json.loads(data.removeprefix("data: ")) for _, data in named]
+    assert [event["type"] for event in read] == [name.removeprefix("event: ") for name, _ in named]
+    return read
+
+
+def test_a_whole_message(start: Start) -> None:
+    running = start(Reply(["On ", "its ", "way"]))
+    made = message(
+        running, system=[{"type": "text", "text": "Be brief."}], stop_sequences=["x"], temperature=0.5, top_k=5,
+        metadata={"user_id": "me"}, thinking={"type": "disabled"},
+    )  # fmt: skip
+    assert made["content"] == [{"type": "text", "text": "On its way", "citations": None}]
+    assert (made["type"], made["role"], made["stop_reason"]) == ("message", "assistant", "end_turn")
+    assert (made["usage"]["input_tokens"], made["usage"]["output_tokens"]) == (8, 3)
+    (asked,) = running.upstream.requests
+    assert asked.prompt == "system: Be brief.\nuser: Where is my parcel?\n"
+    assert [list(asked.tensors[name]) for name in ("max_tokens", "top_k", "stop_words")] == [[20], [5], ["x"]]
+    assert message(running, max_tokens=3)["stop_reason"] == "max_tokens"
+
+
+def test_a_stream_with_a_tool(start: Start) -> None:
+    running = start([Reply(CALLING), Reply(CALLING), Reply(["At the border."])], template=HERMES)
+    streamed = events(running, tools=[TRACK])
+    block = ["content_block_start", "content_block_delta", "content_block_stop"]
+    assert [kind for kind, _ in groupby(event["type"] for event in streamed)] == [
+        "message_start", *block, *block, "message_delta", "message_stop",
+    ]  # fmt: skip
+    deltas = [event["delta"] for event in streamed if event["type"] == "content_block_delta"]
+    assert "".join(delta.get("text", "") for delta in deltas) == "One moment."
+    assert json.loads("".join(delta.get("partial_json", "") for delta in deltas)) == {"id": 7}
+    assert streamed[-2]["delta"]["stop_reason"] == "tool_use"
+    whole = message(running, tools=[TRACK])
+    used = whole["content"][1]
+    assert (used["type"], used["name"], used["input"]) == ("tool_use", "track", {"id": 7})
+    result = {"type": "tool_result", "tool_use_id": used["id"], "content": [{"type": "text", "text": "Oslo"}]}
+    answered = [{"role": "assistant", "content": whole["content"]}, {"role": "user", "content": [result]}]
+    assert (
+        message(running, messages=QUESTION + answered, tools=[TRACK])["content"][0]["text"]
+        == "At the border."
+    )
+    prompt = running.upstream.requests[-1].prompt
+    assert (
+        'assistant: One moment.<tool_call>{"name": "track", "arguments": {"id": 7}}</tool_call>tool: Oslo'
+        in prompt
+    )
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "track"}])
+def test_a_tool_that_must_be_used(start: Start, choice: dict[str, Any]) -> None:
+    running = start(Reply(['{"name": "track", "arguments": {"id": 7}}']), template=HERMES)
+    made = message(running, tools=[TRACK], tool_choice=choice)
+    assert [(block["type"], block["input"]) for block in made["content"]] == [("tool_use", {"id": 7})]
+    assert list(running.upstream.requests[0].tensors["guided_decoding_guide_type"]) == ["json_schema"]
+
+
+def test_a_stream_that_fails_ends_with_an_error(start: Start) -> None:
+    last = events(start(Reply(["a"], ending=Ending.ERROR, error="it broke")))[-1]
+    assert (last["type"], last["error"]["type"]) == ("error", "api_error")
+    assert "it broke" in last["error"]["message"]
+
+
+def test_tokens_are_counted(refusing: Running) -> None:
+    assert post(refusing, {}, "/count_tokens") == (200, '{"input_tokens":5}')
+
+
+def test_the_key_of_anthropics_clients(start: Start) -> None:
+    tenants = {sha256(b"sk-ann").hexdigest(): Tenant("ann", TenantLimits())}
+    running = start(tenants=Tenants(tenants))
+    assert post(running, {}, **{"x-api-key": "sk-ann"})[0] == 200
+    for headers in ({}, {"x-api-key": "sk-bob"}, {"x-api-key": ""}):
+        status, body = post(running, {}, **headers)
+        assert (status, json.loads(body)["error"]["type"]) == (401, "authentication_error")
+
+
+IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
+        ({"max_tokens": None}, "max_tokens: Field required"),
+        ({"colour": "red"}, "Unrecognized request argument supplied: colour"),
+        ({"container": "c"}, "container is not supported"),
+        ({"messages": []}, "messages: List should have at least 1 item"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0.type: 'image' is not supported"),
+        ({"messages": [{"role": "robot"}, {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
+         "messages.0.role: .*messages.1.content.0.tool_use_id: there is no tool_use"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "y", "input": []}]}]},
+         "messages.0.content.0: must be"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type: 'bash_20250124' is not supported"),
+        ({"tools": [{"description": "x"}]}, "tools.0.name: is missing"),
+        ({"tools": [TRACK], "tool_choice": {"type": ["x"]}}, "tool_choice.type: must be auto, any, tool or none"),
+        ({"tools": [{**TRACK, "input_schema": {"type": "thing"}}], "tool_choice": {"type": "any"}},
+         "tools.0.input_schema.type: 'thing'"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "thing"}}}},
+         "output_config.format.schema.type: 'thing'"),
+        ({"messages": [{"role": "user", "content": "word " * 60}]}, "at most 50 tokens"),
+        ({"model": "other"}, "The model `other` does not exist"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_is_named(refusing: Running, fields: dict[str, Any], said: str) -> None:
+    status, body = post(refusing, fields)
+    error = json.loads(body)
+    kinds = {400: "invalid_request_error", 404: "not_found_error"}
+    assert (error["type"], error["error"]["type"]) == ("error", kinds[status])
+    assert re.search(said, error["error"]["message"])

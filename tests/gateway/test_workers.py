@@ -1,0 +1,445 @@
+"""A gateway of several workers: what they share, and what becomes of the others when one dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import parser
+
+from pipeline.client.testing import Received, Reply
+from pipeline.gateway.errors import ApiError
+from pipeline.gateway.limits import Tenant, TenantLimits
+from pipeline.gateway.tenants import Tenants
+from pipeline.gateway.workers.coordinator import Coordinator
+from pipeline.gateway.workers.shared_usage import SharedUsage
+from tests.gateway.conftest import Upstream
+from tests.support.waiting import wait_for
+from tests.support.worker_gateway import PLACES, WorkerGateway, worker_gateway
+
+MINUTE = 30
+KEYS = f"""tenants:
+  shop: {{keys: [sk-shop], limits: {{requests_per_minute: {MINUTE}}}}}
+  three: {{keys: [sk-three], limits: {{concurrency: 3}}}}
+  free: {{keys: [sk-free]}}
+"""
+LONG = "long"  # a question whose answer goes on until `Served.let_go`
+LOST_S = 60.0
+HELD_S, HELD_CHUNKS = 90.0, 240  # a long answer, when it is not let go
+
+
+@dataclass(slots=True)
+class Served:
+    """A gateway of two workers, and a client whose connection each of them has."""
+
+    gateway: WorkerGateway
+    upstream: Holding
+    stack: ExitStack
+
+    def client(self, worker: int) -> httpx.Client:
+        """A client whose connection the worker with that process id has accepted."""
+        while True:
+            client = self.stack.enter_context(
+                httpx.Client(base_url=self.gateway.url, timeout=LOST_S, trust_env=False)
+            )
+            # A new connection each time, until this worker is the one that takes it.
+            with client.stream("GET", "/healthz") as answer:
+                port = answer.extensions["network_stream"].get_extra_info("client_addr")[1]
+                answer.read()
+            if any(
+                one.raddr and one.raddr.port == port for one in psutil.Process(worker).net_connections("tcp")
+            ):
+                return client
+            client.close()
+
+    def clients(self) -> list[httpx.Client]:
+        """One of each worker."""
+        return [self.client(worker) for worker in self.gateway.workers()]
+
+    def metrics(self, client: httpx.Client) -> dict[tuple[Any, ...], float]:
+        page = client.get("/metrics").text
+        return {
+            (sample.name, *sorted(sample.labels.items())): sample.value
+            for family in parser.text_string_to_metric_families(page)
+            for sample in family.samples
+        }
+
+    def let_go(self) -> None:
+        """End the long answers."""
+        self.upstream.let_go()
+
+
+class Holding(Upstream):
+    """Answers at once, but for `LONG` questions: their answers begin at once, and end when they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__(self.script)
+        self._go = threading.Event()
+
+    def script(self, asked: Received) -> Reply:
+        if LONG not in asked.prompt:
+            return Reply([f"{len(asked.prompt.split())} words"])
+        return held(self._go)
+
+    def let_go(self) -> None:
+        """End the long answers; those that begin later wait again."""
+        self._go.set()
+        self._go = threading.Event()
+
+    def streams(self) -> int:
+        """Long answers under way."""
+        long = [one for one in self.requests if LONG in one.prompt]
+        return sum(not (one.finished.is_set() or one.cancelled.is_set()) for one in long)
+
+
+def held(go: threading.Event) -> Reply:
+    """An answer that begins at once, and goes on slowly until `go` is set."""
+
+    class HeldReply(Reply):
+        def __getattribute__(self, name: str) -> Any:
+            if name == "delay_s":
+                return 0.0 if go.is_set() else HELD_S / HELD_CHUNKS
+            return super().__getattribute__(name)
+
+    return HeldReply(["begun ", *["word "] * HELD_CHUNKS])
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("workers")
+    keys = folder / "keys.yaml"
+    keys.write_text(KEYS)
+    with (
+        ExitStack() as stack,
+        Holding() as upstream,
+        worker_gateway(upstream.url, 2, keys=keys, cache=folder / "cache.db") as gateway,
+    ):
+
+        def ready() -> bool:
+            return httpx.get(f"{gateway.url}/readyz", trust_env=False).status_code == 200
+
+        wait_for(ready, "it was ready", LOST_S)
+        yield Served(gateway, upstream, stack)
+        upstream.let_go()
+
+
+def chat(question: str, key: str = "sk-free", **fields: Any) -> dict[str, Any]:
+    """Arguments of a request of httpx."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": question}], **fields}
+    return {"url": "/v1/chat/completions", "json": body, "headers": {"Authorization": f"Bearer {key}"}}
+
+
+def begin(served: Served, client: httpx.Client, key: str = "sk-free") -> tuple[httpx.Response, Iterator[str]]:
+    """Begin a long stream, and wait for its first words."""
+    request = client.build_request("POST", **chat(LONG, key, stream=True, cache=False))
+    answer = client.send(request, stream=True)
+    served.stack.callback(answer.close)
+    assert answer.status_code == 200, answer.read()
+    lines = answer.iter_lines()
+    assert "begun" in next(line for line in lines if "begun" in line)
+    return answer, lines
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+STEPS = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(1, 40), st.floats(0, 20), st.booleans()), min_size=1, max_size=30
+)
+
+
+@given(STEPS)
+def test_workers_together_allow_what_one_process_would(steps: list[tuple[int, int, float, bool]]) -> None:
+    clock, limits = Clock(), TenantLimits(requests_per_minute=6, tokens_per_minute=90, concurrency=3)
+
+    def tenant() -> Tenant:
+        return Tenant("shop", limits, clock)
+
+    alone, of_workers = tenant(), [tenant() for _ in range(3)]
+    usage = SharedUsage.create(Tenants({"": tenant()}), 3)
+    for number, one in enumerate(of_workers):
+        SharedUsage(usage.descriptor, Tenants({"": one}), 3).share(number)
+
+    def ask(tenant: Tenant, tokens: int, *, stays: bool) -> str | None:
+        try:
+            tenant.count_request()
+            with ExitStack() as block:
+                block.enter_context(tenant.enforce_limits(tokens))
+                if stays:
+                    block.pop_all()
+        except ApiError as error:
+            return f"{error.message} {error.retry_after_s or 0:.6f}"
+        return None
+
+    for worker, tokens, pause_s, stays in steps:
+        clock.now += pause_s
+        assert ask(of_workers[worker], tokens, stays=stays) == ask(alone, tokens, stays=stays)
+        assert {one.running for one in of_workers} == {alone.running}
+    # When workers are gone, nothing of theirs runs any more.
+    for number in range(3):
+        usage.forget(number)
+    assert of_workers[0].running == 0
+    os.close(usage.descriptor)
+
+
+def test_a_limit_of_a_minute_is_that_of_all_workers(served: Served) -> None:
+    def ask(client: httpx.Client) -> int:
+        # What is refused counts, too.
+        return sum(client.post(**chat("", "sk-shop", n=0)).status_code != 429 for _ in range(MINUTE))
+
+    began = time.monotonic()
+    with ThreadPoolExecutor() as threads:
+        allowed = sum(threads.map(ask, served.clients()))
+    assert MINUTE <= allowed <= MINUTE + (time.monotonic() - began) * MINUTE / 60 + 1
+
+
+def test_workers_share_the_places_of_the_model(served: Served) -> None:
+    first, second = served.clients()
+    streams = [begin(served, served.client(served.gateway.workers()[at % 2])) for at in range(PLACES)]
+    assert served.upstream.streams() == PLACES
+    with ThreadPoolExecutor() as threads:
+        waiting = [threads.submit(client.post, **chat("short")) for client in (first, second)]
+        waits = ("pipeline_requests_waiting", ("model", "tiny"))
+        scraper = served.client(served.gateway.workers()[0])
+        wait_for(lambda: served.metrics(scraper)[waits] == 2, "both wait", LOST_S)
+        assert served.metrics(scraper)["pipeline_requests_running", ("model", "tiny")] == PLACES
+        asked = len(served.upstream.requests)
+        # The place of a stream of one worker goes to a request of whichever worker.
+        streams[1][0].close()
+        assert [one.result().status_code for one in waiting] == [200, 200]
+        assert len(served.upstream.requests) == asked + 2
+    served.let_go()
+    for _, lines in (streams[0], *streams[2:]):
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
+def test_pages_are_the_same_on_each_worker(served: Served) -> None:
+    first, second = served.clients()
+    before = served.metrics(first)
+    asked = (
+        "pipeline_requests_total",
+        ("endpoint", "/v1/chat/completions"),
+        ("model", "tiny"),
+        ("status", "200"),
+    )
+    for client, times in ((first, 2), (second, 3)):
+        for _ in range(times):
+            assert client.post(**chat("Hello there", cache=False)).status_code == 200
+    # A request is counted when its answer has been sent.
+    wait_for(lambda: served.metrics(second)[asked] == before[asked] + 5, "all are counted", LOST_S)
+    counts = [served.metrics(client) for client in (first, second)]
+    assert counts[0] == counts[1]
+    tokens = ("pipeline_generation_tokens_total", ("model", "tiny"))
+    ttft = ("pipeline_time_to_first_token_seconds_count", ("model", "tiny"))
+    assert (counts[0][tokens] - before[tokens], counts[0][ttft] - before[ttft]) == (5, 5)
+    assert counts[0]["pipeline_workers",] == 2
+    assert first.get("/readyz").json() == second.get("/readyz").json()
+
+
+def test_a_wrong_answer_of_the_cache_is_reported_to_any_worker(served: Served) -> None:
+    first, second = served.clients()
+    question = chat("Is it cached?", temperature=0)
+    caches = [client.post(**question) for client in (first, second)]
+    assert [one.headers["x-cache"] for one in caches] == ["miss", "exact"]
+    report = {"json": {"request_id": caches[1].headers["x-request-id"]}, "headers": question["headers"]}
+    assert first.post("/v1/cache/false_hits", **report).json()["removed"] == 1
+    assert first.post("/v1/cache/false_hits", **report).status_code == 404
+    # Its memory of the cache is a tenth of a second behind at most.
+    wait_for(lambda: second.post(**question).headers["x-cache"] == "miss", "it was asked again", LOST_S)
+
+
+def test_a_response_is_continued_on_any_worker(served: Served) -> None:
+    first, second = served.clients()
+    headers = {"Authorization": "Bearer sk-free"}
+
+    def create(client: httpx.Client, text: str, **fields: Any) -> Mapping[str, Any]:
+        answer = client.post(
+            "/v1/responses", json={"model": "tiny", "input": text, **fields}, headers=headers
+        )
+        assert answer.status_code == 200, answer.text
+        found: Mapping[str, Any] = answer.json()
+        return found
+
+    one = create(first, "One")
+    two = create(second, "Two", previous_response_id=one["id"])
+    three = create(first, "Three", previous_response_id=two["id"])
+    assert "user: One" in served.upstream.requests[-1].prompt
+    items = second.get(f"/v1/responses/{three['id']}/input_items", headers=headers).json()["data"]
+    referred = create(second, "", input=[{"type": "item_reference", "id": items[0]["id"]}])
+    assert second.get(f"/v1/responses/{referred['id']}", headers=headers).json() == referred
+    assert second.delete(f"/v1/responses/{one['id']}", headers=headers).json()["deleted"]
+    gone = {"model": "tiny", "input": "Four", "previous_response_id": three["id"]}
+    for client in (first, second):
+        assert client.get(f"/v1/responses/{one['id']}", headers=headers).status_code == 404
+        assert client.post("/v1/responses", json=gone, headers=headers).status_code in (400, 404)
+
+
+def test_a_worker_that_is_killed_takes_its_own_streams_with_it_and_nothing_else(served: Served) -> None:
+    killed, other = served.gateway.workers()
+    of_killed, of_other = served.client(killed), served.client(other)
+    broken = [begin(served, served.client(killed), "sk-three") for _ in range(2)]
+    whole = begin(served, of_other, "sk-three")
+    scraper = served.client(other)
+    assert of_killed.post(**chat("Hi", "sk-three")).json()["error"]["code"] == "concurrency_limit"
+    before = served.metrics(scraper)
+    os.kill(killed, signal.SIGKILL)
+    for _, lines in broken:
+        with pytest.raises(httpx.TransportError):
+            list(lines)
+    # Nobody else notices: neither who is connected to the other worker, nor who comes now.
+    assert served.client(other).post(**chat("Hi")).status_code == 200
+    assert httpx.post(**{**chat("Hi"), "url": f"{served.gateway.url}/v1/chat/completions"}).status_code == 200
+    wait_for(lambda: len({*served.gateway.workers()} - {killed}) == 2, "another was started", LOST_S)
+    wait_for(lambda: served.metrics(scraper)["pipeline_workers",] == 2, "it was taken in", LOST_S)
+    after = served.metrics(scraper)
+    fallen = {name for name, value in before.items() if "_total" in name[0] and after[name] < value}
+    assert not fallen
+    assert after["pipeline_worker_restarts_total",] == before["pipeline_worker_restarts_total",] + 1
+    # Its places, and what its tenant had running there, are free again.
+    fresh = next(worker for worker in served.gateway.workers() if worker not in (killed, other))
+    more = [begin(served, served.client(fresh), "sk-three") for _ in range(2)]
+    assert served.client(fresh).post(**chat("Hi", "sk-three")).status_code == 429
+    served.let_go()
+    for _, lines in (whole, *more):
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_is_replaced(served: Served) -> None:
+    stopped, _ = served.gateway.workers()
+    os.kill(stopped, signal.SIGSTOP)
+    wait_for(lambda: stopped not in served.gateway.workers(), "it was killed", LOST_S)
+    wait_for(lambda: len(served.gateway.workers()) == 2, "another was started", LOST_S)
+
+
+def test_a_server_is_probed_once_whatever_the_number_of_workers(served: Served) -> None:
+    """About once a second while no tokens come; four times a second until it is found well."""
+    seen, began = len(served.upstream.probes), time.monotonic()
+    wait_for(lambda: len(served.upstream.probes) >= seen + 3, "probes", LOST_S)
+    assert time.monotonic() - began >= 2
+
+
+def test_all_workers_drain(served: Served) -> None:
+    streams = [begin(served, client) for client in served.clients()]
+    served.gateway.process.send_signal(signal.SIGTERM)
+
+    def listens() -> bool:
+        try:
+            httpx.get(f"{served.gateway.url}/healthz", trust_env=False)
+        except httpx.TransportError:
+            return False
+        return True
+
+    wait_for(lambda: not listens(), "end of listening", LOST_S)
+    served.let_go()
+    for _, lines in streams:
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    assert served.gateway.process.wait(LOST_S) == 0
+
+
+class Told:
+    """The parent's end of a link, which keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+
+    def send(self, op: str, **fields: Any) -> None:
+        self.messages.append(json.loads(json.dumps({"op": op, **fields})))
+
+    def last(self, op: str) -> dict[str, Any]:
+        return next((one for one in reversed(self.messages) if one["op"] == op), {})
+
+
+def test_while_workers_are_at_two_packages_requests_wait_unless_both_can_be_asked() -> None:
+    status = {"fault": None, "stale": None, "replaced_requests": 1, "running": 0, "waiting": 0, "stalled": 0}
+
+    async def run() -> None:
+        coordinator, links = Coordinator(max_waiting=8), [Told(), Told()]
+        for number, link in enumerate(links):
+            coordinator.attach(number, link)  # type: ignore[arg-type]
+
+        def say(number: int, op: str, **fields: Any) -> None:
+            coordinator.receive(number, {"op": op, **fields})
+
+        def report(number: int, url: str) -> None:
+            models = {"tiny": {"deployment": url, "endpoints": [url], **status}}
+            say(number, "report", models=models, chunks={})
+
+        async def until(holds: Any) -> None:
+            async with asyncio.timeout(LOST_S):
+                while not holds():
+                    await asyncio.sleep(0.01)
+
+        def ask(number: int, lease: int) -> None:
+            say(
+                number, "acquire", lease=lease, model="tiny", tokens=1, tenant="", wait_s=LOST_S, arrived=0.0,
+                background=False,
+            )  # fmt: skip
+
+        with Upstream(Reply()) as new, Upstream(Reply()) as old:
+            for number in (0, 1):
+                say(
+                    number,
+                    "watch",
+                    key="old",
+                    model="tiny",
+                    urls=[old.url],
+                    entry="tensorrt_llm_bls",
+                    slots=2,
+                )
+                report(number, "old")
+            await until(lambda: links[1].last("readiness").get("fault", "") is None)
+            ask(0, 1)
+            await until(lambda: links[0].last("granted"))
+            # One worker goes over. Both packages can be asked.
+            say(0, "watch", key="new", model="tiny", urls=[new.url], entry="tensorrt_llm_bls", slots=1)
+            await until(
+                lambda: (
+                    links[0].last("readiness").get("probed") and links[0].last("readiness")["key"] == "new"
+                )
+            )
+            say(0, "activate", key="new")
+            say(0, "unwatch", key="old")
+            report(0, "new")
+            assert coordinator.status().models["tiny"].deployment == "old"
+            assert coordinator.status().models["tiny"].replaced_requests == 2
+            assert coordinator.status().models["tiny"].fault is None
+            old.stop()
+            # The other one is still at what cannot be asked any more.
+            await until(lambda: coordinator.status().models["tiny"].fault)
+            ask(0, 2)
+            say(0, "release", lease=1)
+            await asyncio.sleep(0)
+            assert links[0].last("granted")["lease"] == 1
+            say(1, "watch", key="new", model="tiny", urls=[new.url], entry="tensorrt_llm_bls", slots=1)
+            say(1, "activate", key="new")
+            report(1, "new")
+            await until(lambda: links[0].last("granted")["lease"] == 2)
+            assert coordinator.status().models["tiny"].deployment == "new"
+            # Of a worker that is gone, the place is free.
+            ask(1, 7)
+            coordinator.detach(0)
+            await until(lambda: links[1].last("granted"))
+            coordinator.detach(1)
+            await coordinator.aclose()
+
+    asyncio.run(run())

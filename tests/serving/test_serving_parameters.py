@@ -1,0 +1,174 @@
+"""What our entry model takes beyond upstream's, on a real server: token ids, stops, biases, log probs of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from pipeline.client import Answer, Client, PromptLogProbs, Refused
+from pipeline.serving.server import TritonServer
+from tests.support.engine import QUESTIONS, TURN
+from tests.support.served import CHECKPOINTS
+
+TOKENIZER = Tokenizer.from_file(str(CHECKPOINTS / "support-target" / "tokenizer.json"))
+# <|eot_id|>, which ends a turn.
+END_ID = 5
+PROMPTS = [TURN.format(question) for question in QUESTIONS]
+# Longer than what the engine computes the logits of in one step.
+LONG = "<|begin_of_text|>" + "How do I reset my password? " * 24
+Ask = Callable[..., Answer]
+
+
+@pytest.fixture(scope="module")
+def client(server: TritonServer) -> Iterator[Client]:
+    with Client(server.grpc_url, defaults={"temperature": 0, "max_tokens": 24}) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def ask(client: Client) -> Ask:
+    return client.generate
+
+
+def ids_of(text: str) -> list[int]:
+    return list(TOKENIZER.encode(text, add_special_tokens=False).ids)
+
+
+@pytest.fixture(scope="module")
+def log_softmax() -> Callable[[list[int]], np.ndarray[Any, Any]]:
+    """Log probabilities [tokens - 1, vocabulary] that transformers computes for a prompt."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(CHECKPOINTS / "support-target", dtype=torch.float32)
+
+    def compute(prompt: list[int]) -> np.ndarray[Any, Any]:
+        with torch.no_grad():
+            made: np.ndarray[Any, Any] = model(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1).numpy()
+        return made
+
+    return compute
+
+
+def test_log_probs_of_prompts_are_those_of_transformers(
+    client: Client, log_softmax: Callable[[list[int]], np.ndarray[Any, Any]]
+) -> None:
+    """Of several prompts at once, each twice, so that the second finds the first in the cache."""
+
+    def asked(prompt: str) -> list[PromptLogProbs | None]:
+        return [client.generate(prompt, max_tokens=2, prompt_log_probs=k).prompt_log_probs for k in (0, 3)]
+
+    with ThreadPoolExecutor(5) as pool:
+        answers = list(pool.map(asked, [*PROMPTS, LONG]))
+    for prompt, made in zip([*PROMPTS, LONG], answers, strict=True):
+        ids = ids_of(prompt)
+        expected = log_softmax(ids)
+        own = expected[np.arange(len(ids) - 1), ids[1:]]
+        for k, got in zip((0, 3), made, strict=True):
+            assert got is not None
+            assert got.token_ids == tuple(ids)
+            assert got.log_probs[0] is None
+            np.testing.assert_allclose(np.array(got.log_probs[1:], float), own, atol=2e-4)
+            assert [len(top) for top in got.top_log_probs] == [0] + [k] * (len(ids) - 1)
+            if k:
+                tops = np.array([[value for _, value in top] for top in got.top_log_probs[1:]])
+                np.testing.assert_allclose(tops, -np.sort(-expected, axis=1)[:, :k], atol=2e-4)
+                best = [top[0][0] for top in got.top_log_probs[1:]]
+                np.testing.assert_allclose(
+                    expected[np.arange(len(best)), best], expected.max(axis=1), atol=2e-4
+                )
+
+
+def test_they_come_with_the_first_chunk_of_a_stream(client: Client) -> None:
+    with client.stream(PROMPTS[0], prompt_log_probs=1) as stream:
+        chunks = list(stream)
+    assert [chunk.prompt_log_probs is not None for chunk in chunks] == [True] + [False] * (len(chunks) - 1)
+    assert len(chunks) > 5
+    assert stream.text == client.generate(PROMPTS[0]).text
+
+
+def test_token_ids_are_the_prompt_as_they_are(ask: Ask) -> None:
+    ids = ids_of(PROMPTS[1])
+    assert ask(ids).text == ask(PROMPTS[1]).text
+    # As text, the tokenizer would put its own token in front.
+    bare = ids_of("Hello")
+    made = ask(bare, prompt_log_probs=0, max_tokens=1)
+    assert made.prompt_log_probs is not None
+    assert made.prompt_log_probs.token_ids == tuple(bare)
+    with pytest.raises(Refused, match="prompt_token_ids = 2048: must be token ids, 0 to 2047"):
+        ask([1, 2048])
+
+
+def test_stop_tokens_end_the_answer_and_stay_out_of_it(ask: Ask) -> None:
+    whole = ask(PROMPTS[0])
+    tokens = ids_of(whole.text)
+    stop = tokens[4]
+    cut = ask(PROMPTS[0], stop_token_ids=[stop, 7])
+    assert cut.finish_reason == "stop"
+    assert cut.text == TOKENIZER.decode(tokens[: tokens.index(stop)])
+    kept = ask(PROMPTS[0], stop_token_ids=[stop], include_stop_str_in_output=True)
+    assert kept.text == TOKENIZER.decode(tokens[: tokens.index(stop) + 1])
+
+
+def test_stop_texts_may_stay_in_the_answer(ask: Ask) -> None:
+    whole = ask(PROMPTS[0]).text
+    word = whole.split()[2]
+    assert ask(PROMPTS[0], stop=word).text == whole[: whole.index(word)]
+    end = whole.index(word) + len(word)
+    assert ask(PROMPTS[0], stop=word, include_stop_str_in_output=True).text == whole[:end]
+
+
+def test_end_tokens_are_ignored_and_special_tokens_shown(ask: Ask) -> None:
+    ended = ask(PROMPTS[0], max_tokens=200)
+    assert ended.finish_reason == "stop"
+    on = ask(PROMPTS[0], max_tokens=200, ignore_eos=True)
+    assert (on.finish_reason, on.stats.output_tokens) == ("length", 200)
+    assert on.text.startswith(ended.text)
+    shown = ask(PROMPTS[0], max_tokens=200, ignore_eos=True, skip_special_tokens=False)
+    assert shown.text.startswith(f"{ended.text}<|eot_id|>")
+    # What ends an answer is no text of it.
+    assert ask(PROMPTS[0], max_tokens=200, skip_special_tokens=False).text == ended.text
+
+
+def test_biases_move_the_choice(ask: Ask) -> None:
+    first = ids_of(ask(PROMPTS[0]).text)[0]
+    assert ids_of(ask(PROMPTS[0], logit_bias={first: -100}).text)[0] != first
+    forced = ids_of("order")[0]
+    made = ask(PROMPTS[0], logit_bias={forced: 100.0}, max_tokens=3)
+    assert made.text == TOKENIZER.decode([forced] * 3)
+    with pytest.raises(Refused, match="logit_bias_token_ids = 5000: must be token ids"):
+        ask(PROMPTS[0], logit_bias={5000: 1.0})
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_min_p_drops_what_is_unlikely(client: Client, seed: int) -> None:
+    wild: dict[str, Any] = {"temperature": 6.0, "seed": seed, "top_p": 1.0, "max_tokens": 12}
+    assert (
+        client.generate(PROMPTS[0], **wild, min_p=1.0).text == client.generate(PROMPTS[0], max_tokens=12).text
+    )
+    assert client.generate(PROMPTS[0], **wild, min_p=0.0).text == client.generate(PROMPTS[0], **wild).text
+    assert (
+        client.generate(PROMPTS[0], **wild, min_p=1e-9).text
+        != client.generate(PROMPTS[0], max_tokens=12).text
+    )
+    # Alone, it makes the request one that is sampled.
+    alone = client.generate(PROMPTS[0], temperature=6.0, seed=seed, min_p=1e-9, max_tokens=12)
+    assert alone.text == client.generate(PROMPTS[0], **wild, min_p=1e-9).text
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ({"min_p": 1.5}, "min_p = 1.5: must be at least 0 and at most 1"),
+        ({"prompt_log_probs": 21}, "prompt_log_probs = 21"),
+        ({"stop_token_ids": [9999]}, "stop_token_ids = 9999: must be token ids, 0 to 2047"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_name(ask: Ask, more: dict[str, Any], problem: str) -> None:
+    with pytest.raises(Refused, match=problem):
+        ask(PROMPTS[0], **more)

@@ -1,0 +1,149 @@
+"""A gateway of several workers in front of a scripted model server, as a program.
+
+python -m tests.support.worker_gateway WORKERS KEYS URL    prints its port when all workers listen; KEYS may be ""
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import psutil
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from pipeline.cache.response_cache import ResponseCache
+from pipeline.cache.sqlite import SqliteBackend
+from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Retries
+from pipeline.gateway.access_log import log_to_stderr
+from pipeline.gateway.app import Gateway
+from pipeline.gateway.batches.storage import BatchStorage
+from pipeline.gateway.fair_queue import FairQueue
+from pipeline.gateway.metrics import share_metrics
+from pipeline.gateway.served_model import ServedModel
+from pipeline.gateway.server import GatewayServer, bound_sockets
+from pipeline.gateway.tenants import Tenants
+from pipeline.gateway.workers.pool import WorkerPool
+from pipeline.gateway.workers.shared_usage import SharedUsage
+from pipeline.gateway.workers.worker import GatewayWorker, WorkerPlace
+from pipeline.machine.processes import die_with_parent
+
+DRAIN_S, MAX_WAITING, PLACES = 5, 64, 4
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+@dataclass(slots=True)
+class WorkerGateway:
+    """A gateway of several workers that runs."""
+
+    process: subprocess.Popen[str]
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def workers(self) -> list[int]:
+        """Process ids of the workers, the oldest first."""
+        return [child.pid for child in psutil.Process(self.process.pid).children()]
+
+
+@contextmanager
+def worker_gateway(
+    url: str,
+    workers: int,
+    *,
+    keys: Path | None = None,
+    cache: Path | None = None,
+    batches: Path | None = None,
+) -> Iterator[WorkerGateway]:
+    """Run it until the block ends."""
+    words = [
+        sys.executable,
+        "-m",
+        "tests.support.worker_gateway",
+        str(workers),
+        str(keys or ""),
+        str(cache or ""),
+        str(batches or ""),
+        url,
+    ]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield WorkerGateway(process, int(process.stdout.readline()))
+        finally:
+            process.kill()
+
+
+def main(words: Sequence[str]) -> None:
+    workers, keys, cache, batches, url, *given = words
+    log_to_stderr(as_json=False)
+    tenants = Tenants.load(Path(keys)) if keys else Tenants()
+    if given:
+        serve(tenants, cache, batches, url, *given)
+        return
+    with bound_sockets("127.0.0.1", 0) as sockets:
+        parent = os.getpid()
+
+        def command(place: WorkerPlace) -> Sequence[str]:
+            own = (sys.executable, "-m", "tests.support.worker_gateway", *words)
+            return (*own, str(parent), str(sockets[0].fileno()), place.as_word())
+
+        say = partial(print, sockets[0].getsockname()[1], flush=True)
+        pool = WorkerPool(
+            sockets,
+            command,
+            int(workers),
+            tenants=tenants,
+            max_waiting=MAX_WAITING,
+            drain_s=DRAIN_S,
+            on_ready=say,
+        )
+        pool.run()
+
+
+def model_at(url: str, cache: Path | None) -> ServedModel:
+    """A model that takes 50 words and gives 40."""
+    template = ChatTemplate(TEMPLATE)
+    tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return ServedModel(
+        name="tiny",
+        created=1,
+        deployment="digest",
+        client=AsyncClient(url, template=template, retries=Retries(attempts=1)),
+        template=template,
+        prompt_limit=PromptLimit(tokenizer, max_tokens=50),
+        max_output_tokens=40,
+        queue=FairQueue(PLACES, max_waiting=MAX_WAITING),
+        cache=None if cache is None else ResponseCache(SqliteBackend(cache)),
+    )
+
+
+def serve(
+    tenants: Tenants, cache: str, batches: str, url: str, parent: str, descriptor: str, word: str
+) -> None:
+    """Be a worker."""
+    assert die_with_parent(int(parent))
+    place = WorkerPlace.of_word(word)
+    SharedUsage(place.usage, tenants, place.workers).share(place.number)
+    share_metrics(place.metrics, place.number)
+    worker = GatewayWorker(place)
+    model = model_at(url, Path(cache) if cache else None)
+    worker.share(model)
+    kept = BatchStorage(Path(batches)) if batches else None
+    gateway = Gateway({"tiny": model}, tenants, worker=worker, batches=kept)
+    server = GatewayServer(gateway, "127.0.0.1", 0, drain_s=DRAIN_S)
+    server.on_start = partial(worker.tell, "listens")
+    server.run([socket.socket(fileno=int(descriptor))])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
