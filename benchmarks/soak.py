@@ -27,6 +27,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import string
 import sys
 import tempfile
@@ -338,6 +339,16 @@ async def exchange(words: tuple[str, ...], soak: Soak, done: list[dict[str, Any]
         soak.faults.append(f"pipeline rollout: {output.decode()[-1000:]}")
 
 
+def last_words(logs: Path) -> Iterator[str]:
+    """What each Triton that ended by a signal which nobody sent had printed of it: a line each, and its stack."""
+    for file in sorted(logs.glob("triton*.log*")):
+        lines = file.read_text(errors="replace").splitlines()
+        for start, line in enumerate(lines):
+            if re.match(r"Signal \((?!2\)|15\))", line):
+                yield "; ".join(" ".join(one.split()) for one in lines[start : start + 8])[:1000]
+                break
+
+
 def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -362,6 +373,7 @@ def table(result: Any) -> str:
         f"{len(result['faults'])} faults; bounds that did not hold: {'; '.join(result['broken']) or 'none'}."
     )
     faults = [f"- {fault}" for fault in result["faults"][:10]]
+    faults += [f"- Triton: {said}" for said in result.get("last_words", ())]
     parts = (
         told,
         *(["\n".join(faults)] if faults else []),
@@ -412,6 +424,7 @@ def main() -> None:
             result = measure(chosen, served, deployment, words, store)
         finally:
             served.stop()
+        result["last_words"] = list(last_words(Path(folder) / "logs"))
     print(json.dumps(result, indent=1) if chosen.json else table(result))
     if result["broken"]:
         sys.exit(1)
