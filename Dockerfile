@@ -4,6 +4,7 @@
 #   docker build --target build -t pipeline-build .
 #   docker build --target serve -t pipeline-serve .
 #   docker build --target gateway -t pipeline-gateway .
+#   docker build --target group -t pipeline-group .        where one model needs several machines
 #   docker run --gpus all --shm-size=2g --ulimit memlock=-1 --ulimit stack=67108864 \
 #     --mount type=bind,source=PACKAGE,target=/deployment,readonly -p 8000-8002:8000-8002 pipeline-serve
 #
@@ -28,7 +29,7 @@ FROM ${TRITON_IMAGE} AS build
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     python3 -m venv --without-pip /opt/pipeline \
     && wheel=$(find /wheels -name 'trtllm_pipeline-*.whl') \
-    && python3 -m pip --python /opt/pipeline/bin/python install --no-cache-dir "${wheel}[hub,calibrate]" "tokenizers>=0.22" \
+    && python3 -m pip --python /opt/pipeline/bin/python install --no-cache-dir "${wheel}[hub,calibrate,objects]" "tokenizers>=0.22" \
     && ln -s /opt/pipeline/bin/pipeline /usr/local/bin/pipeline \
     && install --directory --owner=1000 --group=1000 /store /home/pipeline
 ENV HOME=/home/pipeline \
@@ -50,7 +51,7 @@ RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     && rm /tmp/present.txt \
     && python3 -m venv --without-pip --system-site-packages /opt/pipeline \
     && wheel=$(find /wheels -name 'trtllm_pipeline-*.whl') \
-    && python3 -m pip --python /opt/pipeline/bin/python install --no-cache-dir "${wheel}" \
+    && python3 -m pip --python /opt/pipeline/bin/python install --no-cache-dir "${wheel}[objects]" \
     && ln -s /opt/pipeline/bin/pipeline /usr/local/bin/pipeline \
     && install --directory --owner=1000 --group=1000 /home/pipeline
 ENV HOME=/home/pipeline \
@@ -64,13 +65,24 @@ HEALTHCHECK --interval=2s --timeout=5s --start-period=30m --retries=1 \
 USER 1000:1000
 ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh", "/opt/pipeline/bin/python", "-m", "pipeline.serving.entrypoint"]
 
+# Several machines: the same, with the SSH server by which mpirun starts ranks on the others. It runs as the image's user,
+# who must have a name for it.
+FROM serve AS group
+USER root
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends openssh-client openssh-server \
+    && rm -rf /var/lib/apt/lists/* \
+    && (getent passwd 1000 || useradd --uid 1000 --home-dir /home/pipeline --shell /bin/sh pipeline)
+EXPOSE 2222
+USER 1000:1000
+
 # The gateway: OpenAI's API and the response cache in front of Triton, over gRPC. It sees the package for its tokenizer,
 # and the store for a cache that is a file.
 FROM ${PYTHON_IMAGE} AS gateway
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     python3 -m venv /opt/pipeline \
     && wheel=$(find /wheels -name 'trtllm_pipeline-*.whl') \
-    && /opt/pipeline/bin/python -m pip install --no-cache-dir "${wheel}[gateway,cache,pgvector,traces]" \
+    && /opt/pipeline/bin/python -m pip install --no-cache-dir "${wheel}[gateway,cache,pgvector,traces,objects]" \
     && install --directory --owner=1000 --group=1000 /store /home/pipeline
 ENV HOME=/home/pipeline \
     PIPELINE_STORE=/store

@@ -1,16 +1,16 @@
-"""Run the measurements, keep their figures in benchmarks/results.json, and renew docs/measurements.md from them.
+"""Run the measurements, keep their figures in benchmarks/results.json, and renew the pages that show them.
 
-    python -m benchmarks                    all, one after the other (hours), then the page
+    python -m benchmarks                    all, one after the other (hours), then the pages
     python -m benchmarks client gateway     these
     python -m benchmarks --list             what there is, and how long each takes
     python -m benchmarks --small            each as small as it can be: whether all still work; nothing is kept
     python -m benchmarks soak --from FILE   keep what the command printed into FILE when somebody ran it
-    python -m benchmarks --page             only the page, from what is kept
-    python -m benchmarks --check            whether the page is what is kept; exit code 1 if it is not
+    python -m benchmarks --page             only the pages, from what is kept
+    python -m benchmarks --check            whether the pages are what is kept; exit code 1 if they are not
 
-Nothing else should run on the machine. In the page, what stands between `<!-- measured: NAME -->` and `<!-- end -->` is
-written here; a measurement that has not been kept leaves its place as it is. Exit code 1 says that a command failed, or
-that a bound which it holds is broken: its figures are kept all the same.
+Nothing else should run on the machine. In the pages, what stands between `<!-- measured: NAME -->` and `<!-- end -->`
+is written here, or one table of it with `NAME/PART`; a measurement that has not been kept leaves its place as it is.
+Exit code 1 says that a command failed, or that a bound which it holds is broken: its figures are kept all the same.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from typing import Any
 from benchmarks.common import ROOT, markdown
 from benchmarks.measurements import MEASUREMENTS, Measurement
 
-RESULTS, PAGE = ROOT / "benchmarks" / "results.json", ROOT / "docs" / "measurements.md"
+RESULTS = ROOT / "benchmarks" / "results.json"
+PAGE = ROOT / "docs" / "measurements.md"
+PAGES = (PAGE, ROOT / "docs" / "explanation" / "fleet.md")
 BLOCK = re.compile(r"(<!-- measured: (?P<name>\S+) -->\n)(?P<text>.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -98,12 +100,16 @@ def page_of(text: str, results: dict[str, Any]) -> str:
     """
 
     def block(found: re.Match[str]) -> str:
-        name = found["name"]
+        name, _, part = found["name"].partition("/")
         if name == "list":
             return f"{found[1]}\n{listed()}\n{found[4]}"
         if name not in MEASUREMENTS:
-            raise KeyError(f"{PAGE.name}: there is no measurement {name}")
-        return f"{found[1]}\n{rendered(name, results[name])}\n{found[4]}" if name in results else found[0]
+            raise KeyError(f"there is no measurement {name}")
+        if name not in results:
+            return found[0]
+        one = MEASUREMENTS[name]
+        text = f"{one.table(results[name]['result'], part)}\n" if part else rendered(name, results[name])
+        return f"{found[1]}\n{text}\n{found[4]}"
 
     return BLOCK.sub(block, text)
 
@@ -119,8 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ways.add_argument("--list", action="store_true", help="what there is")
     ways.add_argument("--small", action="store_true", help="as small as can be; nothing is kept")
     ways.add_argument("--from", dest="file", type=Path, metavar="FILE", help="what a command has printed")
-    ways.add_argument("--page", action="store_true", help="only write the page")
-    ways.add_argument("--check", action="store_true", help="only compare the page")
+    ways.add_argument("--page", action="store_true", help="only write the pages")
+    ways.add_argument("--check", action="store_true", help="only compare the pages")
     chosen = parser.parse_args(arguments)
     if unknown := [name for name in chosen.names if name not in MEASUREMENTS]:
         parser.error(f"no measurement: {', '.join(unknown)}; there are {', '.join(MEASUREMENTS)}")
@@ -150,16 +156,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 RESULTS.write_text(
                     json.dumps(results, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
                 )
-    old = PAGE.read_text(encoding="utf-8")
-    new = page_of(old, results)
+    pages = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    changed = {page: new for page, old in pages.items() if (new := page_of(old, results)) != old}
+    names = ", ".join(str(page.relative_to(ROOT)) for page in changed)
     if chosen.check:
-        print(
-            "docs/measurements.md is what is kept" if new == old else "python -m benchmarks --page changes it"
-        )
-        return int(new != old)
-    if not chosen.small and new != old:
-        PAGE.write_text(new, encoding="utf-8")
-        print("renewed: docs/measurements.md", file=sys.stderr)
+        print(f"python -m benchmarks --page changes {names}" if changed else "the pages are what is kept")
+        return int(bool(changed))
+    if changed and not chosen.small:
+        for page, text in changed.items():
+            page.write_text(text, encoding="utf-8")
+        print(f"renewed: {names}", file=sys.stderr)
     if failed:
         print(f"failed, or a bound is broken: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))

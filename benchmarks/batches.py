@@ -123,6 +123,30 @@ def median(taken: list[Sample], key: str) -> float:
     return round(statistics.median(getattr(one, key) for one in taken), 2)
 
 
+def table(result: Any) -> str:
+    """What is printed, and shown on the page of measurements."""
+    head = (
+        f"{result['streams']} streams",
+        "TTFT p50",
+        "p99",
+        "ITL p50",
+        "p99",
+        "tokens/s",
+        "batch requests/s",
+    )
+    latencies = ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms")
+    rows = [
+        (
+            row["way"],
+            *(f"{row[key]:.1f} ms" for key in latencies),
+            f"{row['tokens_per_s']:,.0f}",
+            f"{row['batch_per_s']:.1f}",
+        )
+        for row in result["rows"]
+    ]
+    return markdown(head, rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -151,27 +175,8 @@ def main() -> None:
         {"way": name, **{key: median(taken, key) for key in asdict(taken[0])}}
         for name, taken in found.items()
     ]
-    if chosen.json:
-        print(json.dumps({"streams": chosen.streams, "rounds": chosen.rounds, "rows": rows}, indent=1))
-        return
-    head = (f"{chosen.streams} streams", "TTFT p50", "p99", "ITL p50", "p99", "tokens/s", "batch requests/s")
-    print(
-        markdown(
-            head,
-            [
-                (
-                    row["way"],
-                    *(
-                        f"{row[key]:.1f} ms"
-                        for key in ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms")
-                    ),
-                    f"{row['tokens_per_s']:,.0f}",
-                    f"{row['batch_per_s']:.1f}",
-                )
-                for row in rows
-            ],
-        )
-    )
+    result = {"streams": chosen.streams, "rounds": chosen.rounds, "rows": rows}
+    print(json.dumps(result, indent=1) if chosen.json else table(result))
 
 
 if __name__ == "__main__":

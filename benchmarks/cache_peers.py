@@ -1,19 +1,16 @@
 """Our response cache beside its peers: the same questions and embeddings, one process after another, in one run.
 
     python benchmarks/cache_peers.py [--entries 10000] [--only ours,redis:RedisVL] [--environments FOLDER]
-                                     [--encoder FOLDER]
 
 Peers are installed into environments of their own (benchmarks/peers/requirements-*.txt). Redis, with its query engine,
 is the server that the tests install. Times are medians of single calls from one thread, the embedding not counted; ours
-have the making of the key in them, as the peers' have. Bytes are those of an entry beside its answer. With `--encoder`,
-a folder as benchmarks/near_questions.py takes it, ours also runs with the learned scorer.
+have the making of the key in them, as the peers' have. Bytes are those of an entry beside its answer.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -26,7 +23,7 @@ from tests.support.servers import RedisServer
 
 DIMENSIONS, TOPICS, QUERIES = 384, 2000, 1000
 WAYS = (
-    "ours:SQLite", "ours:Scored", "ours:Unchecked", "ours:Memory",
+    "ours:SQLite", "ours:Unchecked", "ours:Memory",
     "redis:RedisVL", "redis:LangChainSemantic", "gptcache:GPTCache",
     "redis:LangChainMemory", "redis:LangChainRedis", "redis:LiteLLMLocal", "redis:LiteLLMDisk", "redis:LiteLLMRedis",
 )  # fmt: skip
@@ -40,16 +37,8 @@ def main() -> None:
     parser.add_argument("--entries", type=int, default=10_000)
     parser.add_argument("--only", default=",".join(WAYS))
     parser.add_argument("--environments", type=Path, default=ENVIRONMENTS)
-    parser.add_argument("--encoder", type=Path)
     chosen = parser.parse_args()
-    if chosen.encoder:
-        os.environ["ENCODER"] = str(chosen.encoder.resolve())
-    names = [
-        name
-        for name in WAYS
-        if any(name.startswith(wanted) for wanted in chosen.only.split(","))
-        and (name != "ours:Scored" or chosen.encoder)
-    ]
+    names = [name for name in WAYS if any(name.startswith(wanted) for wanted in chosen.only.split(","))]
     pythons = {kind: python(kind, chosen.environments) for kind in {name.partition(":")[0] for name in names}}
     print(f"{chosen.entries:,} entries; ms, but for bytes an entry and the recall of near questions")
     print(f"{'':24}" + "".join(f"{figure:>10}" for figure in (*FIGURES, "recall")))

@@ -34,11 +34,10 @@ class Measurement:
         """Whether it prints JSON; else the page shows what it prints."""
         return self.command != self.words
 
-    def table(self, result: Any) -> str:
-        """The Markdown of its JSON, by its own program."""
-        made: str = importlib.import_module(f"benchmarks.{PurePath(self.words.split()[1]).stem}").table(
-            result
-        )
+    def table(self, result: Any, part: str = "") -> str:
+        """The Markdown of its JSON, by its own program; one part of it, where that has several."""
+        program = importlib.import_module(f"benchmarks.{PurePath(self.words.split()[1]).stem}")
+        made: str = program.table(result, part) if part else program.table(result)
         return made
 
 
@@ -66,6 +65,19 @@ MEASUREMENTS = {
         "--rounds 1 --tokens 20 --streams 1 4",
         "the gateway, with one worker and two, beside the server behind it, LiteLLM's proxy and vLLM's API server",
         8,
+    ),
+    "replicas": Measurement(
+        "python benchmarks/replicas.py --json",
+        "--rounds 1 --requests 16 --servers 2",
+        "two and four servers behind a gateway: KV reuse and TTFT of conversations by `--spread`; "
+        "exit code 1 if a request fails",
+        8,
+    ),
+    "batches": Measurement(
+        "python benchmarks/batches.py --json",
+        "--rounds 1",
+        "what a batch that never runs dry costs the streams beside it, on `tiny-cpu`",
+        2,
     ),
     "rollouts": Measurement(
         "python benchmarks/rollouts.py --json",
@@ -122,6 +134,13 @@ MEASUREMENTS = {
         "--rounds 1 --questions 1",
         "the engine alone: tokens/s and TTFT for 1, 8, 16 streams, with and without draft",
         2,
+    ),
+    "fleet": Measurement(
+        "python benchmarks/fleet.py --json",
+        "--small",
+        "simulated: 1 to 500 replicas, affinity, queue limits and scaling rules through a day; exit code 1 if a queue "
+        "of it does not agree with its formula",
+        5,
     ),
     "calibration": Measurement(
         "scripts/benchmark_calibration",

@@ -1,17 +1,15 @@
-"""How near questions are judged: by the checks alone, and with the learned scorer; how often rightly, and in what time.
+"""How near questions are judged: how often rightly, beside the cosine of the embeddings alone, and in what time.
 
-    python benchmarks/near_questions.py ENCODER [--pairs FILE]...
+    python benchmarks/near_questions.py ENCODER --pairs FILE [--pairs FILE]...
 
-ENCODER is a folder as `export_encoder` makes it of all-MiniLM-L6-v2. Each FILE is a set of
-pairs, a JSON object a line: {"a": "…", "b": "…", "same": 1, "category": "…"}, where same is 0 for a trap: two questions
-that one answer does not serve. Categories with enough pairs are judged by themselves, too. What people wrote, such as
-Quora Question Pairs, says most about questions that people ask. Without a FILE, the pairs are those of
-scripts/questions/aside, which language models wrote: as they occur in a log, and as hard as their authors could make
-them.
+ENCODER is a folder as `export_encoder` makes it of all-MiniLM-L6-v2. Each FILE is a set of pairs that people wrote and
+labelled, such as Quora Question Pairs, a JSON object a line: {"a": "…", "b": "…", "same": 1, "category": "…"}, where
+same is 0 for a trap: two questions that one answer does not serve. Categories with enough pairs are judged by
+themselves, too.
 
-Beside the scorer stands the cosine of the embeddings alone, at the threshold that serves as many traps as the scorer
-does. Times are medians of one comparison: of a new question with one that was compared before, and with one that was
-not (which the encoder has to read again).
+First what a recipe's defaults serve, with 95 % intervals; then, for shares of the traps that may be served, the share
+of true pairs that the decision serves, and that the cosine alone does. Times are medians of one comparison: of a new
+question with one that was compared before, and with one that was not.
 """
 
 from __future__ import annotations
@@ -20,20 +18,30 @@ import argparse
 import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.cache.semantic.decision import Verifier, default_verifier
 from pipeline.cache.semantic.embedder import Embedder
-from pipeline.cache.semantic.layer import Verifier
-from pipeline.cache.semantic.scoring import verifier_for
-from pipeline.cache.semantic.verification import default_verifier
 from pipeline.cache.tuning.measuring import CountedShare
 from pipeline.cache.tuning.pairs import Pair, read_pairs
+from pipeline.recipe.response_cache import SemanticSettings
 
-ASIDE = Path(__file__).resolve().parent.parent / "scripts/questions/aside"
-MIN_SIMILARITY = 0.45  # the default of a recipe
+SHARES = (0.005, 0.01, 0.02, 0.05)  # of the traps that may be served
 _TIMED = 300  # pairs
 _ENOUGH = 100  # pairs of each label, for a category to be judged by itself
+NEVER = -1.0  # score of a pair that is not served at any threshold
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedPair:
+    """A labelled pair, and what is made of it."""
+
+    pair: Pair
+    cosine: float
+    # NEVER where a guard forbids it, or the cosine is below the recipe's floor.
+    score: float
 
 
 def main() -> None:
@@ -41,93 +49,90 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("encoder", type=Path)
-    parser.add_argument("--pairs", type=Path, action="append")
+    parser.add_argument("--pairs", type=Path, action="append", required=True)
     chosen = parser.parse_args()
     embedder = Embedder(chosen.encoder)
-    as_in_a_log = sorted(ASIDE.glob("log_*.jsonl"))
-    hard = sorted({*ASIDE.glob("*.jsonl")} - {*as_in_a_log})
-    for files in [[file] for file in chosen.pairs] if chosen.pairs else [as_in_a_log, hard]:
-        _judge_all(chosen.encoder, embedder, files)
-
-
-def _judge_all(encoder: Path, embedder: Embedder, files: list[Path]) -> None:
-    pairs = [pair for file in files for pair in read_pairs(file.read_text(encoding="utf-8").splitlines())]
-    nears = [_cosine(embedder, pair) for pair in pairs]
-    print(f"{len(pairs):,} pairs of {', '.join(map(str, files))}; similarity at least {MIN_SIMILARITY}")
-    served = {
-        name: [
-            near >= MIN_SIMILARITY and verifier.objection(pair.a, pair.b, near) is None
-            for pair, near in zip(pairs, nears, strict=True)
-        ]
-        for name, verifier in (
-            ("checks alone", default_verifier()),
-            ("with the scorer", verifier_for(embedder, scorer=True)),
+    verifier = default_verifier(embedder)
+    floor = SemanticSettings().min_similarity
+    for file in chosen.pairs:
+        pairs = read_pairs(file.read_text(encoding="utf-8").splitlines())
+        judged = [_judged(pair, embedder, verifier, floor) for pair in pairs]
+        print(
+            f"{file.name}: {len(pairs):,} pairs; cosine at least {floor}, score {verifier.default_min_score}"
         )
-    }
-    judge(range(len(pairs)), pairs, nears, served)
-    for category in _large(pairs):
-        rows = [at for at, pair in enumerate(pairs) if pair.category == category]
-        if len(rows) < len(pairs):
-            print(f" {category}")
-            judge(rows, pairs, nears, served)
-    another = Embedder(encoder)  # that has not seen the questions yet
-    for name, verifier in (
-        ("checks alone", default_verifier()),
-        ("with the scorer", verifier_for(another, scorer=True)),
-    ):
-        _time(name, another, verifier, pairs, nears)
+        report(judged, verifier.default_min_score)
+        for category in _large(pairs):
+            of_it = [one for one in judged if one.pair.category == category]
+            if len(of_it) < len(judged):
+                print(f" {category}")
+                report(of_it, verifier.default_min_score)
+        _time(embedder, default_verifier(embedder), judged)
 
 
-def _large(pairs: list[Pair]) -> list[str]:
+def _judged(pair: Pair, embedder: Embedder, verifier: Verifier, floor: float) -> JudgedPair:
+    one, other = embedder(pair.a), embedder(pair.b)
+    if one is None or other is None:
+        return JudgedPair(pair, NEVER, NEVER)
+    cosine = float(one @ other)
+    found = verifier.decide(pair.a, pair.b, cosine)
+    passes = found.forbidden is None and cosine >= floor
+    return JudgedPair(pair, cosine, found.score if passes else NEVER)
+
+
+def _large(pairs: Sequence[Pair]) -> list[str]:
     """Categories with enough pairs of each label, in their order."""
     counts = Counter((pair.category, pair.same) for pair in pairs)
     found = dict.fromkeys(pair.category for pair in pairs)
     return [category for category in found if min(counts[category, True], counts[category, False]) >= _ENOUGH]
 
 
-def judge(
-    rows: Sequence[int], pairs: list[Pair], nears: list[float], served: Mapping[str, list[bool]]
-) -> None:
-    """Print what each verifier serves of some pairs, and what the cosine serves with as many traps as the last."""
-    for name, yes in served.items():
-        for same, what in ((True, "true pairs served"), (False, "traps served")):
-            _print(name, what, [yes[at] for at in rows if pairs[at].same is same])
-    traps = sum(yes[at] for at in rows if not pairs[at].same)
-    others = sorted((nears[at] for at in rows if not pairs[at].same), reverse=True)
-    above = others[traps] if traps < len(others) else -1.0  # the nearest trap that is not served
-    _print("cosine alone", f"above {above:.3f}", [nears[at] > above for at in rows if pairs[at].same])
+def report(judged: Sequence[JudgedPair], min_score: float) -> None:
+    """Print what is served at a threshold, what the cosine serves with as many traps, and both curves."""
+    same = [one.pair.same for one in judged]
+    scores, cosines = [one.score for one in judged], [one.cosine for one in judged]
+    served = [score >= min_score for score in scores]
+    _print("true pairs served", [yes for yes, true in zip(served, same, strict=True) if true])
+    traps = [yes for yes, true in zip(served, same, strict=True) if not true]
+    _print("traps served", traps)
+    _print("by the cosine, as many traps", true_pairs_served(cosines, same, sum(traps)))
+    print(f"  {'where of the traps':<30}" + "".join(f"{share:>8.1%}" for share in SHARES))
+    for name, values in (("the decision serves", scores), ("the cosine serves", cosines)):
+        curve = [true_pairs_served(values, same, int(share * len(traps))) for share in SHARES]
+        print(
+            f"  {name:<30}" + "".join(f"{CountedShare(sum(some), len(some)).value:>8.1%}" for some in curve)
+        )
 
 
-def _print(name: str, what: str, served: list[bool]) -> None:
+def true_pairs_served(values: Sequence[float], same: Sequence[bool], traps: int) -> list[bool]:
+    """Which true pairs are served at the lowest threshold that serves no more than so many traps."""
+    others = sorted((value for value, true in zip(values, same, strict=True) if not true), reverse=True)
+    above = others[traps] if traps < len(others) else NEVER
+    return [value > above for value, true in zip(values, same, strict=True) if true]
+
+
+def _print(what: str, served: Sequence[bool]) -> None:
     share = CountedShare(sum(served), len(served))
     print(
-        f"  {name:<18}{what:<20}{share.count:>5} of {share.of:<6}{share.value:>7.1%}"
+        f"  {what:<30}{share.count:>5} of {share.of:<6}{share.value:>7.1%}"
         f"   95 % interval {share.low(0.95):.1%} to {share.high(0.95):.1%}"
     )
 
 
-def _time(name: str, embedder: Embedder, verifier: Verifier, pairs: list[Pair], nears: list[float]) -> None:
+def _time(embedder: Embedder, verifier: Verifier, judged: Sequence[JudgedPair]) -> None:
     """The new question has been embedded, as it has when a cache looks it up."""
-    kept_before: list[float] = []
-    kept_never: list[float] = []
-    for pair, near in zip(pairs[:_TIMED], nears, strict=False):
-        for times, kept in ((kept_before, pair.b), (kept_never, f"{pair.b} Please!")):
-            asked = f"{'Hello' if times is kept_before else 'Hi'}, {pair.a} ({name})"
-            if times is kept_before:
-                verifier.objection(pair.b, f"{pair.b} Thanks!", 0.9)
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for one in judged[:_TIMED]:
+        for before, spent in times.items():
+            asked, kept = f"{one.pair.a} {before}", f"{one.pair.b} {before}"
+            if before:
+                verifier.prepare(kept)
             embedder(asked)
+            verifier.prepare(asked)
             start = time.perf_counter()
-            verifier.objection(asked, kept, near)
-            times.append(1e3 * (time.perf_counter() - start))
-    print(
-        f"  {name:<18}one comparison      {statistics.median(kept_before):.3f} ms; "
-        f"with a question that is new too {statistics.median(kept_never):.3f} ms"
-    )
-
-
-def _cosine(embedder: Embedder, pair: Pair) -> float:
-    one, other = embedder(pair.a), embedder(pair.b)
-    return -1.0 if one is None or other is None else float(one @ other)
+            verifier.decide(asked, kept, one.cosine)
+            spent.append(1e3 * (time.perf_counter() - start))
+    before, never = (statistics.median(spent) for spent in times.values())
+    print(f"  one comparison {before:.3f} ms; with a question that was never compared {never:.3f} ms")
 
 
 if __name__ == "__main__":

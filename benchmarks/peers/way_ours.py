@@ -1,9 +1,7 @@
-"""Ours: one SQLite file, exact lookup before semantic lookup with its checks, as a recipe sets it up."""
+"""Ours: one SQLite file, exact lookup before semantic lookup with guards and score, as a recipe sets it up."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from measuring import Questions
@@ -12,7 +10,8 @@ from pipeline.cache.backend import Capacity, Vector
 from pipeline.cache.entry import StoredChunk
 from pipeline.cache.key import Origin, Question, make_question
 from pipeline.cache.response_cache import HotTier, ResponseCache
-from pipeline.cache.semantic.layer import SemanticLayer, Verifier, VerifierChain
+from pipeline.cache.semantic.decision import Decision, Verifier, default_verifier
+from pipeline.cache.semantic.layer import SemanticLayer
 from pipeline.cache.sqlite import SqliteBackend
 
 
@@ -33,9 +32,7 @@ class SQLite:
     in_memory = 0  # entries
 
     def verifier(self) -> Verifier:
-        from pipeline.cache.semantic.verification import default_verifier
-
-        return default_verifier()
+        return default_verifier(None)
 
     def __init__(self, questions: Questions, folder: Path, _redis_url: str) -> None:
         folder.mkdir()
@@ -65,46 +62,21 @@ class Memory(SQLite):
     in_memory = 200_000
 
 
-class Scored(SQLite):
-    """With the learned scorer, for the encoder in $ENCODER.
-
-    What is made of the encoder's states is there, as the embedding is.
-    """
+class Unchecked(SQLite):
+    """What is near counts as the same: as the peers do, and to see what guards and score cost."""
 
     def verifier(self) -> Verifier:
-        from pipeline.cache.semantic.embedder import Embedder
-        from pipeline.cache.semantic.scoring import Learned, load_scorer
-        from pipeline.cache.semantic.scoring.scorer import PROBE
-        from pipeline.cache.semantic.verification import CHECKS
-
-        embedder, asked = Embedder(Path(os.environ["ENCODER"])), range(len(self._questions.near))
-        kept = [self._questions.text(self._questions.targets[at]) for at in asked]
-        texts = [PROBE, *kept, *(self._questions.near_text(at) for at in asked)]
-        states = {text: embedder.states(text) for text in texts}
-        learned = Learned(load_scorer(states.__getitem__), tuple(CHECKS))
-        for text in texts:
-            learned.prepare(text)
-        return _Prepared(learned)
+        return _Anything()
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """For all questions that will be compared, that is done."""
-
-    verifier: Verifier
+class _Anything:
+    default_min_score = 0.0
 
     def prepare(self, text: str) -> None:
         pass
 
-    def objection(self, asked: str, kept: str, similarity: float) -> str | None:
-        return self.verifier.objection(asked, kept, similarity)
-
-
-class Unchecked(SQLite):
-    """What is near counts as the same: as the peers do, and to see what the checks cost."""
-
-    def verifier(self) -> Verifier:
-        return VerifierChain(())
+    def decide(self, question: str, candidate: str, cosine: float) -> Decision:  # noqa: ARG002
+        return Decision(1.0)
 
 
 def _question(text: str) -> Question:

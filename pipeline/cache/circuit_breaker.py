@@ -37,20 +37,26 @@ class CircuitBreaker:
         Raises:
             BackendDown: at once while the breaker is open. A ServerUnreachable that the block raises opens it.
         """
-        if self._failures:
+        # Of requests that are under way together, all fail: they count as one.
+        trial = self._failures > 0
+        if trial:
             self._take_turn()
         try:
             yield
         except ServerUnreachable as error:
             with self._lock:
-                self._failures += 1
-                self._why = str(error)
-                self._until = self._clock() + self._length()
+                if trial or self._clock() >= self._until:
+                    self._failures += 1
+                    self._why = str(error)
+                    self._until = self._clock() + self._length()
             raise
         except BackendDown:  # it refused, and so it is there
-            self._failures = 0
+            self._close()
             raise
-        self._failures = 0
+        self._close()
+
+    def _close(self) -> None:
+        self._failures, self._until = 0, 0.0
 
     def _take_turn(self) -> None:
         """Let one request try when the pause is over; the others are refused until it has an answer."""

@@ -60,6 +60,8 @@ class RequestOptions(Sampling, total=False):
     cache: bool
     # How long the answer may be served again; by default what the cache's `lifetime` says of the question.
     ttl_s: float | None
+    # Requests with the same one go to the same server; see `AsyncClient.stream`.
+    affinity: str | None
     # Parameters that are sent, but are no part of the question, such as a seed that is drawn anew each time.
     unkeyed: Sampling | None
 
@@ -76,6 +78,7 @@ class CachedRequest:
     variables: Mapping[str, Any]
     cache: bool
     ttl_s: float | None
+    affinity: str | None
     unkeyed: Mapping[str, Any]
 
     @classmethod
@@ -93,6 +96,7 @@ class CachedRequest:
             and not sampling.get("top_log_probs")
             and sampling.get("prompt_log_probs") is None,
             ttl_s=sampling.pop("ttl_s", None),
+            affinity=sampling.pop("affinity", None),
             unkeyed=sampling.pop("unkeyed", None) or {},
             sampling=sampling,
         )
@@ -104,7 +108,7 @@ class CachedRequest:
     @property
     def sent(self) -> tuple[Prompt, dict[str, Any]]:
         """What the client streams: a prompt, tools if it is not rendered, and all sampling parameters."""
-        sampling = {**self.sampling, **self.unkeyed}
+        sampling = {**self.sampling, **self.unkeyed, "affinity": self.affinity}
         if self.rendered is not None:
             return self.rendered, sampling
         return self.prompt, {"tools": self.tools, **sampling}

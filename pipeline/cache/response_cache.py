@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Protocol
@@ -20,11 +21,12 @@ from pipeline.cache.backend import Backend, BackendDown, Candidate, Vector
 from pipeline.cache.entry import CacheEntry, StoredChunk
 from pipeline.cache.key import Question
 from pipeline.cache.lifetime import Lifetime
+from pipeline.cache.near_hits import NearHitLog
 from pipeline.client import Cached, FinishReason
 
 _log = logging.getLogger(__name__)
 # What the cache was doing when something failed; `failed_<step>` is its counter.
-Step = Literal["question", "lookup", "embedding", "comparison", "store", "removal", "close"]
+Step = Literal["question", "lookup", "embedding", "comparison", "review", "store", "removal", "close"]
 _LOOK_AGAIN_S = 0.1  # how long an entry that another process removed may still be served from memory
 
 
@@ -142,6 +144,10 @@ class ResponseCache:
     # How slowly clients replay an answer: 0 is at once, 1 as it once came.
     pace: float = 0.0
     semantic: Semantic | None = None
+    # Near hits are counted and kept for review, and the model answers.
+    shadow: bool = False
+    # Where near hits are kept for a person to judge.
+    near_hits: NearHitLog | None = None
     redactor: Redactor | None = None
     hot_tier: HotTier = field(default_factory=HotTier)
     counters: CacheCounters = field(default_factory=CacheCounters)
@@ -242,8 +248,22 @@ class ResponseCache:
             return self.backend.remove(keys)
         return 0
 
+    def count_marks(self) -> None:
+        """Count the near hits that a person has marked as wrong since any process last did; it may take a while.
+
+        Raises nothing.
+        """
+        if self.near_hits is not None:
+            # That the backend is down is told where answers are looked up.
+            with self.contained("review"), suppress(BackendDown):
+                if marks := self.near_hits.take_marks():
+                    self.counters.add("false_hit_reported", marks)
+
     def close(self) -> None:
-        """Close the backend."""
+        """Close the backends."""
+        if self.near_hits is not None:
+            with self.contained("close"):
+                self.near_hits.close()
         with self.contained("close"):
             self.backend.close()
 
@@ -333,7 +353,21 @@ class ResponseCache:
         # The question that is asked may call for a fresher answer than the one that was stored with it.
         if entry.created + self.lifetime.of(question.turn) <= now:
             return None
+        self._note(question, near, now)
+        if self.shadow:
+            self.counters.add("shadow_semantic")
+            return None
         return Hit(entry, Cached("semantic", near.similarity, near.key.hex()))
+
+    def _note(self, question: Question, near: Candidate, now: float) -> None:
+        """Keep a near hit for review, unless its question holds what may not be kept."""
+        if self.near_hits is None:
+            return
+        with self.contained("review"):
+            if self.redactor is None or self.redactor.objection(question.turn, "") is None:
+                self.near_hits.note(
+                    question, near, now, lambda error: self.failed("review", error), shadow=self.shadow
+                )
 
     def _serves(self, question: Question, candidate: Candidate) -> bool:
         """False if the two cannot be compared: that must not hide the candidates after it."""

@@ -19,13 +19,17 @@ from pipeline.cache.backend import Backend, BackendDown, Capacity
 from pipeline.cache.backends import open_backend
 from pipeline.cache.encryption import KeySource, load_codec
 from pipeline.cache.lifetime import DYNAMIC_WHEN, Lifetime
+from pipeline.cache.near_hits import NEAR_HITS, NearHitLog, near_hits_place
 from pipeline.cache.redaction import PHONE_REGIONS, Redaction
 from pipeline.cache.response_cache import ResponseCache, Semantic
-from pipeline.cache.semantic.layer import SemanticLayer, Verifier
+from pipeline.cache.semantic.layer import SemanticLayer, never
 from pipeline.extras import install_line
 
 if TYPE_CHECKING:  # who has settings has imported it
-    from pipeline.recipe import CacheSettings
+    from pipeline.cache.semantic.decision import Verifier
+    from pipeline.cache.semantic.embedder import Embedder
+    from pipeline.recipe import CacheSettings, HubSource, LocalSource
+    from pipeline.recipe.response_cache import SemanticSettings
 
 _Part = TypeVar("_Part")
 
@@ -49,6 +53,7 @@ def open_cache(
     name: str = "pipeline",
     encoder: SentenceEncoder | None = None,
     verifier: Verifier | None = None,
+    cross_encoder: Path | None = None,
 ) -> ResponseCache:
     """Open a cache, whether the settings enable it or not.
 
@@ -59,7 +64,8 @@ def open_cache(
         place: where answers are kept instead of `settings.backend`: a file, or an address as `open_backend` takes it.
         name: of this cache, among several on one server.
         encoder: for semantic lookup; by default the local folder that the settings name.
-        verifier: judges near questions instead of our own checks and scorer.
+        verifier: judges near questions instead of the one that the settings name.
+        cross_encoder: folder of the one that the settings name; by default the local folder that they name.
 
     Raises:
         CacheSetupError: something is wrong or missing; the text names all of it.
@@ -67,23 +73,46 @@ def open_cache(
     errors: list[str] = []
     redaction = _part(lambda: make_redaction(settings), "redaction", errors)
     backend = _part(lambda: make_backend(settings, place, name=name), "backend", errors)
-    semantic = None
+    semantic, near_hits = None, None
     if settings.semantic is not None and backend is not None:
         below = backend
-        semantic = _part(lambda: _semantic(settings, below, encoder, verifier), "semantic", errors)
+        semantic = _part(
+            lambda: _semantic(settings, below, encoder, verifier, cross_encoder), "semantic", errors
+        )
+        if settings.semantic.review:
+            near_hits = _part(lambda: make_near_hits(settings, place, name=name), "near hits", errors)
     if errors or backend is None:
         if backend is not None:
             backend.close()
+        if near_hits is not None:
+            near_hits.close()
         raise CacheSetupError("\n".join(errors))
-    when = settings.dynamic.when
     return ResponseCache(
         backend,
-        lifetime=Lifetime(settings.ttl_s, settings.dynamic.ttl_s, DYNAMIC_WHEN if when is None else when),
+        lifetime=_lifetime(settings),
         keep_sampled=settings.cache_sampled,
         pace=settings.replay_pace,
         semantic=semantic,
+        shadow=settings.semantic is not None and settings.semantic.mode == "shadow",
+        near_hits=near_hits,
         redactor=redaction,
     )
+
+
+def make_near_hits(settings: CacheSettings, place: str | Path | None = None, *, name: str) -> NearHitLog:
+    """Open what keeps near hits for review, beside the answers of a cache.
+
+    Args:
+        settings: a recipe's `cache` section.
+        place: where the answers are, as `make_backend` takes it.
+        name: of the cache, among several on one server.
+
+    Raises:
+        BackendDown: the file cannot be used.
+        ValueError: the address or the key is malformed, or no file is named.
+    """
+    where, named = near_hits_place(_place(settings, place), name)
+    return NearHitLog(_open(settings, where, NEAR_HITS, name=named), settings.ttl_s)
 
 
 def make_backend(settings: CacheSettings, place: str | Path | None = None, *, name: str) -> Backend:
@@ -98,20 +127,27 @@ def make_backend(settings: CacheSettings, place: str | Path | None = None, *, na
         BackendDown: the file cannot be used.
         ValueError: the address or the key is malformed, or no file is named.
     """
-    if place is None:
-        if settings.backend.kind != "sqlite":
-            place = settings.backend.url
-        elif settings.backend.path is not None:
-            place = Path(settings.backend.path)
-        else:
-            raise ValueError("no file is named: give backend.path, or a place")
+    capacity = Capacity(settings.max_entries, settings.max_mib * 2**20)
+    return _open(settings, _place(settings, place), capacity, name=name)
+
+
+def _place(settings: CacheSettings, place: str | Path | None) -> str | Path:
+    if place is not None:
+        return place
+    if settings.backend.kind != "sqlite":
+        return settings.backend.url
+    if settings.backend.path is None:
+        raise ValueError("no file is named: give backend.path, or a place")
+    return Path(settings.backend.path)
+
+
+def _open(settings: CacheSettings, place: str | Path, capacity: Capacity, *, name: str) -> Backend:
     encryption = settings.encryption
     secret = KeySource()
     if encryption is not None and encryption.key_file is not None:
         secret = KeySource(file=Path(encryption.key_file), required=True)
     elif encryption is not None:
         secret = KeySource(variable=encryption.key_env or "", required=True)
-    capacity = Capacity(settings.max_entries, settings.max_mib * 2**20)
     return open_backend(place, capacity, name=name, codec=load_codec(secret=secret))
 
 
@@ -128,26 +164,49 @@ def make_redaction(settings: CacheSettings) -> Redaction:
 
 
 def _semantic(
-    settings: CacheSettings, backend: Backend, encoder: SentenceEncoder | None, verifier: Verifier | None
+    settings: CacheSettings,
+    backend: Backend,
+    encoder: SentenceEncoder | None,
+    verifier: Verifier | None,
+    cross_encoder: Path | None,
 ) -> Semantic:
     from pipeline.cache.semantic.embedder import Embedder
-    from pipeline.cache.semantic.scoring import verifier_for
-    from pipeline.recipe import LocalSource
 
     semantic = settings.semantic
     assert semantic is not None, "called only where semantic lookup is on"
     if encoder is None:
-        if not isinstance(semantic.embedder, LocalSource):
-            raise ValueError(
-                f"{semantic.embedder} is not a local folder: give the encoder that was made of it"
-            )
-        encoder = SentenceEncoder(semantic.embedder.path)
+        encoder = SentenceEncoder(_local(semantic.embedder, "encoder"))
     embedder = Embedder(encoder.folder, name=encoder.name)
     if verifier is None:
-        verifier = verifier_for(
-            embedder, semantic.checks, scorer=semantic.scorer, min_score=semantic.min_score
-        )
-    return SemanticLayer(backend, embedder, verifier, semantic.min_similarity)
+        verifier = _verifier(semantic, embedder, cross_encoder)
+    unshared = never if semantic.share_dynamic else _lifetime(settings).is_dynamic
+    return SemanticLayer(backend, embedder, verifier, semantic.min_similarity, semantic.min_score, unshared)
+
+
+def _verifier(semantic: SemanticSettings, embedder: Embedder, cross_encoder: Path | None) -> Verifier:
+    """The guards that are on, and what scores: the cross-encoder that is named, or the regression of this package."""
+    from pipeline.cache.semantic.cross_encoder import CrossEncoder, CrossEncoderVerifier
+    from pipeline.cache.semantic.decision import default_verifier
+
+    guarded = default_verifier(embedder, semantic.guards)
+    if semantic.verifier is None:
+        return guarded
+    return CrossEncoderVerifier(
+        guarded, CrossEncoder(cross_encoder or _local(semantic.verifier, "cross-encoder"))
+    )
+
+
+def _local(source: HubSource | LocalSource, what: str) -> Path:
+    from pipeline.recipe import LocalSource
+
+    if not isinstance(source, LocalSource):
+        raise ValueError(f"{source} is not a local folder: give the {what} that was made of it")
+    return source.path
+
+
+def _lifetime(settings: CacheSettings) -> Lifetime:
+    when = settings.dynamic.when
+    return Lifetime(settings.ttl_s, settings.dynamic.ttl_s, DYNAMIC_WHEN if when is None else when)
 
 
 def _part(make: Callable[[], _Part], what: str, errors: list[str]) -> _Part | None:

@@ -5,126 +5,21 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import wraps
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from pipeline.cache.backend import Backend, BackendDown, EntryFilter, StoredEntry
+from pipeline.cache.backend import EntryFilter, StoredEntry
 from pipeline.cache.key import tenant_id
-from pipeline.cache.redaction import Redaction
-from pipeline.cache.setup import make_backend, make_redaction
+from pipeline.cli.cache_review import review
+from pipeline.cli.cache_target import CacheTarget, of_cache, utc_time
 from pipeline.cli.cache_tune import tune
-from pipeline.cli.options import (
-    complete_deployment,
-    json_option,
-    opened,
-    output_option,
-    set_option,
-    store_option,
-)
+from pipeline.cli.options import json_option, opened, output_option
 from pipeline.cli.output import note, print_json
 from pipeline.errors import UserError
-from pipeline.extras import missing
-
-if TYPE_CHECKING:
-    from pipeline.recipe import Recipe
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-@dataclass(frozen=True, slots=True)
-class CacheTarget:
-    """The cache that a command is about."""
-
-    text: str  # a recipe, or an address
-    overrides: tuple[str, ...]
-    store: Path | None
-    name: str
-
-    @contextmanager
-    def opened(self) -> Iterator[Backend]:
-        """Its backend. Raises UserError where there is none, or it cannot be used."""
-        try:
-            backend = self._of_address() if _ADDRESS.search(self.text) else self._of_recipe()
-        except (BackendDown, ValueError) as error:
-            raise UserError(f"the response cache cannot be used: {error}") from error
-        try:
-            yield backend
-        except BackendDown as error:
-            raise UserError(f"the response cache cannot be used: {error}") from error
-        finally:
-            backend.close()
-
-    def _of_address(self) -> Backend:
-        from pipeline.cache.backends import file_of, is_file, open_backend
-        from pipeline.cache.encryption import load_codec
-        from pipeline.machine.packages import require
-        from pipeline.stages.response_cache import needs_of_backend
-
-        require("this response cache", needs_of_backend(self.text))
-        if is_file(self.text) and not file_of(self.text).is_file():
-            raise UserError(f"there is no response cache ({file_of(self.text)})")
-        return open_backend(self.text, name=self.name, codec=load_codec())
-
-    def redaction(self) -> Redaction:
-        """What it may not keep: what the recipe says, all known kinds at an address. Raises UserError."""
-        try:
-            return Redaction() if _ADDRESS.search(self.text) else make_redaction(self._recipe().cache)
-        except ImportError as error:
-            raise missing("redaction", error, "cache") from error
-        except ValueError as error:
-            raise UserError(f"redaction: {error}") from error
-
-    def _of_recipe(self) -> Backend:
-        from pipeline.machine.packages import require
-        from pipeline.stages.response_cache import cache_place, needs_of_backend
-        from pipeline.store import Store
-
-        recipe = self._recipe()
-        place = cache_place(recipe, Store.at(self.store))
-        if isinstance(place, Path) and not place.is_file():
-            raise UserError(f"{recipe.name} has no response cache here yet ({place})")
-        encrypted = recipe.cache.encryption is not None
-        require(f"{recipe.name}: its response cache", needs_of_backend(place, encrypted=encrypted))
-        return make_backend(recipe.cache, place, name=recipe.name)
-
-    def _recipe(self) -> Recipe:
-        from pipeline.cli.named import find_deployment
-        from pipeline.store import Store
-        from pipeline.triton.running import SUPERVISED
-
-        return find_deployment(self.text, self.overrides, Store.at(self.store), states=SUPERVISED).recipe
-
-
-_ADDRESS = re.compile(r"://|\.db$")
-
-
-def of_cache(function: Callable[..., Any]) -> Callable[..., Any]:
-    """RECIPE or ADDRESS, with what belongs to it, as `target`."""
-
-    @click.argument("cache", metavar="RECIPE|ADDRESS", shell_complete=complete_deployment)
-    @click.option(
-        "--name",
-        default="pipeline",
-        show_default=True,
-        metavar="NAME",
-        help="Which cache of a server, if its ADDRESS is given: mostly the name of a recipe.",
-    )
-    @set_option
-    @store_option
-    @wraps(function)
-    def of_target(
-        *args: Any, cache: str, name: str, overrides: tuple[str, ...], store: Path | None, **kwargs: Any
-    ) -> Any:
-        return function(*args, target=CacheTarget(cache, overrides, store, name), **kwargs)
-
-    return of_target
 
 
 @click.group(name="cache")
@@ -138,6 +33,7 @@ def command() -> None:
 
 
 command.add_command(tune)
+command.add_command(review)
 
 
 @command.command()
@@ -150,7 +46,7 @@ def stats(target: CacheTarget, as_json: bool) -> None:
     with target.opened() as backend:
         fill, place = backend.usage(), backend.describe()
     if as_json:
-        oldest = None if fill.oldest is None else _time(fill.oldest)
+        oldest = None if fill.oldest is None else utc_time(fill.oldest)
         print_json(
             {
                 **place,
@@ -165,7 +61,7 @@ def stats(target: CacheTarget, as_json: bool) -> None:
         f"{fill.entries} answers, {human_bytes(fill.bytes)}, {fill.with_vectors} of them with an embedding"
     )
     if fill.oldest is not None:
-        click.echo(f"oldest: {_time(fill.oldest)}")
+        click.echo(f"oldest: {utc_time(fill.oldest)}")
     click.echo("; ".join(f"{name}: {value}" for name, value in place.items()))
 
 
@@ -186,7 +82,7 @@ def show(target: CacheTarget, as_json: bool, limit: int, key: str | None) -> Non
     for kept in found:
         text = kept.entry.text if key is not None else _line(kept.entry.text)
         click.echo(
-            f"{kept.key.hex()[:12]}  {_time(kept.entry.created)}  {_line(kept.turn)}\n              {text}"
+            f"{kept.key.hex()[:12]}  {utc_time(kept.entry.created)}  {_line(kept.turn)}\n              {text}"
         )
 
 
@@ -205,7 +101,9 @@ def audit(target: CacheTarget, as_json: bool) -> None:
             checked += 1
             objection = redaction.objection(kept.turn, kept.entry.text)
             if objection is not None:
-                held.append({"key": kept.key.hex(), "holds": objection, "created": _time(kept.entry.created)})
+                held.append(
+                    {"key": kept.key.hex(), "holds": objection, "created": utc_time(kept.entry.created)}
+                )
         unreadable = backend.unreadable()
     if as_json:
         print_json({"checked": checked, "held": held, "unreadable": unreadable})
@@ -259,6 +157,10 @@ def purge(
         if not yes:
             click.confirm(f"Remove {what} of {target.text}?", abort=True)
         gone = backend.remove(keys) if key is not None else backend.purge(which)
+        # Questions that were answered from the cache go with the answers; --key names one answer, not its askers.
+        if key is None:
+            with target.near_hits() as log:
+                log.purge(which)
     click.echo(f"{gone} removed")
 
 
@@ -284,9 +186,9 @@ def _row(kept: StoredEntry) -> dict[str, Any]:
         "tenant": kept.tenant.hex(),
         "question": kept.turn,
         "answer": entry.text,
-        "created": _time(entry.created),
-        "expires": _time(entry.expires),
-        "used": _time(kept.used),
+        "created": utc_time(entry.created),
+        "expires": utc_time(entry.expires),
+        "used": utc_time(kept.used),
         "output_tokens": entry.output_tokens,
         "embedded": kept.has_vector,
     }
@@ -306,10 +208,6 @@ def _seconds(age: str) -> float:
             f"{age}: write a number and s, m, h or d, like 15m", param_hint="--older-than"
         )
     return float(match[1]) * _UNITS_S[match[2]]
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def _line(text: str, most: int = 90) -> str:

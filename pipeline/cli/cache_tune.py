@@ -1,10 +1,11 @@
-"""`pipeline cache tune`: threshold and checks of a semantic cache, from labelled pairs or a log of questions."""
+"""`pipeline cache tune`: the dials of a semantic cache, from labelled pairs or a log of questions."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
@@ -16,18 +17,17 @@ from pipeline.extras import missing
 
 if TYPE_CHECKING:
     from pipeline.cache.backend import Vector
+    from pipeline.cache.semantic.decision import Verifier
     from pipeline.cache.semantic.embedder import Embedder
-    from pipeline.cache.semantic.layer import Verifier
-    from pipeline.cache.semantic.scoring import Learned
-    from pipeline.cache.semantic.verification import Checked
-    from pipeline.cache.tuning.measuring import Embed
+    from pipeline.cache.tuning.measuring import Embed, Setting
     from pipeline.cache.tuning.pairs import LoggedQuestion
     from pipeline.progress import Progress
+    from pipeline.recipe.response_cache import SemanticSettings
 
 Row = TypeVar("Row")
 
-
 _LINES = click.File(encoding="utf-8", errors="surrogateescape")
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.command()
@@ -52,17 +52,26 @@ _LINES = click.File(encoding="utf-8", errors="surrogateescape")
     default=0.95,
     show_default=True,
     type=click.FloatRange(0.5, 1, max_open=True),
-    help="Of the intervals; the upper end has to be within the budget.",
+    help="With which the pairs have to show that the budget is kept.",
 )
-@click.option("--keep-checks", is_flag=True, help="Choose the threshold only; all checks stay on.")
+@click.option(
+    "--keep-guards",
+    "--keep-checks",
+    "keep_guards",
+    is_flag=True,
+    help="Choose the score only; verifier, guards and floor stay as they are.",
+)
 @click.option(
     "--embedder",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=_FOLDER,
     metavar="FOLDER",
     help="tokenizer.json and model.onnx or model_int8.onnx, instead of those of a RECIPE.",
 )
 @click.option(
-    "--scorer/--no-scorer", default=None, help="Whether the learned scorer decides; by default where it can."
+    "--verifier",
+    type=_FOLDER,
+    metavar="FOLDER",
+    help="A cross-encoder in the same form, to be tried beside the built-in regression; by default that of the RECIPE.",
 )
 @json_option
 @set_option
@@ -76,21 +85,24 @@ def tune(
     output: Path | None,
     budget: float,
     confidence: float,
-    keep_checks: bool,
+    keep_guards: bool,
     embedder: Path | None,
-    scorer: bool | None,
+    verifier: Path | None,
     as_json: bool,
     overrides: tuple[str, ...],
     store: Path | None,
 ) -> None:
-    """Choose the threshold and the checks of semantic lookup.
-
-    Where the learned scorer decides, the threshold is that of its score (min_score), else that of the similarity.
+    """Choose the dials of semantic lookup: score, floor, guards and verifier.
 
     --pairs holds a JSON object a line, {"a": "…", "b": "…", "same": 1, "category": "…"}, where same is 0 if the answer
-    to one does not serve the other. --log holds questions, a line each, or what `pipeline cache export` writes: it
-    tells how many are near each other, and --output takes those pairs for a person to label. Exit code 1 if the pairs
-    do not show that the budget is met.
+    to one does not serve the other; `pipeline cache review` writes such lines. One half of the pairs chooses, and the
+    other shows what share of wrong hits is kept; where they are too few to show the budget, it says how many are
+    needed, promises nothing, and the exit code is 1. --log holds questions, a line each, or what `pipeline cache
+    export` writes: it tells how many are near each other, and --output takes those pairs for a person to label.
+
+    \b
+        pipeline cache tune tiny-cpu --pairs pairs.jsonl --budget 0.02
+        pipeline cache tune tiny-cpu --log log.jsonl --output pairs.jsonl
     """
     if (pairs is None) == (log is None):
         raise click.UsageError("give --pairs FILE or --log FILE")
@@ -99,6 +111,7 @@ def tune(
     if output is not None and log is None:
         raise click.UsageError("--output goes with --log: pairs have labels already")
     from pipeline import progress as progress_to
+    from pipeline.cache.semantic.guards import GUARDS, findings
     from pipeline.cache.tuning.choosing import choose
     from pipeline.cache.tuning.measuring import measure
     from pipeline.cache.tuning.pairs import read_log, read_pairs
@@ -107,27 +120,94 @@ def tune(
     report = progress_to.Silent() if as_json else progress_to.for_stream()
     if pairs is not None:
         labelled = _read(pairs, read_pairs)
-        embed = _embedder(recipe, embedder, overrides, store, report)
-        with _told(embed, report, 2 * len(labelled)) as told:
-            measured = measure(
-                labelled,
-                told,
-                _verifier(embed, scorer),
-                min_similarity=_min_similarity(recipe, overrides, store),
-            )
-        choice = choose(measured, budget=budget, confidence=confidence, may_skip=not keep_checks)
+        subject = _subject(recipe, embedder, verifier, overrides, store, report)
+        with _told(subject.embedder, report, 2 * len(labelled)) as told:
+            measured = measure(labelled, told, subject.scorers, findings, tuple(GUARDS))
+        choice = choose(
+            measured, subject.setting, budget=budget, confidence=confidence, all_dials=not keep_guards
+        )
         click.echo(choice_json(measured, choice) if as_json else choice_page(measured, choice))
         context.exit(0 if choice.meets_budget else 1)
     if log is not None:
         questions = _read(log, read_log)
-        embed = _embedder(recipe, embedder, overrides, store, report)
-        _survey(questions, embed, _verifier(embed, scorer), report, output, as_json=as_json)
+        subject = _subject(recipe, embedder, verifier, overrides, store, report)
+        _survey(questions, subject, report, output, as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """What is tuned."""
+
+    embedder: Embedder
+    # As the recipe has it.
+    verifier: Verifier
+    # Without guards, by name: what `measure` takes.
+    scorers: Mapping[str, Verifier]
+    setting: Setting
+
+
+def _subject(
+    recipe: str | None,
+    embedder: Path | None,
+    verifier: Path | None,
+    overrides: tuple[str, ...],
+    store: Path | None,
+    report: Progress,
+) -> _Subject:
+    from pipeline.cache.semantic.cross_encoder import CrossEncoder, CrossEncoderVerifier
+    from pipeline.cache.semantic.decision import default_verifier
+    from pipeline.cache.semantic.embedder import Embedder
+    from pipeline.cache.semantic.guards import GUARDS
+    from pipeline.cache.tuning.measuring import Setting
+    from pipeline.cli.render.cache_tune import BUILT_IN
+
+    settings, encoder, cross_encoder = _parts(recipe, overrides, store, report)
+    folder = verifier or cross_encoder
+    guards = tuple(GUARDS) if settings.guards is None else tuple(settings.guards)
+    try:
+        made = Embedder(embedder or encoder or Path())
+        judged: Verifier = default_verifier(made, guards)
+        scorers: dict[str, Verifier] = {BUILT_IN: default_verifier(made, ())}
+        name = BUILT_IN
+        if folder is not None:
+            model = CrossEncoder(folder)
+            # A folder that holds something else is refused here, and not after a minute.
+            model("Where is my parcel?", "When does my parcel come?")
+            judged = CrossEncoderVerifier(judged, model)
+            name = f"local:{verifier.absolute()}" if verifier is not None else str(settings.verifier)
+            scorers[name] = CrossEncoderVerifier(scorers[BUILT_IN], model)
+    except FileNotFoundError as error:
+        raise UserError(str(error)) from error
+    except ValueError as error:
+        raise UserError(f"--verifier {folder}: {error}") from error
+    except ImportError as error:
+        raise missing("embedding", error, "cache") from error
+    score = judged.default_min_score if settings.min_score is None else settings.min_score
+    return _Subject(made, judged, scorers, Setting(name, settings.min_similarity, score, guards))
+
+
+def _parts(
+    text: str | None, overrides: tuple[str, ...], store: Path | None, report: Progress
+) -> tuple[SemanticSettings, Path | None, Path | None]:
+    """Settings, encoder and cross-encoder of the recipe, or those that it would have if semantic lookup were on."""
+    from pipeline.cli.named import recipe_of
+    from pipeline.recipe.response_cache import SemanticSettings
+    from pipeline.stages.response_cache import obtain_encoder, obtain_verifier
+    from pipeline.store import Store
+
+    if text is None:
+        return SemanticSettings(), None, None
+    shelf = Store.at(store)
+    recipe = recipe_of(text, overrides, shelf)
+    if recipe.cache.semantic is None:
+        recipe = recipe_of(text, (*overrides, "cache.enabled=true", "cache.semantic={}"), shelf)
+    settings = recipe.cache.semantic or SemanticSettings()
+    return settings, obtain_encoder(recipe, shelf, report).folder, obtain_verifier(recipe, shelf, report)
 
 
 def _survey(
     log: Sequence[LoggedQuestion],
-    embedder: Embed,
-    verifier: Verifier,
+    subject: _Subject,
     report: Progress,
     output: Path | None,
     *,
@@ -136,8 +216,8 @@ def _survey(
     from pipeline.cache.tuning.repeats import find_repeats
     from pipeline.cli.render.repeats import repeats_json, repeats_page
 
-    with _told(embedder, report, len(set(log))) as embed:
-        found = find_repeats(log, embed, verifier)
+    with _told(subject.embedder, report, len(set(log))) as embed:
+        found = find_repeats(log, embed, subject.verifier, subject.setting.min_score)
     click.echo(repeats_json(found) if as_json else repeats_page(found))
     if output is not None:
         rows = [
@@ -170,48 +250,3 @@ def _read(file: TextIO, read: Callable[[Iterable[str]], list[Row]]) -> list[Row]
     except BadLines as error:
         faults = [Fault(problem, where=name, line=line or None) for line, problem in error.faults]
     raise InvalidInput(name, faults)
-
-
-def _embedder(
-    recipe: str | None, folder: Path | None, overrides: tuple[str, ...], store: Path | None, report: Progress
-) -> Embedder:
-    from pipeline.cache.semantic.embedder import Embedder
-
-    try:
-        return Embedder(folder or _encoder(str(recipe), overrides, store, report))
-    except FileNotFoundError as error:
-        raise UserError(f"--embedder {error}") from error
-    except ImportError as error:
-        raise missing("embedding", error, "cache") from error
-
-
-def _verifier(embedder: Embedder, scorer: bool | None) -> Learned | Checked:
-    from pipeline.cache.semantic.scoring import verifier_for
-
-    try:
-        return verifier_for(embedder, scorer=scorer)
-    except ValueError as error:
-        raise UserError(f"--scorer: {error}") from error
-
-
-def _min_similarity(recipe: str | None, overrides: tuple[str, ...], store: Path | None) -> float:
-    """What hits need, where the score is chosen."""
-    from pipeline.cli.named import recipe_of
-    from pipeline.recipe.response_cache import SemanticSettings
-    from pipeline.store import Store
-
-    given = recipe_of(recipe, overrides, Store.at(store)).cache.semantic if recipe is not None else None
-    return (given or SemanticSettings()).min_similarity
-
-
-def _encoder(text: str, overrides: tuple[str, ...], store: Path | None, report: Progress) -> Path:
-    """That of the recipe, or that which it would take if semantic lookup were on."""
-    from pipeline.cli.named import recipe_of
-    from pipeline.stages.response_cache import obtain_encoder
-    from pipeline.store import Store
-
-    shelf = Store.at(store)
-    recipe = recipe_of(text, overrides, shelf)
-    if recipe.cache.semantic is None:
-        recipe = recipe_of(text, (*overrides, "cache.enabled=true", "cache.semantic={}"), shelf)
-    return obtain_encoder(recipe, shelf, report).folder

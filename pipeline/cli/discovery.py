@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cli.named import NamedDeployment, find_deployment, package_recipe, served_recipe
+from pipeline.client.spreading import Spread
 from pipeline.errors import UserError
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.served_model import ServedModel, WaitLimits, load_chat_template
@@ -33,7 +34,7 @@ class LocatedModel:
 
     recipe: Recipe
     package: Path
-    urls: tuple[str, ...]  # host:port of the gRPC of each server that runs it
+    urls: tuple[str, ...]  # host:port of the gRPC of each server that runs it, or dns:NAME:PORT
     record: RunningServer | None = None  # of the server, where it was found by the name of its recipe
 
     def describe(self) -> dict[str, Any]:
@@ -61,7 +62,12 @@ class LocatedModel:
 
 
 def load_served_model(
-    located: LocatedModel, store: Store, *, waits: WaitLimits, worker: GatewayWorker | None = None
+    located: LocatedModel,
+    store: Store,
+    *,
+    waits: WaitLimits,
+    worker: GatewayWorker | None = None,
+    spread: Spread = "affinity",
 ) -> ServedModel:
     """Load a model for the gateway, behind the response cache of its recipe.
 
@@ -70,6 +76,7 @@ def load_served_model(
         store: of artifacts; the cache's files lie there, too.
         waits: of the requests of each model.
         worker: whose queue and readiness the model gets; None if this process serves the gateway alone.
+        spread: how requests are spread over its servers.
 
     Raises:
         UserError: the cache that the recipe asks for cannot be opened.
@@ -87,6 +94,7 @@ def load_served_model(
         aliases=located.recipe.serving.aliases,
         tool_section=located.recipe.tool_prompt == "auto",
         stall_s=5.0 if itl_ms is None else itl_ms / 100,
+        spread=spread,
     )
     if worker is not None:
         worker.share(model)
@@ -149,7 +157,8 @@ def locate_models(
         names: of recipes, or of running deployments.
         overrides: of fields of the recipes, as in `--set`.
         store: of artifacts, and of what is served on this machine.
-        endpoints: name of a recipe -> host:port of servers elsewhere that run it, now or later; "" for the only one.
+        endpoints: name of a recipe -> host:port, or dns:NAME:PORT, of servers elsewhere that run it, now or later; ""
+            for the only one.
         package: the package of the only recipe, or alone, without one; None for those in the store.
         wait_s: how long to wait, in seconds and for all together, until the other recipes are served here.
 

@@ -5,197 +5,31 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
+from pipeline.cli.gateway_options import StartsGateway, gateway_options, given_words, read_endpoints
 from pipeline.cli.options import complete_deployment, set_option, store_option
 
 if TYPE_CHECKING:
     from socket import socket
 
+    from pipeline.cache.redis import RedisAddress
+    from pipeline.client.spreading import Spread
     from pipeline.gateway.metric_names import MetricNames
     from pipeline.gateway.prompt_log import PromptLog
     from pipeline.gateway.tenants import Tenants
     from pipeline.gateway.workers.worker import GatewayWorker, WorkerPlace
     from pipeline.recipe import Recipe
-    from pipeline.serving.gateway_process import GatewayLaunch
     from pipeline.store import Store
 
 # gRPC writes of lost connections to standard error by itself. It reads this when it is imported, hence not before here.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-
-
-_GIVEN = "pipeline.given"  # key of click's `Context.meta`: name of an option -> its words
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-_OPTIONS = (
-    click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
-    click.option("--port", default=8080, show_default=True, help="Port to listen on; 0 takes a free one."),
-    click.option(
-        "--keys",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help="Tenants with their API keys and limits (YAML); without it no key is needed.",
-    ),
-    click.option(
-        "--allowed-host",
-        "allowed_hosts",
-        multiple=True,
-        metavar="NAME",
-        callback=lambda _, __, given: tuple(map(_host, given)),
-        help="Host that requests may name besides loopback, such as gateway.example, *.example or * (any). "
-        "Where --host is no loopback address, IP addresses are allowed, too.",
-    ),
-    click.option(
-        "--allowed-origin",
-        "allowed_origins",
-        multiple=True,
-        metavar="ORIGIN",
-        callback=lambda _, __, given: tuple(map(_origin, given)),
-        help="Web pages that may ask, such as https://chat.example, or * (any); by default only the gateway's own.",
-    ),
-    click.option(
-        "--max-waiting",
-        default=256,
-        show_default=True,
-        help="Requests that may wait for a model; more are answered by 429.",
-    ),
-    click.option(
-        "--max-wait-s",
-        type=click.FloatRange(min=0),
-        default=30.0,
-        show_default=True,
-        help="Seconds that a request waits while a model is not ready, because its server is started again for "
-        "example; then it is answered by 503.",
-    ),
-    click.option(
-        "--idle-timeout-s",
-        type=click.FloatRange(min=0),
-        default=60.0,
-        show_default=True,
-        help="Seconds without a token after which an answer is given up and its request is told so; 0 is never.",
-    ),
-    click.option(
-        "--workers",
-        type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
-        help="Processes that serve the gateway together, with the same limits, queues and metrics; about one for each "
-        "core that is to be used.",
-    ),
-    click.option(
-        "--max-connections",
-        type=click.IntRange(min=1),
-        default=1024,
-        show_default=True,
-        help="Connections open at once, divided among the workers; beyond that, one without a request is closed, or "
-        "else the new one.",
-    ),
-    click.option(
-        "--drain-s", default=30, show_default=True, help="Seconds that requests may still take after a stop."
-    ),
-    click.option(
-        "--batch-folder",
-        type=click.Path(file_okay=False, path_type=Path),
-        metavar="FOLDER",
-        help="Folder of uploaded files and batches; by default batches/ in the store. Gateways that share it share "
-        "their batches.",
-    ),
-    click.option(
-        "--batch-slots",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Requests of batches that a model answers at once, in slots that other requests leave; by default half "
-        "of its slots.",
-    ),
-    click.option(
-        "--max-file-mib",
-        type=click.IntRange(min=1),
-        default=200,
-        show_default=True,
-        help="Largest file that may be uploaded, in MiB.",
-    ),
-    click.option(
-        "--max-stored-mib",
-        type=click.IntRange(min=1),
-        default=4096,
-        show_default=True,
-        help="All files of a tenant together, in MiB; more are refused until some are deleted.",
-    ),
-    click.option(
-        "--stored-responses",
-        type=click.IntRange(min=0),
-        default=1000,
-        show_default=True,
-        help="Responses of /v1/responses that are kept in memory for each tenant, for previous_response_id and "
-        "GET /v1/responses/ID; the longest unused are forgotten first. 0 keeps none.",
-    ),
-    click.option(
-        "--stored-responses-mib",
-        type=click.IntRange(min=1),
-        default=32,
-        show_default=True,
-        help="Most MiB of JSON that the kept responses of each tenant take.",
-    ),
-    click.option(
-        "--stored-responses-s",
-        type=click.FloatRange(min=0, min_open=True),
-        default=3600.0,
-        show_default=True,
-        help="Seconds after which a response that nobody has used is forgotten.",
-    ),
-    click.option(
-        "--traces",
-        metavar="URL",
-        help="OTLP/HTTP receiver for spans, such as http://localhost:4318; by default $OTEL_EXPORTER_OTLP_ENDPOINT. "
-        "`pipeline serve` hands it to Triton, too.",
-    ),
-    click.option(
-        "--metric-names",
-        default="",
-        metavar="NAMES",
-        callback=lambda _, __, given: _metric_names(given),
-        help="Show the metrics at /metrics under these names, too: vllm, gen_ai (OpenTelemetry's), or vllm,gen_ai.",
-    ),
-    click.option(
-        "--log-format",
-        type=click.Choice(["text", "json"]),
-        default="text",
-        show_default=True,
-        help="Format of the log line of each request, on standard error.",
-    ),
-    click.option(
-        "--log-prompts",
-        type=click.Choice(["no", "redacted", "full"]),
-        default="no",
-        show_default=True,
-        help="Log the texts of prompts and answers, too. redacted: without those that hold keys, e-mail addresses, "
-        "payment cards, bank accounts, national ids or telephone numbers.",
-    ),
-)
-
-
-def gateway_options(command: Command) -> Command:
-    """Where a gateway listens, who may ask, what it logs: for `gateway`, and for `serve`, which starts one."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
-class StartsGateway(click.Command):
-    """A command with `gateway_options` that hands them on: it keeps the words that were given."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given, _, _ = self.make_parser(ctx).parse_args(list(args))
-        ctx.meta[_GIVEN] = given
-        return super().parse_args(ctx, args)
 
 
 @click.command(name="gateway", cls=StartsGateway)
@@ -214,8 +48,9 @@ class StartsGateway(click.Command):
     "endpoints",
     multiple=True,
     metavar="[NAME=]HOST:PORT",
+    callback=lambda _, __, given: read_endpoints(given),
     help="gRPC address of a Triton server elsewhere that runs a recipe, by its name unless there is one only. "
-    "Repeat it for several servers.",
+    "Repeat it for several servers; dns:NAME:PORT is every address that a DNS name has, asked again every few seconds.",
 )
 @click.option(
     "--wait-s",
@@ -223,6 +58,15 @@ class StartsGateway(click.Command):
     default=0.0,
     metavar="S",
     help="Seconds to wait until `pipeline serve` runs the recipes. With --endpoint it starts at once; see /readyz.",
+)
+@click.option(
+    "--spread",
+    type=click.Choice(["affinity", "least-load", "random"]),
+    default="affinity",
+    show_default=True,
+    help="Which of several servers gets a request. affinity: all turns of a conversation go to the same one, which has "
+    "their KV cache, unless it has more than 1.25 times its share of the requests in flight. least-load: the one with "
+    "the fewest requests in flight.",
 )
 @click.option("--listen-fd", "descriptors", multiple=True, type=int, hidden=True)
 @click.option("--parent", type=int, hidden=True)
@@ -239,9 +83,11 @@ def command(
     package: Path | None,
     host: str,
     port: int,
-    endpoints: tuple[str, ...],
+    endpoints: tuple[tuple[str, str], ...],
+    spread: Spread,
     wait_s: float,
     keys: Path | None,
+    limits_redis: RedisAddress | None,
     allowed_hosts: tuple[str, ...],
     allowed_origins: tuple[str, ...],
     max_waiting: int,
@@ -295,11 +141,13 @@ def command(
     if not recipes and package is None:
         raise click.UsageError("name a RECIPE, or a folder with --package")
     artifacts = Store.at(store)
-    _require_packages(_known_recipes(recipes, overrides, artifacts, wait_s=wait_s), artifacts, traces)
+    known = _known_recipes(recipes, overrides, artifacts, wait_s=wait_s)
+    require_packages(known, artifacts, traces, limits_redis)
     from pipeline.cli.discovery import load_served_model, locate_models, read_kv_cache_usage, record_followers
     from pipeline.gateway.access_log import log_to_stderr
     from pipeline.gateway.app import Gateway
     from pipeline.gateway.batches.storage import BatchStorage, StorageLimits
+    from pipeline.gateway.redis_limits import RedisBuckets
     from pipeline.gateway.responses.stored_responses import StoredResponseLimits
     from pipeline.gateway.served_model import WaitLimits
     from pipeline.gateway.server import ConnectionLimits, GatewayServer, bound_sockets
@@ -311,7 +159,7 @@ def command(
     if as_json and not dry_run:
         raise click.UsageError("--json goes with --dry-run")
     elsewhere: dict[str, list[str]] = {}
-    for name, url in map(_endpoint, endpoints):
+    for name, url in endpoints:
         elsewhere.setdefault(name, []).append(url)
     locate = partial(locate_models, recipes, overrides, artifacts, elsewhere, package=package)
     tenants = Tenants.load(keys) if keys else Tenants()
@@ -335,7 +183,7 @@ def command(
             _run_workers(context, sockets, tenants, say_ready)
             return
         worker = None if place is None else _become_worker(place, tenants)
-        load = partial(load_served_model, store=artifacts, waits=waits, worker=worker)
+        load = partial(load_served_model, store=artifacts, waits=waits, worker=worker, spread=spread)
         models = {one.recipe.name: load(one) for one in located}
         followers = record_followers(located, artifacts, waits=waits, worker=worker)
         gateway = Gateway(
@@ -354,6 +202,7 @@ def command(
             kv_cache_usage=partial(read_kv_cache_usage, followers) if "vllm" in metric_names else dict,
             batches=BatchStorage(batch_folder or artifacts.root / "batches", stored),
             worker=worker,
+            buckets=None if limits_redis is None else RedisBuckets(limits_redis),
         )
         limits = ConnectionLimits(connections=-(-max_connections // workers))
         server = GatewayServer(gateway, host, port, limits=limits, drain_s=drain_s)
@@ -418,102 +267,6 @@ def _run_workers(
 
 
 @contextmanager
-def gateway_command(
-    context: click.Context, recipes: Sequence[Recipe], store: Store
-) -> Iterator[GatewayLaunch]:
-    """Bind the sockets of a gateway that `serve` starts, and make its command line.
-
-    Args:
-        context: Of a `StartsGateway` command, whose options are handed on.
-        recipes: What is served; their servers are announced in `store`, where the gateway finds them by name.
-        store: Of artifacts.
-
-    Raises:
-        UserError: The file of keys has faults, or a package for Python is missing.
-        ServerError: The address cannot be bound.
-    """
-    values = context.params
-    _require_packages(recipes, store, values["traces"])
-    from pipeline.gateway.server import bound_sockets
-    from pipeline.gateway.tenants import Tenants
-    from pipeline.serving.gateway_process import GatewayLaunch
-
-    tenants = Tenants.load(values["keys"]) if values["keys"] else Tenants()
-    words = given_words(context, {str(one.name) for one in _gateway_parameters()} - {"port"})
-    usual = context.get_parameter_source("port") is ParameterSource.DEFAULT
-    port = values["port"]
-    if usual and not _can_bind(values["host"], port):
-        port = 0
-    with bound_sockets(values["host"], port) as sockets:
-        for one in sockets:
-            words += ["--listen-fd", str(one.fileno())]
-        host, port = values["host"], sockets[0].getsockname()[1]
-        yield GatewayLaunch(
-            command=(
-                *(sys.executable, "-m", "pipeline.cli.main", "gateway"),
-                *(recipe.name for recipe in recipes),
-                *words,
-                *("--port", str(port), "--parent", str(os.getpid()), "--store", str(store.root)),
-            ),
-            sockets=sockets,
-            url=f"http://{f'[{host}]' if ':' in host else host}:{port}",
-            needs_key=tenants.require_keys,
-            drain_s=values["drain_s"],
-        )
-
-
-def given_words(
-    context: click.Context, only: Collection[str] | None = None, *, without: Collection[str] = ()
-) -> list[str]:
-    """Return the options of a `StartsGateway` command as they were given, for another command line.
-
-    Args:
-        context: Of the command.
-        only: Names of parameters that are wanted; None for all.
-        without: Names of parameters that are not.
-    """
-    given: dict[str, Any] = context.meta[_GIVEN]
-    words: list[str] = []
-    for option in context.command.params:
-        if not isinstance(option, click.Option) or option.name not in given or option.name in without:
-            continue
-        if only is not None and option.name not in only:
-            continue
-        value = given[option.name]
-        if option.count:
-            words += [option.opts[0]] * value
-        elif option.is_flag:
-            words.append(option.opts[0] if value else option.secondary_opts[0])
-        else:
-            for one in value if isinstance(value, list) else (value,):
-                words += [option.opts[0], one]
-    return words
-
-
-def _gateway_parameters() -> Sequence[click.Parameter]:
-    """The options of `gateway_options`, as click has them."""
-
-    @gateway_options
-    def bearer() -> None: ...
-
-    parameters: list[click.Parameter] = bearer.__click_params__  # type: ignore[attr-defined]
-    return parameters
-
-
-def _can_bind(host: str, port: int) -> bool:
-    from pipeline.errors import ServerError
-    from pipeline.gateway.server import bound_sockets
-
-    try:
-        with bound_sockets(host, port) as sockets:
-            for one in sockets:
-                one.listen()
-    except (OSError, ServerError):
-        return False
-    return True
-
-
-@contextmanager
 def _inherited(descriptors: Sequence[int]) -> Iterator[list[socket]]:
     """The listening sockets that a supervisor handed down."""
     from socket import socket
@@ -539,14 +292,27 @@ def _known_recipes(
     return found
 
 
-def _require_packages(recipes: Sequence[Recipe], store: Store, traces: str | None) -> None:
-    """Raise UserError with all packages for Python that a gateway needs and that are missing."""
+def require_packages(
+    recipes: Sequence[Recipe], store: Store, traces: str | None, limits_redis: RedisAddress | None = None
+) -> None:
+    """Check that all packages for Python are there which a gateway needs.
+
+    Args:
+        recipes: What it serves.
+        store: Of artifacts.
+        traces: Where its spans go; None if the environment says so, or nowhere.
+        limits_redis: Where it shares the limits of tenants; None if it does not.
+
+    Raises:
+        UserError: Some are missing; it names all of them.
+    """
     from pipeline.gateway.traces import ENDPOINT_VARIABLES
     from pipeline.machine.packages import Need, require
     from pipeline.stages.response_cache import needs_of_cache
 
     needs = [Need("gateway", "the gateway")]
     needs += [Need("traces", "traces")] if traces or any(map(os.environ.get, ENDPOINT_VARIABLES)) else []
+    needs += [Need("cache", "--limits-redis", frozenset({"redis"}))] if limits_redis else []
     needs += [need for recipe in recipes for need in needs_of_cache(recipe, store)]
     require("the gateway", needs)
 
@@ -565,44 +331,6 @@ def _prompt_log(which: str) -> PromptLog | None:
         return PromptLog(Redaction())
     except ImportError as error:
         raise missing("--log-prompts redacted", error, "cache") from error
-
-
-def _metric_names(text: str) -> tuple[MetricNames, ...]:
-    names = tuple(dict.fromkeys(filter(None, text.replace(" ", "").split(","))))
-    unknown = [name for name in names if name not in ("vllm", "gen_ai")]
-    if unknown:
-        raise click.BadParameter(
-            f"{', '.join(unknown)}: there are vllm and gen_ai", param_hint="--metric-names"
-        )
-    return cast("tuple[MetricNames, ...]", names)
-
-
-def _endpoint(text: str) -> tuple[str, str]:
-    name, mark, url = text.rpartition("=")
-    if ":" not in url or (mark and not name):
-        raise click.BadParameter(f"{text}: is not NAME=HOST:PORT", param_hint="--endpoint")
-    return name, url
-
-
-def _origin(text: str) -> str:
-    """An origin as browsers send it."""
-    scheme, mark, rest = text.lower().rstrip("/").partition("://")
-    if text in ("*", "null"):
-        return text
-    if not (scheme and mark and rest) or "/" in rest:
-        raise click.BadParameter(
-            f"{text}: is not SCHEME://HOST or SCHEME://HOST:PORT", param_hint="--allowed-origin"
-        )
-    return f"{scheme}://{rest}"
-
-
-def _host(text: str) -> str:
-    """A host without its port: that of requests does not matter."""
-    name, colon, port = text.rpartition(":")
-    host = name if colon and port.isdecimal() else text
-    if not host or "/" in host:
-        raise click.BadParameter(f"{text}: is not a host", param_hint="--allowed-host")
-    return host
 
 
 def _advice(hosts: tuple[str, ...], *, keys: bool) -> str:

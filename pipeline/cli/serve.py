@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from pipeline.cli.gateway import StartsGateway, gateway_command, gateway_options, given_words
+from pipeline.cli.gateway import require_packages
+from pipeline.cli.gateway_options import StartsGateway, gateway_option_names, gateway_options, given_words
 from pipeline.cli.options import complete_recipe, set_option, store_option
 from pipeline.cli.output import is_quiet, note, print_json, reporter
 from pipeline.cli.serving import (
@@ -22,9 +25,11 @@ from pipeline.cli.serving import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pipeline.cli.serving import ChosenPackage
+    from pipeline.recipe import Recipe
+    from pipeline.serving.gateway_process import GatewayLaunch
     from pipeline.serving.launch import ServeOptions
     from pipeline.store import Store
 
@@ -71,7 +76,6 @@ def command(
     pipeline serve --package ./package --port 8000 --http-port 9000 --keys keys.yaml
     pipeline serve tiny-cpu --no-gateway --grpc-port 9001 --log triton.log
     """
-    from pipeline.serving.gateway_process import GatewayLaunch
     from pipeline.serving.launch import Ports
     from pipeline.serving.serve import serve
     from pipeline.store import Store
@@ -103,7 +107,7 @@ def command(
         gateway: GatewayLaunch | None = None
         if not no_gateway:
             served = [chosen.served_recipe for chosen, _ in packages]
-            gateway = stack.enter_context(gateway_command(context, served, shelf))
+            gateway = stack.enter_context(_gateway_launch(context, served, shelf))
         serve(
             [(chosen.folder, of) for chosen, of in packages],
             report,
@@ -111,6 +115,64 @@ def command(
             gateway=gateway,
             stopped_by=_stop_command(packages, shelf) if detached else "Ctrl-C",
         )
+
+
+@contextmanager
+def _gateway_launch(
+    context: click.Context, recipes: Sequence[Recipe], store: Store
+) -> Iterator[GatewayLaunch]:
+    """Bind the sockets of the gateway that is to be started, and make its command line.
+
+    Args:
+        context: Of this command, whose `gateway_options` are handed on.
+        recipes: What is served; their servers are announced in `store`, where the gateway finds them by name.
+        store: Of artifacts.
+
+    Raises:
+        UserError: The file of keys has faults, or a package for Python is missing.
+        ServerError: The address cannot be bound.
+    """
+    values = context.params
+    require_packages(recipes, store, values["traces"], values["limits_redis"])
+    from pipeline.gateway.server import bound_sockets
+    from pipeline.gateway.tenants import Tenants
+    from pipeline.serving.gateway_process import GatewayLaunch
+
+    tenants = Tenants.load(values["keys"]) if values["keys"] else Tenants()
+    words = given_words(context, gateway_option_names() - {"port"})
+    usual = context.get_parameter_source("port") is ParameterSource.DEFAULT
+    port = values["port"]
+    if usual and not _can_bind(values["host"], port):
+        port = 0
+    with bound_sockets(values["host"], port) as sockets:
+        for one in sockets:
+            words += ["--listen-fd", str(one.fileno())]
+        host, port = values["host"], sockets[0].getsockname()[1]
+        yield GatewayLaunch(
+            command=(
+                *(sys.executable, "-m", "pipeline.cli.main", "gateway"),
+                *(recipe.name for recipe in recipes),
+                *words,
+                *("--port", str(port), "--parent", str(os.getpid()), "--store", str(store.root)),
+            ),
+            sockets=sockets,
+            url=f"http://{f'[{host}]' if ':' in host else host}:{port}",
+            needs_key=tenants.require_keys,
+            drain_s=values["drain_s"],
+        )
+
+
+def _can_bind(host: str, port: int) -> bool:
+    from pipeline.errors import ServerError
+    from pipeline.gateway.server import bound_sockets
+
+    try:
+        with bound_sockets(host, port) as sockets:
+            for one in sockets:
+                one.listen()
+    except (OSError, ServerError):
+        return False
+    return True
 
 
 def _show(chosen: ChosenPackage, options: ServeOptions, *, as_json: bool) -> None:

@@ -104,11 +104,72 @@ def verify_(names: tuple[str, ...], store: Path | None, as_json: bool, remove: b
         sys.exit(1)
 
 
+@command.command()
+@click.argument("name", metavar="ARTIFACT")
+@click.argument("address", metavar="URL")
+@store_option
+def push(name: str, address: str, store: Path | None) -> None:
+    """Send ARTIFACT to an object store, after a check of its files, and print where it is then.
+
+    URL is the folder below which artifacts lie: s3://bucket/folder, gs://…, az://…, file:///…; credentials are those of
+    the environment.
+
+    \b
+    pipeline store push package-42e451333aac24b05b44 s3://models/packages
+    """
+    from pipeline.store.object_store import send_artifact
+
+    shelf, report = Store.at(store), reporter()
+    artifact = shelf.get(name)
+    shelf.check(artifact)
+    click.echo(send_artifact(artifact, address, report))
+
+
+@command.command()
+@click.argument("name", metavar="ARTIFACT")
+@click.argument("address", metavar="URL")
+@store_option
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Put it into this folder, instead of the store.",
+)
+@click.option("--without-weights", is_flag=True, help="Only what a gateway needs of a package.")
+def pull(name: str, address: str, store: Path | None, output: Path | None, without_weights: bool) -> None:
+    """Fetch ARTIFACT from an object store, and print its folder.
+
+    Every file is verified by SHA-256 while it comes, and the artifact appears when all of them are there. What was
+    fetched before the command was killed is not fetched again.
+
+    \b
+    pipeline store pull package-42e451333aac24b05b44 s3://models/packages --output /packages
+    """
+    from pipeline.store.object_store import fetch_artifact
+    from pipeline.triton.repository import is_no_weight
+
+    if without_weights and output is None:
+        raise click.UsageError("--without-weights: name a folder by --output; artifacts of a store are whole")
+    into = output or Store.at(store).artifacts
+    artifact = fetch_artifact(
+        name, address, into, reporter(), only=is_no_weight if without_weights else lambda *_: True
+    )
+    click.echo(str(artifact.path))
+
+
 @command.command(name="gc")
 @store_option
 @json_option
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option(
+    "--keep",
+    "kept_names",
+    multiple=True,
+    metavar="ARTIFACT",
+    help="Keep it, and all that it was made from, though no recipe needs it: the packages that other machines serve, "
+    "or may go back to.",
+)
 @click.option(
     "--drop-handed-over",
     "dropped",
@@ -116,7 +177,14 @@ def verify_(names: tuple[str, ...], store: Path | None, as_json: bool, remove: b
     metavar="RECIPE",
     help="Give up the builds of RECIPE that were handed over to another machine; then what only they need may go.",
 )
-def gc_(store: Path | None, as_json: bool, yes: bool, dry_run: bool, dropped: tuple[str, ...]) -> None:
+def gc_(
+    store: Path | None,
+    as_json: bool,
+    yes: bool,
+    dry_run: bool,
+    kept_names: tuple[str, ...],
+    dropped: tuple[str, ...],
+) -> None:
     """Remove what no recipe needs any longer, after saying what and asking.
 
     The newest package of each recipe stays, with all that it was made from; so does what a build needs that waits for
@@ -129,7 +197,7 @@ def gc_(store: Path | None, as_json: bool, yes: bool, dry_run: bool, dropped: tu
     for recipe in sorted(set(dropped) - {build.recipe for build in given_up}):
         raise UserError(f"--drop-handed-over {recipe}: no build of it waits for `pipeline adopt`")
     kept = [build for build in waiting if build not in given_up]
-    garbage = gc.find_garbage(shelf, given_up)
+    garbage = gc.find_garbage(shelf, given_up, [shelf.get(name) for name in kept_names])
     if as_json and not (yes or dry_run):
         raise UserError("--json cannot ask: add --yes to remove, or --dry-run to look")
     if not as_json:

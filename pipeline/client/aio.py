@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Self, Unpack
 
 import grpc
@@ -14,8 +14,9 @@ from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.client.answer import Answer, Chunk
 from pipeline.client.base import CLOSE_TIMEOUT_S, ClientBase, StreamBase
+from pipeline.client.discovery import Servers
 from pipeline.client.endpoints import Endpoint, EndpointPool
-from pipeline.client.errors import Cancelled, ClientError, error_from_status
+from pipeline.client.errors import Cancelled, ClientError, ConnectFailed, error_from_status
 from pipeline.client.prompt import Prompt
 from pipeline.client.sampling import Sampling
 from pipeline.client.tensors import ModelSignature, read_signature
@@ -35,6 +36,9 @@ class AsyncClient(ClientBase):
     def _setup(self) -> None:
         self._model_lock = asyncio.Lock()
         self._open_pool: EndpointPool | None = None
+        # Set when DNS has answered for the first time.
+        self._asked_dns = asyncio.Event()
+        self._closing: set[asyncio.Task[None]] = set()
         # Inside of their block.
         self._streams: set[AsyncStream] = set()
 
@@ -47,16 +51,54 @@ class AsyncClient(ClientBase):
     async def aclose(self) -> None:
         """Close the connections. Streams that are open raise `Cancelled`."""
         self._closed = True
+        self.stop_discovery()
         if self._open_pool is not None:
             for stream in tuple(self._streams):
                 stream._abort(Cancelled("the client is closed"))
-            for endpoint in self._open_pool.all:
+            for endpoint in self._open_pool.every:
                 await endpoint.channel.close()
+        if self._closing:
+            await asyncio.wait(self._closing)
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The servers, with what is known of each. Needs a running event loop."""
         return self._pool.all
+
+    @property
+    def fault(self) -> str:
+        """Why there are no servers, where there are none. Needs a running event loop."""
+        return self._pool.fault
+
+    def watch_servers(self, changed: Callable[[], None]) -> None:
+        """Be told when servers have come or gone.
+
+        Args:
+            changed: called in the event loop, before a request is sent to a server that has come.
+        """
+        self._pool.changed = changed
+
+    def use_servers(self, urls: Iterable[str]) -> None:
+        """Go over to other servers. Requests under way end where they are; then their connections are closed.
+
+        Args:
+            urls: host:port of each; none changes nothing.
+        """
+        if self._closed:
+            return
+        if servers := tuple(urls):
+            self._pool.update(servers, self._connect)
+        for endpoint in self._pool.take_drained():
+            # An answer that is complete may not have been left yet.
+            task = asyncio.ensure_future(endpoint.channel.close(CLOSE_TIMEOUT_S))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def stop_discovery(self) -> None:
+        """Ask DNS no more, or never: the servers are those of `use_servers`."""
+        if self._dns is not None:
+            self._dns.close()
+            self._dns = None
 
     async def model(self) -> ModelSignature:
         """Return what the model takes and returns. The server is asked once.
@@ -78,9 +120,10 @@ class AsyncClient(ClientBase):
             ClientError: no server answers.
         """
         self._check_open()
-        failed: ClientError | None = None
+        pool = await self._known_servers()
+        failed: ClientError | None = None if pool.all else ConnectFailed(pool.fault)
         request = pb.ModelReadyRequest(name=self.model_name)
-        for endpoint in self._pool.all:
+        for endpoint in pool.all:
             try:
                 timeout_s = self.timeouts.connect_s
                 reply = await endpoint.ready(request, timeout=timeout_s, metadata=self._metadata)
@@ -98,6 +141,7 @@ class AsyncClient(ClientBase):
         *,
         request_id: str | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        affinity: str | None = None,
         **sampling: Unpack[Sampling],
     ) -> AsyncStream:
         """Make a stream: entering its `async with` block sends the request, leaving the block early cancels it.
@@ -106,12 +150,14 @@ class AsyncClient(ClientBase):
             prompt: text, token ids (sent as they are), or chat messages, which need the client's `template`.
             request_id: id in the server's log and in errors; random by default.
             tools: functions that the model may call, as OpenAI's API describes them; they need chat messages.
+            affinity: requests with the same one go to the same server while its load allows; by default what the prompt
+                begins with, which all turns of a conversation have in common.
             **sampling: see `Sampling`.
 
         Returns:
             The stream. Entering and reading it raise the errors of `generate`.
         """
-        return AsyncStream(self, prompt, sampling, request_id, tools)
+        return AsyncStream(self, prompt, sampling, request_id, tools, affinity)
 
     async def generate(
         self,
@@ -119,6 +165,7 @@ class AsyncClient(ClientBase):
         *,
         request_id: str | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        affinity: str | None = None,
         **sampling: Unpack[Sampling],
     ) -> Answer:
         """Generate a complete answer. Cancelling the task cancels the request on the server, too.
@@ -127,6 +174,8 @@ class AsyncClient(ClientBase):
             prompt: text, token ids (sent as they are), or chat messages, which need the client's `template`.
             request_id: id in the server's log and in errors; random by default.
             tools: functions that the model may call, as OpenAI's API describes them; they need chat messages.
+            affinity: requests with the same one go to the same server while its load allows; by default what the prompt
+                begins with, which all turns of a conversation have in common.
             **sampling: see `Sampling`.
 
         Raises:
@@ -138,7 +187,8 @@ class AsyncClient(ClientBase):
             ServerFailed: the answer broke off; `ServerLost` with the server, `Busy` if the server's queue is full.
             RuntimeError: the client is closed.
         """
-        async with self.stream(prompt, request_id=request_id, tools=tools, **sampling) as stream:
+        asked = self.stream(prompt, request_id=request_id, tools=tools, affinity=affinity, **sampling)
+        async with asked as stream:
             async for _ in stream:
                 pass
             return stream.answer()
@@ -147,31 +197,60 @@ class AsyncClient(ClientBase):
     def _pool(self) -> EndpointPool:
         """The channels. gRPC ties them to the running loop, so they are made when there is one."""
         if self._open_pool is None:
-            self._open_pool = EndpointPool([self._connect(url) for url in self.urls])
+            self._open_pool = self._new_pool()
+            self._loop = asyncio.get_running_loop()
+            if self._dns is not None:
+                self._dns.start()
         return self._open_pool
 
     def _connect(self, url: str) -> Endpoint:
+        options = self._channel_options(url)
         channel = (
-            grpc.aio.secure_channel(url, self._credentials, self._options)
+            grpc.aio.secure_channel(url, self._credentials, options)
             if self._credentials
-            else grpc.aio.insecure_channel(url, self._options)
+            else grpc.aio.insecure_channel(url, options)
         )
         return Endpoint.from_channel(channel, url)
+
+    def _found(self, servers: Servers) -> None:
+        # The loop may be closed.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._take_in, servers)
+
+    def _take_in(self, servers: Servers) -> None:
+        if self._dns is None:
+            return
+        self._names, self._pool.fault = servers, self._dns.fault
+        self.use_servers(servers)
+        self._asked_dns.set()
+
+    async def _known_servers(self) -> EndpointPool:
+        """The channels, when DNS has said which there are, or has not for `Timeouts.connect_s`."""
+        pool = self._pool
+        if self._dns is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.timeouts.connect_s):
+                    await self._asked_dns.wait()
+        return pool
 
     async def _read_model(self) -> ModelSignature:
         request, timeout_s, failures = pb.ModelConfigRequest(name=self.model_name), self.timeouts.connect_s, 0
         began = time.perf_counter()
+        pool = await self._known_servers()
         while True:
+            error: ClientError
             try:
-                with self._pool.lease() as endpoint:
+                with pool.lease() as endpoint:
                     reply = await endpoint.config(request, timeout=timeout_s, metadata=self._metadata)
                     return read_signature(reply.config)
             except grpc.RpcError as rpc_error:
-                failures += 1
                 error = error_from_status(rpc_error, url=endpoint.url)
+            except ConnectFailed as nobody:
+                error = nobody
+            failures += 1
             if not self._is_retryable(error, failures, began):
                 raise error
-            await asyncio.sleep(self._retry_delay_s(failures))
+            await asyncio.sleep(self._retry_delay_s(failures, pool))
 
 
 class AsyncStream(StreamBase):
@@ -269,27 +348,29 @@ class _Read:
     """Awaits the next message of a call. A cancellation ends the call, and is raised when the read has ended with it.
 
     Were the read itself cancelled, grpc.aio would never free what it reads into: 1 KiB and more, each time that a task
-    is cancelled in a stream (grpc/grpc#43360, seen with 1.85).
+    is cancelled in a stream (grpc/grpc#43360, seen with 1.85). So it stands between the task and the future that the
+    read waits for: it is a future as asyncio's tasks take it (`asyncio.isfuture`), but a cancellation goes no further.
     """
 
-    __slots__ = ("_call", "_cancelled")
+    __slots__ = ("_asyncio_future_blocking", "_call", "_cancelled", "_future")
 
     def __init__(self, call: Any) -> None:
         self._call, self._cancelled = call, False
 
     def __await__(self) -> Generator[Any, None, Any]:
-        steps = self._call.read().__await__()
+        steps = self._call.read()
         try:
-            future = next(steps)
+            self._future = steps.send(None)
             while True:
                 # As a task does with a future that it waits for itself.
-                future._asyncio_future_blocking = False
+                self._future._asyncio_future_blocking = False
+                self._asyncio_future_blocking = True
                 try:
-                    yield _Wait(future, self._cancel)
+                    yield self
                 except Exception as error:
-                    future = steps.throw(error)
+                    self._future = steps.throw(error)
                 else:
-                    future = next(steps)
+                    self._future = steps.send(None)
         except StopIteration as ended:
             message = ended.value
         except grpc.RpcError:
@@ -301,26 +382,14 @@ class _Read:
             raise asyncio.CancelledError
         return message
 
-    def _cancel(self) -> None:
-        self._cancelled = True
-        self._call.cancel()
-
-
-class _Wait:
-    """A future as asyncio's tasks take it (`asyncio.isfuture`), but one that a cancellation does not reach."""
-
-    __slots__ = ("_asyncio_future_blocking", "_cancel", "_future")
-
-    def __init__(self, future: asyncio.Future[Any], cancel: Callable[[], None]) -> None:
-        self._asyncio_future_blocking = True
-        self._future, self._cancel = future, cancel
-
     def get_loop(self) -> asyncio.AbstractEventLoop:
-        return self._future.get_loop()
+        loop: asyncio.AbstractEventLoop = self._future.get_loop()
+        return loop
 
     def add_done_callback(self, callback: Any, *, context: Any = None) -> None:
         self._future.add_done_callback(callback, context=context)
 
     def cancel(self, msg: object = None) -> bool:  # noqa: ARG002
-        self._cancel()
+        self._cancelled = True
+        self._call.cancel()
         return True

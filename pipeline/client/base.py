@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from pipeline.client.answer import Answer, FinishReason, Stats
+from pipeline.client.discovery import DnsWatch, Servers, is_name
 from pipeline.client.endpoints import Endpoint, EndpointPool, channel_options, checked_metadata, parse_target
 from pipeline.client.errors import (
     BetweenTokensDeadline,
@@ -25,6 +26,7 @@ from pipeline.client.prompt import Prompt, PromptLimit, prompt_token_ids, render
 from pipeline.client.request import build_request
 from pipeline.client.sampling import Sampling, SamplingValue, read_sampling
 from pipeline.client.settings import KeepAlive, Retries, Timeouts
+from pipeline.client.spreading import SPREADS, Spread, affinity_key, prompt_beginning
 from pipeline.client.stream_state import StreamState, TopLogProbsRequest
 from pipeline.client.tensors import ModelSignature
 from pipeline.models.chat_template import ChatTemplate
@@ -52,12 +54,14 @@ class ClientBase:
         credentials: grpc.ChannelCredentials | None = None,
         retries: Retries | None = None,
         prompt_limit: PromptLimit | None = None,
+        spread: Spread = "affinity",
+        slots: int | None = None,
     ) -> None:
         """Make a client. It connects with its first request.
 
         Args:
-            url: host:port of Triton's gRPC service, or those of several servers with the same model. Each request
-                goes to the healthy server with the fewest requests in flight.
+            url: host:port of Triton's gRPC service, or those of several servers with the same model. `dns:NAME:PORT`
+                stands for all addresses of a DNS name, which is asked again every few seconds.
             model: name of the entry model, which takes and returns text.
             template: renders prompts that are chat messages, and tools.
             defaults: sampling parameters of every request; those of a request win.
@@ -67,23 +71,34 @@ class ClientBase:
             credentials: for TLS, made by `grpc.ssl_channel_credentials`.
             retries: when to repeat a request that failed before its first token.
             prompt_limit: refuses a prompt with more tokens than the engine takes before it is sent.
+            spread: which of several healthy servers gets a request. `affinity`: all turns of a conversation go to the
+                same one, which has their KV cache, unless it has more than 1.25 times its share of the requests in
+                flight; `least-load`: the one with the fewest requests in flight; `random`: any.
+            slots: requests that each server takes at once, where that is known; affinity sends no more to one while
+                another has room.
 
         Raises:
-            Refused: a URL or a header is malformed.
+            Refused: a URL or a header is malformed, or there is no such spread.
         """
         self.urls = tuple(parse_target(one) for one in ([url] if isinstance(url, str) else url))
         if not self.urls:
             raise Refused("no url: name host:port of at least one server")
+        if spread not in SPREADS:
+            raise Refused(f"spread = {spread!r}: must be one of {', '.join(SPREADS)}")
         self.url = ", ".join(self.urls)
         self.model_name = model
         self.template = template
         self.prompt_limit = prompt_limit
+        self.spread, self.slots = spread, slots
         self.timeouts = timeouts or Timeouts()
         self.retries = retries or Retries()
         self.defaults: Mapping[str, Any] = {**(defaults or {})}
         self._metadata = checked_metadata(headers or {})
         self._options = channel_options(keep_alive or KeepAlive())
         self._credentials = credentials
+        self._dns = DnsWatch(self.urls, self._found) if any(map(is_name, self.urls)) else None
+        # host:port -> the name that DNS has it under, which its certificate says.
+        self._names: Servers = {}
         self._model: ModelSignature | None = None
         self._closed = False
         self._setup()
@@ -91,8 +106,26 @@ class ClientBase:
     def _setup(self) -> None:
         """Make what a kind of client has beside the settings."""
 
+    def _found(self, servers: Servers) -> None:
+        """Take in what DNS has said; called in a thread."""
+        raise NotImplementedError
+
+    def _connect(self, url: str) -> Endpoint:
+        """Make the endpoint of a server."""
+        raise NotImplementedError
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r}, model={self.model_name!r})"
+
+    def _new_pool(self) -> EndpointPool:
+        """Make the pool, with those servers whose addresses were given."""
+        given = [self._connect(url) for url in self.urls if not is_name(url)]
+        return EndpointPool(given, spread=self.spread, slots=self.slots)
+
+    def _channel_options(self, url: str) -> list[tuple[str, Any]]:
+        """The options of the channel to a server."""
+        name = self._names.get(url) if self._credentials else None
+        return [*self._options, *([("grpc.ssl_target_name_override", name)] if name else [])]
 
     def _is_retryable(self, error: ClientError, failures: int, began: float) -> bool:
         """Whether to repeat what has now failed so many times, and began then by `time.perf_counter()`."""
@@ -100,9 +133,9 @@ class ClientBase:
             return True
         return isinstance(error, ConnectFailed | Busy) and failures < self.retries.attempts
 
-    def _retry_delay_s(self, failures: int) -> float:
+    def _retry_delay_s(self, failures: int, pool: EndpointPool) -> float:
         """Seconds to wait before the next attempt; 0 while there are servers that have not been asked."""
-        return 0.0 if len(self.urls) > failures else self.retries.backoff_s(failures)
+        return 0.0 if len(pool.all) > failures else self.retries.backoff_s(failures)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -119,10 +152,11 @@ class StreamBase:
         sampling: Mapping[str, Any],
         request_id: str | None,
         tools: Sequence[Mapping[str, Any]] = (),
+        affinity: str | None = None,
     ) -> None:
         self.request_id = request_id or uuid.uuid4().hex
         self._client = client
-        self._prompt, self._tools = prompt, tools
+        self._prompt, self._tools, self._affinity = prompt, tools, affinity
         self._given = {**client.defaults, **sampling}
         self._entered_state: StreamState | None = None
         self._call: Any = None
@@ -186,7 +220,7 @@ class StreamBase:
         """Choose a server and start the call, with a fresh state."""
         self._client._check_open()
         request = build_request(model, self._content, self._sampling, request_id=self.request_id)
-        endpoint = self._endpoint = pool.acquire(avoid=self._endpoint)
+        endpoint = self._endpoint = pool.acquire(avoid=self._endpoint, key=self._affinity_key(pool))
         self._in_flight = True
         self._first_sent = self._first_sent or time.perf_counter()
         max_tokens = self._sampling.get("max_tokens")
@@ -200,6 +234,12 @@ class StreamBase:
         self._state.start_clock(self._first_sent)
         self._call = endpoint.infer(request, metadata=self._client._metadata + request_headers.get())
 
+    def _affinity_key(self, pool: EndpointPool) -> int | None:
+        """What affinity recognizes the request by; None where there is nothing to choose."""
+        if pool.spread != "affinity" or len(pool.all) < 2:
+            return None
+        return affinity_key(prompt_beginning(self._prompt) if self._affinity is None else self._affinity)
+
     def _end_attempt(self, pool: EndpointPool, *, failed: bool = False) -> None:
         if self._endpoint is not None and self._in_flight:
             self._in_flight = False
@@ -209,7 +249,7 @@ class StreamBase:
         """Count a failed attempt; return the seconds to wait before the next. Raises `error` if there is no next."""
         self._failures += 1
         self._end_attempt(pool, failed=isinstance(error, ConnectFailed))
-        delay_s = self._client._retry_delay_s(self._failures)
+        delay_s = self._client._retry_delay_s(self._failures, pool)
         if not self._is_retryable(error, delay_s):
             raise error
         return delay_s

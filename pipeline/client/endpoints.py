@@ -1,8 +1,9 @@
 """The servers of a client: addresses, gRPC channels, and which one gets the next request.
 
-The next request goes to the healthy server with the fewest requests in flight. A server that failed is avoided for a
-while, longer each time, and one that is marked as ill until it is not; both are used when no other is left. One channel
-carries any number of streams at once.
+Which server that is, is said in `pipeline.client.spreading`. One that failed is avoided for a while, longer each time,
+and one that is marked as ill until it is not; both are used when no other is left. Servers come and go
+(`pipeline.client.discovery`): one that is gone gets no new request, and keeps its connection until those it has are
+done. One channel carries any number of streams at once.
 
 A stream is a call with one request whose sending side is closed at once. On the wire that is `ModelStreamInfer` as
 Triton speaks it, and it saves the thread that gRPC needs for a sending side that stays open.
@@ -12,10 +13,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -24,8 +26,10 @@ import grpc
 import grpc.experimental
 from tritonclient.grpc import service_pb2 as pb
 
-from pipeline.client.errors import Refused
+from pipeline.client.discovery import is_name, is_well_formed
+from pipeline.client.errors import ConnectFailed, Refused
 from pipeline.client.settings import KeepAlive
+from pipeline.client.spreading import LOAD_BOUND, HashRing, Spread
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -39,11 +43,17 @@ SINGLE_THREADED = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1
 
 
 def parse_target(url: str) -> str:
-    """Return `host:port` for gRPC. Raises Refused if the URL is something else.
+    """Return `host:port` for gRPC, or `dns:NAME:PORT` as it is. Raises Refused if the URL is something else.
 
-    >>> parse_target("grpc://localhost:8001")
-    'localhost:8001'
+    >>> parse_target("grpc://localhost:8001"), parse_target("dns:triton.models:8001")
+    ('localhost:8001', 'dns:triton.models:8001')
     """
+    if is_name(url):
+        if not is_well_formed(url):
+            raise Refused(
+                f"{url!r}: give dns:NAME:PORT, a DNS name and the port of the servers' gRPC service"
+            )
+        return url
     scheme, _, rest = url.rpartition("://")
     host, _, port = rest.rstrip("/").rpartition(":")
     if scheme not in ("", "grpc") or not host or not port.isdecimal():
@@ -128,31 +138,50 @@ class Endpoint:
 
 
 class EndpointPool:
-    """All servers of a client. Safe to use from any number of threads."""
+    """All servers of a client, which may come and go. Safe to use from any number of threads.
 
-    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
-        self.all = tuple(endpoints)
+    Attributes:
+        all: servers that requests may be sent to.
+        spread: how requests are spread over them.
+        slots: requests that each server takes at once; None: not known.
+        fault: why there are no servers, while there are none.
+        changed: called after servers have come or gone, in the thread that calls `update`.
+    """
+
+    def __init__(
+        self,
+        endpoints: Iterable[Endpoint] = (),
+        *,
+        spread: Spread = "affinity",
+        slots: int | None = None,
+    ) -> None:
+        """
+        Args:
+            endpoints: servers to begin with.
+            spread: how requests are spread over them.
+            slots: requests that each server takes at once; None: not known.
+        """
+        self.spread, self.slots = spread, slots
+        self.fault = "no address of it is known yet"
+        self.changed: Callable[[], None] = lambda: None
+        # Gone, with requests that are not done or a channel that is not closed.
+        self._draining: list[Endpoint] = []
         self._turn = itertools.count()
         self._lock = threading.Lock()
+        self._set_all(tuple(endpoints))
 
-    def acquire(self, avoid: Endpoint | None = None) -> Endpoint:
+    def acquire(self, avoid: Endpoint | None = None, key: int | None = None) -> Endpoint:
         """Choose the server of the next request and count the request as in flight.
 
         Args:
             avoid: server on which the request has just failed; chosen only if there is no other.
+            key: what affinity recognizes the request by (`spreading.affinity_key`); None: by load alone.
+
+        Raises:
+            ConnectFailed: there is no server.
         """
         with self._lock:
-            now, turn = time.monotonic(), next(self._turn)
-            order = [self.all[(turn + at) % len(self.all)] for at in range(len(self.all))]
-            chosen = min(
-                order,
-                key=lambda one: (
-                    one.ill,
-                    one is avoid,
-                    max(0.0, one.cooldown_until - now),
-                    one.outstanding,
-                ),
-            )
+            chosen = self._choose(avoid, key, time.monotonic())
             chosen.outstanding += 1
             return chosen
 
@@ -183,3 +212,73 @@ class EndpointPool:
             raise
         finally:
             self.release(endpoint, failed=failed)
+
+    def update(self, urls: Iterable[str], connect: Callable[[str], Endpoint]) -> None:
+        """Go over to other servers: requests that come now go to them, those under way end where they are.
+
+        Args:
+            urls: host:port of all servers; those that are there already stay as they are.
+            connect: makes the endpoint of a server that is new.
+        """
+        with self._lock:
+            wanted = tuple(dict.fromkeys(urls))
+            if set(wanted) == {one.url for one in self.all}:
+                return
+            # One that comes back while it drains is the same again.
+            known = {one.url: one for one in (*self._draining, *self.all)}
+            self._draining = [one for url, one in known.items() if url not in wanted]
+            self._set_all(tuple(known.get(url) or connect(url) for url in wanted))
+        self.changed()
+
+    def take_drained(self) -> list[Endpoint]:
+        """Return the servers that are gone and have no request any more; whoever takes them closes their channels."""
+        with self._lock:
+            drained = [one for one in self._draining if not one.outstanding]
+            self._draining = [one for one in self._draining if one.outstanding]
+            return drained
+
+    @property
+    def every(self) -> tuple[Endpoint, ...]:
+        """All servers, with those that drain."""
+        return (*self.all, *self._draining)
+
+    def _set_all(self, endpoints: tuple[Endpoint, ...]) -> None:
+        self.all = endpoints
+        self._ring = HashRing([one.url for one in endpoints] if self.spread == "affinity" else [])
+
+    def _choose(self, avoid: Endpoint | None, key: int | None, now: float) -> Endpoint:
+        well = [one for one in self.all if not (one.ill or one is avoid or one.cooldown_until > now)]
+        if not well:
+            if not self.all:
+                raise ConnectFailed(f"there is no server to ask: {self.fault}")
+            # The one that is the likeliest to be back.
+            return min(
+                self._in_turn(self.all),
+                key=lambda one: (
+                    one.ill,
+                    one is avoid,
+                    max(0.0, one.cooldown_until - now),
+                    one.outstanding,
+                ),
+            )
+        if self.spread == "random":
+            return random.choice(well)
+        if self.spread == "affinity" and key is not None and len(well) > 1:
+            bound = self._load_bound(well)
+            for at in self._ring.walk(key):
+                one = self.all[at]
+                if one.outstanding < bound and one in well:
+                    return one
+        return min(self._in_turn(well), key=lambda one: one.outstanding)
+
+    def _load_bound(self, well: Sequence[Endpoint]) -> int:
+        """Requests that a server may have in flight, the next one included, before affinity passes it over."""
+        requests = sum(one.outstanding for one in well) + 1
+        bound = math.ceil(LOAD_BOUND * requests / len(well))
+        # Beyond its slots a request would wait in the server, while another one may have a slot.
+        return bound if self.slots is None else min(bound, self.slots)
+
+    def _in_turn(self, endpoints: Sequence[Endpoint]) -> Iterator[Endpoint]:
+        """All of them, another one first each time, so that equal ones take turns."""
+        first = next(self._turn)
+        return (endpoints[(first + at) % len(endpoints)] for at in range(len(endpoints)))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.client.errors import Refused
-from pipeline.client.sampling import PARAMETERS, SamplingValue
+from pipeline.client.sampling import PARAMETERS, SamplingParameter, SamplingValue
 from pipeline.client.tensors import ModelSignature, encode
 
 TOKEN_IDS = "output_ids"
@@ -44,6 +44,7 @@ _STREAM = ("stream", "streaming")
 _EXCLUDE_INPUT = ("exclude_input_in_output", "sampling_param_exclude_input_from_output")
 # The numbers of `logit_bias`, beside the input of its token ids.
 _BIAS_VALUES = ("logit_bias_values", "sampling_param_logit_bias_values")
+_WITHOUT_EFFECT_ON_GREEDY = ("top_k", "top_p", "min_p")
 
 _TensorValues = dict[str, Sequence[bytes | str | bool | int | float]]
 
@@ -117,8 +118,7 @@ def _tensors(
             tensors[ids] = prompt
         else:
             faults.append(f"model {model.name!r} does not take a prompt as token ids")
-    for name, value in _translated(model, sampling).items():
-        parameter = PARAMETERS[name]
+    for name, parameter, value in _carriers(model, sampling):
         tensor = model.input_named(parameter.tensors)
         if value == parameter.neutral and (tensor is None or parameter.kind == "bool"):
             continue
@@ -140,17 +140,36 @@ def _tensors(
     return tensors, faults
 
 
-def _translated(model: ModelSignature, sampling: Mapping[str, SamplingValue]) -> Mapping[str, SamplingValue]:
-    """Say with a model's own inputs what it has none for.
+def missing_inputs(model: ModelSignature, sampling: Mapping[str, SamplingValue]) -> list[str]:
+    """Return the sampling parameters that a model has no input for, unless their values have no effect.
 
-    Temperature 0 is top_k 1, because not every release takes a temperature of 0. To ignore end tokens is to have none.
+    Args:
+        model: signature of the model that is to be asked.
+        sampling: values by name, none of them None.
     """
-    if sampling.get("temperature") == 0:
-        dropped = ("temperature", "top_p", "min_p")
-        sampling = {name: value for name, value in sampling.items() if name not in dropped} | {"top_k": 1}
-    if sampling.get("ignore_eos") and model.input_named(_END_ID):
-        sampling = {name: value for name, value in sampling.items() if name != "ignore_eos"} | {"end_id": -1}
-    return sampling
+    return [
+        name
+        for name, parameter, value in _carriers(model, sampling)
+        if value != parameter.neutral and model.input_named(parameter.tensors) is None
+    ]
+
+
+def _carriers(
+    model: ModelSignature, sampling: Mapping[str, SamplingValue]
+) -> Iterator[tuple[str, SamplingParameter, SamplingValue]]:
+    """Yield the name of each parameter, and the parameter and value by which the model is told of it.
+
+    Temperature 0 is top_k 1, because not every release takes a temperature of 0. To ignore end tokens is to have none,
+    where a model has no other way.
+    """
+    greedy = sampling.get("temperature") == 0
+    for name, value in sampling.items():
+        if greedy and name == "temperature":
+            yield name, PARAMETERS["top_k"], 1
+        elif name == "ignore_eos" and value and model.input_named(_END_ID):
+            yield name, PARAMETERS["end_id"], -1
+        elif not (greedy and name in _WITHOUT_EFFECT_ON_GREEDY):
+            yield name, PARAMETERS[name], value
 
 
 def _outputs(model: ModelSignature, tensors: Mapping[str, object]) -> list[str]:

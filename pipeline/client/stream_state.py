@@ -132,7 +132,8 @@ class StreamState:
         self._prompt_log_probs: PromptLogProbs | None = None
         # Datatype and content, decoded when asked for. `num_output_tokens` comes with each response or once at the end.
         self._counts: dict[str, tuple[str, bytes]] = {}
-        self._output_counts: list[tuple[str, bytes]] = []
+        self._output_counts: list[bytes] = []
+        self._output_count_type = ""
         self._server_reason = ""
         self._index = 0
         self._sent_at = time.perf_counter()
@@ -196,7 +197,8 @@ class StreamState:
             elif name == "finish_reason":
                 self._server_reason = b"".join(decode_bytes(raw)).decode(errors="replace")
             elif name == "num_output_tokens":
-                self._output_counts.append((tensor.datatype, raw))
+                self._output_counts.append(raw)
+                self._output_count_type = tensor.datatype
             elif name in (PROMPT_LOG_PROBS, PROMPT_LOG_PROBS_IDS):
                 prompt_log_probs = self._new_prompt_log_probs(name, tensor, raw)
             else:
@@ -214,7 +216,7 @@ class StreamState:
             return None
         self._texts.append(text)
         self._index += 1
-        tops = self._read_top_log_probs(logits, len(log_probs or ()))
+        tops = None if logits is None else self._read_top_log_probs(logits, len(log_probs or ()))
         return Chunk(
             text,
             self._index - 1,
@@ -277,9 +279,9 @@ class StreamState:
         )
 
     def _read_top_log_probs(
-        self, logits: tuple[str, bytes] | None, positions: int
+        self, logits: tuple[str, bytes], positions: int
     ) -> tuple[TopLogProbs, ...] | None:
-        if logits is None or self._top_log_probs_request is None or not positions:
+        if self._top_log_probs_request is None or not positions:
             return None
         tops = self._top_log_probs_request.read(*logits, positions)
         self._top_log_probs += tops
@@ -330,7 +332,10 @@ class StreamState:
 
     def _output_tokens(self) -> int | None:
         if self._output_counts:
-            return sum(_decode_count(*count) for count in self._output_counts)
+            if self._output_count_type == "BYTES":
+                return sum(_decode_count("BYTES", raw) for raw in self._output_counts)
+            # One call for all of them: there may be as many as tokens.
+            return int(sum(decode_numbers(self._output_count_type, b"".join(self._output_counts))))
         return len(self._token_ids) or len(self._log_probs) or None
 
     def _reason(self) -> FinishReason:

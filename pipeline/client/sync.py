@@ -18,8 +18,9 @@ from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.client.answer import Answer, Chunk
 from pipeline.client.base import CLOSE_TIMEOUT_S, ClientBase, StreamBase
-from pipeline.client.endpoints import SINGLE_THREADED, Endpoint, EndpointPool
-from pipeline.client.errors import Cancelled, ClientError, error_from_status
+from pipeline.client.discovery import Servers
+from pipeline.client.endpoints import SINGLE_THREADED, Endpoint
+from pipeline.client.errors import Cancelled, ClientError, ConnectFailed, error_from_status
 from pipeline.client.prompt import Prompt
 from pipeline.client.sampling import Sampling
 from pipeline.client.tensors import ModelSignature, read_signature
@@ -43,7 +44,7 @@ class Client(ClientBase):
     def _setup(self) -> None:
         self._deadlines = _DeadlineThread()
         self._model_lock = threading.Lock()
-        self._pool = EndpointPool([self._connect(url) for url in self.urls])
+        self._pool = self._new_pool()
 
     def __enter__(self) -> Self:
         return self
@@ -54,7 +55,9 @@ class Client(ClientBase):
     def close(self) -> None:
         """Close the connections. Streams that are open raise `Cancelled`."""
         self._closed = True
-        for endpoint in self._pool.all:
+        if self._dns is not None:
+            self._dns.close()
+        for endpoint in self._pool.every:
             endpoint.channel.close()
 
     def model(self) -> ModelSignature:
@@ -76,6 +79,7 @@ class Client(ClientBase):
         *,
         request_id: str | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        affinity: str | None = None,
         **sampling: Unpack[Sampling],
     ) -> Stream:
         """Make a stream: entering its `with` block sends the request, leaving the block early cancels it.
@@ -84,12 +88,14 @@ class Client(ClientBase):
             prompt: text, token ids (sent as they are), or chat messages, which need the client's `template`.
             request_id: id in the server's log and in errors; random by default.
             tools: functions that the model may call, as OpenAI's API describes them; they need chat messages.
+            affinity: requests with the same one go to the same server while its load allows; by default what the prompt
+                begins with, which all turns of a conversation have in common.
             **sampling: see `Sampling`.
 
         Returns:
             The stream. Entering and reading it raise the errors of `generate`.
         """
-        return Stream(self, prompt, sampling, request_id, tools)
+        return Stream(self, prompt, sampling, request_id, tools, affinity)
 
     def generate(
         self,
@@ -97,6 +103,7 @@ class Client(ClientBase):
         *,
         request_id: str | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        affinity: str | None = None,
         **sampling: Unpack[Sampling],
     ) -> Answer:
         """Generate a complete answer.
@@ -105,6 +112,8 @@ class Client(ClientBase):
             prompt: text, token ids (sent as they are), or chat messages, which need the client's `template`.
             request_id: id in the server's log and in errors; random by default.
             tools: functions that the model may call, as OpenAI's API describes them; they need chat messages.
+            affinity: requests with the same one go to the same server while its load allows; by default what the prompt
+                begins with, which all turns of a conversation have in common.
             **sampling: see `Sampling`.
 
         Raises:
@@ -116,13 +125,14 @@ class Client(ClientBase):
             ServerFailed: the answer broke off; `ServerLost` with the server, `Busy` if the server's queue is full.
             RuntimeError: the client is closed.
         """
-        with self.stream(prompt, request_id=request_id, tools=tools, **sampling) as stream:
+        asked = self.stream(prompt, request_id=request_id, tools=tools, affinity=affinity, **sampling)
+        with asked as stream:
             for _ in stream:
                 pass
             return stream.answer()
 
     def _connect(self, url: str) -> Endpoint:
-        options = [*self._options, SINGLE_THREADED]
+        options = [*self._channel_options(url), SINGLE_THREADED]
         channel = (
             grpc.secure_channel(url, self._credentials, options)
             if self._credentials
@@ -130,20 +140,35 @@ class Client(ClientBase):
         )
         return Endpoint.from_channel(channel, url)
 
+    def _found(self, servers: Servers) -> None:
+        if self._closed or self._dns is None:
+            return
+        self._names, self._pool.fault = servers, self._dns.fault
+        if servers:
+            self._pool.update(servers, self._connect)
+        for endpoint in self._pool.take_drained():
+            endpoint.channel.close()
+
     def _read_model(self) -> ModelSignature:
         request, timeout_s, failures = pb.ModelConfigRequest(name=self.model_name), self.timeouts.connect_s, 0
         began = time.perf_counter()
+        if self._dns is not None:
+            self._dns.start()
+            self._dns.asked.wait(timeout_s)
         while True:
+            error: ClientError
             try:
                 with self._pool.lease() as endpoint:
                     reply = endpoint.config(request, timeout=timeout_s, metadata=self._metadata)
                     return read_signature(reply.config)
             except grpc.RpcError as rpc_error:
-                failures += 1
                 error = error_from_status(rpc_error, url=endpoint.url)
+            except ConnectFailed as nobody:
+                error = nobody
+            failures += 1
             if not self._is_retryable(error, failures, began):
                 raise error
-            time.sleep(self._retry_delay_s(failures))
+            time.sleep(self._retry_delay_s(failures, self._pool))
 
 
 class Stream(StreamBase):

@@ -32,6 +32,8 @@ class LaunchFacts:
     as_root: str
     oversubscribe: str
     unbound: tuple[str, ...]  # ranks may run on all cores
+    by_slot: tuple[str, ...]  # one machine is filled after the other
+    group_environment: Mapping[str, str]  # of mpirun over several machines
     block: tuple[str, ...]  # begins the arguments of one rank
     separator: str  # stands between the blocks of two ranks
     every_rank: tuple[str, ...]
@@ -123,6 +125,8 @@ def launch_facts(version: str) -> LaunchFacts:
         as_root=fact("mpirun", "as_root"),
         oversubscribe=fact("mpirun", "oversubscribe"),
         unbound=tuple(fact("mpirun", "unbound")),
+        by_slot=tuple(fact("mpirun", "by_slot")),
+        group_environment=fact("mpirun", "group_environment"),
         block=tuple(fact("mpirun", "block")),
         separator=fact("mpirun", "separator"),
         every_rank=tuple(fact("arguments", "every_rank")),

@@ -23,6 +23,7 @@ from pipeline.gateway.answer_items import AnswerItem, AnswerItems, ItemStep
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.generation import Generation
 from pipeline.gateway.limits import Tenant
+from pipeline.gateway.parsing import MAX_FAULTS
 from pipeline.gateway.schema import ChatRequest
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.sse import encode_event, encode_text
@@ -32,7 +33,6 @@ from pipeline.gateway.translated_request import TranslatedRequest, unsupported
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _LEFT_OUT = ("thinking", "redacted_thinking")
-_MAX_FAULTS = 16  # in one message
 
 
 class OutputFormat(BaseModel):
@@ -253,7 +253,7 @@ def to_messages(
         if texts or calls or not results:
             read.append({"role": role, "content": "".join(texts), **({"tool_calls": calls} if calls else {})})
     if faults:
-        raise ApiError(400, "; ".join(faults[:_MAX_FAULTS]), param="messages")
+        raise ApiError(400, "; ".join(faults[:MAX_FAULTS]), param="messages")
     return read
 
 

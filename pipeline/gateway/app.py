@@ -35,6 +35,7 @@ from pipeline.gateway.metrics import GatewayMetrics, Restarts
 from pipeline.gateway.model_status import ModelStatus
 from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.record_follower import RecordFollower
+from pipeline.gateway.redis_limits import RedisBuckets
 from pipeline.gateway.responses.stored_responses import StoredResponseLimits
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.tenants import Tenants
@@ -79,6 +80,7 @@ class Gateway:
         batches: BatchStorage | None = None,
         worker: GatewayWorker | None = None,
         stored_responses: StoredResponseLimits | None = None,
+        buckets: RedisBuckets | None = None,
     ) -> None:
         """
         Args:
@@ -96,6 +98,7 @@ class Gateway:
             batches: keeps files and batches; by default there are none.
             worker: the parent of this process, if it is one of several; models are those that it has shared.
             stored_responses: how many responses are kept for each tenant, and for how long; None is the default.
+            buckets: in which the limits of a minute are shared with other gateways; None: each gateway has its own.
         """
         self.models = dict(models)
         shared = None if worker is None else worker.place.metrics
@@ -111,6 +114,10 @@ class Gateway:
             worker=worker,
             stored_responses=stored_responses or StoredResponseLimits(),
         )
+        self._buckets = buckets
+        if buckets is not None:
+            buckets.on_fallback = self.metrics.count_limits_fallback
+            tenants.share_buckets(buckets)
         self._tracer = tracer or LocalTracer()
         self._families = [family(self.context) for family in _FAMILIES]
         table = self.context.endpoints = EndpointTable(
@@ -158,6 +165,8 @@ class Gateway:
             await model.aclose()
         context.parsers.close()
         await asyncio.to_thread(self._tracer.close)
+        if self._buckets is not None:
+            await self._buckets.aclose()
         if context.worker is not None:
             await context.worker.aclose()
 

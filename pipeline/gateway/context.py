@@ -103,7 +103,7 @@ class GatewayContext:
             follower = self.followers.get(name)
             found[name] = ModelStatus(
                 deployment=model.deployment,
-                endpoints=model.client.urls,
+                endpoints=[one.url for one in model.client.endpoints],
                 fault=model.readiness.fault,
                 stale=None if follower is None else follower.fault,
                 replaced_requests=0 if follower is None else follower.replaced_requests,
@@ -113,7 +113,7 @@ class GatewayContext:
             )
         return found
 
-    def authenticate(self, request: Request) -> Tenant:
+    async def authenticate(self, request: Request) -> Tenant:
         """Find the tenant of a request, and count the request.
 
         Raises:
@@ -127,7 +127,7 @@ class GatewayContext:
         record.fields["tenant"] = tenant.name
         if tenant.has_rate_limits:
             record.rate_limits = tenant.rate_limit_headers
-        tenant.count_request()
+        await tenant.count_request()
         return tenant
 
     async def receive_body(self, request: Request) -> bytes:

@@ -96,7 +96,7 @@ class FairQueue:
             clock: monotonic time in seconds.
         """
         self._slots, self._max_waiting, self._s_per_token = slots, max_waiting, s_per_token
-        self._background = background
+        self.batch_slots = background
         self._clock = clock
         self._running: Counter[str] = Counter()  # by tenant
         self._waiting: Counter[str] = Counter()  # by tenant, without zeros
@@ -249,7 +249,7 @@ class FairQueue:
     @property
     def background_slots(self) -> int:
         """Requests in the background that run at the same time."""
-        return max(1, self._slots // 2) if self._background is None else self._background
+        return max(1, self._slots // 2) if self.batch_slots is None else self.batch_slots
 
     def _fill(self) -> None:
         """Give all free slots to requests that wait."""

@@ -24,6 +24,7 @@ from pipeline.client import (
     ServerLost,
     Stats,
 )
+from pipeline.client.spreading import prompt_beginning
 from pipeline.gateway.background import Preempted
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
@@ -171,24 +172,19 @@ class Generation:
         """
         self.model.hold()
         try:
-            async with aclosing(self._chunks()) as pairs:
-                async for pair in pairs:
-                    yield pair
+            await self._follow()
+            tokens = sum(self.prompt_of(index).tokens + self.max_tokens for index in range(self.choices))
+            async with self.tenant.enforce_limits(tokens, self.choices):
+                if self.choices > 1:
+                    async with aclosing(self._merged()) as pairs:
+                        async for pair in pairs:
+                            yield pair
+                    return
+                async with aclosing(self._choice(0)) as chunks:
+                    async for chunk in chunks:
+                        yield 0, chunk
         finally:
             self.model.release()
-
-    async def _chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
-        await self._follow()
-        tokens = sum(self.prompt_of(index).tokens + self.max_tokens for index in range(self.choices))
-        with self.tenant.enforce_limits(tokens, self.choices):
-            if self.choices > 1:
-                async with aclosing(self._merged()) as pairs:
-                    async for pair in pairs:
-                        yield pair
-                return
-            async with aclosing(self._choice(0)) as chunks:
-                async for chunk in chunks:
-                    yield 0, chunk
 
     def usage(self) -> dict[str, Any]:
         """Count tokens as OpenAI does: of all prompts, and of all choices."""
@@ -317,6 +313,7 @@ class Generation:
                 request_id=request_id,
                 tools=self.tools.tools,
                 rendered=prompt.sent if isinstance(prompt.sent, str) else None,
+                affinity=self._affinity(prompt),
                 variables=prompt.variables,
                 cache=self.request.cache,
                 ttl_s=self.request.ttl_s,
@@ -324,7 +321,14 @@ class Generation:
                 **sampling,
             )
         sampling.update(drawn)
-        return client.stream(prompt.sent, request_id=request_id, **sampling)
+        return client.stream(prompt.sent, request_id=request_id, affinity=self._affinity(prompt), **sampling)
+
+    def _affinity(self, prompt: RenderedPrompt) -> str | None:
+        """What the request goes to the same server by as the turns before it; None where there is one server."""
+        client = self.model.client
+        if client.spread != "affinity" or len(client.endpoints) < 2:
+            return None
+        return self.request.prompt_cache_key or prompt_beginning(prompt.content)
 
     def _sampling(self, index: int) -> tuple[Sampling, Sampling]:
         """Sampling parameters of a choice, and apart from them the seed that is drawn if the request has none."""

@@ -7,10 +7,11 @@ The tenant of a request is found in `pipeline.gateway.tenants`; tenants that wan
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, MutableSequence, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, MutableSequence, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from math import ceil, inf
+from typing import NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -35,6 +36,7 @@ class TenantLimits(BaseModel):
 class _TokenBucket:
     """Fills evenly, and holds a minute's worth. Its two numbers are `cells[at]`, the level, and when it was so."""
 
+    what: str
     per_minute: float
     cells: MutableSequence[float]
     at: int
@@ -50,6 +52,10 @@ class _TokenBucket:
 
     def take(self, amount: float, least: float = -inf) -> None:
         self.cells[self.at] = max(self.cells[self.at] - amount, least)
+
+    def copy(self, level: float, now: float) -> None:
+        """Take over the level that a bucket elsewhere has."""
+        self.cells[self.at], self.cells[self.at + 1] = level, max(now, self.cells[self.at + 1])
 
 
 _REQUESTS, _TOKENS, _RUNNING = 0, 2, 4  # places among the numbers of a tenant
@@ -94,6 +100,41 @@ class TenantUsage:
         self.cells[_RUNNING + process] = 0.0
 
 
+class BucketTake(NamedTuple):
+    """What is to be taken from one bucket of a tenant."""
+
+    what: str  # "requests" or "tokens"
+    per_minute: float
+    amount: float
+
+
+class BucketState(NamedTuple):
+    """A bucket after something was taken from it, or was not."""
+
+    level: float
+    # Until as much is there as was wanted; 0 if it was.
+    wait_s: float
+
+
+class SharedBuckets(Protocol):
+    """The buckets of tenants where several gateways share them: `redis_limits.RedisBuckets`."""
+
+    async def take(
+        self, tenant: str, wanted: Sequence[BucketTake], *, forced: bool = False
+    ) -> Sequence[BucketState] | None:
+        """Take from all buckets, or from none if one has too little.
+
+        Args:
+            tenant: name of the tenant.
+            wanted: amounts; none of them more than once for the same bucket.
+            forced: take what there is not, too, down to a minute's worth of debt.
+
+        Returns:
+            The state of each bucket; None if they cannot be reached now.
+        """
+        ...
+
+
 class Tenant:
     """One tenant: its limits, and what it has used of them."""
 
@@ -114,28 +155,29 @@ class Tenant:
         """
         self.name, self.limits, self._clock = name, limits, clock
         self.background = background
+        # Where several gateways share the buckets; then those of `usage` are copies, for when that cannot be reached.
+        self.shared: SharedBuckets | None = None
         self.share(TenantUsage.unused(limits, clock()))
 
     def share(self, usage: TenantUsage) -> None:
         """Count in other numbers from now on, such as those that several processes share."""
         limits = self.limits
         self.usage = usage
-        self._requests = self._bucket(limits.requests_per_minute, _REQUESTS)
-        self._tokens = self._bucket(limits.tokens_per_minute, _TOKENS)
+        self._requests = self._bucket("requests", limits.requests_per_minute, _REQUESTS)
+        self._tokens = self._bucket("tokens", limits.tokens_per_minute, _TOKENS)
 
     @property
     def running(self) -> int:
         """Choices that run."""
         return self.usage.running
 
-    def count_request(self) -> None:
+    async def count_request(self) -> None:
         """Count a request before any of it is read, whatever becomes of it.
 
         Raises:
             ApiError: 429, if the requests of this minute are used up.
         """
-        with self.usage.exclusive:
-            self._take(((self._requests, 1.0, "requests"),))
+        await self._take(((self._requests, 1.0),))
 
     def check_choices(self, choices: int) -> None:
         """Check that a request could ever run.
@@ -156,7 +198,7 @@ class Tenant:
 
     def rate_limit_headers(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield OpenAI's headers: the limits of a minute, what is left of them, and when all of it is there again."""
-        for bucket, what in ((self._requests, "requests"), (self._tokens, "tokens")):
+        for bucket in (self._requests, self._tokens):
             if bucket is not None:
                 with self.usage.exclusive:
                     reset_s = bucket.wait_s(bucket.per_minute, self._clock())
@@ -168,16 +210,14 @@ class Tenant:
                     "reset": _duration(reset_s),
                 }
                 for kind, value in values.items():
-                    yield f"x-ratelimit-{kind}-{what}".encode(), value.encode()
+                    yield f"x-ratelimit-{kind}-{bucket.what}".encode(), value.encode()
 
-    def charge_tokens(self, tokens: int) -> None:
+    async def charge_tokens(self, tokens: int) -> None:
         """Charge the tokens of a prompt that was counted and refused, down to a minute's worth of debt."""
-        if self._tokens is not None:
-            with self.usage.exclusive:
-                self._tokens.take(tokens, least=-self._tokens.per_minute)
+        await self._take(((self._tokens, float(tokens)),), forced=True)
 
-    @contextmanager
-    def enforce_limits(self, tokens: int, choices: int = 1) -> Iterator[None]:
+    @asynccontextmanager
+    async def enforce_limits(self, tokens: int, choices: int = 1) -> AsyncIterator[None]:
         """Charge a request that `count_request` has counted, and count its choices as running within the block.
 
         Args:
@@ -193,29 +233,44 @@ class Tenant:
             if most is not None and usage.running + choices > most:
                 text = f"Limit of {most} requests at once reached"
                 raise ApiError(429, text, code="concurrency_limit", retry_after_s=1)
-            # The first choice is what `count_request` has counted.
-            further = (self._requests, choices - 1.0, "requests")
-            self._take((further, (self._tokens, float(tokens), "tokens")))
             usage.count_running(choices)
         try:
+            # The first choice is what `count_request` has counted.
+            await self._take(((self._requests, choices - 1.0), (self._tokens, float(tokens))))
             yield
         finally:
             with usage.exclusive:
                 usage.count_running(-choices)
 
-    def _take(self, wanted: Sequence[tuple[_TokenBucket | None, float, str]]) -> None:
-        """Take from all buckets, or from none if one has too little."""
-        now = self._clock()
-        for bucket, amount, what in wanted:
-            if bucket is not None and (wait_s := bucket.wait_s(amount, now)) > 0:
-                text = f"Limit of {bucket.per_minute:g} {what} a minute reached"
+    async def _take(
+        self, amounts: Sequence[tuple[_TokenBucket | None, float]], *, forced: bool = False
+    ) -> None:
+        """Take from all buckets, or from none if one has too little; then raise ApiError."""
+        wanted = [(bucket, amount) for bucket, amount in amounts if bucket is not None and amount]
+        if not wanted:
+            return
+        states = None
+        if self.shared is not None:
+            asked = [BucketTake(bucket.what, bucket.per_minute, amount) for bucket, amount in wanted]
+            states = await self.shared.take(self.name, asked, forced=forced)
+        with self.usage.exclusive:
+            now = self._clock()
+            if states is None:
+                waits = [0.0 if forced else bucket.wait_s(amount, now) for bucket, amount in wanted]
+                if not any(waits):
+                    for bucket, amount in wanted:
+                        bucket.take(amount, least=-bucket.per_minute if forced else -inf)
+            else:
+                waits = [state.wait_s for state in states]
+                for (bucket, _), state in zip(wanted, states, strict=True):
+                    bucket.copy(state.level, now)
+        for (bucket, _), wait_s in zip(wanted, waits, strict=True):
+            if wait_s > 0:
+                text = f"Limit of {bucket.per_minute:g} {bucket.what} a minute reached"
                 raise ApiError(429, text, code="rate_limit_exceeded", retry_after_s=wait_s)
-        for bucket, amount, _ in wanted:
-            if bucket is not None:
-                bucket.take(amount)
 
-    def _bucket(self, per_minute: int | None, at: int) -> _TokenBucket | None:
-        return None if per_minute is None else _TokenBucket(per_minute, self.usage.cells, at)
+    def _bucket(self, what: str, per_minute: int | None, at: int) -> _TokenBucket | None:
+        return None if per_minute is None else _TokenBucket(what, per_minute, self.usage.cells, at)
 
 
 def _duration(seconds: float) -> str:

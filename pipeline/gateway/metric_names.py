@@ -227,6 +227,14 @@ OWN_VIEWS = (
         "tenant_tokens",
         {"tenant": "tenant", "kind": "kind"},
     ),
+    View(
+        "pipeline_limits_fallbacks",
+        "How often what a tenant uses was counted by this gateway alone, because the server of `--limits-redis` "
+        "did not answer.",
+        "counter",
+        "limits_fallbacks",
+        {},
+    ),
 )
 
 # One engine stands behind a name, so `engine` is "0", as it is in vLLM without data parallelism.

@@ -17,7 +17,6 @@ import time
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 from pipeline.client import AsyncClient, Busy, ClientError, Retries, Timeouts
@@ -39,6 +38,15 @@ PROBE_ID = "readiness-probe"
 
 class Pausable(Protocol):
     """What waits while a model cannot be asked; a `fair_queue.FairQueue` is one."""
+
+    @property
+    def slots(self) -> int:
+        """Requests that run at the same time."""
+        ...
+
+    def resize(self, slots: int) -> None:
+        """Change the number of slots."""
+        ...
 
     def pause(self, reason: str) -> None:
         """Let requests wait from now on."""
@@ -91,50 +99,75 @@ class _Watched:
         suspected_at: when a request was last lost there, by `time.monotonic()`. A probe that began before does not
             show that the server is well again.
         wake: set to look at once.
+        task: looks after it.
     """
 
     endpoint: Endpoint
     fault: str
     suspected_at: float = -math.inf
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
 
 
 class Readiness:
-    """Watches the servers of one model, from `start` to `aclose`."""
+    """Watches the servers of one model, which may come and go, from `start` to `aclose`."""
 
-    def __init__(self, name: str, client: AsyncClient, queue: Pausable) -> None:
+    def __init__(
+        self, name: str, client: AsyncClient, queue: Pausable, *, slots_per_server: int | None = None
+    ) -> None:
         """
         Args:
             name: of the model, for the log.
             client: sends the model's requests. Its endpoints are marked as ill while they are.
             queue: of the model; paused while all servers are ill.
+            slots_per_server: requests that each server takes at once: the queue has so many for each that is well.
+                None: it keeps those that it has.
         """
-        self._name, self._client = name, client
+        self._name, self._client, self._slots_per_server = name, client, slots_per_server
         # None: stopped.
         self._queue: Pausable | None = queue
-        self._suspended = ""
+        self._suspended, self._started = "", False
         self._watched: list[_Watched] = []
-        self._tasks: list[asyncio.Task[None]] = []
+        # Those of servers that are gone, until they have ended, too.
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def fault(self) -> str | None:
         """Why the model cannot be asked; None if it can."""
-        if self._suspended or not self._watched:
+        if self._suspended or not self._started:
             return self._suspended or "it is not watched yet"
+        if not self._watched:
+            return f"no server of it is known: {self._client.fault}"
         faults = [f"{one.endpoint.url}: {one.fault}" for one in self._watched if one.fault]
         return "; ".join(faults) if len(faults) == len(self._watched) else None
 
     def start(self) -> None:
         """Begin to watch, in the running event loop. Does nothing if that was done."""
-        if self._watched:
+        if not self._started:
+            self._started = True
+            self._client.watch_servers(self._follow_servers)
+            self._follow_servers()
+
+    def _follow_servers(self) -> None:
+        """Watch the servers that there are now. One that is new gets no request before its first probe."""
+        if self._queue is None:
             return
-        self._watched = [_Watched(one, _NOT_PROBED) for one in self._client.endpoints]
-        for one in self._watched:
-            one.endpoint.ill = True
+        servers = self._client.endpoints
+        for gone in [one for one in self._watched if one.endpoint not in servers]:
+            self._watched.remove(gone)
+            if gone.task is not None:
+                gone.task.cancel()
+        known = {one.endpoint.url for one in self._watched}
+        for endpoint in servers:
+            if endpoint.url not in known:
+                endpoint.ill = True
+                one = _Watched(endpoint, _NOT_PROBED)
+                self._watched.append(one)
+                # Apart from the trace of the request that may have begun it.
+                one.task = asyncio.get_running_loop().create_task(self._watch(one), context=Context())
+                self._tasks.add(one.task)
+                one.task.add_done_callback(self._tasks.discard)
         self._apply()
-        # Apart from the trace of the request that may have begun it.
-        start = partial(asyncio.get_running_loop().create_task, context=Context())
-        self._tasks = [start(self._watch(one)) for one in self._watched]
 
     def suspect(self, url: str, reason: str) -> None:
         """Count a server as ill because a request was lost there, until a probe shows that it is not.
@@ -173,14 +206,14 @@ class Readiness:
     def stop(self) -> None:
         """Stop watching. The queue stays as it is, and is not touched any more."""
         self._queue = None
-        for task in self._tasks:
+        for task in tuple(self._tasks):
             task.cancel()
 
     async def aclose(self) -> None:
         """Stop watching, and wait for the end of what that had begun."""
         self.stop()
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            await asyncio.wait(tuple(self._tasks))
 
     async def _watch(self, watched: _Watched) -> None:
         endpoint = watched.endpoint
@@ -234,10 +267,14 @@ class Readiness:
         self._apply()
 
     def _apply(self) -> None:
-        """Pause the queue while the model cannot be asked."""
-        if self._queue is None:
+        """Pause the queue while the model cannot be asked, and give it the slots of the servers that can be."""
+        queue = self._queue
+        if queue is None:
             return
+        well = sum(not one.fault for one in self._watched)
+        if self._slots_per_server is not None and well and queue.slots != well * self._slots_per_server:
+            queue.resize(well * self._slots_per_server)
         if (reason := self.fault) is None:
-            self._queue.resume()
+            queue.resume()
         else:
-            self._queue.pause(reason)
+            queue.pause(reason)

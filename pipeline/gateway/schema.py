@@ -9,11 +9,12 @@ lacks is found in `served_model`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pipeline.gateway.errors import ApiError
+from pipeline.gateway.parsing import MAX_FAULTS
 from pipeline.gateway.response_format import FormFields
 
 _IGNORED = (
@@ -35,10 +36,6 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "vllm_xargs": (None, {}),
     "web_search_options": (None,),
 }  # fmt: skip
-# Each value becomes a Python object, which takes the interpreter's lock: 50,000 take about 50 ms. Numbers take less.
-_MAX_VALUES = 50_000
-_NUMBERS_PER_VALUE = 8
-_MAX_FAULTS = 16  # in one message
 _MAX_PROMPTS = 256
 _TEMPLATE_ARGUMENTS = {"messages", "self", "tools"}
 # Shows what `messages.read_messages` takes.
@@ -84,11 +81,11 @@ class _Request(ModelRequest):
         for name in unsupported & given.keys():
             if given[name] not in _UNSUPPORTED[name]:
                 raise _unsupported(name, f"{name} is not supported by this server")
-        ignored = {*_IGNORED, *unsupported}
+        ignored = {*_IGNORED, *unsupported} - cls.model_fields.keys()
         kept = {name: value for name, value in given.items() if name not in ignored}
         unknown = [name for name in kept if name not in cls.model_fields]
         if unknown:
-            listed = ", ".join(name[:64] for name in unknown[:_MAX_FAULTS])
+            listed = ", ".join(name[:64] for name in unknown[:MAX_FAULTS])
             raise ApiError(400, f"Unrecognized request argument supplied: {listed}", param=unknown[0])
         return kept
 
@@ -108,6 +105,8 @@ class GenerationRequest(_Request, FormFields):
     max_tokens: int | None = Field(default=None, ge=1)
     n: int | None = Field(default=None, ge=1, le=16)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    # Requests with the same one go to the same server, where there are several.
+    prompt_cache_key: str | None = None
     seed: int | None = None
     stop: str | Annotated[list[str], Field(max_length=64)] | None = None
     stream: bool | None = False
@@ -354,60 +353,3 @@ class EmbeddingRequest(_Request):
     def texts(self) -> list[str]:
         """The inputs, one or more."""
         return [self.input] if isinstance(self.input, str) else self.input
-
-
-_Kind = TypeVar("_Kind", bound=BaseModel)
-
-
-def parse_request(kind: type[_Kind], body: bytes) -> _Kind:
-    """Parse and validate the body of a request.
-
-    Args:
-        kind: model of the request.
-        body: JSON.
-
-    Raises:
-        ApiError: 400, with the first faults of the body.
-    """
-    if len(body) > _MAX_VALUES and _values(body) > _MAX_VALUES:
-        raise ApiError(400, f"body: has more than {_MAX_VALUES} values: texts, numbers, lists and objects")
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        raise _first_faults(error) from None
-
-
-def validate_request(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
-    """Validate the query of a URL, the fields of a form, or what a request of another API comes to.
-
-    Args:
-        kind: model of the request.
-        values: by name.
-
-    Raises:
-        ApiError: 400, with the first faults.
-    """
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        raise _first_faults(error) from None
-
-
-def _first_faults(error: ValidationError) -> ApiError:
-    faults = error.errors(include_url=False, include_input=False)[:_MAX_FAULTS]
-    texts = [f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}" for fault in faults]
-    if error.error_count() > _MAX_FAULTS:
-        texts.append(f"and {error.error_count() - _MAX_FAULTS} more")
-    first = faults[0]["loc"]
-    return ApiError(400, "; ".join(texts), param=str(first[0]) if first else None)
-
-
-def _values(body: bytes) -> int:
-    """Estimate how many values a JSON text has: strings, lists and objects, and what stands between commas."""
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
-    strings = plain.count(b'"') // 2
-    if strings > _MAX_VALUES:
-        return strings
-    outside = plain.split(b'"')[::2]
-    containers = sum(part.count(b"[") + part.count(b"{") for part in outside)
-    return strings + containers + sum(part.count(b",") for part in outside) // _NUMBERS_PER_VALUE

@@ -17,7 +17,8 @@ from pipeline.cache.semantic.embedder import Embedder
 from pipeline.cache.semantic.layer import SemanticLayer
 from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Refused, Retries, Sampling, Timeouts
 from pipeline.client.prompt import render_prompt
-from pipeline.client.sampling import PARAMETERS, is_neutral
+from pipeline.client.request import missing_inputs
+from pipeline.client.spreading import Spread
 from pipeline.errors import UserError
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue, ModelQueue
@@ -42,11 +43,6 @@ _ENGINE_FEATURES = {
     "frequency_penalty": ("frequency_penalty", "frequency penalty"),
     "repetition_penalty": ("repetition_penalty", "repetition penalty"),
     "min_tokens": ("min_tokens", "least number of tokens"),
-}
-# Parameters that the client says by others.
-_SAID_BY = {
-    "ignore_eos": PARAMETERS["ignore_eos"].tensors + PARAMETERS["end_id"].tensors,
-    "temperature": PARAMETERS["temperature"].tensors + PARAMETERS["top_k"].tensors,
 }
 
 
@@ -102,6 +98,7 @@ class ServedModel:
     replaced_by: ServedModel | None = None  # by what new requests go to instead
     stall_s: float = 5.0  # a stream that has begun and has no chunk for so long is counted as stalled
     max_wait_s: float = 30.0  # how long a request waits while the model is not ready
+    slots_per_server: int | None = None  # of the queue, for each server that is well; None: those that it has
     tokenizer: ModelTokenizer = field(init=False)
     readiness: ModelReadiness = field(init=False)
     _caching_clients: dict[str, AsyncCachingClient] = field(default_factory=dict)  # by tenant
@@ -111,7 +108,7 @@ class ServedModel:
     def __post_init__(self) -> None:
         assert isinstance(self.queue, FairQueue), "workers share their own later"
         self.tokenizer = ModelTokenizer(self.prompt_limit.tokenizer)
-        self.readiness = Readiness(self.name, self.client, self.queue)
+        self.readiness = Readiness(self.name, self.client, self.queue, slots_per_server=self.slots_per_server)
 
     @classmethod
     def from_package(
@@ -125,18 +122,20 @@ class ServedModel:
         aliases: tuple[str, ...] = (),
         tool_section: bool = False,
         stall_s: float = 5.0,
+        spread: Spread = "affinity",
     ) -> ServedModel:
         """Load the tokenizer and the limits of a packaged model.
 
         Args:
             name: under which requests ask for it.
             package: the folder of deployment.json.
-            urls: host:port of the gRPC of each Triton server that runs it.
+            urls: host:port of the gRPC of each Triton server that runs it, or dns:NAME:PORT for all of a name.
             cache: response cache; None generates every answer.
             waits: of its requests.
             aliases: further names by which requests ask for it.
             tool_section: whether tools stand in a section of the prompt where the template takes none.
             stall_s: seconds without a chunk after which a stream that has begun counts as stalled.
+            spread: how requests are spread over several servers.
 
         Raises:
             UserError: its tokenizer cannot be read.
@@ -159,6 +158,8 @@ class ServedModel:
                 timeouts=Timeouts(first_token_s=waits.idle_timeout_s, between_tokens_s=waits.idle_timeout_s),
                 # The gateway asks again itself, when the model is ready.
                 retries=Retries(attempts=1),
+                spread=spread,
+                slots=limits.max_concurrency,
             ),
             template=template,
             prompt_limit=prompt_limit,
@@ -174,6 +175,7 @@ class ServedModel:
             returns_logits=deployment.runtime == "cpu",
             stall_s=stall_s,
             max_wait_s=waits.max_wait_s,
+            slots_per_server=limits.max_concurrency,
         )
 
     @property
@@ -261,16 +263,14 @@ class ServedModel:
             ClientError: Triton does not answer which inputs the model has.
         """
         model = await self.client.model()
-        switches = {"guide_type": self.guided_decoding, "top_log_probs": self.returns_logits}
-        for name, value in sampling.items():
-            parameter = PARAMETERS[name]
-            if value is None or is_neutral(name, value):
-                continue
-            inputs = _SAID_BY.get(name, parameter.tensors)
-            if not switches.get(name, True) or model.input_named(inputs) is None:
-                param, feature = _ENGINE_FEATURES.get(name, (name, name))
-                text = f"{param}: this deployment has no {feature}"
-                raise ApiError(400, text, param=param, code="unsupported_parameter")
+        asked: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
+        engine_has = {"guide_type": self.guided_decoding, "top_log_probs": self.returns_logits}
+        lacking = [name for name, has in engine_has.items() if name in asked and not has]
+        lacking += missing_inputs(model, asked)
+        if lacking:
+            param, feature = _ENGINE_FEATURES.get(lacking[0], (lacking[0], lacking[0]))
+            text = f"{param}: this deployment has no {feature}"
+            raise ApiError(400, text, param=param, code="unsupported_parameter")
 
     async def aclose(self) -> None:
         """Close all connections, and the cache."""

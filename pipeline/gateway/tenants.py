@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.errors import Fault, InvalidInput
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.limits import Tenant, TenantLimits
+from pipeline.gateway.limits import SharedBuckets, Tenant, TenantLimits
 from pipeline.private_files import warn_if_readable
 
 
@@ -72,6 +72,11 @@ class Tenants:
         """Tenants that have limits, in the order of the file."""
         tenants = dict.fromkeys((self._by_key or {}).values())
         return [tenant for tenant in tenants if tenant.limits != TenantLimits()]
+
+    def share_buckets(self, shared: SharedBuckets) -> None:
+        """Take what tenants may use in a minute from buckets that other gateways take from, too."""
+        for tenant in self.limited:
+            tenant.shared = shared
 
     @property
     def require_keys(self) -> bool:

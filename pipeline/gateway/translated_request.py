@@ -15,14 +15,14 @@ from pydantic import Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.schema import ChatRequest, ModelRequest, validate_request
+from pipeline.gateway.parsing import MAX_FAULTS, validate_request
+from pipeline.gateway.schema import ChatRequest, ModelRequest
 
 # Fields of chats that have another form elsewhere, or that change the form of a chat's answer.
 _OF_CHATS_ALONE = {
     "best_of", "echo", "logprobs", "max_completion_tokens", "max_tokens", "messages", "model", "n", "prompt_logprobs",
     "response_format", "stream_options", "tool_choice", "tools", "top_logprobs",
 }  # fmt: skip
-_MAX_NAMED = 16  # fields in one message
 
 
 class TranslatedRequest(ModelRequest):
@@ -48,7 +48,7 @@ class TranslatedRequest(ModelRequest):
         own = cls.model_fields.keys() - {"chat_fields"}
         of_chats = ChatRequest.model_fields.keys() - own - _OF_CHATS_ALONE
         if unknown := sorted(given.keys() - own - of_chats - cls.unsupported.keys() - cls.ignored):
-            listed = ", ".join(name[:64] for name in unknown[:_MAX_NAMED])
+            listed = ", ".join(name[:64] for name in unknown[:MAX_FAULTS])
             raise ApiError(400, f"Unrecognized request argument supplied: {listed}", param=unknown[0])
         kept = {name: value for name, value in given.items() if name in own and value is not None}
         return {**kept, "chat_fields": {name: given[name] for name in of_chats & given.keys()}}

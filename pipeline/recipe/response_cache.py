@@ -62,59 +62,49 @@ def _region(text: str) -> str:
 
 
 Region = Annotated[str, AfterValidator(_region), Field(json_schema_extra={"pattern": "^[A-Z]{2}$"})]
-CheckName = Literal[
-    "numbers",
-    "codes",
-    "quotes",
-    "names",
-    "openings",
-    "pronouns",
-    "tenses",
-    "joining",
-    "sense",
-    "words",
-    "order",
-]  # see pipeline.cache.semantic.verification.checks
+# See pipeline.cache.semantic.guards.
+GuardName = Literal["numbers", "codes", "quotations", "names", "negation", "grammar", "order"]
 
 
 class DynamicSettings(RecipeSection):
-    """Questions whose answers change, and how long those may be served."""
+    """Questions whose answers depend on when they are asked, or on who asks, and how long those may be served."""
 
     ttl_s: int = Field(default=600, ge=1, le=86_400, description="Age at which such an answer is dropped.")
     when: tuple[Pattern, ...] | None = Field(
         default=None,
         description="Regular expressions, any of which marks the last user turn as such (in any case of letters). "
-        "By default words of time, weather, prices and orders; [] for none.",
+        "By default words of time, weather, prices, timetables, offices, and what is the asker's own; [] for none.",
         examples=[[r"\b(today|now|latest)\b", r"\bprice of\b"]],
         strict=False,
     )
 
 
 class SemanticSettings(RecipeSection):
-    """Answers to questions that mean the same: near ones that checks and a learned scorer find to ask for the same."""
+    """Answers to questions that mean the same: near ones that no guard forbids, and whose score is high enough."""
 
     min_similarity: float = Field(
-        default=0.45, ge=0.3, le=1, description="Cosine similarity of the embeddings that a hit needs."
+        default=0.8, ge=0.3, le=1, description="Cosine similarity of the embeddings that a hit needs."
     )
-    scorer: bool | None = Field(
+    min_score: float | None = Field(
         default=None,
-        description="Whether the learned scorer decides, which knows all-MiniLM-L6-v2 only; with false, a question "
-        "must pass every check. By default, it does where it knows the embedder.",
+        ge=0,
+        le=1,
+        description="Score that a hit needs: the probability that the answer fits, as the verifier judges it. More "
+        "serves less. By default what the verifier was made for; `pipeline cache tune` chooses it by labelled pairs.",
+        examples=[0.9],
     )
-    min_score: float = Field(
-        default=0,
-        ge=-10,
-        le=10,
-        description="Score that a hit needs where the scorer decides, in log odds: more serves less. "
-        "`pipeline cache tune` chooses it by labelled pairs.",
-    )
-    checks: tuple[CheckName, ...] | None = Field(
+    guards: tuple[GuardName, ...] | None = Field(
         default=None,
-        description="What near questions must agree in as well; all checks without it, none with []. Where the scorer "
-        "decides, only numbers, codes, quotes, names, joining and order forbid a hit by themselves. "
+        description="What forbids a hit whatever the score: other numbers, codes, quotations or names, negation, other "
+        "function words or another order of the same content words. All without it, none with []. "
         "`pipeline cache tune` tells which may be left out.",
-        examples=[["numbers", "codes", "names", "sense", "words", "order"]],
+        examples=[["numbers", "codes", "names", "order"]],
         strict=False,
+    )
+    share_dynamic: bool = Field(
+        default=False,
+        description="Whether near questions share answers that depend on when they are asked, or on who asks "
+        "(`cache.dynamic.when`). Without it, such an answer serves only the very same question, for `dynamic.ttl_s`.",
     )
     embedder: Source = Field(
         default=HubSource("sentence-transformers/all-MiniLM-L6-v2"),
@@ -123,6 +113,26 @@ class SemanticSettings(RecipeSection):
     )
     embedder_revision: Revision | None = Field(
         default=None, description="Branch, tag or commit on the Hub; without it, the default branch."
+    )
+    verifier: Source | None = Field(
+        default=None,
+        description="Cross-encoder for duplicate questions, which decides instead of the built-in regression and takes "
+        "5 to 20 ms for each near question: a repository with a published ONNX graph, a BERT checkpoint, or a local "
+        "folder with tokenizer.json and model.onnx. The guards stay on.",
+        examples=["hf:cross-encoder/quora-distilroberta-base"],
+    )
+    verifier_revision: Revision | None = Field(
+        default=None, description="Branch, tag or commit on the Hub; without it, the default branch."
+    )
+    mode: Literal["serve", "shadow"] = Field(
+        default="serve",
+        description="With shadow, near hits are counted (`shadow_semantic`) and kept for review; the model answers: "
+        "what would be served can be judged before it is.",
+    )
+    review: bool = Field(
+        default=True,
+        description="Keep which questions were answered with whose answers, for as long as answers are kept, so that "
+        "`pipeline cache review` can show them to a person.",
     )
 
 

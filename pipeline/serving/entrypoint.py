@@ -18,6 +18,8 @@ environment variables, because a container's are:
     PIPELINE_MAX_RESTARTS        restarts within the window; the failure after them ends it; 5
     PIPELINE_RESTART_WINDOW_S    failures that are older do not count; 300
     PIPELINE_READY_FILE          there while it is ready; /tmp/pipeline/ready.json
+    PIPELINE_GROUP_GPUS          GPUs of each machine, where LeaderWorkerSet says that several share the ranks
+    PIPELINE_SSH_FOLDER          key by which they reach each other; /etc/pipeline/ssh (see `pipeline.serving.group`)
 """
 
 from __future__ import annotations
@@ -33,11 +35,12 @@ from pathlib import Path
 
 from pipeline.errors import Fault, InvalidInput, PipelineError
 from pipeline.progress import Lines
+from pipeline.serving.group import GroupMember, gather
 from pipeline.serving.health import DEFAULT_FILE, FILE_VARIABLE
 from pipeline.serving.launch import ANYWHERE, Ports, ServeOptions, traces_endpoint
 from pipeline.serving.restart import RestartPolicy
 from pipeline.serving.serve import serve
-from pipeline.triton.deployment import CONTAINER_ROOT
+from pipeline.triton.deployment import CONTAINER_ROOT, Deployment
 
 _FOLLOW_S = 0.2
 
@@ -114,6 +117,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _serve(settings: EntrypointSettings, log: Path, stop: threading.Event) -> None:
+    member, group = GroupMember.read(os.environ), None
+    if member is not None:
+        print(f"waiting for {', '.join(member.hosts[1:])}", flush=True)
+        group = gather(member, Deployment.load(settings.package).start_deadline_s, stop.is_set)
     options = ServeOptions(
         ports=settings.ports,
         address=settings.address,
@@ -125,6 +132,7 @@ def _serve(settings: EntrypointSettings, log: Path, stop: threading.Event) -> No
         restart=settings.restart,
         target="local",
         traces=traces_endpoint(),
+        group=group,
     )
     serve([(settings.package, options)], Lines(), stop, ready_file=settings.ready_file)
 

@@ -90,6 +90,23 @@ Target = Literal["local", "docker"]
 
 
 @dataclass(frozen=True, slots=True)
+class HostGroup:
+    """Machines over which mpirun spreads the ranks of one server.
+
+    Attributes:
+        hosts: Their names; the first is this one, which has rank 0.
+        slots: Ranks of each machine, one a GPU.
+        hostfile: File that names them to mpirun.
+        ssh_config: Configuration of ssh, by which mpirun reaches the others.
+    """
+
+    hosts: tuple[str, ...]
+    slots: int
+    hostfile: str
+    ssh_config: str
+
+
+@dataclass(frozen=True, slots=True)
 class ServeOptions:
     """How to serve a package, as far as the package leaves it open.
 
@@ -115,6 +132,7 @@ class ServeOptions:
         recipe: Words that name recipe and store on a command line; empty where only the package is known.
         settings: Values of the recipe, all of them; None where only the package is known.
         traces: Where an OTLP/HTTP receiver takes Triton's spans, as `traces_endpoint` makes it; None for no spans.
+        group: Machines that share the ranks; None for this one alone.
     """
 
     ports: Ports
@@ -137,6 +155,7 @@ class ServeOptions:
     recipe: tuple[str, ...] = ()
     settings: Mapping[str, Any] | None = None
     traces: str | None = None
+    group: HostGroup | None = None
 
     def target_of(self, deployment: Deployment) -> Target:
         """Decide where a deployment is served. Raises UserError if a container is wanted for one that is for a CPU."""

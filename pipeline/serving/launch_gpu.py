@@ -14,7 +14,7 @@ from pathlib import Path
 from pipeline.contracts.launching import LaunchFacts, launch_facts, tracing
 from pipeline.errors import Fault, InvalidInput
 from pipeline.machine.host import mpi_slots
-from pipeline.serving.launch import ANYWHERE, LOOPBACK, Ports, Start, check_models, mirror
+from pipeline.serving.launch import ANYWHERE, LOOPBACK, HostGroup, Ports, Start, check_models, mirror
 from pipeline.triton.deployment import CONTAINER_ROOT, FILE, REPOSITORY, Deployment, LaunchSpec
 
 
@@ -33,6 +33,7 @@ class LaunchContext:
     drain_s: int = 30  # requests in flight have this long to finish when the server is told to stop
     stub_timeout_s: int = 300  # the processes of Python models have this long to begin
     traces: str | None = None  # where an OTLP/HTTP receiver takes spans; None: none are exported
+    group: HostGroup | None = None  # machines that share the ranks; None: this one has all
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class LaunchPlan:
     command: tuple[str, ...]
     environment: Mapping[str, str]  # besides what is set already
     ranks: int  # servers that the command starts
-    shm_mib: int  # shared memory that all of them need
+    shm_mib: int  # shared memory that those of one machine need
     programs: tuple[str, ...]  # that the command runs
     gave_up: tuple[str, ...] = field(default=(), repr=False)  # in the log: it will not become ready any more
 
@@ -61,7 +62,7 @@ def plan_launch(deployment: Deployment, place: LaunchContext) -> LaunchPlan:
         InvalidInput: the deployment cannot be started at all; the text says all that is wrong with it.
         UserError: its version of TensorRT-LLM is not known.
     """
-    faults = launch_faults(deployment)
+    faults = launch_faults(deployment, place.group)
     if faults:
         raise InvalidInput(f"{deployment.name}: how it is started", faults)
     assert deployment.requirements is not None, "checked above"
@@ -71,6 +72,9 @@ def plan_launch(deployment: Deployment, place: LaunchContext) -> LaunchPlan:
     environment = _filled_in(facts.environment, place)
     if spec.mode == "orchestrator":
         environment |= facts.orchestrator_environment
+    if place.group is not None:
+        files = {"hostfile": place.group.hostfile, "ssh_config": place.group.ssh_config}
+        environment |= {name: value.format(**files) for name, value in facts.group_environment.items()}
     if place.devices:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, place.devices))
     server = place.server or facts.server
@@ -89,13 +93,13 @@ def plan_launch(deployment: Deployment, place: LaunchContext) -> LaunchPlan:
             server,
             *((facts.worker,) if spec.mode == "orchestrator" else ()),
         ),
-        shm_mib=facts.shm_mib(spec.workers, spec.shm_mib),
+        shm_mib=facts.shm_mib(spec.workers if place.group is None else place.group.slots, spec.shm_mib),
         gave_up=facts.gave_up,
     )
 
 
-def launch_faults(deployment: Deployment) -> list[Fault]:
-    """All that makes a deployment's launch section impossible."""
+def launch_faults(deployment: Deployment, machines: HostGroup | None = None) -> list[Fault]:
+    """All that makes a deployment's launch section impossible, on one machine or over those of a group."""
     if deployment.requirements is None:
         return [Fault("there are none: it is not for a GPU", where=FILE, key="requirements")]
     spec = deployment.launch
@@ -119,6 +123,14 @@ def launch_faults(deployment: Deployment) -> list[Fault]:
     if spec.mode == "llmapi" and spec.instances > 1 and not facts.llmapi_instances:
         version = deployment.requirements.tensorrt_llm
         fault("gpu_device_ids", spec.instances, f"llmapi of TensorRT-LLM {version} has one instance")
+    if machines is not None:
+        if not _needs_mpirun(spec) or spec.mode == "orchestrator":
+            fault(
+                "mode", spec.mode, "its workers are started on one machine, and cannot be spread over several"
+            )
+        elif spec.world_size != len(machines.hosts) * machines.slots:
+            offered = f"{len(machines.hosts)} machines with {machines.slots} GPUs each"
+            fault("world_size", spec.world_size, f"there are {offered}: as many GPUs as ranks are needed")
     widest = max((len(group) for groups in spec.gpu_device_ids.values() for group in groups), default=None)
     if widest not in (None, spec.world_size):
         fault("gpu_device_ids", widest, f"GPUs of an instance must be as many as its {spec.world_size} ranks")
@@ -160,7 +172,10 @@ def _mpirun(
     command = [facts.mpirun]
     if place.root:
         command.append(facts.as_root)
-    if place.slots is not None and place.slots < len(blocks) + spawned:
+    if place.group is not None:
+        # Ranks that share a layer share a machine: one machine is filled after the other.
+        command += facts.by_slot
+    elif place.slots is not None and place.slots < len(blocks) + spawned:
         command.append(facts.oversubscribe)
     command += facts.unbound
     for rank, block in enumerate(blocks):
@@ -218,6 +233,7 @@ class NativeLauncher:
     devices: tuple[int, ...] = ()  # GPUs it may use; empty: all
     server: str | None = None  # None: where the containers have it
     traces: str | None = None  # where an OTLP/HTTP receiver takes spans; None: none are exported
+    group: HostGroup | None = None  # machines that share the ranks; None: this one has all
 
     attempts = 1  # what takes minutes to load is not loaded twice without being asked
     noise = ()
@@ -225,11 +241,11 @@ class NativeLauncher:
     def check(self) -> None:
         """Raises InvalidInput: its launch section is impossible, or the repository holds other models than it says."""
         check_models(self.package / REPOSITORY, self.deployment.models)
-        plan_launch(self.deployment, LaunchContext(Ports(8000, 8001, 8002), "check-"))
+        plan_launch(self.deployment, LaunchContext(Ports(8000, 8001, 8002), "check-", group=self.group))
 
     def launch(self, start: Start) -> NativeLaunch:
         place = native_place(start, devices=self.devices, server=self.server)
-        place = replace(place, traces=self.traces)
+        place = replace(place, traces=self.traces, group=self.group)
         if self.package.absolute() != Path(CONTAINER_ROOT):
             place = replace(place, repository=str(start.stage / "repository"))
         return NativeLaunch(plan_launch(self.deployment, place), place.repository, self.package, start)

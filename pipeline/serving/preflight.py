@@ -36,6 +36,7 @@ def preflight(
     software: Software | None = None,
     where: Where = "local",
     served: Sequence[str] = ("RECIPE",),
+    machines: int = 1,
 ) -> tuple[Finding, ...]:
     """All findings, the gravest first.
 
@@ -45,22 +46,26 @@ def preflight(
         software: what would serve; None: unknown, as of an image that is not here yet.
         where: by processes of this machine, or in a container, which has limits of its own.
         served: the words by which `pipeline serve` was told what to serve: a recipe, or --package and its folder.
+        machines: how many share the ranks.
     """
     facts = replace(here, software=software.facts()) if software is not None else here
     recipe = ("RECIPE",) if served[0] == "--package" else served
     needs = replace(
-        needs_of(deployment, plan, where),
+        needs_of(deployment, plan, where, machines),
         build=shlex.join(("pipeline", "build", *recipe)),
         serve=shlex.join(("pipeline", "serve", *served)),
     )
     return machine_findings(needs, facts)
 
 
-def needs_of(deployment: Deployment, plan: LaunchPlan | None, where: Where) -> MachineNeeds:
-    """What a package asks of a machine."""
+def needs_of(
+    deployment: Deployment, plan: LaunchPlan | None, where: Where, machines: int = 1
+) -> MachineNeeds:
+    """What a package asks of a machine, which is one of so many that share its ranks."""
     required = deployment.requirements
     if required is None or plan is None:
         return MachineNeeds(deployment.name, deployment.runtime, where=where)
+    gpus = required.gpus // machines
     return MachineNeeds(
         name=deployment.name,
         kind=deployment.runtime,
@@ -70,9 +75,9 @@ def needs_of(deployment: Deployment, plan: LaunchPlan | None, where: Where) -> M
             image=required.image,
             driver=required.driver,
             gpu=gpu(required.gpu),
-            gpus=required.gpus,
+            gpus=gpus,
             tensorrt=required.tensorrt,
-            tensor=deployment.launch.world_size,
+            tensor=min(deployment.launch.world_size, gpus) if machines > 1 else deployment.launch.world_size,
             shm_mib=plan.shm_mib,
             least_shm_mib=launch_facts(required.tensorrt_llm).least_shared_memory_mib,
             rank_bytes=int(deployment.launch.weights_gib * 2**30 / max(1, required.gpus)),
@@ -116,8 +121,9 @@ def check_local(deployment: Deployment, package: Path, options: ServeOptions) ->
         return _with_ports(preflight(deployment, None, _probe(options, "temporary")), options)
     software = software_here(plan.programs, modules_of(package))
     here = _probe(options, *_OF_GPUS, *_LIMITS)
+    machines = 1 if options.group is None else len(options.group.hosts)
     return _with_ports(
-        preflight(deployment, plan, here, software, "local", _words(package, options)), options
+        preflight(deployment, plan, here, software, "local", _words(package, options), machines), options
     )
 
 
@@ -149,7 +155,8 @@ def _probe(options: ServeOptions, *probes: str) -> MachineFacts:
 def _plan(deployment: Deployment, options: ServeOptions) -> LaunchPlan | None:
     if deployment.runtime == "cpu":
         return None
-    return plan_launch(deployment, LaunchContext(options.ports, "check-", devices=options.devices))
+    place = LaunchContext(options.ports, "check-", devices=options.devices, group=options.group)
+    return plan_launch(deployment, place)
 
 
 def modules_of(package: Path) -> tuple[str, ...]:

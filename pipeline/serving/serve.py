@@ -372,7 +372,7 @@ def _local_launcher(
     _report(deployment, check_local(deployment, package, options), progress)
     if deployment.runtime == "cpu":
         return local_launcher(deployment, package, options.traces)
-    return NativeLauncher(deployment, package, options.devices, traces=options.traces)
+    return NativeLauncher(deployment, package, options.devices, traces=options.traces, group=options.group)
 
 
 def _docker_launcher(

@@ -124,13 +124,16 @@ def is_offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").lower() in _YES
 
 
-def find_fetched(source: HubSource, revision: str | None, store: Store) -> Path | None:
+def find_fetched(
+    source: HubSource, revision: str | None, store: Store, *, graph: bool = False
+) -> Path | None:
     """Find the store's checkpoint of a Hub source at a revision (a commit, or the name it was fetched by).
 
     Args:
         source: the repository on the Hub.
         revision: a commit, branch or tag; None: one that was fetched without naming a revision.
         store: where to look.
+        graph: whether its published ONNX graph is wanted, where it has one, instead of its weights.
 
     Returns:
         The folder of the checkpoint; None if it is not in the store.
@@ -138,6 +141,7 @@ def find_fetched(source: HubSource, revision: str | None, store: Store) -> Path 
     for artifact in store.list():
         settings, facts = artifact.manifest.settings, artifact.manifest.facts
         ours = artifact.manifest.stage == "fetch" and settings.get("source") == str(source)
+        ours = ours and bool(settings.get("graph")) == graph
         if ours and revision in (settings.get("commit"), facts.get("revision")):
             return artifact.path
     return None

@@ -71,11 +71,14 @@ class HubClient:
 
         return self._with_retries(ask, repo, revision, say)
 
-    def files(self, repo: str, commit: str, say: Callable[[str], None]) -> dict[str, RemoteFile]:
-        """Name -> file, of the top folder of a commit."""
+    def files(
+        self, repo: str, commit: str, say: Callable[[str], None], *, recursive: bool = False
+    ) -> dict[str, RemoteFile]:
+        """Name -> file, of the top folder of a commit, or of all its folders (a name is then a path)."""
 
         def ask() -> dict[str, RemoteFile]:
-            page: str | None = f"{self.endpoint}/api/models/{repo}/tree/{commit}"
+            folders = "?recursive=true" if recursive else ""
+            page: str | None = f"{self.endpoint}/api/models/{repo}/tree/{commit}{folders}"
             found: dict[str, RemoteFile] = {}
             while page is not None:
                 response = self._get(page)

@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import httpx
 
 from pipeline.errors import SourceError
+from pipeline.models.folder import CONFIG
 from pipeline.progress import Progress, Task
 from pipeline.sources.checkpoint import HubCheckpoint
 from pipeline.sources.hub import HubClient, RemoteFile
@@ -29,6 +30,8 @@ from pipeline.sources.selection import select, shards
 from pipeline.store import files, human_bytes
 
 PARTIAL = ".partial"
+# Where a repository has the graph that sentence-transformers and Optimum export, in 32 bits.
+GRAPHS = ("onnx/model.onnx", "model.onnx")
 _FILES_AT_ONCE = 4
 _BLOCK = 1 << 20
 # A try that brings so many bytes was worth it, and the next ones are counted anew.
@@ -65,10 +68,40 @@ class Download:
             index = (self.into / selection.weights).read_bytes()
             weights = shards(index, listed, pickled=selection.pickled, label=source.label)
         self._get(weights, listed)
-        for path in self.into.iterdir():
-            if path.name not in {*first, *weights}:
-                files.remove_tree(path) if path.is_dir() else path.unlink()
+        self._keep({*first, *weights})
         return selection.pickled
+
+    def run_graph(self) -> bool:
+        """Bring the published ONNX graph, as model.onnx, with its configuration and tokenizer.
+
+        Returns:
+            Whether there is one; without, nothing is brought.
+
+        Raises:
+            SourceError: A file cannot be had or lacks, or the disk is too small.
+        """
+        source = self.source
+        listed = self.hub.files(source.repo, source.commit, self.progress.say, recursive=True)
+        graph = next((name for name in GRAPHS if name in listed), None)
+        if graph is None:
+            return False
+        if f"{graph}_data" in listed:
+            raise SourceError(
+                f"{source.label}: {graph} keeps its weights in another file: take a smaller model"
+            )
+        wanted = (CONFIG, "tokenizer.json", graph)
+        if lacking := [name for name in wanted if name not in listed]:
+            raise SourceError(f"{source.label} has {graph}, but no {' and no '.join(lacking)}")
+        (self.into / PARTIAL).mkdir(exist_ok=True)
+        self._get(wanted, listed)
+        self._keep({Path(name).name for name in wanted})
+        return True
+
+    def _keep(self, names: Collection[str]) -> None:
+        """Remove what is not among the files that were wanted."""
+        for path in self.into.iterdir():
+            if path.name not in names:
+                files.remove_tree(path) if path.is_dir() else path.unlink()
 
     def _get(self, names: Iterable[str], listed: Mapping[str, RemoteFile]) -> None:
         wanted = [listed[name] for name in names]
@@ -94,15 +127,16 @@ class Download:
             repo=self.source.repo,
             commit=self.source.commit,
             file=file,
-            partial=self.into / PARTIAL / file.name,
-            target=self.into / file.name,
+            partial=self.into / PARTIAL / Path(file.name).name,
+            target=self.into / Path(file.name).name,
             say=self.progress.say,
             stopped=self._stopped,
             advance=task.advance,
         )
 
     def _present_bytes(self, file: RemoteFile) -> int:
-        for path in (self.into / file.name, self.into / PARTIAL / file.name):
+        name = Path(file.name).name
+        for path in (self.into / name, self.into / PARTIAL / name):
             if path.exists():
                 return min(path.stat().st_size, file.bytes)
         return 0

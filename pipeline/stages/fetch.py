@@ -20,6 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.errors import CheckpointError, SourceError
 from pipeline.extras import missing
@@ -30,8 +31,13 @@ from pipeline.sources.checkpoint import HubCheckpoint, LocalCheckpoint, Resolved
 from pipeline.sources.selection import INDEX, PICKLE_INDEX, WHOLE
 from pipeline.store import Json, files, human_bytes
 
+if TYPE_CHECKING:
+    from pipeline.stages.download import Download
 
-def fetch(resolved: ResolvedSource, into: Path, *, progress: Progress) -> dict[str, Json]:
+
+def fetch(
+    resolved: ResolvedSource, into: Path, *, progress: Progress, graph: bool = False
+) -> dict[str, Json]:
     """Bring the files of a checkpoint into a folder, and check them.
 
     Afterwards the folder holds config.json, tokenizer files and safetensors, flat, and each safetensors file's header
@@ -41,6 +47,8 @@ def fetch(resolved: ResolvedSource, into: Path, *, progress: Progress) -> dict[s
         resolved: A commit on the Hub, or the hashed files of a local folder.
         into: May hold what a killed fetch of the same checkpoint left, which is taken up.
         progress: Shows bytes.
+        graph: Of a repository of the Hub that publishes an ONNX graph, bring that (as model.onnx) with config.json and
+            tokenizer.json, and no weights.
 
     Returns:
         Facts for the manifest: source, revision, commit, architectures, number of tensors and parameters, dtypes.
@@ -49,8 +57,10 @@ def fetch(resolved: ResolvedSource, into: Path, *, progress: Progress) -> dict[s
         SourceError: The checkpoint cannot be had, or is damaged.
     """
     if isinstance(resolved, HubCheckpoint):
-        pickled = _download(resolved, into, progress)
         facts: dict[str, Json] = {"revision": resolved.revision, "commit": resolved.commit}
+        if graph and _download_graph(resolved, into, progress):
+            return {"source": resolved.label, **facts}
+        pickled = _download(resolved, into, progress)
     else:
         _copy_local(resolved, into, progress)
         pickled = any(name.endswith(".bin") for name in resolved.files)
@@ -61,6 +71,14 @@ def fetch(resolved: ResolvedSource, into: Path, *, progress: Progress) -> dict[s
 
 
 def _download(resolved: HubCheckpoint, into: Path, progress: Progress) -> bool:
+    return _hub_download(resolved, into, progress).run()
+
+
+def _download_graph(resolved: HubCheckpoint, into: Path, progress: Progress) -> bool:
+    return _hub_download(resolved, into, progress).run_graph()
+
+
+def _hub_download(resolved: HubCheckpoint, into: Path, progress: Progress) -> Download:
     if resolved.offline:
         raise SourceError(
             f"{resolved.label} at {resolved.commit} is not in the store, and the Hub is not asked in offline mode; "
@@ -71,7 +89,7 @@ def _download(resolved: HubCheckpoint, into: Path, progress: Progress) -> bool:
         from pipeline.stages.download import Download
     except ImportError as error:
         raise missing(f"{resolved.label}: the Hub", error, "hub") from error
-    return Download(HubClient.from_environment(), resolved, into, progress).run()
+    return Download(HubClient.from_environment(), resolved, into, progress)
 
 
 def _copy_local(source: LocalCheckpoint, into: Path, progress: Progress) -> None:

@@ -1,7 +1,8 @@
 """The response cache that a recipe's `cache` section asks for, with its sentence encoder.
 
-A local folder that holds a graph is taken as the encoder as it is. From a checkpoint, on the Hub or local, the graph is
-made once and kept in the store: in 8 bits where that agrees with 32.
+A local folder that holds a graph is taken as it is. From a checkpoint, on the Hub or local, the graph of an encoder is
+made once and kept in the store: in 8 bits where that agrees with 32. Of a cross-encoder on the Hub, it is the published
+graph that is kept so.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pipeline.cache.encryption import KEY
 from pipeline.cache.pgvector.database import SCHEMES as POSTGRES
@@ -26,7 +28,8 @@ from pipeline.sources import find_fetched, resolve_checkpoint
 from pipeline.stages.fetch import fetch
 from pipeline.store import ArtifactKey, Json, Store
 
-_ENCODER_REVISION = 2  # of the way in which graphs are made
+# Of the way in which graphs are made.
+_REVISIONS = {"encoder": 2, "verifier": 1}
 
 
 def open_response_cache(
@@ -50,8 +53,11 @@ def open_response_cache(
         return None
     require(f"{recipe.name}: its response cache", needs_of_cache(recipe, store))
     encoder = None if settings.semantic is None else obtain_encoder(recipe, store, progress)
+    verifier = obtain_verifier(recipe, store, progress)
     try:
-        return open_cache(settings, cache_place(recipe, store), name=recipe.name, encoder=encoder)
+        return open_cache(
+            settings, cache_place(recipe, store), name=recipe.name, encoder=encoder, cross_encoder=verifier
+        )
     except CacheSetupError as error:
         faults = str(error).replace("\n", "\n  ")
         raise UserError(f"{recipe.name}: the response cache cannot be used:\n  {faults}") from error
@@ -75,9 +81,14 @@ def needs_of_cache(recipe: Recipe, store: Store) -> Iterator[Need]:
     yield from needs_of_backend(cache_place(recipe, store), encrypted=settings.encryption is not None)
     if settings.semantic is not None:
         yield Need("cache", "cache.semantic", frozenset({"faiss-cpu", "onnxruntime", "tokenizers"}))
-        source, revision = settings.semantic.embedder, settings.semantic.embedder_revision
-        if isinstance(source, HubSource) and find_fetched(source, revision, store) is None:
-            yield Need("hub", "cache.semantic.embedder")
+        semantic = settings.semantic
+        sources = (
+            ("embedder", semantic.embedder, semantic.embedder_revision, False),
+            ("verifier", semantic.verifier, semantic.verifier_revision, True),
+        )
+        for key, source, revision, graph in sources:
+            if isinstance(source, HubSource) and find_fetched(source, revision, store, graph=graph) is None:
+                yield Need("hub", f"cache.semantic.{key}")
 
 
 def needs_of_backend(place: Path | str, *, encrypted: bool = False) -> Iterator[Need]:
@@ -115,44 +126,79 @@ def obtain_encoder(recipe: Recipe, store: Store, progress: Progress | None = Non
     settings = recipe.cache.semantic
     assert settings is not None, "called only where there is semantic lookup"
     source = settings.embedder
-    if isinstance(source, LocalSource) and _holds_graph(source.path):
-        return SentenceEncoder(source.path, source.path.name)
+    name = source.repo.rpartition("/")[2] if isinstance(source, HubSource) else source.path.name
+    folder = _obtain("encoder", source, settings.embedder_revision, recipe, store, progress)
+    return SentenceEncoder(folder, name)
+
+
+def obtain_verifier(recipe: Recipe, store: Store, progress: Progress | None = None) -> Path | None:
+    """Fetch and make the cross-encoder that `cache.semantic.verifier` names, unless the store has it.
+
+    Args:
+        recipe: whose `cache` section it is.
+        store: holds what was fetched and made.
+        progress: is told of what is fetched and made.
+
+    Returns:
+        Its folder, as `CrossEncoder` reads it; None if the recipe names none.
+
+    Raises:
+        SourceError: it cannot be fetched.
+        UserError: it is no cross-encoder that can be used, or a distribution that makes graphs is missing.
+    """
+    settings = recipe.cache.semantic
+    if settings is None or settings.verifier is None:
+        return None
+    return _obtain("verifier", settings.verifier, settings.verifier_revision, recipe, store, progress)
+
+
+def _obtain(
+    role: Literal["encoder", "verifier"],
+    source: HubSource | LocalSource,
+    revision: str | None,
+    recipe: Recipe,
+    store: Store,
+    progress: Progress | None,
+) -> Path:
+    """The folder with the graph of a model: a local one as it is, else what was made of the checkpoint."""
+    from pipeline.cache.semantic import cross_encoder, embedder
+
+    graphs = embedder.GRAPHS if role == "encoder" else cross_encoder.GRAPHS
+    if isinstance(source, LocalSource) and any((source.path / name).is_file() for name in graphs):
+        return source.path
     report = progress or Silent()
-    checkpoint = _EncoderCheckpoint(source, settings.embedder_revision)
-    resolved = resolve_checkpoint(checkpoint, store=store, progress=report)
+    resolved = resolve_checkpoint(_EncoderCheckpoint(source, revision), store=store, progress=report)
+    # Published cross-encoders are of many families, of which ours makes graphs of one: their own graph is taken.
+    graph = role == "verifier" and isinstance(source, HubSource)
+    wanted: dict[str, Json] = {"graph": True} if graph else {}
     fetched = store.obtain(
-        ArtifactKey("fetch", settings={"revision": REVISIONS["fetch"], **resolved.identity}, resumable=True),
-        lambda folder: fetch(resolved, folder, progress=report),
+        ArtifactKey(
+            "fetch", settings={"revision": REVISIONS["fetch"], **resolved.identity, **wanted}, resumable=True
+        ),
+        lambda folder: fetch(resolved, folder, progress=report, graph=graph),
         recipe=recipe.name,
         progress=report,
     )
     made = store.obtain(
-        ArtifactKey(
-            "encoder", settings={"revision": _ENCODER_REVISION}, inputs={"checkpoint": fetched.digest}
-        ),
-        lambda folder: _make_graph(fetched.path, folder, resolved.label),
+        ArtifactKey(role, settings={"revision": _REVISIONS[role]}, inputs={"checkpoint": fetched.digest}),
+        lambda folder: _make_graph(role, fetched.path, folder, resolved.label),
         recipe=recipe.name,
         progress=report,
     )
-    name = source.repo.rpartition("/")[2] if isinstance(source, HubSource) else source.path.name
-    return SentenceEncoder(made.path, name)
+    return made.path
 
 
-def _holds_graph(folder: Path) -> bool:
-    from pipeline.cache.semantic.embedder import GRAPHS
-
-    return any((folder / name).is_file() for name in GRAPHS)
-
-
-def _make_graph(checkpoint: Path, into: Path, label: str) -> dict[str, Json]:
+def _make_graph(
+    role: Literal["encoder", "verifier"], checkpoint: Path, into: Path, label: str
+) -> dict[str, Json]:
     try:
-        from pipeline.cache.semantic.onnx_export import export_encoder
+        from pipeline.cache.semantic.onnx_export import export_cross_encoder, export_encoder
 
-        agreement = export_encoder(checkpoint, into)
+        if role == "encoder":
+            return {"source": label, "agreement_int8": export_encoder(checkpoint, into)}
+        return {"source": label, "difference_int8": export_cross_encoder(checkpoint, into)}
     except ImportError as error:
         raise missing(f"{label}: making its graph", error, "cache") from error
     except (ValueError, KeyError, OSError) as error:
-        raise UserError(
-            f"cache.semantic.embedder: {label} is no encoder that can be used: {error}"
-        ) from error
-    return {"source": label, "agreement_int8": agreement}
+        what = "embedder: {} is no encoder" if role == "encoder" else "verifier: {} is no cross-encoder"
+        raise UserError(f"cache.semantic.{what.format(label)} that can be used: {error}") from error

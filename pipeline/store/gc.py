@@ -99,12 +99,20 @@ def reachable(start: Iterable[Artifact], artifacts: Iterable[Artifact]) -> froze
     return frozenset(seen)
 
 
-def find_garbage(store: Store, given_up: Collection[AwaitedBuild] = ()) -> tuple[Garbage, ...]:
-    """What `collect` would remove now, leftovers first. Changes nothing. `given_up`: builds that keep nothing."""
+def find_garbage(
+    store: Store, given_up: Collection[AwaitedBuild] = (), wanted: Collection[Artifact] = ()
+) -> tuple[Garbage, ...]:
+    """Find what `collect` would remove now, leftovers first. Changes nothing.
+
+    Args:
+        store: That is cleaned.
+        given_up: Builds that keep nothing.
+        wanted: Artifacts that stay, with all that they were made from.
+    """
     artifacts = store.list()
     waiting = {name for build in awaited_builds(store) if build not in given_up for name in build.artifacts}
     awaited = (artifact for artifact in artifacts if artifact.name in waiting)
-    kept = reachable((*roots(artifacts).values(), *awaited), artifacts)
+    kept = reachable((*roots(artifacts).values(), *awaited, *wanted), artifacts)
     found = []
     for path in sorted(store.work.iterdir()) if store.work.is_dir() else ():
         name = path.name.removesuffix(_REMOVED)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 from pipeline.errors import DamagedArtifact
 from pipeline.reading import open_file
-from pipeline.store import Artifact, FileHashes, Manifest, check, manifest
+from pipeline.store import Artifact, FileEntry, FileHashes, Manifest, check, manifest
 from pipeline.store.artifact import SMALL_BYTES
 from pipeline.triton.deployment import FILE
 
@@ -192,13 +192,20 @@ def _inside(repository: Path, folder: Path, value: str) -> Path:
 _TOKENIZER = f"/{TOKENIZER}/"
 
 
+def is_no_weight(name: str, entry: FileEntry) -> bool:
+    """Tell whether a file of a package is one that a gateway needs: what Triton runs, configurations, the tokenizer.
+
+    Args:
+        name: Of the file, relative to the package.
+        entry: In its manifest.
+    """
+    return entry.bytes <= SMALL_BYTES or _TOKENIZER in name
+
+
 def check_without_weights(package: Path, hashes: FileHashes, progress: Progress) -> None:
     """Hold all but large files against the manifest, if there is one. Raises DamagedArtifact with all that differ."""
     if (package / manifest.FILE).exists():
-        artifact = Artifact(package, Manifest.load(package))
-        check(
-            artifact, hashes, progress, lambda name, entry: entry.bytes <= SMALL_BYTES or _TOKENIZER in name
-        )
+        check(Artifact(package, Manifest.load(package)), hashes, progress, is_no_weight)
 
 
 def check_package(package: Path, hashes: FileHashes, progress: Progress) -> None:

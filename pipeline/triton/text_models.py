@@ -6,6 +6,7 @@ ensemble maps are those of the version of TensorRT-LLM that is asked for. Paths 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,8 @@ TEXT_INPUTS = (
     TensorSpec("logit_bias_token_ids", "TYPE_INT32", (-1,), optional=True),
     TensorSpec("logit_bias_values", "TYPE_FP32", (-1,), optional=True),
 )
+# Upstream's names until 0.20, which clients still send: the entry model takes them beside the newer ones.
+_OLDER_NAMES = {"min_tokens": "min_length", "seed": "random_seed"}
 MIN_P = TensorSpec("min_p", "TYPE_FP32", (1,), optional=True)
 # How many alternatives at each token of the prompt; and what then comes, [tokens, 1 + alternatives].
 RETURN_PROMPT_LOG_PROBS = TensorSpec("return_prompt_log_probs", "TYPE_INT32", (1,), optional=True)
@@ -80,6 +83,11 @@ class TextSettings:
             max_queue_delay_us=self.max_queue_delay_us,
             max_queue_size=self.max_queue_size,
         )
+
+
+def older_inputs(inputs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The inputs that the entry model has beside these, under the names that they had before 0.20."""
+    return tuple(replace(one, name=_OLDER_NAMES[one.name]) for one in inputs if one.name in _OLDER_NAMES)
 
 
 def preprocessing(settings: TextSettings, ids: TokenIds) -> ModelConfig:
@@ -156,7 +164,7 @@ def tensorrt_llm_bls(settings: TextSettings, ids: TokenIds) -> ModelConfig:
         parameters |= {name: str(value) for name, value in limits if value is not None}
         if settings.max_queue_size:
             parameters["max_open_requests"] = str(settings.max_concurrency + settings.max_queue_size)
-    inputs, outputs = (*have.inputs, KV_CACHE_STATS, *TEXT_INPUTS), have.outputs
+    inputs, outputs = (*have.inputs, *older_inputs(have.inputs), KV_CACHE_STATS, *TEXT_INPUTS), have.outputs
     if settings.own_engine:
         inputs = (*inputs, MIN_P)
     if settings.own_engine or settings.context_logits:

@@ -10,7 +10,9 @@ ROOT = Path(__file__).resolve().parents[2]
 MEANING = {
     "PIPELINE_STORE": "Folder of the store. Default: `~/.cache/pipeline/store`.",
     "PIPELINE_CACHE_KEY": "Key of an encrypted response cache: 32 bytes, base64.",
-    "PIPELINE_CACHE_PASSWORD": "Password of the Redis, Valkey or PostgreSQL server of a response cache.",
+    "PIPELINE_CACHE_PASSWORD": "Password of the Redis, Valkey or PostgreSQL server of a response cache, and of the one "
+    "of `--limits-redis`.",
+    "PIPELINE_LIMITS_REDIS": "Server in which gateways share the limits of tenants; as `--limits-redis`.",
     "PIPELINE_API_KEY": "Key of the gateway that `pipeline bench` and `pipeline compare` ask; as `--api-key`.",
     "PIPELINE_PACKAGE": "Container only: folder of the package that is served. Default: `/deployment`.",
     "PIPELINE_READY_FILE": "Container only: file that is there while the server is ready.",
@@ -24,6 +26,9 @@ MEANING = {
     "PIPELINE_HANG_TIMEOUT_S": "Container only: time without any progress after which a model counts as hung.",
     "PIPELINE_MAX_RESTARTS": "Container only: restarts within the window; the failure after them ends the container.",
     "PIPELINE_RESTART_WINDOW_S": "Container only: failures that are older, in seconds, do not count.",
+    "PIPELINE_GROUP_GPUS": "Container only: GPUs of each machine, where several share a model (LeaderWorkerSet).",
+    "PIPELINE_SSH_FOLDER": "Container only: folder with the key by which they reach each other. Default: "
+    "`/etc/pipeline/ssh`.",
     "PIPELINE_TRITON_GRPC": "Set by us for Triton's models: the gRPC address of the very server that runs them.",
     "PIPELINE_TRITON_START": "Set by us on the processes of a server, so that a stop finds them all.",
 }

@@ -17,7 +17,18 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from manual import access_log, environment, errors, house, metrics, parameters, recipe, rules, tables  # noqa: E402
+from manual import (  # noqa: E402
+    access_log,
+    environment,
+    errors,
+    fleet,
+    house,
+    metrics,
+    parameters,
+    recipe,
+    rules,
+    tables,
+)
 
 PAGES: dict[str, Callable[[], str]] = {
     "reference/recipe.md": recipe.page,
@@ -33,6 +44,7 @@ PAGES: dict[str, Callable[[], str]] = {
 TABLES: dict[str, Callable[[], str]] = {
     "<!-- rooms -->": house.table,
     "<!-- parameters -->": parameters.table,
+    "<!-- fleet day -->": fleet.day,
 }
 # Files of the repository's root that are pages, too.
 ROOT_PAGES = {

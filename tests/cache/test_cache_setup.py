@@ -13,6 +13,7 @@ from pipeline.cache.entry import StoredChunk
 from pipeline.cache.key import Origin, Question, make_question
 from pipeline.cache.lifetime import Lifetime
 from pipeline.cache.response_cache import ResponseCache
+from pipeline.cache.semantic.decision import Decision
 from pipeline.cache.setup import CacheSetupError, SentenceEncoder, make_redaction, open_cache
 from pipeline.errors import UserError
 from pipeline.gateway.served_model import semantic_embedder
@@ -35,11 +36,13 @@ def keep(cache: ResponseCache, turn: str, answer: str) -> bool:
 
 
 class Anything:
+    default_min_score = 0.5
+
     def prepare(self, text: str) -> None:
         pass
 
-    def objection(self, asked: str, kept: str, similarity: float) -> str | None:  # noqa: ARG002
-        return None
+    def decide(self, question: str, candidate: str, cosine: float) -> Decision:  # noqa: ARG002
+        return Decision(1.0)
 
 
 def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +90,18 @@ def test_lifetimes_that_are_none(wrong: dict[str, object]) -> None:
         ("Is flight LH 400 delayed?", True),
         ("Explain the news cycle of 1920", True),  # in doubt, sooner
         ("What does 'knowledge' mean?", False),
+        ("bitcoin price", True),
+        ("my balance", True),
+        ("When does the next train to Basel leave?", True),
+        ("Who is the president of France?", True),
+        ("Who is the current CEO of the company?", True),
+        ("How much do I owe?", True),
+        ("Has my refund been paid?", True),
+        ("Wie ist das Wetter heute?", True),
+        ("How do I track my order?", False),
+        ("What is the next step after boiling rice?", False),
+        ("Who was Napoleon?", False),
+        ("What is a good price-earnings ratio?", True),  # in doubt, sooner
     ],
 )
 def test_which_questions_are_dynamic(turn: str, dynamic: bool) -> None:
@@ -147,7 +162,8 @@ def test_an_encoder_is_made_once_from_its_checkpoint(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     checkpoint = write_encoder(tmp_path / "my-encoder")
     store = Store(tmp_path / "store")
-    given = recipe(f"cache.semantic={{min_similarity: 0.999, embedder: 'local:{checkpoint}'}}")
+    semantic = f"min_similarity: 0.999, embedder: 'local:{checkpoint}'"
+    given = recipe(f"cache.semantic={{{semantic}, share_dynamic: true}}")
     found = obtain_encoder(given, store)
     assert found.name == "my-encoder"
     assert obtain_encoder(given, store).folder == found.folder
@@ -160,6 +176,10 @@ def test_an_encoder_is_made_once_from_its_checkpoint(tmp_path: Path) -> None:
     assert hit is not None
     assert (hit.cached.kind, hit.entry.text) == ("semantic", "there")
     assert cache.lookup(question("is the shop open ?")) is None
+    cache.close()
+    unshared = recipe(f"cache.semantic={{{semantic}}}")
+    cache = open_cache(unshared.cache, tmp_path / "cache.db", encoder=found, verifier=Anything())
+    assert cache.lookup(question("Where is my PARCEL?")) is None
     cache.close()
     prepared = recipe(f"cache.semantic={{embedder: 'local:{found.folder}'}}")
     assert obtain_encoder(prepared, store).folder == found.folder

@@ -1,9 +1,10 @@
-"""Tuning: intervals, malformed files, what is chosen within a budget, what each check is worth, and unlabelled logs."""
+"""Tuning: intervals, malformed files, what is chosen and what is shown within a budget, and unlabelled logs."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import comb
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.cache.backend import Vector
-from pipeline.cache.semantic.verification import CHECKS, default_verifier
+from pipeline.cache.semantic.decision import Decision
+from pipeline.cache.semantic.guards import GUARDS, findings
 from pipeline.cache.tuning.choosing import by_category, choose, weigh
-from pipeline.cache.tuning.measuring import CountedShare, Measured, measure, pairs_needed
-from pipeline.cache.tuning.pairs import BadLines, LoggedQuestion, Pair, read_log, read_pairs
+from pipeline.cache.tuning.measuring import CountedShare, Measured, Setting, measure, pairs_needed
+from pipeline.cache.tuning.pairs import BadLines, LoggedQuestion, Pair, question_groups, read_log, read_pairs
 from pipeline.cache.tuning.repeats import find_repeats
 
 WORDS = (
@@ -31,6 +33,7 @@ WORDS = (
     "cancel",
     "order",
 )
+START = Setting("built-in", 0.3, 0.5, ("numbers", "names"))
 
 
 def embed(text: str) -> Vector | None:
@@ -43,13 +46,27 @@ def embed(text: str) -> Vector | None:
     return unit
 
 
-def made(same: list[tuple[float, bool]], traps: list[tuple[float, bool]]) -> Measured:
-    """Pairs of a similarity, of which the first check objects to some."""
+class Halved:
+    """Scores half the cosine, and forbids other numbers."""
+
+    default_min_score = 0.4
+
+    def prepare(self, text: str) -> None:
+        pass
+
+    def decide(self, question: str, candidate: str, cosine: float) -> Decision:
+        return Decision(cosine / 2, findings(question, candidate).get("numbers"))
+
+
+def made(same: list[tuple[float, bool]], traps: list[tuple[float, bool]], **scores: list[float]) -> Measured:
+    """Pairs of a score, in some of which the first guard finds something; and the scores of other verifiers."""
     rows = [*same, *traps]
-    objects = np.zeros((len(rows), len(CHECKS)), np.bool_)
-    objects[:, 0] = [objected for _, objected in rows]
+    found = np.zeros((len(rows), 2), np.bool_)
+    found[:, 0] = [yes for _, yes in rows]
     pairs = [Pair(f"a{i}", f"b{i}", i < len(same)) for i in range(len(rows))]
-    return Measured(pairs, np.array([near for near, _ in rows]), objects, tuple(CHECKS))
+    built_in = np.array([score for score, _ in rows])
+    others = {name.replace("_", "-"): np.array(values) for name, values in scores.items()}
+    return Measured(pairs, np.full(len(rows), 0.9), {"built-in": built_in, **others}, found, START.guards)
 
 
 @given(st.integers(0, 400), st.integers(1, 400), st.floats(0.5, 0.999))
@@ -66,13 +83,22 @@ def test_intervals_as_published() -> None:
     assert CountedShare(0, 0).high() == 1
 
 
+@given(st.integers(0, 40), st.integers(1, 200), st.floats(0.5, 0.999))
+def test_the_bound_is_the_share_at_which_so_few_are_just_too_few(
+    count: int, more: int, confidence: float
+) -> None:
+    share = CountedShare(count, count + more)
+    bound = share.bound(confidence)
+    assert share.value <= bound <= 1
+    so_few = sum(comb(share.of, i) * bound**i * (1 - bound) ** (share.of - i) for i in range(count + 1))
+    assert so_few == pytest.approx(1 - confidence, abs=1e-6)
+    assert CountedShare(count, count).bound(confidence) == 1
+
+
 @pytest.mark.parametrize("budget", [0.001, 0.01, 0.05, 0.3])
 def test_so_many_traps_are_needed_and_no_fewer(budget: float) -> None:
-    assert (
-        CountedShare(0, pairs_needed(budget)).high()
-        <= budget
-        < CountedShare(0, pairs_needed(budget) - 1).high()
-    )
+    needed = pairs_needed(budget)
+    assert CountedShare(0, needed).bound() <= budget < CountedShare(0, needed - 1).bound()
 
 
 def test_every_bad_line_is_named() -> None:
@@ -117,81 +143,120 @@ def test_a_log_of_plain_lines() -> None:
         read_log([])
 
 
-def test_the_lowest_threshold_within_the_budget() -> None:
-    traps = [(0.6, False)] * 20 + [(0.5, False)] * 480
-    measured = made([(0.55 + i / 200, False) for i in range(80)], traps)
-    choice = choose(measured, budget=0.01)
-    assert choice.meets_budget
-    assert choice.outcome.threshold == 0.61
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=30), st.randoms())
+def test_pairs_that_hang_together_are_one_group_in_any_order(
+    edges: list[tuple[int, int]], random: object
+) -> None:
+    pairs = [Pair(f"q{a}", f"q{b}", True) for a, b in edges]
+    groups = dict(zip(pairs, question_groups(pairs), strict=True))
+    for pair in pairs:
+        for other in pairs:
+            if {pair.a, pair.b} & {other.a, other.b}:
+                assert groups[pair] == groups[other]
+    shuffled = list(pairs)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert dict(zip(shuffled, question_groups(shuffled), strict=True)) == groups
+
+
+def test_the_lowest_score_that_keeps_the_budget() -> None:
+    measured = made([(0.55 + i / 200, False) for i in range(80)], [(0.6, False)] * 20 + [(0.5, False)] * 480)
+    choice = choose(measured, START, budget=0.01, all_dials=False)
+    assert (choice.meets_budget, choice.halved) == (True, False)
+    assert choice.setting.min_score == 0.61
     assert choice.outcome.false == CountedShare(0, 500)
     assert choice.outcome.recall == CountedShare(68, 80)
 
 
-def test_too_few_traps_prove_nothing() -> None:
-    choice = choose(made([(0.9, False)] * 10, [(0.6, False)] * 10), budget=0.01)
+def test_too_few_traps_promise_nothing() -> None:
+    choice = choose(made([(0.9, False)] * 10, [(0.6, False)] * 10), START, budget=0.01)
     assert choice.outcome.false.count == 0
-    assert (choice.meets_budget, choice.basis) == (False, "rate")
-    assert choice.traps_needed == 381
+    assert (choice.meets_budget, choice.basis, choice.traps_needed) == (False, "rate", 299)
+    assert choice.can_show == pytest.approx(1 - 0.05 ** (1 / 10))
 
 
-def test_where_too_few_traps_prove_nothing_the_observed_rate_decides() -> None:
+def test_a_cache_that_serves_nothing_is_no_proof() -> None:
+    """Every true pair scores below every trap."""
+    choice = choose(made([(0.4, False)] * 50, [(0.8, False)] * 1000), START, budget=0.01)
+    assert not choice.meets_budget
+
+
+def test_where_too_few_traps_show_nothing_the_observed_rate_decides() -> None:
     """1 of 100 is at the budget, though not shown to be; 2 of 100 are beyond it."""
     measured = made([(0.55, False)] * 10, [(0.9, False), (0.7, False)] + [(0.5, False)] * 98)
-    choice = choose(measured, budget=0.01)
-    assert (choice.basis, choice.outcome.threshold) == ("rate", 0.99)
+    choice = choose(measured, START, budget=0.01)
+    assert (choice.basis, choice.setting.min_score) == ("rate", 0.999)
     near = made([(0.85, False)] * 10, [(0.9, False), (0.7, False)] + [(0.5, False)] * 98)
-    choice = choose(near, budget=0.01)
-    assert (choice.basis, choice.outcome.threshold) == ("rate", 0.85)
+    choice = choose(near, START, budget=0.01)
+    assert (choice.basis, choice.setting.min_score) == ("rate", 0.85)
     assert choice.outcome.false == CountedShare(1, 100)
 
 
 def test_what_is_beyond_the_budget_is_served_least() -> None:
-    choice = choose(made([(0.9, False)] * 10, [(0.995, False)] * 5 + [(0.8, False)] * 5), budget=0.01)
+    choice = choose(made([(0.9, False)] * 10, [(0.9995, False)] * 5 + [(0.8, False)] * 5), START, budget=0.01)
     assert (choice.meets_budget, choice.basis) == (False, "fewest")
     assert choice.outcome.false.count == 5
 
 
-def test_a_check_that_only_costs_is_left_out_and_one_that_stops_traps_is_not() -> None:
-    costs = made([(0.9, at % 2 == 0) for at in range(100)], [(0.52, True)] * 600)
-    choice = choose(costs, budget=0.01, may_skip=True)
-    assert choice.skipped == (costs.checks[0],)
-    assert choice.outcome.recall == CountedShare(100, 100)
-    assert choose(costs, budget=0.01).skipped == ()
-    saves = made([(0.9, at % 2 == 0) for at in range(100)], [(0.95, True)] * 600)
-    assert choose(saves, budget=0.01, may_skip=True).skipped == ()
+def test_a_guard_that_only_costs_is_left_out_and_one_that_stops_traps_is_not() -> None:
+    costs = made([(0.9, at % 2 == 0) for at in range(200)], [(0.1, True)] * 1000)
+    choice = choose(costs, START, budget=0.01)
+    assert (choice.halved, choice.setting.guards) == (True, ("names",))
+    assert choice.outcome.recall == CountedShare(200, 200)
+    assert choose(costs, START, budget=0.01, all_dials=False).setting.guards == START.guards
+    saves = made([(0.9, at % 2 == 0) for at in range(200)], [(0.95, True)] * 1000)
+    assert choose(saves, START, budget=0.01).setting.guards == START.guards
 
 
-def test_a_check_stays_if_pairs_of_other_kinds_show_that_it_is_needed() -> None:
-    """By four of five kinds nothing is lost without it; by the fifth all is."""
-    same, traps = [(0.9, at % 2 == 0) for at in range(100)], [(0.52, True)] * 500 + [(0.95, True)] * 100
-    measured = made(same, traps)
-    kinds = ["same"] * 100 + [f"far {at % 4}" for at in range(500)] + ["near"] * 100
-    pairs = [replace(pair, category=kind) for pair, kind in zip(measured.pairs, kinds, strict=True)]
-    assert choose(replace(measured, pairs=pairs), budget=0.01, may_skip=True).skipped == ()
+def test_the_better_verifier_is_taken() -> None:
+    """To the built-in one, traps and true pairs are alike."""
+    same, traps = [(0.7, False)] * 200, [(0.7, False)] * 1000
+    measured = made(same, traps, cross_encoder=[0.9] * 200 + [0.2] * 1000)
+    choice = choose(measured, START, budget=0.01)
+    assert (choice.setting.verifier, choice.meets_budget) == ("cross-encoder", True)
+    assert choice.outcome.recall == CountedShare(200, 200)
 
 
-def test_pairs_that_share_a_question_are_never_on_both_sides_of_a_trial() -> None:
-    """All hang together through the last pairs, so there are no fifths to try a choice on."""
-    measured = made([(0.9, False)] * 10, [(0.6, False)] * 10)
-    assert choose(measured, budget=0.01).held_out is not None
-    chain = [replace(pair, a=f"q{at}", b=f"q{at + 1}") for at, pair in enumerate(measured.pairs)]
-    mixed = replace(measured, pairs=chain[::2] + chain[1::2])
-    assert choose(mixed, budget=0.01).held_out is None
+def test_a_floor_helps_where_far_pairs_score_high() -> None:
+    measured = made([(0.8, False)] * 200, [(0.85, False)] * 1000)
+    far = replace(measured, cosines=np.array([0.9] * 200 + [0.5] * 1000))
+    choice = choose(far, START, budget=0.01)
+    assert choice.meets_budget
+    assert choice.setting.min_similarity > 0.5
+    assert choice.outcome.recall == CountedShare(200, 200)
 
 
-def test_pairs_are_measured_by_the_checks_themselves() -> None:
+@pytest.mark.parametrize("seed", [0])
+def test_what_is_shown_holds_for_pairs_that_were_not_seen(seed: int) -> None:
+    """Of many caches that were tuned on few pairs, no more than one in twenty may break the budget."""
+    rng, broken, tuned, budget = np.random.default_rng(seed), 0, 0, 0.05
+    for _ in range(40):
+        same = [(score, False) for score in rng.beta(6, 2, 150).tolist()]
+        traps = [(score, bool(rng.random() < 0.3)) for score in rng.beta(4, 4, 400).tolist()]
+        choice = choose(made(same, traps), START, budget=budget)
+        if choice.meets_budget:
+            tuned += 1
+            fresh, forbidden = rng.beta(4, 4, 20_000), rng.random(20_000) < 0.3
+            served = (fresh >= choice.setting.min_score) & ~(forbidden & ("numbers" in choice.setting.guards))
+            broken += served.mean() > budget
+    assert tuned > 20
+    assert broken <= 6, "at one in twenty, more than 6 of 40 are seen once in 300 times"
+
+
+def test_pairs_are_measured_without_their_guards() -> None:
     long = "the " * 30
     pairs = [
         Pair("Where is my parcel?", "where is my parcel", True),
         Pair("Cancel order 3", "Cancel order 4", False),
         Pair(long, long + "parcel", True),
     ]
-    measured = measure(pairs, embed, default_verifier(), min_similarity=0.6)
-    assert measured.values[0] == pytest.approx(1)
-    assert measured.objects[0].sum() == 0
-    assert measured.objects[1, measured.checks.index("numbers")]
-    assert measured.outcome(0.5).recall == CountedShare(1, 2)
-    assert measured.served(0.5, ["numbers"], same=False) == [pairs[1]]
+    measured = measure(pairs, embed, {"built-in": Halved()}, findings, tuple(GUARDS))
+    assert measured.scores["built-in"][0] == pytest.approx(0.5)
+    assert (measured.cosines[2], measured.found[0].sum()) == (-1, 0)
+    assert measured.found[1, measured.guards.index("numbers")]
+    setting = Setting("built-in", 0.3, 0.2, tuple(GUARDS))
+    assert measured.outcome(setting).recall == CountedShare(1, 2)
+    assert measured.served(setting, same=False) == []
+    assert measured.served(replace(setting, guards=("names",)), same=False) == [pairs[1]]
 
 
 def test_a_log_tells_of_near_questions_but_never_of_labels() -> None:
@@ -203,7 +268,7 @@ def test_a_log_tells_of_near_questions_but_never_of_labels() -> None:
         LoggedQuestion("Cancel order 4"),
         LoggedQuestion("Where is my parcel, please?", scope="another"),
     ]
-    found = find_repeats(log, embed, default_verifier())
+    found = find_repeats(log, embed, Halved(), 0.4)
     assert (found.questions, found.different) == (6, 5)
     assert {(near.a, near.b) for near in found.nears} == {
         ("Where is my parcel?", "where is my parcel"),
@@ -211,6 +276,7 @@ def test_a_log_tells_of_near_questions_but_never_of_labels() -> None:
     }
     assert (found.near(0.5), found.served(0.5)) == (2, 1)
     assert [near.a for near in found.merged()] == ["Where is my parcel?"]
+    assert find_repeats(log, embed, Halved(), 0.6).merged() == []
 
 
 def test_a_log_is_what_export_writes() -> None:
@@ -218,12 +284,12 @@ def test_a_log_is_what_export_writes() -> None:
     assert read_log([json.dumps(row)]) == [LoggedQuestion("Where?", "ab")]
 
 
-def test_the_recipe_knows_the_checks_by_name() -> None:
+def test_the_recipe_knows_the_guards_by_name() -> None:
     from typing import get_args
 
-    from pipeline.recipe.response_cache import CheckName
+    from pipeline.recipe.response_cache import GuardName
 
-    assert get_args(CheckName) == tuple(CHECKS)
+    assert get_args(GuardName) == tuple(GUARDS)
 
 
 def drawn(seed: int, count: int = 200) -> Measured:
@@ -231,29 +297,33 @@ def drawn(seed: int, count: int = 200) -> Measured:
     pairs = [
         Pair(f"a{i}", f"b{i}", bool(rng.integers(2)), ("", "x", "y")[rng.integers(3)]) for i in range(count)
     ]
-    objects = rng.random((count, len(CHECKS))) < 0.1
-    return Measured(pairs, rng.uniform(0.5, 1, count), objects, tuple(CHECKS))
+    found = rng.random((count, len(GUARDS))) < 0.1
+    scores = {"built-in": rng.uniform(0, 1, count)}
+    return Measured(pairs, rng.uniform(0.5, 1, count), scores, found, tuple(GUARDS))
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("skipped", [(), ("words", "order")])
-def test_without_a_check_just_what_it_alone_held_is_served(seed: int, skipped: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("left_out", [(), ("names", "order")])
+def test_without_a_guard_just_what_it_alone_held_is_served(seed: int, left_out: tuple[str, ...]) -> None:
     measured = drawn(seed)
-    whole = measured.outcome(0.7, skipped)
-    weights = weigh(measured, 0.7, skipped)
-    assert [weight.check for weight in weights] == [name for name in CHECKS if name not in skipped]
+    guards = tuple(name for name in GUARDS if name not in left_out)
+    setting = Setting("built-in", 0.6, 0.4, guards)
+    whole = measured.outcome(setting)
+    weights = weigh(measured, setting)
+    assert [weight.guard for weight in weights] == list(guards)
     for weight in weights:
-        without = measured.outcome(0.7, (*skipped, weight.check))
+        fewer = tuple(name for name in guards if name != weight.guard)
+        without = measured.outcome(replace(setting, guards=fewer))
         assert without.false.count - whole.false.count == weight.stopped
         assert without.recall.count - whole.recall.count == weight.lost
 
 
 def test_categories_add_up_to_the_pairs_that_have_one() -> None:
-    measured = drawn(7)
-    found = by_category(measured, 0.7)
+    measured, setting = drawn(7), Setting("built-in", 0.6, 0.4, tuple(GUARDS))
+    found = by_category(measured, setting)
     assert list(found) == ["x", "y"]
     named = np.array([pair.category != "" for pair in measured.pairs])
-    whole = measured.outcome(0.7, (), named)
+    whole = measured.outcome(setting, named)
     assert sum(outcome.recall.count for outcome in found.values()) == whole.recall.count
     assert sum(outcome.recall.of for outcome in found.values()) == whole.recall.of
     assert sum(outcome.false.count for outcome in found.values()) == whole.false.count

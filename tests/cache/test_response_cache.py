@@ -17,6 +17,7 @@ from pipeline.cache.lifetime import Lifetime
 from pipeline.cache.redaction import Redaction
 from pipeline.cache.replay import Replay
 from pipeline.cache.response_cache import Hit, ResponseCache
+from pipeline.cache.semantic.decision import Decision
 from pipeline.cache.semantic.layer import SemanticLayer
 from pipeline.cache.sqlite import SqliteBackend
 from pipeline.client import Cached, Client, Refused
@@ -104,7 +105,7 @@ def test_a_request_goes_on_without_its_backend(backend: SqliteBackend) -> None:
         ("backend", "close", {"close": 1}),
         ("embedder", "__call__", {"embedding": 6}),
         ("verifier", "prepare", {"embedding": 6}),
-        ("verifier", "objection", {"comparison": 3}),
+        ("verifier", "decide", {"comparison": 3}),
         ("redactor", "objection", {"store": 4}),
         ("lifetime", "of", {"store": 4}),
     ],
@@ -163,8 +164,10 @@ def test_an_embedding_that_is_none_spoils_nothing(
 
 def test_a_stored_question_that_cannot_be_compared_hides_no_other(backend: SqliteBackend) -> None:
     class Fussy(Fine):
-        def objection(self, asked: str, kept: str, similarity: float) -> str | None:
-            return super().objection(asked, kept, similarity) if "-rf" not in kept else kept.split()[99]
+        def decide(self, question: str, candidate: str, cosine: float) -> Decision:
+            if "-rf" in candidate:
+                raise IndexError(candidate)
+            return super().decide(question, candidate, cosine)
 
     layer = SemanticLayer(backend, Letters(b"one"), Fussy(), 0.5)
     cache = ResponseCache(backend, semantic=layer)
@@ -262,7 +265,24 @@ def test_what_is_asked_of_today_is_not_answered_by_yesterday(backend: SqliteBack
     assert cache.lookup(asked("open it is")) is not None
 
 
-def test_checks_decide(backend: SqliteBackend, clock: Clock) -> None:
+def test_what_is_the_askers_own_or_changes_is_answered_to_nobody_else(
+    backend: SqliteBackend, clock: Clock
+) -> None:
+    layer = SemanticLayer(backend, Letters(b"one"), Fine(), 0.7, unshared=Lifetime().is_dynamic)
+    cache = ResponseCache(backend, semantic=layer, clock=clock)
+    for turn, again in (("what is my balance", "What is my balance?"), ("bitcoin price", "price bitcoin")):
+        assert keep(cache, asked(turn), "of now")
+        assert text_of(cache.lookup(asked(turn))) == "of now"
+        assert cache.lookup(asked(again)) is None
+        clock.now += 600
+        assert cache.lookup(asked(turn)) is None
+    assert backend.usage().with_vectors == 0
+    keep(cache, asked("what is a balance"), "a sum")
+    assert text_of(cache.lookup(asked("What is a balance?"))) == "a sum"
+    assert cache.lookup(asked("what is my balance")) is None
+
+
+def test_the_verifier_decides(backend: SqliteBackend, clock: Clock) -> None:
     cache = semantic(backend, clock)
     keep(cache, asked("this is not my parcel"), "whose")
     assert cache.lookup(asked("this is my parcel")) is None

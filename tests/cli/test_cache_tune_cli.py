@@ -12,11 +12,25 @@ from click.testing import CliRunner, Result
 
 from pipeline.cli.cache import command
 from pipeline.errors import InvalidInput, UserError
-from tests.support.encoder import write_encoder
+from tests.support.encoder import write_cross_encoder, write_encoder
 
 pytest.importorskip("onnx")
 SAME = {"a": "Where is my parcel?", "b": "where is my parcel", "same": 1, "category": "plain"}
-TRAP = {"a": "Is the shop open?", "b": "Is the shop not open?", "same": 0, "category": "negation"}
+
+
+def same(count: int) -> list[dict[str, Any]]:
+    """Pairs that one answer serves, each of other words."""
+    asked = [f"Where is my parcel {number}?" for number in range(count)]
+    return [{"a": text, "b": text.lower(), "same": 1, "category": "plain"} for text in asked]
+
+
+def traps(count: int) -> list[dict[str, Any]]:
+    """Pairs of different answers, which a guard forbids."""
+    numbers = range(count)
+    return [
+        {"a": f"Is shop {n} open?", "b": f"Is shop {n} not open?", "same": 0, "category": "negation"}
+        for n in numbers
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -43,27 +57,50 @@ def survey(encoder: Path, file: Path, *options: str) -> Result:
 
 
 def test_enough_traps_show_that_the_budget_is_met(encoder: Path, tmp_path: Path) -> None:
-    result = tune(encoder, write(tmp_path / "pairs.jsonl", [SAME] * 40 + [TRAP] * 400), "--json")
+    file = write(tmp_path / "pairs.jsonl", same(40) + traps(400))
+    result = tune(encoder, file, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["meets_budget"] is True
     assert found["chosen"]["recall"]["count"] == 40
     assert found["chosen"]["false_hits"]["count"] == 0
-    assert 0 < found["chosen"]["false_hits"]["high"] <= 0.01
-    assert [row["min_similarity"] for row in found["thresholds"]] == [at / 100 for at in range(45, 100)]
+    assert found["shown"]["bound"] == pytest.approx(1 - 0.05 ** (1 / 400), abs=1e-5)
+    assert found["held_out"] is None, "too few for two halves"
+    page = tune(encoder, file).output
+    assert "Only the score was chosen, and all pairs show it: 0 of 400 traps" in page
 
 
-def test_few_traps_show_nothing_and_the_answer_says_how_many_would(encoder: Path, tmp_path: Path) -> None:
-    file = write(tmp_path / "pairs.jsonl", [SAME] * 5 + [TRAP] * 5)
+def test_more_traps_let_one_half_choose_and_the_other_show(encoder: Path, tmp_path: Path) -> None:
+    result = tune(encoder, write(tmp_path / "pairs.jsonl", same(40) + traps(700)), "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["held_out"] is not None
+    assert 299 <= found["held_out"]["false_hits"]["of"] < 400
+    assert found["shown"]["bound"] <= 0.01
+
+
+def test_few_traps_show_nothing_and_no_line_for_a_recipe_is_printed(encoder: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "pairs.jsonl", same(5) + traps(5))
     result = tune(encoder, file)
     assert result.exit_code == 1, result.output
-    assert "381 traps" in result.output
+    assert "Nothing is promised" in result.output
+    assert "299 traps" in result.output
+    assert "The smallest budget that they could show is 45.07%" in result.output
+    assert "\ncache:\n" not in result.output
     found = json.loads(tune(encoder, file, "--json").stdout)
-    assert (found["meets_budget"], found["basis"], found["traps_needed"]) == (False, "rate", 381)
+    assert (found["meets_budget"], found["basis"], found["traps_needed"]) == (False, "rate", 299)
+
+
+def test_a_copy_of_a_pair_shows_nothing_new(encoder: Path, tmp_path: Path) -> None:
+    """400 lines of one trap are one trap, and so it is the other way round."""
+    turned = [{**row, "a": row["b"], "b": row["a"]} for row in traps(1)]
+    result = tune(encoder, write(tmp_path / "pairs.jsonl", same(5) + traps(1) * 400 + turned * 400), "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["chosen"]["false_hits"]["of"] == 1
 
 
 def test_a_wider_budget_takes_fewer_traps(encoder: Path, tmp_path: Path) -> None:
-    file = write(tmp_path / "pairs.jsonl", [SAME] * 10 + [TRAP] * 40)
+    file = write(tmp_path / "pairs.jsonl", same(10) + traps(40))
     assert tune(encoder, file).exit_code == 1
     assert tune(encoder, file, "--budget", "0.1").exit_code == 0
 
@@ -72,6 +109,7 @@ def test_what_serves_more_at_a_higher_threshold_is_a_mistake(encoder: Path, tmp_
     words = ["Where is my shop?", "Is my shop open?", "Where is the parcel?", "Is the parcel open?"]
     pairs = [{"a": a, "b": b, "same": int(i % 2)} for i, a in enumerate(words) for b in words]
     rows = json.loads(tune(encoder, write(tmp_path / "pairs.jsonl", pairs), "--json").stdout)["thresholds"]
+    assert len(rows) > 50
     for name in ("recall", "false_hits"):
         counts = [row[name]["count"] for row in rows]
         assert counts == sorted(counts, reverse=True)
@@ -83,13 +121,31 @@ def test_the_lines_of_the_recipe_are_ones_that_a_recipe_takes(encoder: Path, tmp
 
     from pipeline.recipe import load_recipe
 
-    shown = tune(encoder, write(tmp_path / "pairs.jsonl", [SAME] * 5 + [TRAP] * 400)).output
+    shown = tune(encoder, write(tmp_path / "pairs.jsonl", same(5) + traps(400))).output
     section = yaml.safe_load(shown[shown.index("\ncache:\n") :])["cache"]
     recipe = load_recipe(
         "tiny-cpu", ["cache.enabled=true", f"cache.semantic={json.dumps(section['semantic'])}"]
     )
     assert recipe.cache.semantic is not None
     assert recipe.cache.semantic.min_similarity == section["semantic"]["min_similarity"]
+    assert recipe.cache.semantic.min_score == section["semantic"]["min_score"]
+
+
+def test_a_cross_encoder_is_tried_beside_the_built_in_regression(encoder: Path, tmp_path: Path) -> None:
+    from pipeline.cache.semantic.onnx_export import write_onnx
+
+    judge = write_cross_encoder(tmp_path / "judge")
+    write_onnx(judge, judge / "model.onnx")
+    file = write(tmp_path / "pairs.jsonl", same(40) + traps(700))
+    found = json.loads(tune(encoder, file, "--verifier", str(judge), "--json").stdout)
+    # Random weights know nothing: the same words are the same to the regression only.
+    assert (found["chosen"]["verifier"], found["meets_budget"]) == ("built-in", True)
+    assert "verifier: null" in tune(encoder, file, "--verifier", str(judge)).output
+    kept = json.loads(tune(encoder, file, "--verifier", str(judge), "--keep-guards", "--json").stdout)
+    assert kept["chosen"]["verifier"] == f"local:{judge}"
+    refused = tune(encoder, file, "--verifier", str(encoder))
+    assert isinstance(refused.exception, UserError)
+    assert "gives" in str(refused.exception)
 
 
 def test_everything_that_is_wrong_with_a_file_is_told_at_once(encoder: Path, tmp_path: Path) -> None:
@@ -148,12 +204,11 @@ def test_questions_of_two_scopes_are_never_a_pair(encoder: Path, tmp_path: Path)
     assert {row["near"] for row in found["thresholds"]} == {0}
 
 
-def test_the_page_and_its_json_tell_of_checks_and_categories(encoder: Path, tmp_path: Path) -> None:
-    unknown = {"a": "Can I enable it?", "b": "Can I disable it?"}  # to this encoder, the same words
-    file = write(tmp_path / "pairs.jsonl", [SAME] * 5 + [{**TRAP, **unknown}] * 7)
+def test_the_page_and_its_json_tell_of_guards_and_categories(encoder: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "pairs.jsonl", same(5) + traps(7))
     found = json.loads(tune(encoder, file, "--json").stdout)
-    stopped = {row["check"]: row["stopped_alone"] for row in found["checks"] if row["stopped_alone"]}
-    assert stopped == {"sense": 7}
+    stopped = {row["guard"]: row["stopped_alone"] for row in found["guards"]}
+    assert stopped["numbers"] == 0
     assert found["categories"]["plain"]["recall"]["count"] == 5
     assert found["categories"]["negation"]["false_hits"] == {**found["chosen"]["false_hits"]}
     page = tune(encoder, file).output
@@ -177,14 +232,14 @@ def test_options_that_do_not_go_together(arguments: list[str], told: str) -> Non
 
 
 def test_a_folder_without_an_encoder(tmp_path: Path) -> None:
-    result = tune(tmp_path, write(tmp_path / "pairs.jsonl", [SAME, TRAP]))
+    result = tune(tmp_path, write(tmp_path / "pairs.jsonl", same(1) + traps(1)))
     assert isinstance(result.exception, UserError)
     assert "needs tokenizer.json and one of" in str(result.exception)
 
 
 def test_the_encoder_of_a_recipe(encoder: Path, tmp_path: Path) -> None:
     setting = f"cache.semantic={{embedder: 'local:{encoder}'}}"
-    file = write(tmp_path / "pairs.jsonl", [SAME] * 5 + [TRAP] * 5)
+    file = write(tmp_path / "pairs.jsonl", same(5) + traps(5))
     arguments = [
         "tune",
         "tiny-cpu",
@@ -200,22 +255,23 @@ def test_the_encoder_of_a_recipe(encoder: Path, tmp_path: Path) -> None:
     assert json.loads(result.stdout) == json.loads(tune(encoder, file, "--json").stdout)
 
 
-def test_checks_of_a_recipe_are_known_ones_and_the_cache_asks_no_others(
+def test_guards_of_a_recipe_are_known_ones_and_the_cache_asks_no_others(
     encoder: Path, tmp_path: Path
 ) -> None:
+    from pipeline.cache.semantic.decision import RegressionVerifier
     from pipeline.cache.semantic.layer import SemanticLayer
-    from pipeline.cache.semantic.verification import Checked
     from pipeline.recipe import load_recipe
     from pipeline.stages.response_cache import open_response_cache
     from pipeline.store import Store
 
-    def given(checks: str) -> list[str]:
-        return ["cache.enabled=true", f"cache.semantic={{embedder: 'local:{encoder}', checks: {checks}}}"]
+    def given(guards: str) -> list[str]:
+        return ["cache.enabled=true", f"cache.semantic={{embedder: 'local:{encoder}', guards: {guards}}}"]
 
-    with pytest.raises(InvalidInput, match=r"checks\[1\] = poems: is not known .*one of numbers, codes"):
+    with pytest.raises(InvalidInput, match=r"guards\[1\] = poems: is not known .*one of numbers, codes"):
         load_recipe("tiny-cpu", given("[numbers, poems]"))
-    cache = open_response_cache(load_recipe("tiny-cpu", given("[words, numbers]")), Store(tmp_path))
+    cache = open_response_cache(load_recipe("tiny-cpu", given("[names, numbers]")), Store(tmp_path))
     assert cache is not None
     assert isinstance(cache.semantic, SemanticLayer)
-    assert cache.semantic.verifier == Checked(("words", "numbers"))
+    assert isinstance(cache.semantic.verifier, RegressionVerifier)
+    assert cache.semantic.verifier.guards == ("names", "numbers")
     cache.close()

@@ -32,13 +32,13 @@ QUICK = Retries(attempts=3, first_s=0.01)
 
 
 def blocking(urls: list[str], **settings: object) -> Answer:
-    with Client(urls, **{"retries": QUICK, **settings}) as client:  # type: ignore[arg-type]
+    with Client(urls, **{"retries": QUICK, "spread": "least-load", **settings}) as client:  # type: ignore[arg-type]
         return client.generate("Hi", max_tokens=4)
 
 
 def in_a_loop(urls: list[str], **settings: object) -> Answer:
     async def ask() -> Answer:
-        async with AsyncClient(urls, **{"retries": QUICK, **settings}) as client:  # type: ignore[arg-type]
+        async with AsyncClient(urls, **{"retries": QUICK, "spread": "least-load", **settings}) as client:  # type: ignore[arg-type]
             return await client.generate("Hi", max_tokens=4)
 
     return asyncio.run(ask())
@@ -172,7 +172,7 @@ def test_requests_are_spread_by_how_many_are_under_way() -> None:
     ):
 
         async def ask() -> None:
-            async with AsyncClient([one.url, other.url]) as client:
+            async with AsyncClient([one.url, other.url], spread="least-load") as client:
                 await asyncio.gather(*(client.generate("Hi", max_tokens=4) for _ in range(10)))
 
         asyncio.run(ask())

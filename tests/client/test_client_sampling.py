@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.client import Refused
-from pipeline.client.request import build_request
+from pipeline.client.request import build_request, missing_inputs
 from pipeline.client.sampling import PARAMETERS, Sampling, read_sampling
 from pipeline.client.tensors import read_signature
 from pipeline.client.testing import bls, llmapi
@@ -116,6 +116,19 @@ def test_what_has_no_effect_is_not_refused_by_a_model_without_an_input_for_it() 
         sent(bls(upstream=True), max_tokens=4, skip_special_tokens=False, min_p=0.1, prompt_log_probs=0)
     for name in ("skip_special_tokens", "min_p", "prompt_log_probs"):
         assert f"does not take {name}" in str(caught.value)
+
+
+def test_inputs_that_a_model_lacks_are_told_by_the_parameters_that_need_them() -> None:
+    """A parameter that another one carries needs the input of that one."""
+    greedy: dict[str, Any] = {"temperature": 0, "top_k": 5, "min_p": 0.5, "ignore_eos": True}
+    assert missing_inputs(read_signature(bls(upstream=True)), greedy) == []
+    assert missing_inputs(read_signature(bls(upstream=True)), {**greedy, "temperature": 1}) == ["min_p"]
+    bare = bls()
+    for tensor in [one for one in bare.input if one.name in ("top_k", "end_id")]:
+        bare.input.remove(tensor)
+    assert missing_inputs(read_signature(bare), greedy) == ["temperature", "ignore_eos"]
+    with pytest.raises(Refused, match=r"does not take temperature; .* does not take ignore_eos"):
+        sent(bare, max_tokens=4, **greedy)
 
 
 def test_a_model_that_answers_at_once_is_not_asked_to_stream() -> None:

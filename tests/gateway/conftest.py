@@ -15,6 +15,7 @@ import pytest
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.sqlite import SqliteBackend
 from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Retries, Timeouts
+from pipeline.client.spreading import Spread
 from pipeline.client.testing import FakeServer, Received, Reply
 from pipeline.gateway.app import Gateway
 from pipeline.gateway.batches.storage import BatchStorage
@@ -24,6 +25,7 @@ from pipeline.gateway.metrics import Restarts
 from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.readiness import PROBE_ID
 from pipeline.gateway.record_follower import RecordFollower
+from pipeline.gateway.redis_limits import RedisBuckets
 from pipeline.gateway.responses.stored_responses import StoredResponseLimits
 from pipeline.gateway.served_model import EmbeddingModel, ServedModel
 from pipeline.gateway.server import ConnectionLimits, GatewayServer
@@ -76,6 +78,8 @@ def tiny(
     returns_logits: bool = False,
     max_wait_s: float = 30.0,
     timeouts: Timeouts | None = None,
+    spread: Spread = "affinity",
+    slots_per_server: int | None = None,
 ) -> ServedModel:
     """A model that takes 50 words and gives 40 (500 and 200 with a section of tools), served at `url`."""
     made = None if template is None else ChatTemplate(template)
@@ -85,7 +89,14 @@ def tiny(
         name="tiny",
         created=1,
         deployment="digest",
-        client=AsyncClient(url, template=made, timeouts=timeouts, retries=Retries(attempts=1)),
+        client=AsyncClient(
+            url,
+            template=made,
+            timeouts=timeouts,
+            retries=Retries(attempts=1),
+            spread=spread,
+            slots=slots_per_server,
+        ),
         template=made,
         prompt_limit=PromptLimit(Words(), max_tokens=500 if tool_section else 50),
         max_output_tokens=200 if tool_section else 40,
@@ -95,6 +106,7 @@ def tiny(
         embedder=embedder,
         returns_logits=returns_logits,
         max_wait_s=max_wait_s,
+        slots_per_server=slots_per_server,
     )
 
 
@@ -174,14 +186,16 @@ def starter(folder: Path, stack: ExitStack) -> Start:
         restarts: Restarts = dict,
         kv_cache_usage: Callable[[], Mapping[str, float]] = dict,
         also: Sequence[str] = (),
+        urls: Sequence[str] = (),
         followers: Callable[[str], Sequence[RecordFollower]] = lambda _: (),
         batches: BatchStorage | None = None,
         stored_responses: StoredResponseLimits | None = None,
+        buckets: RedisBuckets | None = None,
         **settings: Any,
     ) -> Running:
         upstream = upstream or stack.enter_context(Upstream(reply or Reply(), model=model))
         cache = ResponseCache(SqliteBackend(folder / "cache.db")) if cached else None
-        served = tiny([upstream.url, *also], cache=cache, **settings)
+        served = tiny(urls or [upstream.url, *also], cache=cache, **settings)
         gateway = Gateway(
             {"tiny": served},
             tenants or Tenants(),
@@ -195,6 +209,7 @@ def starter(folder: Path, stack: ExitStack) -> Start:
             followers=followers(upstream.url),
             batches=batches,
             stored_responses=stored_responses,
+            buckets=buckets,
         )
         server = GatewayServer(gateway, "127.0.0.1", 0, limits=limits or ConnectionLimits(), drain_s=2)
         thread = threading.Thread(target=server.run, daemon=True)

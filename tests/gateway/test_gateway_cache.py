@@ -9,16 +9,19 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from click.testing import CliRunner
 
+from pipeline.cache.near_hits import NearHitLog
 from pipeline.cache.response_cache import ResponseCache
+from pipeline.cache.semantic.decision import default_verifier
 from pipeline.cache.semantic.layer import SemanticLayer
-from pipeline.cache.semantic.verification import default_verifier
 from pipeline.cache.sqlite import SqliteBackend
+from pipeline.cli.cache import command
 from pipeline.client.testing import Reply
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start
-from tests.support.cache_asking import Letters, broken
+from tests.support.cache_asking import Fine, Letters, broken
 from tests.support.waiting import wait_for
 
 
@@ -40,7 +43,7 @@ def ask(running: Running, question: str, *, stream: bool = False) -> str:
         ("backend", "near", "failed_lookup"),
         ("backend", "put", "failed_store"),
         ("embedder", "__call__", "failed_embedding"),
-        ("verifier", "objection", "failed_comparison"),
+        ("verifier", "decide", "failed_comparison"),
         ("redactor", "objection", "failed_store"),
         ("lifetime", "of", "failed_store"),
     ],
@@ -60,9 +63,9 @@ def test_requests_are_answered_whatever_part_of_the_cache_raises(
 def test_options_of_a_command_are_asked_about(start: Start, tmp_path: Path) -> None:
     """The very question that once failed, and its neighbour."""
     running, backend = start(Reply(["no"])), SqliteBackend(tmp_path / "cache.db")
-    layer = SemanticLayer(backend, Letters(b"one"), default_verifier(), 0.5)
+    layer = SemanticLayer(backend, Letters(b"one"), default_verifier(None), 0.5)
     cache = running.served.cache = ResponseCache(backend, semantic=layer)
-    undo = ["How do I undo rm -rf in linux?", "How do I undo rm in linux?", "How to undo rm -rf in Linux?"]
+    undo = ["How do I undo rm -rf in linux?", "How do I undo rm in linux?", "how do I undo rm -rf in Linux"]
     assert [ask(running, question) for question in undo] == ["no"] * 3
     assert cache.counters.as_dict() == {"hit_semantic": 1, "miss": 2, "stored": 2}
 
@@ -140,3 +143,25 @@ def test_a_wrong_answer_of_the_cache_is_reported_and_removed(start: Start, *, st
     assert (again.headers["x-cache"], "yes" in again.text) == ("miss", True)
     page = httpx.get(f"{running.url}/metrics", trust_env=False).text
     assert 'pipeline_cache_events_total{event="false_hit_reported",model="tiny"} 1.0' in page
+
+
+def test_what_a_person_marks_as_wrong_is_counted_when_metrics_are_read(start: Start, tmp_path: Path) -> None:
+    running, backend = start(Reply(["no"])), SqliteBackend(tmp_path / "cache.db")
+    log = NearHitLog(SqliteBackend(tmp_path / "cache.near-hits.db"))
+    layer = SemanticLayer(backend, Letters(b"one"), Fine(), 0.5)
+    cache = running.served.cache = ResponseCache(backend, semantic=layer, near_hits=log)
+    assert [ask(running, text) for text in ("where is my parcel", "Where is my parcel?")] == ["no"] * 2
+    assert cache.counters["hit_semantic"] == 1
+    log.flush()
+    line = 'pipeline_cache_events_total{event="false_hit_reported",model="tiny"}'
+    assert f"{line} 0.0" in httpx.get(f"{running.url}/metrics", trust_env=False).text
+    marked = CliRunner().invoke(
+        command,
+        ["review", str(backend.path), "--pairs", str(tmp_path / "pairs.jsonl")],
+        input="w\n",
+    )
+    assert marked.exit_code == 0, marked.output
+    for _ in range(2):
+        assert f"{line} 1.0" in httpx.get(f"{running.url}/metrics", trust_env=False).text
+    assert ask(running, "Where is my parcel?") == "no"
+    assert cache.counters["hit_semantic"] == 1, "the answer has gone"

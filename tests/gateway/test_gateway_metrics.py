@@ -40,6 +40,7 @@ FAMILIES = {
     "pipeline_cache_events": ("counter", {"model", "event"}),
     "pipeline_tenant_requests": ("counter", {"tenant", "status"}),
     "pipeline_tenant_tokens": ("counter", {"tenant", "kind"}),
+    "pipeline_limits_fallbacks": ("counter", set()),
 }
 PROMETHEUS = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.4,*/*;q=0.1"
 

@@ -20,7 +20,8 @@ import pytest
 from pipeline.client.testing import FakeServer, Received, Reply
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant, TenantLimits
-from pipeline.gateway.schema import ChatRequest, parse_request
+from pipeline.gateway.parsing import parse_request
+from pipeline.gateway.schema import ChatRequest
 from pipeline.gateway.server import ConnectionLimits
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start

@@ -174,7 +174,7 @@ def test_who_waits_for_too_long_is_told_when_to_come_back(start: Start, threads:
 def test_a_lost_server_is_replaced_by_the_next(start: Start) -> None:
     left = threading.Event()
     with FakeServer(lambda _: Reply(["."]) if not left.is_set() else LOST) as second:
-        running = start(WHOLE, also=[second.url])
+        running = start(WHOLE, also=[second.url], spread="least-load")
         wait_for(lambda: [one.ill for one in running.served.client.endpoints] == [False, False], "readiness")
         left.set()
         assert [complete(running).status_code for _ in range(6)] == [200] * 6

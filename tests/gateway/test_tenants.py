@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -138,34 +139,44 @@ def test_keys_that_every_account_may_read_are_warned_of(
 def test_requests_a_minute_fill_up_again() -> None:
     now = [0.0]
     tenant = Tenant("t", TenantLimits(requests_per_minute=2), clock=lambda: now[0])
-    for _ in range(2):
-        tenant.count_request()
-    with pytest.raises(ApiError, match="2 requests a minute") as refused:
-        tenant.count_request()
-    assert refused.value.retry_after_s == pytest.approx(30)
-    now[0] = 30.0
-    tenant.count_request()
+
+    async def ask() -> None:
+        for _ in range(2):
+            await tenant.count_request()
+        with pytest.raises(ApiError, match="2 requests a minute") as refused:
+            await tenant.count_request()
+        assert refused.value.retry_after_s == pytest.approx(30)
+        now[0] = 30.0
+        await tenant.count_request()
+
+    asyncio.run(ask())
 
 
 def test_tokens_a_minute_and_concurrency() -> None:
     tenant = Tenant("t", TenantLimits(tokens_per_minute=100, concurrency=1), clock=lambda: 0.0)
-    with (
-        tenant.enforce_limits(60),
-        pytest.raises(ApiError, match="1 requests at once"),
-        tenant.enforce_limits(1),
-    ):
-        pass
-    with pytest.raises(ApiError, match="100 tokens a minute"), tenant.enforce_limits(60):
-        pass
+
+    async def ask() -> None:
+        async with tenant.enforce_limits(60):
+            with pytest.raises(ApiError, match="1 requests at once"):
+                await tenant.enforce_limits(1).__aenter__()
+        with pytest.raises(ApiError, match="100 tokens a minute"):
+            await tenant.enforce_limits(60).__aenter__()
+        assert tenant.running == 0
+
+    asyncio.run(ask())
 
 
 def test_what_is_refused_costs_no_more_than_a_minute() -> None:
     now = [0.0]
     tenant = Tenant("t", TenantLimits(tokens_per_minute=100), clock=lambda: now[0])
-    tenant.charge_tokens(1_000_000)
-    with pytest.raises(ApiError, match="100 tokens a minute") as refused, tenant.enforce_limits(50):
-        pass
-    assert refused.value.retry_after_s == pytest.approx(90)
+
+    async def ask() -> None:
+        await tenant.charge_tokens(1_000_000)
+        with pytest.raises(ApiError, match="100 tokens a minute") as refused:
+            await tenant.enforce_limits(50).__aenter__()
+        assert refused.value.retry_after_s == pytest.approx(90)
+
+    asyncio.run(ask())
 
 
 def test_tenants_share_no_answers(start: Start, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.workers.coordinator import Coordinator
 from pipeline.gateway.workers.shared_usage import SharedUsage
 from tests.gateway.conftest import Upstream
+from tests.support.names import HostsFile
 from tests.support.waiting import wait_for
 from tests.support.worker_gateway import PLACES, WorkerGateway, worker_gateway
 
@@ -37,6 +38,7 @@ KEYS = f"""tenants:
   three: {{keys: [sk-three], limits: {{concurrency: 3}}}}
   free: {{keys: [sk-free]}}
 """
+NAME = "replicas.test"
 LONG = "long"  # a question whose answer goes on until `Served.let_go`
 LOST_S = 60.0
 HELD_S, HELD_CHUNKS = 90.0, 240  # a long answer, when it is not let go
@@ -49,6 +51,7 @@ class Served:
     gateway: WorkerGateway
     upstream: Holding
     stack: ExitStack
+    hosts: HostsFile
 
     def client(self, worker: int) -> httpx.Client:
         """A client whose connection the worker with that process id has accepted."""
@@ -86,8 +89,8 @@ class Served:
 class Holding(Upstream):
     """Answers at once, but for `LONG` questions: their answers begin at once, and end when they are let go."""
 
-    def __init__(self) -> None:
-        super().__init__(self.script)
+    def __init__(self, **named: Any) -> None:
+        super().__init__(self.script, **named)
         self._go = threading.Event()
 
     def script(self, asked: Received) -> Reply:
@@ -123,17 +126,21 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("workers")
     keys = folder / "keys.yaml"
     keys.write_text(KEYS)
+    hosts = HostsFile(folder / "hosts")
+    hosts.write(NAME, "127.0.0.1")
     with (
         ExitStack() as stack,
         Holding() as upstream,
-        worker_gateway(upstream.url, 2, keys=keys, cache=folder / "cache.db") as gateway,
+        worker_gateway(
+            f"dns:{NAME}:{upstream.port}", 2, keys=keys, cache=folder / "cache.db", hosts=hosts.file
+        ) as gateway,
     ):
 
         def ready() -> bool:
             return httpx.get(f"{gateway.url}/readyz", trust_env=False).status_code == 200
 
         wait_for(ready, "it was ready", LOST_S)
-        yield Served(gateway, upstream, stack)
+        yield Served(gateway, upstream, stack, hosts)
         upstream.let_go()
 
 
@@ -179,25 +186,30 @@ def test_workers_together_allow_what_one_process_would(steps: list[tuple[int, in
     for number, one in enumerate(of_workers):
         SharedUsage(usage.descriptor, Tenants({"": one}), 3).share(number)
 
-    def ask(tenant: Tenant, tokens: int, *, stays: bool) -> str | None:
+    async def ask(tenant: Tenant, tokens: int, *, stays: bool) -> str | None:
         try:
-            tenant.count_request()
-            with ExitStack() as block:
-                block.enter_context(tenant.enforce_limits(tokens))
+            await tenant.count_request()
+            async with AsyncExitStack() as block:
+                await block.enter_async_context(tenant.enforce_limits(tokens))
                 if stays:
-                    block.pop_all()
+                    held.append(block.pop_all())
         except ApiError as error:
             return f"{error.message} {error.retry_after_s or 0:.6f}"
         return None
 
-    for worker, tokens, pause_s, stays in steps:
-        clock.now += pause_s
-        assert ask(of_workers[worker], tokens, stays=stays) == ask(alone, tokens, stays=stays)
-        assert {one.running for one in of_workers} == {alone.running}
-    # When workers are gone, nothing of theirs runs any more.
-    for number in range(3):
-        usage.forget(number)
-    assert of_workers[0].running == 0
+    async def ask_all() -> None:
+        for worker, tokens, pause_s, stays in steps:
+            clock.now += pause_s
+            said = await ask(of_workers[worker], tokens, stays=stays)
+            assert said == await ask(alone, tokens, stays=stays)
+            assert {one.running for one in of_workers} == {alone.running}
+        # When workers are gone, nothing of theirs runs any more.
+        for number in range(3):
+            usage.forget(number)
+        assert of_workers[0].running == 0
+
+    held: list[AsyncExitStack] = []
+    asyncio.run(ask_all())
     os.close(usage.descriptor)
 
 
@@ -338,6 +350,69 @@ def test_a_server_is_probed_once_whatever_the_number_of_workers(served: Served) 
     assert time.monotonic() - began >= 2
 
 
+def test_workers_hear_of_replicas_that_come_and_go(served: Served) -> None:
+    clients, first = served.clients(), served.upstream
+
+    def endpoints() -> list[list[str]]:
+        return [client.get("/readyz").json()["models"]["tiny"]["endpoints"] for client in clients]
+
+    def turns(client: httpx.Client, number: int) -> None:
+        """Two turns of a conversation."""
+        messages = [{"role": "user", "content": f"I am {number}"}]
+        for _ in range(2):
+            answer = client.post(**chat("", messages=messages))
+            assert answer.status_code == 200, answer.text
+            said = answer.json()["choices"][0]["message"]
+            messages += [
+                {"role": "assistant", "content": said["content"]},
+                {"role": "user", "content": "So?"},
+            ]
+
+    with Holding(host="127.0.0.2", port=first.port) as second:
+        served.hosts.write(NAME, "127.0.0.1", "127.0.0.2")
+        wait_for(lambda: endpoints() == [[first.url, second.url]] * 2, "both know the new one", LOST_S)
+        wait_for(lambda: bool(second.probes), "it was probed", LOST_S)
+        numbers = iter(range(10_000))
+        for client in clients:
+            # It is asked when the worker has heard that it is well.
+            seen = len(second.requests)
+
+            def is_asked() -> bool:
+                turns(client, next(numbers))  # noqa: B023
+                return len(second.requests) > seen  # noqa: B023
+
+            wait_for(is_asked, "a request of this worker", LOST_S)
+        before = (len(first.requests), len(second.requests))
+        begun = next(numbers)
+        for number in range(begun, begun + 20):
+            # The first turn at one worker, the second at the other: they agree without a word.
+            turns(clients[number % 2], number)
+            turns(clients[1 - number % 2], number)
+        places = [
+            {
+                server.url
+                for server in (first, second)
+                for ask in server.requests
+                if f"I am {number}\n" in ask.prompt
+            }
+            for number in range(begun, begun + 20)
+        ]
+        assert {len(one) for one in places} == {1}
+        assert len(first.requests) > before[0]
+        assert len(second.requests) > before[1]
+        # A stream on one that goes is not broken off.
+        served.hosts.write(NAME, "127.0.0.2")
+        wait_for(lambda: endpoints() == [[second.url]] * 2, "both know that the first is gone", LOST_S)
+        stream, lines = begin(served, clients[0])
+        assert second.streams() == 1
+        served.hosts.write(NAME, "127.0.0.1")
+        wait_for(lambda: endpoints() == [[first.url]] * 2, "the first is back", LOST_S)
+        assert clients[1].post(**chat("Hi", cache=False)).status_code == 200
+        second.let_go()
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+        stream.close()
+
+
 def test_all_workers_drain(served: Served) -> None:
     streams = [begin(served, client) for client in served.clients()]
     served.gateway.process.send_signal(signal.SIGTERM)
@@ -405,13 +480,23 @@ def test_while_workers_are_at_two_packages_requests_wait_unless_both_can_be_aske
                     urls=[old.url],
                     entry="tensorrt_llm_bls",
                     slots=2,
+                    slots_per_server=None,
                 )
                 report(number, "old")
             await until(lambda: links[1].last("readiness").get("fault", "") is None)
             ask(0, 1)
             await until(lambda: links[0].last("granted"))
             # One worker goes over. Both packages can be asked.
-            say(0, "watch", key="new", model="tiny", urls=[new.url], entry="tensorrt_llm_bls", slots=1)
+            say(
+                0,
+                "watch",
+                key="new",
+                model="tiny",
+                urls=[new.url],
+                entry="tensorrt_llm_bls",
+                slots=1,
+                slots_per_server=None,
+            )
             await until(
                 lambda: (
                     links[0].last("readiness").get("probed") and links[0].last("readiness")["key"] == "new"
@@ -430,7 +515,16 @@ def test_while_workers_are_at_two_packages_requests_wait_unless_both_can_be_aske
             say(0, "release", lease=1)
             await asyncio.sleep(0)
             assert links[0].last("granted")["lease"] == 1
-            say(1, "watch", key="new", model="tiny", urls=[new.url], entry="tensorrt_llm_bls", slots=1)
+            say(
+                1,
+                "watch",
+                key="new",
+                model="tiny",
+                urls=[new.url],
+                entry="tensorrt_llm_bls",
+                slots=1,
+                slots_per_server=None,
+            )
             say(1, "activate", key="new")
             report(1, "new")
             await until(lambda: links[0].last("granted")["lease"] == 2)

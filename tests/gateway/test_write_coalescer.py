@@ -57,6 +57,30 @@ def test_the_first_goes_out_at_once_and_what_follows_fast_goes_together() -> Non
     asyncio.run(work())
 
 
+def test_the_more_streams_are_open_the_fewer_writes_each_has() -> None:
+    streams, gap_s, writes = 30, 0.006, 0
+
+    async def send(_: Any) -> None:
+        nonlocal writes
+        writes += 1
+
+    async def stream(all_are_open: asyncio.Barrier) -> None:
+        async with WriteCoalescer(send) as body:
+            await all_are_open.wait()
+            for _ in range(40):
+                await body.put(b".")
+                await asyncio.sleep(0.0005)
+            await all_are_open.wait()
+
+    async def work() -> None:
+        all_are_open, clock = asyncio.Barrier(streams), asyncio.get_running_loop().time
+        start = clock()
+        await asyncio.gather(*(stream(all_are_open) for _ in range(streams)))
+        assert writes <= streams * (2 + (clock() - start) / gap_s)
+
+    asyncio.run(work())
+
+
 class Reader:
     """Takes nothing until it `reads`."""
 

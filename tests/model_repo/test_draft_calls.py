@@ -14,8 +14,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "model_repo" / "tensorrt_llm_bls" / "1"))
 from draft_calls import AnswerMetrics, EnginePair, round_seed
 from draft_target import DecodePosition, DraftTarget, Proposal, TargetOutput
+from engine_call import TensorNames
 from shared.refusal import RequestRefused
-from speculation import DraftHealth, DraftSettings, TargetBehaviour, TensorNames
+from speculation import DraftHealth, DraftSettings, TargetBehaviour
 
 from pipeline.contracts.inflight_batcher import tensors, versions
 

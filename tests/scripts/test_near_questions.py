@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.near_questions import judge
+from benchmarks.near_questions import NEVER, JudgedPair, report
 from pipeline.cache.tuning.pairs import Pair
 
 
-def test_the_cosine_is_held_to_as_many_traps(capsys: pytest.CaptureFixture[str]) -> None:
-    cosines = {True: [0.9, 0.8, 0.6], False: [0.95, 0.7, 0.5]}
-    pairs = [Pair("a", "b", same) for same, nears in cosines.items() for _ in nears]
-    nears = [*cosines[True], *cosines[False]]
-    for served, above, share in (
-        ([True, False, False, True, False, False], 0.7, "2 of 3"),  # one trap: the one at 0.95 may pass
-        ([True, True, True, False, False, False], 0.95, "0 of 3"),
-        ([True] * 6, -1.0, "3 of 3"),
-    ):
-        judge(range(6), pairs, nears, {"checks": [False] * 6, "scorer": served})
-        *_, scorer, traps, cosine = capsys.readouterr().out.splitlines()
-        assert f"{sum(served[:3])} of 3" in scorer
-        assert f"{sum(served[3:])} of 3" in traps
-        assert f"above {above:.3f}" in cosine
-        assert share in cosine
+@pytest.mark.parametrize(
+    ("scores", "decided", "traps", "by_cosine"),
+    [
+        # One trap is served: with the cosine the one at 0.95 may be, and what is nearer than the next one, 0.7.
+        ([0.9, 0.2, NEVER, 0.9, 0.1, NEVER], "1 of 3", "1 of 3", "2 of 3"),
+        ([NEVER, 0.9, 0.9, 0.1, 0.1, 0.1], "2 of 3", "0 of 3", "0 of 3"),
+        ([0.9] * 6, "3 of 3", "3 of 3", "3 of 3"),
+    ],
+)
+def test_the_cosine_is_held_to_as_many_traps(
+    capsys: pytest.CaptureFixture[str], scores: list[float], decided: str, traps: str, by_cosine: str
+) -> None:
+    cosines = [0.9, 0.8, 0.6, 0.95, 0.7, 0.5]
+    judged = [
+        JudgedPair(Pair("a", "b", at < 3), cosine, score)
+        for at, (cosine, score) in enumerate(zip(cosines, scores, strict=True))
+    ]
+    report(judged, 0.8)
+    lines = capsys.readouterr().out.splitlines()
+    for line, share in zip(lines, (decided, traps, by_cosine), strict=False):
+        assert share in line

@@ -23,7 +23,13 @@ from pipeline.errors import StageError
 from pipeline.models.token_ids import TokenIds
 from pipeline.runtimes.cpu.triton_models import CpuSettings, cpu_models
 from pipeline.triton.config import dynamic_batching, model_config, parameters_of, parse, render
-from pipeline.triton.text_models import ENGINE_INPUTS, KV_CACHE_STATS, PROMPT_LOG_PROBS, TEXT_INPUTS
+from pipeline.triton.text_models import (
+    ENGINE_INPUTS,
+    KV_CACHE_STATS,
+    PROMPT_LOG_PROBS,
+    TEXT_INPUTS,
+    older_inputs,
+)
 
 texts = st.text(min_size=1, max_size=12).filter(lambda text: "${" not in text)
 sizes = st.lists(st.integers(-1, 4096), min_size=1, max_size=4).map(tuple)
@@ -114,7 +120,7 @@ def test_the_cpu_models_have_upstreams_tensors_and_only_known_parameters(draft: 
             "preprocessing": (),
             "postprocessing": (),
             "ensemble": (KV_CACHE_STATS,),
-            "tensorrt_llm_bls": (*ENGINE_INPUTS, *TEXT_INPUTS),
+            "tensorrt_llm_bls": (*older_inputs(have.inputs), *ENGINE_INPUTS, *TEXT_INPUTS),
         }.get(config.name, ENGINE_INPUTS)
         own_outputs = PROMPT_LOG_PROBS if ENGINE_INPUTS[-1] in besides else ()
         inputs = (*have.inputs, *besides)

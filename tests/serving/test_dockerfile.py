@@ -19,7 +19,7 @@ from pipeline.contracts.launching import launch_facts
 from pipeline.contracts.releases import container, releases
 from pipeline.recipe.library import packaged
 from pipeline.serving.launch import Ports, ServeOptions
-from pipeline.serving.manifests import ManifestOptions, manifest
+from pipeline.serving.manifests import ManifestOptions, manifest_files
 from pipeline.triton.deployment import CONTAINER_ROOT, LaunchSpec
 from tests.support.deployments import gpu_deployment
 from tests.support.dockerfile import parse
@@ -39,7 +39,7 @@ def test_what_builds_and_serves_is_made_from_the_newest_container_with_engines()
     assert FILE.arguments["TRITON_IMAGE"] == NEWEST.image
     assert {stage.name: stage.image for stage in FILE.stages} == {
         "wheel": "${PYTHON_IMAGE}", "build": "${TRITON_IMAGE}", "serve": "${TRITON_IMAGE}",
-        "gateway": "${PYTHON_IMAGE}", "accept": "serve",
+        "group": "serve", "gateway": "${PYTHON_IMAGE}", "accept": "serve",
     }  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def test_no_image_floats() -> None:
         assert "latest" not in text
 
 
-@pytest.mark.parametrize("name", ["build", "serve", "gateway", "accept"])
+@pytest.mark.parametrize("name", ["build", "serve", "group", "gateway", "accept"])
 def test_what_is_run_is_not_root(name: str) -> None:
     users = FILE.stage(name).all("USER")
     assert users
@@ -58,7 +58,7 @@ def test_what_is_run_is_not_root(name: str) -> None:
     order = [one.name for one in FILE.stage(name).instructions]
     last = len(order) - 1 - order[::-1].index("USER")
     assert last > max(index for index, one in enumerate(order) if one == "RUN")
-    assert order.index("ENTRYPOINT") > last
+    assert "ENTRYPOINT" not in order or order.index("ENTRYPOINT") > last
 
 
 def ignored(path: str) -> bool:
@@ -205,7 +205,8 @@ def test_the_services_are_the_stages() -> None:
 
 def test_the_services_are_those_that_are_written_for_a_package(tmp_path: Path) -> None:
     """But for what a package settles: its folder, name, recipe and deadline."""
-    _, text = manifest("compose", ENGINE, tmp_path, ServeOptions(Ports(8000, 8001, 8002)), ManifestOptions())
+    options = ServeOptions(Ports(8000, 8001, 8002))
+    (text,) = manifest_files("compose", ENGINE, tmp_path, options, ManifestOptions()).values()
     written = yaml.safe_load(text)["services"]
     for name in ("triton", "gateway"):
         ours = yaml.safe_load(default(yaml.safe_dump(COMPOSE["services"][name])))

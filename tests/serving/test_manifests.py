@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pipeline.errors import UserError
 from pipeline.serving.launch import Ports, ServeOptions
-from pipeline.serving.manifests import ManifestOptions, ManifestTarget, manifest
+from pipeline.serving.manifests import ManifestOptions, ManifestTarget, manifest_files
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
 
@@ -56,7 +56,7 @@ KINDS: dict[str, tuple[ManifestTarget, Deployment, ServeOptions, ManifestOptions
 @pytest.mark.parametrize("name", KINDS)
 def test_golden(name: str) -> None:
     target, deployment, options, more = KINDS[name]
-    _, text = manifest(target, deployment, PACKAGE, options, more)
+    (text,) = manifest_files(target, deployment, PACKAGE, options, more).values()
     path = GOLDEN / name
     if os.environ.get("PIPELINE_WRITE_GOLDEN"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +206,8 @@ def test_what_the_unit_runs_are_options_of_serve(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in KINDS if name.endswith(".service")])
 def test_systemd_reads_the_unit(name: str, tmp_path: Path) -> None:
     target, deployment, options, more = KINDS[name]
-    unit, text = manifest(target, deployment, PACKAGE, options, replace(more, program=(sys.executable,)))
+    made = manifest_files(target, deployment, PACKAGE, options, replace(more, program=(sys.executable,)))
+    ((unit, text),) = made.items()
     (tmp_path / unit).write_text(text, encoding="utf-8")
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(tmp_path / unit)],
@@ -218,7 +219,8 @@ def test_systemd_reads_the_unit(name: str, tmp_path: Path) -> None:
 
 def test_a_shell_reads_the_script(tmp_path: Path) -> None:
     """Its one command is the line of the container, whatever the name of the package's folder is."""
-    _, text = manifest("docker", ENGINE, tmp_path / "my $package", ServeOptions(PORTS), ManifestOptions())
+    made = manifest_files("docker", ENGINE, tmp_path / "my $package", ServeOptions(PORTS), ManifestOptions())
+    (text,) = made.values()
     (tmp_path / "docker").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     (tmp_path / "docker").chmod(0o755)
     script = tmp_path / "run.sh"
@@ -232,7 +234,17 @@ def test_a_shell_reads_the_script(tmp_path: Path) -> None:
     assert f"type=bind,source={tmp_path}/my $package,target=/deployment,readonly" in said
 
 
+def test_an_image_of_ones_own_runs_the_cpu() -> None:
+    """What is then written asks for no GPU."""
+    options = ServeOptions(PORTS, image="own/serve:1")
+    (text,) = manifest_files("compose", CPU, PACKAGE, options, ManifestOptions()).values()
+    triton = _Compose.model_validate(yaml.safe_load(text)).services["triton"]
+    assert triton.image == "own/serve:1"
+    assert triton.deploy is None
+    assert "NVIDIA" not in text
+
+
 @pytest.mark.parametrize("target", ["docker", "compose"])
 def test_no_image_is_made_up_for_the_cpu(target: ManifestTarget) -> None:
     with pytest.raises(UserError, match="no image carries that runtime: pipeline serve runs it"):
-        manifest(target, CPU, PACKAGE, ServeOptions(PORTS), ManifestOptions())
+        manifest_files(target, CPU, PACKAGE, ServeOptions(PORTS), ManifestOptions())

@@ -51,7 +51,7 @@ def test_what_serve_cannot_be_asked_for(arguments: list[str], said: str) -> None
     [
         ([], "name a RECIPE, or a folder with --package"),
         (["tiny-cpu", "--target", "local"], "this machine is what `pipeline serve` serves on"),
-        (["tiny-cpu", "--target", "kubernetes"], "is not one of 'docker', 'compose', 'systemd'"),
+        (["tiny-cpu", "--target", "podman"], "is not one of 'docker', 'compose', 'systemd', 'kubernetes'"),
         (["tiny-cpu", "--memory", "plenty"], "write a number and K, M, G or T, like 64G"),
     ],
 )

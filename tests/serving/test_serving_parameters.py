@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
+from tritonclient.utils import InferenceServerException
 
 from pipeline.client import Answer, Client, PromptLogProbs, Refused
 from pipeline.serving.server import TritonServer
 from tests.support.engine import QUESTIONS, TURN
 from tests.support.served import CHECKPOINTS
+from tests.support.streams import joined
 
 TOKENIZER = Tokenizer.from_file(str(CHECKPOINTS / "support-target" / "tokenizer.json"))
 # <|eot_id|>, which ends a turn.
@@ -159,6 +161,21 @@ def test_min_p_drops_what_is_unlikely(client: Client, seed: int) -> None:
     # Alone, it makes the request one that is sampled.
     alone = client.generate(PROMPTS[0], temperature=6.0, seed=seed, min_p=1e-9, max_tokens=12)
     assert alone.text == client.generate(PROMPTS[0], **wild, min_p=1e-9).text
+
+
+def test_the_names_that_inputs_had_before_0_20_mean_the_same(server: TritonServer) -> None:
+    """As clients of older releases, and genai-perf, still send them."""
+
+    def answer(**inputs: Any) -> str:
+        asked: dict[str, Any] = {"text_input": PROMPTS[0], "exclude_input_in_output": True, **inputs}
+        return joined(server.grpc_url, "tensorrt_llm_bls", **asked)
+
+    ended = answer(max_tokens=200)
+    assert answer(max_tokens=200, min_length=200) == answer(max_tokens=200, min_tokens=200) != ended
+    seven, wild = np.array([[7]], np.uint64), {"max_tokens": 12, "temperature": 6.0, "top_p": 1.0}
+    assert answer(**wild, random_seed=seven) == answer(**wild, seed=seven) != answer(**wild, seed=8)
+    with pytest.raises(InferenceServerException, match="seed: is given by its older name, too"):
+        answer(**wild, seed=seven, random_seed=seven)
 
 
 @pytest.mark.parametrize(

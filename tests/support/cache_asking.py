@@ -13,6 +13,7 @@ from pipeline.cache.key import Origin, Question, make_question
 from pipeline.cache.lifetime import Lifetime
 from pipeline.cache.redaction import Redaction
 from pipeline.cache.response_cache import ResponseCache
+from pipeline.cache.semantic.decision import Decision
 from pipeline.cache.semantic.layer import SemanticLayer
 
 NOW = 1_000_000.0  # s since the epoch
@@ -47,11 +48,13 @@ class Letters:
 
 
 class Fine:
+    default_min_score = 0.5
+
     def prepare(self, text: str) -> None:
         pass
 
-    def objection(self, asked: str, kept: str, similarity: float) -> str | None:  # noqa: ARG002
-        return "no" if "not" in kept else None
+    def decide(self, question: str, candidate: str, cosine: float) -> Decision:  # noqa: ARG002
+        return Decision(1.0, "negation" if "not" in candidate else None)
 
 
 class Broken:

@@ -49,3 +49,19 @@ def _weights() -> dict[str, np.ndarray]:
         weights[f"{name}.LayerNorm.weight"] = np.ones(size, np.float32)
         weights[f"{name}.LayerNorm.bias"] = np.zeros(size, np.float32)
     return weights
+
+
+def write_cross_encoder(folder: Path, labels: int = 1) -> Path:
+    """The same encoder with the head of a classifier, as transformers' BertForSequenceClassification saves it."""
+    from safetensors.numpy import save_file
+
+    write_encoder(folder)
+    config = {**_CONFIG, "architectures": ["BertForSequenceClassification"], "num_labels": labels}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    rng = np.random.default_rng(1)
+    head = {"bert.pooler.dense.weight": (16, 16), "bert.pooler.dense.bias": (16,),
+            "classifier.weight": (labels, 16), "classifier.bias": (labels,)}  # fmt: skip
+    weights = {f"bert.{name}": weight for name, weight in _weights().items()}
+    weights |= {name: rng.standard_normal(shape).astype(np.float32) for name, shape in head.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder

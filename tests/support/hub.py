@@ -24,7 +24,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-LARGE = (".safetensors", ".bin", ".gguf", ".model")  # kept in LFS, as the Hub does
+LARGE = (".safetensors", ".bin", ".gguf", ".model", ".onnx")  # kept in LFS, as the Hub does
 
 
 @dataclass
@@ -184,19 +184,21 @@ class _Handler(BaseHTTPRequestHandler):
             siblings = [{"rfilename": name} for name in files]
             self._json({"id": repo_id, "modelId": repo_id, "sha": commit, "siblings": siblings})
             return
+        asked = parse_qs(urlsplit(self.path).query)
         entries: list[dict[str, Any]] = []
         for name in sorted(files):
-            if "/" not in name:
+            if "/" not in name or "recursive" in asked:
                 entries.append(_entry(name, files[name]))
             elif not any(entry["path"] == name.partition("/")[0] for entry in entries):
                 entries.append(
                     {"type": "directory", "oid": "0" * 40, "size": 0, "path": name.partition("/")[0]}
                 )
         size = self.server.hub.faults.page_size
-        start = int(parse_qs(urlsplit(self.path).query).get("cursor", ["0"])[0])
+        start = int(asked.get("cursor", ["0"])[0])
         more = {}
         if start + size < len(entries):
-            next_page = f"{self.server.url}{urlsplit(self.path).path}?cursor={start + size}"
+            folders = "&recursive=true" if "recursive" in asked else ""
+            next_page = f"{self.server.url}{urlsplit(self.path).path}?cursor={start + size}{folders}"
             more["Link"] = f'<{next_page}>; rel="next"'
         self._json(entries[start : start + size], more)
 

@@ -16,7 +16,7 @@ _DATA: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").re
 
 @dataclass(frozen=True)
 class Phenomenon:
-    """Two questions that have the same answer, or that have not, whatever their slots are filled with."""
+    """Two questions that one answer does not serve, whatever their slots are filled with."""
 
     name: str
     one: str
@@ -38,6 +38,4 @@ def _filled(form: str, slots: Mapping[str, Any]) -> str:
     return re.sub(r"\ba (?=[aeiou])", "an ", form.format(**slots))
 
 
-TRAPS, SAME = (
-    [Phenomenon(name, *forms) for name, forms in _DATA[kind].items()] for kind in ("traps", "same")
-)
+TRAPS = [Phenomenon(name, *forms) for name, forms in _DATA["traps"].items()]

@@ -1,6 +1,8 @@
 """A gateway of several workers in front of a scripted model server, as a program.
 
-python -m tests.support.worker_gateway WORKERS KEYS URL    prints its port when all workers listen; KEYS may be ""
+python -m tests.support.worker_gateway WORKERS KEYS CACHE BATCHES HOSTS URL    prints its port when all workers listen
+
+KEYS, CACHE, BATCHES and HOSTS (a `tests.support.names.HostsFile`) may be "" for none.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from pipeline.gateway.workers.pool import WorkerPool
 from pipeline.gateway.workers.shared_usage import SharedUsage
 from pipeline.gateway.workers.worker import GatewayWorker, WorkerPlace
 from pipeline.machine.processes import die_with_parent
+from tests.support.names import HostsFile, use_names
 
 DRAIN_S, MAX_WAITING, PLACES = 5, 64, 4
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -62,6 +65,7 @@ def worker_gateway(
     keys: Path | None = None,
     cache: Path | None = None,
     batches: Path | None = None,
+    hosts: Path | None = None,
 ) -> Iterator[WorkerGateway]:
     """Run it until the block ends."""
     words = [
@@ -72,6 +76,7 @@ def worker_gateway(
         str(keys or ""),
         str(cache or ""),
         str(batches or ""),
+        str(hosts or ""),
         url,
     ]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
@@ -83,7 +88,9 @@ def worker_gateway(
 
 
 def main(words: Sequence[str]) -> None:
-    workers, keys, cache, batches, url, *given = words
+    workers, keys, cache, batches, hosts, url, *given = words
+    if hosts:
+        use_names(HostsFile(Path(hosts)))
     log_to_stderr(as_json=False)
     tenants = Tenants.load(Path(keys)) if keys else Tenants()
     if given:

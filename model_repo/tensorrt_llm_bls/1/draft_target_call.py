@@ -38,7 +38,7 @@ class DraftTargetCall:
         self._streams = read_flag(request, "stream")
         self._prompt = prompts.input_ids[0, : int(prompts.input_lengths[0, 0])].tolist()
         self._prompt_comes_back = prompt_comes_back
-        inputs = engine_inputs(request, prompts)
+        inputs = engine_inputs(request, prompts, speculation.tensor_names)
         self._pair = EnginePair(
             target,
             speculation,

@@ -6,10 +6,12 @@ Speaks to `tensorrt_llm` through its tensors only, so that the C++ backend and t
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from engine_client import EngineClient
 from shared.prompt_log_probs import (
     PROMPT_LOG_PROBS,
@@ -18,7 +20,49 @@ from shared.prompt_log_probs import (
     read_alternatives,
 )
 from shared.prompts import Prompts
+from shared.refusal import RequestRefused
 from shared.tensors import Array, read, read_flag
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """Names and types of the engine's tensors that differ between releases of TensorRT-LLM.
+
+    >>> TensorNames.of({"input": [{"name": "random_seed"}], "output": []}).seed
+    'random_seed'
+    >>> TensorNames.of({"input": [{"name": "random_seed"}, {"name": "seed"}], "output": []}).seed
+    'seed'
+    """
+
+    min_tokens: str = "min_tokens"  # `min_length` before 0.20
+    seed: str = "seed"  # `random_seed` before 0.20
+    logits: npt.DTypeLike = np.float32  # of `draft_logits`, and of `generation_logits`
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> TensorNames:
+        """Read the config of the model in front of the engine; both are of one release, with one type of logits.
+
+        Where it takes both names of an input, the older one is for clients only.
+        """
+        inputs = {tensor["name"] for tensor in config["input"]}
+        types = {tensor["name"]: tensor["data_type"] for tensor in config["output"]}
+        return cls(
+            min_tokens="min_length"
+            if "min_length" in inputs and "min_tokens" not in inputs
+            else "min_tokens",
+            seed="random_seed" if "random_seed" in inputs and "seed" not in inputs else "seed",
+            logits=np.float16 if types.get("generation_logits") == "TYPE_FP16" else np.float32,
+        )
+
+    @property
+    def by_client(self) -> Mapping[str, str]:
+        """What clients call an input -> what the engine does."""
+        return {
+            "min_length": self.min_tokens,
+            "min_tokens": self.min_tokens,
+            "random_seed": self.seed,
+            "seed": self.seed,
+        }
 
 
 class EngineCall:
@@ -34,6 +78,7 @@ class EngineCall:
         request: Any,
         prompts: Prompts,
         *,
+        tensor_names: TensorNames,
         context_logits: bool = False,
         vocab_size: int,
     ) -> None:
@@ -42,14 +87,18 @@ class EngineCall:
             model: The engine model.
             request: Of the client.
             prompts: Of the request, as the engine takes them.
+            tensor_names: Of the engine model.
             context_logits: Log probabilities of prompts are computed here, from the logits that the engine returns.
             vocab_size: Without the engine's padding.
+
+        Raises:
+            RequestRefused: an input is given by two names.
         """
         self._model = model
         self._id = engine_id(request)
         self._over = False
         self.asked_for = asked_for(request)
-        self._inputs = engine_inputs(request, prompts)
+        self._inputs = engine_inputs(request, prompts, tensor_names)
         outputs = [*self.asked_for]
         self._prompt_logits: PromptLogits | None = None
         if context_logits and RETURN_PROMPT_LOG_PROBS in self._inputs:
@@ -116,7 +165,7 @@ _PASSED = {
     "temperature": "temperature",
     "length_penalty": "len_penalty",
     "repetition_penalty": "repetition_penalty",
-    "min_length": "min_length",  # until 0.20, then min_tokens
+    "min_length": "min_length",  # until 0.20, then min_tokens; see `TensorNames`
     "min_tokens": "min_tokens",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
@@ -168,9 +217,13 @@ _ASKED_FOR = {
 _UNIQUE = 16  # characters: an id of that length or more is taken to be its client's alone
 
 
-def engine_inputs(request: Any, prompts: Prompts) -> dict[str, Array]:
-    """What the engine is to do, as its inputs."""
-    return _prompt_inputs(prompts) | _passed_inputs(request)
+def engine_inputs(request: Any, prompts: Prompts, tensor_names: TensorNames) -> dict[str, Array]:
+    """What the engine is to do, as its inputs.
+
+    Raises:
+        RequestRefused: an input is given by two names.
+    """
+    return _prompt_inputs(prompts) | _passed_inputs(request, tensor_names)
 
 
 def asked_for(request: Any) -> tuple[str, ...]:
@@ -204,11 +257,13 @@ def _prompt_inputs(prompts: Prompts) -> dict[str, Array]:
     return inputs | {name: array for name, array in optional.items() if array.shape[-1]}
 
 
-def _passed_inputs(request: Any) -> dict[str, Array]:
-    inputs = {}
-    for ours, theirs in (_PASSED | _OWN_PASSED).items():
+def _passed_inputs(request: Any, tensor_names: TensorNames) -> dict[str, Array]:
+    inputs: dict[str, Array] = {}
+    for ours, theirs in {**_PASSED, **_OWN_PASSED, **tensor_names.by_client}.items():
         array = read(request, ours)
         if array is not None:
+            if theirs in inputs:
+                raise RequestRefused(f"{ours}: is given by its older name, too")
             inputs[theirs] = array.reshape(-1, 1) if ours in _SCALARS else array
     if read_flag(request, KV_CACHE_STATS):
         inputs["return_perf_metrics"] = np.ones_like(inputs["request_output_len"], np.bool_)

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
+from engine_call import TensorNames
 from engine_client import EngineClient, follow_trace
 from serving import ServingContext, TextRequest
 from shared.cancellation import CancellationWatch, WatchedSender
@@ -28,7 +29,7 @@ from shared.prompts import PromptEncoder
 from shared.refusal import RequestRefused
 from shared.tensors import FINAL, failure
 from shared.tokenizer import TextDecoder, TextTokenizer
-from speculation import DraftHealth, DraftSettings, TensorNames
+from speculation import DraftHealth, DraftSettings
 
 _MAX_OPEN_REQUESTS = 1024  # more wait here; threads are made as they are needed
 
@@ -37,7 +38,7 @@ class TritonPythonModel:
     """See Triton's Python backend for when each method is called."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        parameters = Parameters(args)
+        parameters, tensor_names = Parameters(args), TensorNames.of(json.loads(args["model_config"]))
         tokenizer = TextTokenizer(
             parameters.path("tokenizer_dir"), add_special_tokens=parameters.flag("add_special_tokens", True)
         )
@@ -54,7 +55,8 @@ class TritonPythonModel:
             },
             skip_special_tokens=parameters.flag("skip_special_tokens", True),
             engine=EngineClient(parameters.text("tensorrt_llm_model_name", "tensorrt_llm")),
-            speculation=_speculation(parameters, args),
+            tensor_names=tensor_names,
+            speculation=_speculation(parameters, tensor_names),
             accumulate_tokens=parameters.flag("accumulate_tokens", False),
             exclude_input_in_output=parameters.flag("exclude_input_in_output", False),
             decoupled=parameters.decoupled,
@@ -98,7 +100,7 @@ class TritonPythonModel:
         sender.send(last, flags=FINAL)
 
 
-def _speculation(parameters: Parameters, args: Mapping[str, str]) -> DraftSettings | None:
+def _speculation(parameters: Parameters, tensor_names: TensorNames) -> DraftSettings | None:
     name = parameters.text("tensorrt_llm_draft_model_name", "")
     if not name:
         return None
@@ -110,7 +112,7 @@ def _speculation(parameters: Parameters, args: Mapping[str, str]) -> DraftSettin
     return DraftSettings(
         draft=EngineClient(name),
         health=DraftHealth(pb_utils.Logger.log_warn),
-        tensor_names=TensorNames.of(json.loads(args["model_config"])),
+        tensor_names=tensor_names,
         max_draft_tokens=optional("max_draft_tokens"),
         max_input_tokens=optional("max_input_tokens"),
         max_output_tokens=optional("max_output_tokens"),

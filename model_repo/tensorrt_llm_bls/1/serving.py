@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from draft_target_call import DraftTargetCall
-from engine_call import LOG_PROBS, EngineCall
+from engine_call import LOG_PROBS, EngineCall, TensorNames
 from engine_client import EngineClient
 from shared.prompts import PromptEncoder
 from shared.refusal import NOT_DECOUPLED, RequestRefused
@@ -38,6 +38,7 @@ class ServingContext:
     decoders: Mapping[bool, TextDecoder]  # by whether special tokens are left out
     skip_special_tokens: bool  # unless a request says otherwise
     engine: EngineClient
+    tensor_names: TensorNames  # of the engine
     speculation: DraftSettings | None  # None: there is no draft model beside the engine
     accumulate_tokens: bool
     exclude_input_in_output: bool  # unless a request says otherwise
@@ -117,6 +118,7 @@ class TextRequest:
                 setup.engine,
                 request,
                 self._prompts,
+                tensor_names=setup.tensor_names,
                 context_logits=setup.context_logits,
                 vocab_size=setup.encoder.vocab_size,
             )

@@ -10,12 +10,11 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from engine_call import TensorNames
 from engine_client import EngineClient
 from shared.prompt_log_probs import RETURN_PROMPT_LOG_PROBS
 from shared.prompts import Prompts
@@ -136,27 +135,3 @@ class DraftHealth:
             self._said.add(reason)
         if not known:
             self._say(f"the draft model failed, the target goes on alone: {text}")
-
-
-@dataclass(frozen=True, slots=True)
-class TensorNames:
-    """Names and types of tensors that differ between releases of TensorRT-LLM, read from a model's config.
-
-    >>> TensorNames.of({"input": [{"name": "random_seed"}], "output": []}).seed
-    'random_seed'
-    """
-
-    min_tokens: str = "min_tokens"  # `min_length` before 0.20
-    seed: str = "seed"  # `random_seed` before 0.20
-    logits: npt.DTypeLike = np.float32  # of `draft_logits`, and of `generation_logits`
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> TensorNames:
-        """Read the config of a model; the engine behind it is of the same release, with the same type of logits."""
-        inputs = {tensor["name"] for tensor in config["input"]}
-        types = {tensor["name"]: tensor["data_type"] for tensor in config["output"]}
-        return cls(
-            min_tokens="min_length" if "min_length" in inputs else "min_tokens",
-            seed="random_seed" if "random_seed" in inputs else "seed",
-            logits=np.float16 if types.get("generation_logits") == "TYPE_FP16" else np.float32,
-        )

@@ -1,30 +1,23 @@
-"""The semantic layer: the nearest questions of the same scope, above a threshold, that pass every check."""
+"""The semantic layer: the nearest questions of the same scope, above a floor of the cosine, that a verifier passes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from pipeline.cache.backend import Backend, Candidate, Vector
 from pipeline.cache.key import Question
 
+if TYPE_CHECKING:  # who has a verifier has imported it
+    from pipeline.cache.semantic.decision import Decision, Verifier
+
 _CANDIDATES = 4  # that are looked at; the nearest one that passes is taken
 # Of a question that is compared: 256 tokens seldom have as many, and to read more takes long.
 _MAX_CHARS = 8192
-
-
-class Verifier(Protocol):
-    """Decides whether the answer to one question serves another."""
-
-    def prepare(self, text: str) -> None:
-        """Compute what is needed of a question by itself, while its embedding is at hand."""
-
-    def objection(self, asked: str, kept: str, similarity: float) -> str | None:
-        """Return why it does not, such as "numbers differ"; None if it does."""
 
 
 class TextEmbedder(Protocol):
@@ -35,6 +28,11 @@ class TextEmbedder(Protocol):
     def __call__(self, text: str, /) -> Vector | None: ...
 
 
+def never(_: str) -> bool:
+    """Whatever is asked: False."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class SemanticLayer:
     """See `pipeline.cache.response_cache.Semantic`.
@@ -42,15 +40,26 @@ class SemanticLayer:
     Embeddings of different models are not comparable, and a cache outlives the choice of its model. Each model's are
     therefore turned in a direction of its own, which keeps every cosine among them, and brings those between models
     near 0.
+
+    Attributes:
+        backend: finds what is near.
+        embedder: text to vector.
+        verifier: judges what is near.
+        min_similarity: cosine that every hit needs.
+        min_score: score that a hit needs; None: what the verifier needs by default.
+        unshared: whether the answer to a question is nobody else's, because it depends on when or by whom it is asked.
     """
 
     backend: Backend
     embedder: TextEmbedder
     verifier: Verifier
-    min_similarity: float  # cosine
+    min_similarity: float
+    min_score: float | None = None
+    unshared: Callable[[str], bool] = never
 
     def embed(self, question: Question) -> Vector | None:
-        if not question.comparable or len(question.turn) > _MAX_CHARS:
+        """See `Semantic.embed`; None also for a question whose answer is not shared."""
+        if not question.comparable or len(question.turn) > _MAX_CHARS or self.unshared(question.turn):
             return None
         vector = self.embedder(question.turn)
         if vector is None:
@@ -61,10 +70,17 @@ class SemanticLayer:
         return vector * _signs(self.embedder.digest, len(vector))
 
     def near(self, question: Question, vector: Vector) -> Sequence[Candidate]:
+        """See `Semantic.near`."""
         return self.backend.near(question.scope, vector, _CANDIDATES, self.min_similarity)
 
+    def decide(self, question: Question, candidate: Candidate) -> Decision:
+        """Judge whether the answer of a candidate serves a question."""
+        return self.verifier.decide(question.turn, candidate.turn, candidate.similarity)
+
     def serves(self, question: Question, candidate: Candidate) -> bool:
-        return self.verifier.objection(question.turn, candidate.turn, candidate.similarity) is None
+        """See `Semantic.serves`."""
+        least = self.verifier.default_min_score if self.min_score is None else self.min_score
+        return self.decide(question, candidate).serves(least)
 
 
 @lru_cache
@@ -72,20 +88,3 @@ def _signs(digest: bytes, dimensions: int) -> Vector:
     """1 or -1 for each dimension."""
     drawn = np.random.default_rng(int.from_bytes(digest, "little")).integers(2, size=dimensions)
     return (2 * drawn - 1).astype(np.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class VerifierChain:
-    """Asks several verifiers in turn; the first objection counts."""
-
-    verifiers: Sequence[Verifier]
-
-    def prepare(self, text: str) -> None:
-        for verifier in self.verifiers:
-            verifier.prepare(text)
-
-    def objection(self, asked: str, kept: str, similarity: float) -> str | None:
-        for verifier in self.verifiers:
-            if (found := verifier.objection(asked, kept, similarity)) is not None:
-                return found
-        return None

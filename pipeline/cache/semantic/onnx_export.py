@@ -1,11 +1,11 @@
-"""From a BERT sentence encoder's checkpoint to the folder that `Embedder` reads: ONNX graphs, in 8 bits if that agrees.
+"""From a BERT checkpoint to the folder that `Embedder` or `CrossEncoder` reads: ONNX graphs, in 8 bits if that agrees.
 
 Done once, so that serving needs no torch.
 
 Inputs input_ids, attention_mask and token_type_ids, int64 [batch, tokens]; output last_hidden_state, float32 [batch,
 tokens, hidden]: the graph that sentence-transformers publishes. A second output of the same shape, first_hidden_state,
-is what goes into the first layer: words as they are, before they have read each other. Needs the distributions `onnx`
-and `safetensors`.
+is what goes into the first layer: words as they are, before they have read each other. Of a checkpoint that classifies
+pairs of texts, the output is logits, float32 [batch, labels]. Needs the distributions `onnx` and `safetensors`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.cache.semantic.cross_encoder import GRAPHS, CrossEncoder
 from pipeline.cache.semantic.embedder import FIRST, OUTPUT, Embedder
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _OPSET = 17  # LayerNormalization as one operation
 _MASKED = -1e9
+_CLASSIFIER = "classifier.weight"
 
 
 def write_onnx(checkpoint: Path, into: Path) -> None:
     """Write the ONNX graph of a checkpoint (config.json, model.safetensors) to the file `into`.
+
+    Args:
+        checkpoint: folder of an encoder, or of one with a head that classifies pairs of texts.
+        into: file that is written.
 
     Raises:
         ValueError: this is not a BERT encoder with GELU and absolute positions.
@@ -35,6 +41,8 @@ def write_onnx(checkpoint: Path, into: Path) -> None:
     from safetensors.numpy import load_file
 
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    # What a configuration does not say is transformers' default.
+    config.setdefault("position_embedding_type", "absolute")
     wanted = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
     faults = [
         f"{key} = {config.get(key)}, not {value}" for key, value in wanted.items() if config.get(key) != value
@@ -42,7 +50,9 @@ def write_onnx(checkpoint: Path, into: Path) -> None:
     if faults:
         raise ValueError(f"{checkpoint}/config.json: {'; '.join(faults)}")
     weights = load_file(checkpoint / "model.safetensors")
-    onnx.save(_Encoder(config, weights).model(), into)
+    # Under the head of a classifier, the encoder's tensors have its name before theirs.
+    named = {name.removeprefix("bert."): weight for name, weight in weights.items()}
+    onnx.save(_Encoder(config, named).model(), into)
 
 
 class _Encoder:
@@ -60,22 +70,28 @@ class _Encoder:
         mask = self._mask()
         for layer in range(self._config["num_hidden_layers"]):
             last = self._layer(f"encoder.layer.{layer}", last, mask)
-        for name, states in ((OUTPUT, last), (FIRST, first)):
-            self._nodes.append(helper.make_node("Identity", [states], [name]))
-        shape = ["batch", "tokens"]
+        shape: list[str | int] = ["batch", "tokens"]
+        outputs = {name: (states, [*shape, self._config["hidden_size"]]) for name, states in
+                   ((OUTPUT, last), (FIRST, first))}  # fmt: skip
+        if _CLASSIFIER in self._weights:
+            outputs = {"logits": (self._logits(last), ["batch", len(self._weights[_CLASSIFIER])])}
+        for name, (made, _) in outputs.items():
+            self._nodes.append(helper.make_node("Identity", [made], [name]))
         graph = helper.make_graph(
             self._nodes,
             "bert",
             [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name in INPUTS],
-            [
-                helper.make_tensor_value_info(name, TensorProto.FLOAT, [*shape, self._config["hidden_size"]])
-                for name in (OUTPUT, FIRST)
-            ],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, of) for name, (_, of) in outputs.items()],
             [numpy_helper.from_array(array, name) for name, array in self._constants.items()],
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=8)
         checker.check_model(model, full_check=True)
         return model
+
+    def _logits(self, states: str) -> str:
+        """[batch, labels], of what the mark at the beginning has become."""
+        mark = self._node("Gather", states, self._constant("zero", np.int64(0)), axis=1)
+        return self._linear("classifier", self._node("Tanh", self._linear("pooler.dense", mark)))
 
     def _embeddings(self) -> str:
         words = self._node("Gather", self._weight("embeddings.word_embeddings.weight"), "input_ids")
@@ -201,3 +217,44 @@ def _cosine(one: Embedder, other: Embedder, text: str) -> float:
     assert a is not None, "the sentences are short"
     assert b is not None, "the sentences are short"
     return float(a @ b)
+
+
+MAX_DIFFERENCE = 0.05  # mean distance between the probabilities of both graphs
+
+
+def export_cross_encoder(checkpoint: Path, into: Path) -> float | None:
+    """Write tokenizer, configuration and graphs of a cross-encoder: its published graph, or one of its weights.
+
+    Args:
+        checkpoint: folder with config.json, tokenizer.json, and model.onnx or a BERT classifier's model.safetensors.
+        into: folder that is filled.
+
+    Returns:
+        The mean distance between the probabilities of the 8-bit and the 32-bit graph; None if it is above
+        `MAX_DIFFERENCE`, and the 8-bit graph was left out.
+
+    Raises:
+        ValueError: the graph, or the one that was made, is none of a cross-encoder for two texts.
+    """
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    into.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer.json", "config.json"):
+        shutil.copyfile(checkpoint / name, into / name)
+    published = next((checkpoint / name for name in GRAPHS if (checkpoint / name).is_file()), None)
+    if published is None:
+        write_onnx(checkpoint, into / "model.onnx")
+    else:
+        shutil.copyfile(published, into / "model.onnx")
+    exact = CrossEncoder(into)
+    pairs = [(one, other) for one in SENTENCES for other in SENTENCES[::3]]
+    expected = np.array([exact(one, other) for one, other in pairs])
+    quantize_dynamic(
+        into / "model.onnx", into / "model_int8.onnx", weight_type=QuantType.QInt8, per_channel=True
+    )
+    rounded = CrossEncoder(into)
+    difference = float(np.mean(np.abs(np.array([rounded(one, other) for one, other in pairs]) - expected)))
+    if difference > MAX_DIFFERENCE:
+        (into / "model_int8.onnx").unlink()
+        return None
+    return difference

@@ -1,191 +1,228 @@
-"""Choosing the setting that serves most within a budget of wrong hits, with a cross-validated estimate of it."""
+"""Choosing the setting that serves most within a budget of wrong hits, and promising no more than the pairs can show.
+
+Of many settings that are tried on the same pairs, the best looks better than it is. So one half of the pairs chooses
+verifier, guards and floor, and the other half alone says how far the score may be lowered: from the strictest threshold
+down, as long as the exact bound on the share of traps served is within the budget. Thresholds that are tested in a
+fixed order, up to the first that fails, need no correction for their number (learn then test: A. Angelopoulos and
+others, arXiv:2110.01052), so what is shown holds with the confidence that is stated, for pairs like these. With too few
+pairs for two halves, only the score is chosen, by all of them. With too few for that, nothing is promised.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache.tuning.measuring import CountedShare, Measured, PairOutcome, pairs_needed
+from pipeline.cache.tuning.measuring import (
+    FLOORS,
+    SCORES,
+    Measured,
+    PairOutcome,
+    Rows,
+    Setting,
+    pairs_needed,
+)
+from pipeline.cache.tuning.pairs import question_groups
 
-_FOLDS = 5
 Basis = Literal["interval", "rate", "fewest"]
-# Traps that a check must have objected to before it can be judged whether it may be left out.
+# Traps in which a guard must have found something before it can be judged whether it may be left out.
 _MIN_TRAPS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class TunedSetting:
-    """A setting for the recipe, and the evidence for it."""
+    """A setting for the recipe, and the evidence for it.
 
-    # Share of the traps that may be served.
+    Attributes:
+        budget: share of the traps that may be served.
+        confidence: of what is shown.
+        outcome: on all pairs.
+        shown: on the pairs that show it: the other half, or all of them where only the score was chosen.
+        basis: what is within the budget: the bound that is shown ("interval"), the observed rate only, or nothing.
+        halved: whether one half chose and the other shows.
+        can_show: the smallest budget that these pairs could show with some pair served; None if none.
+        traps_needed: traps, none of them served, that would show the budget.
+    """
+
     budget: float
     confidence: float
-    # On all pairs.
     outcome: PairOutcome
-    # Checks to leave out.
-    skipped: tuple[str, ...]
-    # Each fifth of the pairs at the setting that the others chose; None with too few pairs.
-    held_out: PairOutcome | None
-    # Traps, none of them served, that would bring the upper end of the interval within the budget.
+    shown: PairOutcome
+    basis: Basis
+    halved: bool
+    can_show: float | None
     traps_needed: int
 
     @property
-    def meets_budget(self) -> bool:
-        """Whether the upper end of the interval is within the budget."""
-        return self.basis == "interval"
+    def setting(self) -> Setting:
+        """The dials."""
+        return self.outcome.setting
 
     @property
-    def basis(self) -> Basis:
-        """What is within the budget: the upper end of the interval, the observed rate only, or nothing."""
-        false = self.outcome.false
-        if false.high(self.confidence) <= self.budget:
-            return "interval"
-        return "rate" if false.of and false.value <= self.budget else "fewest"
+    def meets_budget(self) -> bool:
+        """Whether the pairs show that the budget is kept."""
+        return self.basis == "interval"
 
 
 def choose(
-    measured: Measured, *, budget: float, confidence: float = 0.95, may_skip: bool = False
+    measured: Measured, start: Setting, *, budget: float, confidence: float = 0.95, all_dials: bool = True
 ) -> TunedSetting:
-    """Choose the setting of most recall whose wrong hits are within the budget by the upper end of their interval.
+    """Choose the setting of most recall of which the pairs show that it keeps the budget.
 
     If no threshold shows that, the observed rate decides; if that is beyond the budget too, the fewest wrong hits do.
 
     Args:
         measured: the labelled pairs.
+        start: the dials as the recipe has them.
         budget: share of the traps that may be served.
-        confidence: of the interval.
-        may_skip: checks may be left out, one by one, where nothing is lost by it, neither on the pairs that chose them
-            nor on those that did not.
+        confidence: of what is shown.
+        all_dials: verifier, guards and floor may be changed, too, where there are enough pairs for two halves.
     """
-    if may_skip:
-        choice = _choice(measured, budget, confidence, may_skip=True)
-        shown = choice.held_out is not None and choice.held_out.false.high(confidence) <= budget
-        if not choice.skipped or shown:
-            return choice
-    return _choice(measured, budget, confidence, may_skip=False)
-
-
-def _choice(measured: Measured, budget: float, confidence: float, *, may_skip: bool) -> TunedSetting:
+    needed = pairs_needed(budget, confidence)
     everything = np.ones(len(measured.pairs), np.bool_)
-    outcome, skipped = _best(measured, everything, budget, confidence, may_skip=may_skip)
+    showing = _half(measured)
+    halved = all_dials and int((showing & ~measured.same).sum()) >= needed
+    chosen = _best(measured, start, ~showing, budget) if halved else start
+    rows = showing if halved else everything
+    shown, can_show = _lowest_shown(measured, chosen, rows, budget, confidence)
+    if shown is not None:
+        basis: Basis = "interval"
+        setting = shown.setting
+    else:
+        setting, basis = _by_rate(measured, chosen, budget)
     return TunedSetting(
         budget=budget,
         confidence=confidence,
-        outcome=outcome,
-        skipped=skipped,
-        held_out=_held_out(measured, budget, confidence, may_skip=may_skip),
-        traps_needed=pairs_needed(budget, confidence),
+        outcome=measured.outcome(setting),
+        shown=measured.outcome(setting, rows),
+        basis=basis,
+        halved=halved,
+        can_show=can_show,
+        traps_needed=needed,
     )
 
 
-def _best(
-    measured: Measured, rows: NDArray[np.bool_], budget: float, confidence: float, *, may_skip: bool
-) -> tuple[PairOutcome, tuple[str, ...]]:
-    skipped: tuple[str, ...] = ()
-    best = _threshold(measured, rows, budget, confidence, skipped)
-    while may_skip:
-        tried = [
-            (_threshold(measured, rows, budget, confidence, (*skipped, name)), (*skipped, name))
-            for name in measured.checks
-            if name not in skipped and _known(measured, rows, name)
-        ]
-        better = [
-            (outcome, names)
-            for outcome, names in tried
-            if outcome.recall.count > best.recall.count and outcome.false.count <= best.false.count
-        ]
-        if not better:
+def _lowest_shown(
+    measured: Measured, chosen: Setting, rows: Rows, budget: float, confidence: float
+) -> tuple[PairOutcome | None, float | None]:
+    """The outcome at the lowest threshold that is shown to keep the budget, and the smallest budget that could be."""
+    best, can_show = None, None
+    for score in reversed(SCORES):
+        outcome = measured.outcome(replace(chosen, min_score=score), rows)
+        if not outcome.recall.count:
+            continue
+        bound = outcome.false.bound(confidence)
+        can_show = bound if can_show is None else can_show
+        if bound > budget:
             break
-        best, skipped = max(better, key=lambda found: found[0].recall.count)
-    return best, skipped
+        best = outcome
+    return best, can_show
 
 
-def _threshold(
-    measured: Measured, rows: NDArray[np.bool_], budget: float, confidence: float, skipped: Collection[str]
-) -> PairOutcome:
-    """Of settings that serve the same, the one with the highest threshold."""
-    outcomes = [measured.outcome(threshold, skipped, rows) for threshold in measured.steps]
+def _by_rate(measured: Measured, chosen: Setting, budget: float) -> tuple[Setting, Basis]:
+    """Of thresholds that serve the same, the highest."""
+    outcomes = [measured.outcome(replace(chosen, min_score=score)) for score in SCORES]
+    within = [outcome for outcome in outcomes if outcome.false.value <= budget]
+    basis: Basis = "rate" if within else "fewest"
     fewest = min(outcome.false.count for outcome in outcomes)
-    within = (
-        [outcome for outcome in outcomes if outcome.false.high(confidence) <= budget]
-        or [outcome for outcome in outcomes if outcome.false.value <= budget]
-        or [outcome for outcome in outcomes if outcome.false.count == fewest]
+    best = max(
+        within or [outcome for outcome in outcomes if outcome.false.count == fewest],
+        key=lambda outcome: (outcome.recall.count, outcome.setting.min_score),
     )
-    return max(within, key=lambda outcome: (outcome.recall.count, outcome.threshold))
+    return best.setting, basis
 
 
-def _known(measured: Measured, rows: NDArray[np.bool_], name: str) -> bool:
-    """Whether there are enough traps of the kind that a check is for."""
-    objects = measured.objects[:, measured.checks.index(name)]
-    return int((objects & ~measured.same & rows).sum()) >= _MIN_TRAPS
+def _best(measured: Measured, start: Setting, rows: Rows, budget: float) -> Setting:
+    """The setting that serves most of some pairs within the budget, by the rate that is observed there."""
+    tried = []
+    for verifier in measured.scores:
+        best = _best_levels(measured, replace(start, verifier=verifier), rows, budget)
+        while True:
+            fewer = [
+                _best_levels(
+                    measured,
+                    replace(best[2], guards=tuple(one for one in best[2].guards if one != name)),
+                    rows,
+                    budget,
+                )
+                for name in best[2].guards
+                if _known(measured, rows, name)
+            ]
+            # A guard goes only where more is served and no more of it wrongly.
+            better = [found for found in fewer if found[0] > best[0] and found[1] <= best[1]]
+            if not better:
+                break
+            best = max(better, key=lambda found: found[0])
+        tried.append(best)
+    return max(tried, key=lambda found: found[0])[2]
 
 
-def _held_out(measured: Measured, budget: float, confidence: float, *, may_skip: bool) -> PairOutcome | None:
-    groups = _groups(measured)
-    if len(set(groups.tolist())) < _FOLDS:
-        return None
-    recall, false, thresholds = [0, 0], [0, 0], []
-    for fold in range(_FOLDS):
-        here = groups % _FOLDS == fold
-        chosen, skipped = _best(measured, ~here, budget, confidence, may_skip=may_skip)
-        found = measured.outcome(chosen.threshold, skipped, here)
-        thresholds.append(chosen.threshold)
-        for sums, share in ((recall, found.recall), (false, found.false)):
-            sums[0] += share.count
-            sums[1] += share.of
-    return PairOutcome(float(np.mean(thresholds)), CountedShare(*recall), CountedShare(*false))
+def _best_levels(measured: Measured, setting: Setting, rows: Rows, budget: float) -> tuple[int, int, Setting]:
+    """Floor and threshold that serve most within the budget: true pairs, traps, and the setting.
+
+    Of settings that serve the same, the strictest.
+    """
+    allowed = measured.unforbidden(setting.guards) & rows
+    scores, same = measured.scores[setting.verifier], measured.same
+    traps = int((rows & ~same).sum())
+    best = (-1, 0, setting)
+    for floor in sorted({*FLOORS, setting.min_similarity}):
+        near = allowed & (measured.cosines >= floor)
+        right, wrong = (_reaching(scores[near & label]) for label in (same, ~same))
+        for score, true, false in zip(SCORES, right, wrong, strict=True):
+            if false <= budget * traps and true >= best[0]:
+                best = (true, false, replace(setting, min_similarity=floor, min_score=score))
+    if best[0] < 0:
+        return 0, traps, setting
+    return best
 
 
-def _groups(measured: Measured) -> NDArray[np.int64]:
-    """Pairs that share a question stay together, and so do those of one category where there are enough categories."""
-    categories = sorted({pair.category for pair in measured.pairs})
-    if len(categories) >= _FOLDS:
-        return np.array([categories.index(pair.category) for pair in measured.pairs])
-    parent: dict[str, str] = {}
+def _reaching(scores: NDArray[np.float64]) -> list[int]:
+    """How many reach each threshold of `SCORES`."""
+    return [int(count) for count in len(scores) - np.searchsorted(np.sort(scores), SCORES)]
 
-    def root(text: str) -> str:
-        while (above := parent.setdefault(text, text)) != text:
-            text = above
-        return text
 
-    for pair in measured.pairs:
-        parent[root(pair.a)] = root(pair.b)
-    roots = [root(pair.a) for pair in measured.pairs]
-    number = {text: at for at, text in enumerate(dict.fromkeys(roots))}
-    return np.array([number[text] for text in roots])
+def _known(measured: Measured, rows: Rows, name: str) -> bool:
+    """Whether there are enough traps of the kind that a guard is for."""
+    found = measured.found[:, measured.guards.index(name)]
+    return int((found & ~measured.same & rows).sum()) >= _MIN_TRAPS
+
+
+def _half(measured: Measured) -> Rows:
+    """About half of the pairs, the same ones each time; pairs that share a question are in the same half."""
+    even: Rows = np.array(question_groups(measured.pairs)) % 2 == 0
+    return even
 
 
 @dataclass(frozen=True, slots=True)
-class CheckWeight:
-    """How many pairs above the threshold one check alone stops, among those that are on."""
+class GuardWeight:
+    """How many pairs one guard alone stops, among those that are on."""
 
-    check: str
+    guard: str
     stopped: int  # traps that would be served without it
     lost: int  # pairs that would rightly be served without it
 
 
-def weigh(measured: Measured, threshold: float, skipped: Collection[str] = ()) -> tuple[CheckWeight, ...]:
-    """Count for every check that is on what it alone stops, in their order."""
-    used = [at for at, name in enumerate(measured.checks) if name not in skipped]
-    objects = measured.objects[:, used]
-    alone = objects & (objects.sum(axis=1) == 1)[:, None] & (measured.values >= threshold)[:, None]
+def weigh(measured: Measured, setting: Setting) -> tuple[GuardWeight, ...]:
+    """Count for every guard that is on what it alone stops, in their order."""
+    used = [measured.guards.index(name) for name in setting.guards]
+    found = measured.found[:, used]
+    reached = measured.passing(replace(setting, guards=()))
+    alone = found & (found.sum(axis=1) == 1)[:, None] & reached[:, None]
     stopped = (alone & ~measured.same[:, None]).sum(axis=0).tolist()
     lost = (alone & measured.same[:, None]).sum(axis=0).tolist()
     return tuple(
-        CheckWeight(measured.checks[at], *counts) for at, *counts in zip(used, stopped, lost, strict=True)
+        GuardWeight(name, *counts) for name, *counts in zip(setting.guards, stopped, lost, strict=True)
     )
 
 
-def by_category(
-    measured: Measured, threshold: float, skipped: Collection[str] = ()
-) -> dict[str, PairOutcome]:
+def by_category(measured: Measured, setting: Setting) -> dict[str, PairOutcome]:
     """Count what would be served of each category, sorted by name; pairs without a category are left out."""
     categories = np.array([pair.category for pair in measured.pairs])
     return {
-        name: measured.outcome(threshold, skipped, categories == name)
+        name: measured.outcome(setting, categories == name)
         for name in sorted(set(categories.tolist()) - {""})
     }

@@ -1,21 +1,24 @@
-"""Labelled pairs as a cache would judge them: the value that a threshold is about, and what every check says.
+"""Labelled pairs as a cache would judge them: how near they are, how they score, and what every guard finds.
 
-Shares are counted with Wilson's score interval (E. B. Wilson, 1927), which holds for few counts, too.
+Shares are told with Wilson's score interval (E. B. Wilson, 1927), which holds for few counts, too; what is promised
+rests on the exact bound of Clopper and Pearson (1934).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cache.backend import Vector
+from pipeline.cache.semantic.decision import Verifier
 from pipeline.cache.tuning.pairs import Pair
+
+Rows = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +26,8 @@ class CountedShare:
     """A count out of a total, with its confidence interval.
 
     >>> share = CountedShare(0, 150)
-    >>> f"{share.value:.3f} ({share.low():.3f} to {share.high():.3f})"
-    '0.000 (0.000 to 0.025)'
+    >>> f"{share.value:.3f} ({share.low():.3f} to {share.high():.3f}), at most {share.bound():.3f}"
+    '0.000 (0.000 to 0.025), at most 0.020'
     """
 
     count: int
@@ -43,10 +46,23 @@ class CountedShare:
         """Upper end of the two-sided interval; 1 if nothing was counted."""
         return self._interval(confidence)[1]
 
+    def bound(self, confidence: float = 0.95) -> float:
+        """The largest share with which so small a count is not less likely than 1 - confidence: exact, one-sided."""
+        if self.count >= self.of:
+            return 1.0
+        low, high = self.value, 1.0
+        for _ in range(50):
+            middle = (low + high) / 2
+            if _at_most(self.count, self.of, middle) > 1 - confidence:
+                low = middle
+            else:
+                high = middle
+        return high
+
     def _interval(self, confidence: float) -> tuple[float, float]:
         if not self.of:
             return 0.0, 1.0
-        z2 = _z(confidence) ** 2
+        z2 = NormalDist().inv_cdf(0.5 + confidence / 2) ** 2
         middle = self.value + z2 / (2 * self.of)
         spread = math.sqrt(z2 * (self.value * (1 - self.value) + z2 / (4 * self.of)) / self.of)
         scale = 1 + z2 / self.of
@@ -54,124 +70,138 @@ class CountedShare:
         return (0.0 if self.count == 0 else low), (1.0 if self.count == self.of else high)
 
 
+def _at_most(count: int, of: int, share: float) -> float:
+    """Probability of at most `count` out of `of`, each with probability `share` (above 0, below 1)."""
+    k = np.arange(count + 1)
+    log_choose = np.concatenate([[0.0], np.cumsum(np.log((of - k[1:] + 1) / k[1:]))])
+    logs = log_choose + k * math.log(share) + (of - k) * math.log1p(-share)
+    return float(np.exp(logs).sum())
+
+
 def pairs_needed(budget: float, confidence: float = 0.95) -> int:
-    """Return how many traps, none of them served, put the upper end of the interval at the budget.
+    """Return how many traps, none of them served, show that the budget is kept.
 
     >>> pairs_needed(0.01)
-    381
+    299
     """
-    return math.ceil(_z(confidence) ** 2 * (1 - budget) / budget)
-
-
-def _z(confidence: float) -> float:
-    return NormalDist().inv_cdf(0.5 + confidence / 2)
+    return math.ceil(math.log(1 - confidence) / math.log(1 - budget))
 
 
 Embed = Callable[[str], Vector | None]
-# The setting whose threshold is chosen.
-Dial = Literal["min_similarity", "min_score"]
+# What each guard finds in a question and a candidate, by name; None or nothing for one that finds nothing.
+Findings = Callable[[str, str], Mapping[str, str | None]]
+
+# Floors of the cosine, and thresholds of the score, that are tried.
+FLOORS = tuple(round(0.3 + step / 20, 2) for step in range(14))
+SCORES = (*(round(step / 100, 2) for step in range(2, 100)), 0.995, 0.999)
 
 
-class InspectableVerifier(Protocol):
-    """A verifier whose checks can be asked one by one."""
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The dials of semantic lookup, as a recipe has them.
 
-    @property
-    def checks_alone(self) -> tuple[str, ...]:
-        """Names of the checks that refuse a hit by themselves."""
+    Attributes:
+        verifier: whose score decides, by its name in `Measured.scores`.
+        min_similarity: cosine that every hit needs.
+        min_score: score that every hit needs.
+        guards: that may forbid one.
+    """
 
-    def objecting(self, asked: str, kept: str, similarity: float) -> tuple[bool, ...]:
-        """Return for each of them whether it objects."""
-
-    @property
-    def dial(self) -> Dial:
-        """The setting whose threshold `value` must reach for a hit."""
-
-    def value(self, asked: str, kept: str, similarity: float) -> float:
-        """Rate two questions: the higher, the likelier one answer serves both."""
-
-
-# The value of a pair that is not looked up: too long for the embedder, or not near.
-NEVER = -math.inf
-# Thresholds that are tried.
-STEPS: Mapping[Dial, tuple[float, ...]] = {
-    "min_similarity": tuple(round(0.45 + step / 100, 2) for step in range(55)),
-    "min_score": tuple(round(-3 + step / 10, 1) for step in range(81)),
-}
+    verifier: str
+    min_similarity: float
+    min_score: float
+    guards: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PairOutcome:
     """What a cache would do with the pairs at one setting."""
 
-    threshold: float
+    setting: Setting
     recall: CountedShare  # of the pairs that one answer serves
     false: CountedShare  # of the traps
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What every check and the threshold say of every pair; rows are pairs."""
+    """What embedder, verifiers and guards say of every pair; rows are pairs.
+
+    Attributes:
+        pairs: as they were labelled.
+        cosines: float64 [pairs]; -1 where a text is too long for the embedder.
+        scores: verifier -> float64 [pairs], as if no guard had found anything.
+        found: bool [pairs, guards], whether a guard found something.
+        guards: their names.
+    """
 
     pairs: Sequence[Pair]
-    values: NDArray[np.float64]  # [pairs] that the threshold is about: cosine, or the score
-    objects: NDArray[np.bool_]  # [pairs, checks] whether the check objects
-    checks: tuple[str, ...]  # that refuse a hit by themselves
-    dial: Dial = "min_similarity"
-    min_similarity: float = 0.5  # cosine that every hit needs
+    cosines: NDArray[np.float64]
+    scores: Mapping[str, NDArray[np.float64]]
+    found: Rows
+    guards: tuple[str, ...]
 
     @property
-    def steps(self) -> tuple[float, ...]:
-        """Thresholds to choose from, ascending."""
-        return STEPS[self.dial]
+    def same(self) -> Rows:
+        """The labels, bool [pairs]."""
+        return np.array([pair.same for pair in self.pairs], np.bool_)
 
-    def outcome(
-        self, threshold: float, skipped: Collection[str] = (), rows: NDArray[np.bool_] | None = None
-    ) -> PairOutcome:
-        """Count what would be served at a threshold, with all checks but the skipped ones, among some rows or all."""
-        served, same = self._passing(threshold, skipped), self.same
+    def unforbidden(self, guards: Sequence[str]) -> Rows:
+        """Where none of these guards found anything, bool [pairs]."""
+        columns = [self.guards.index(name) for name in guards]
+        allowed: Rows = ~self.found[:, columns].any(axis=1)
+        return allowed
+
+    def passing(self, setting: Setting) -> Rows:
+        """What a cache would serve, bool [pairs]."""
+        passed: Rows = (
+            self.unforbidden(setting.guards)
+            & (self.cosines >= setting.min_similarity)
+            & (self.scores[setting.verifier] >= setting.min_score)
+        )
+        return passed
+
+    def outcome(self, setting: Setting, rows: Rows | None = None) -> PairOutcome:
+        """Count what would be served, among some rows or all."""
+        served, same = self.passing(setting), self.same
         among = np.ones(len(same), np.bool_) if rows is None else rows
         return PairOutcome(
-            threshold,
+            setting,
             recall=CountedShare(int((served & same & among).sum()), int((same & among).sum())),
             false=CountedShare(int((served & ~same & among).sum()), int((~same & among).sum())),
         )
 
-    @property
-    def same(self) -> NDArray[np.bool_]:
-        """The labels, bool [pairs]."""
-        return np.array([pair.same for pair in self.pairs], np.bool_)
-
-    def served(self, threshold: float, skipped: Collection[str], *, same: bool) -> list[Pair]:
+    def served(self, setting: Setting, *, same: bool) -> list[Pair]:
         """Return the pairs of one label that would be served."""
-        passed = self._passing(threshold, skipped)
+        passed = self.passing(setting)
         return [pair for pair, yes in zip(self.pairs, passed, strict=True) if yes and pair.same is same]
-
-    def _passing(self, threshold: float, skipped: Collection[str]) -> NDArray[np.bool_]:
-        kept = [at for at, name in enumerate(self.checks) if name not in skipped]
-        passing: NDArray[np.bool_] = (self.values >= threshold) & ~self.objects[:, kept].any(axis=1)
-        return passing
 
 
 def measure(
-    pairs: Sequence[Pair], embed: Embed, verifier: InspectableVerifier, *, min_similarity: float
+    pairs: Sequence[Pair],
+    embed: Embed,
+    verifiers: Mapping[str, Verifier],
+    findings: Findings,
+    guards: Sequence[str],
 ) -> Measured:
-    """Embed and check every pair, one after another.
+    """Embed, score and check every pair, one after another.
 
     Args:
         pairs: labelled pairs.
         embed: text to embedding; None if the text is too long.
-        verifier: its checks and its value are recorded.
-        min_similarity: cosine that every hit needs, where it is not the setting that is chosen.
+        verifiers: name -> what scores them; none of their guards may be on.
+        findings: what each guard finds.
+        guards: names of those that may be on.
     """
-    floor = 0.0 if verifier.dial == "min_similarity" else min_similarity
-    values = np.full(len(pairs), NEVER)
-    objects = np.empty((len(pairs), len(verifier.checks_alone)), np.bool_)
+    cosines = np.empty(len(pairs))
+    scores = {name: np.empty(len(pairs)) for name in verifiers}
+    found = np.zeros((len(pairs), len(guards)), np.bool_)
     for row, pair in enumerate(pairs):
-        near = cosine(embed(pair.a), embed(pair.b))
-        objects[row] = verifier.objecting(pair.a, pair.b, near)
-        if near >= floor:
-            values[row] = verifier.value(pair.a, pair.b, near)
-    return Measured(pairs, values, objects, verifier.checks_alone, verifier.dial, floor)
+        near = cosines[row] = cosine(embed(pair.a), embed(pair.b))
+        told = findings(pair.a, pair.b)
+        found[row] = [bool(told.get(name)) for name in guards]
+        for name, verifier in verifiers.items():
+            scores[name][row] = verifier.decide(pair.a, pair.b, near).score
+    return Measured(pairs, cosines, scores, found, tuple(guards))
 
 
 def cosine(one: Vector | None, other: Vector | None) -> float:

@@ -6,7 +6,8 @@ Pairs are {a, b, same, category?}, lines of a log {question, scope?}. A log is w
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -45,10 +46,15 @@ class BadLines(ValueError):
 def read_pairs(lines: Iterable[str]) -> list[Pair]:
     """Read labelled pairs, one JSON object a line; empty lines are skipped.
 
+    A pair that stands there again, in either order, is taken once: a copy shows nothing new.
+
     Raises:
         BadLines: lines are malformed, or one label is missing; it names everything that is wrong.
     """
-    pairs = _each(lines, _pair)
+    found: dict[tuple[frozenset[str], bool], Pair] = {}
+    for pair in _each(lines, _pair):
+        found.setdefault((frozenset((pair.a, pair.b)), pair.same), pair)
+    pairs = list(found.values())
     labels = {pair.same for pair in pairs}
     if len(labels) < 2:
         lacking = 1 if labels == {False} else 0
@@ -67,6 +73,34 @@ def read_log(lines: Iterable[str]) -> list[LoggedQuestion]:
     if not log:
         raise BadLines([(0, 'is empty: needs questions, a line each, or lines like {"question": "…"}')])
     return log
+
+
+def question_groups(pairs: Sequence[Pair]) -> list[int]:
+    """Return a number of 32 bits for each pair: the same for pairs that hang together by their questions.
+
+    What is chosen by some pairs must be tried on others that share no question with them. The numbers do not depend on
+    the order of the pairs, and are the same each time.
+
+    Args:
+        pairs: labelled or not.
+
+    >>> pairs = [Pair("a", "b", True), Pair("c", "d", True), Pair("b", "e", False)]
+    >>> first, second, third = question_groups(pairs)
+    >>> first == third, first == second
+    (True, False)
+    """
+    parent: dict[str, str] = {}
+
+    def root(text: str) -> str:
+        while parent.setdefault(text, text) != text:
+            # Each step halves the way, so that long chains stay short.
+            parent[text] = text = parent[parent[text]]
+        return text
+
+    for pair in pairs:
+        one, other = sorted((root(pair.a), root(pair.b)))
+        parent[other] = one
+    return [zlib.crc32(root(pair.a).encode()) for pair in pairs]
 
 
 def _each(lines: Iterable[str], read: Callable[[str], Row]) -> list[Row]:

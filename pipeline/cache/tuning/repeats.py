@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache.semantic.layer import Verifier
+from pipeline.cache.semantic.decision import Verifier
 from pipeline.cache.tuning.measuring import Embed
 from pipeline.cache.tuning.pairs import LoggedQuestion
 
@@ -26,7 +26,7 @@ class NearPair:
     a: str
     b: str
     similarity: float
-    objection: str | None  # what the first check says that objects
+    served: bool  # whether a cache would serve one with the answer to the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +42,31 @@ class Repeats:
         return sum(near.similarity >= threshold for near in self.nears)
 
     def served(self, threshold: float) -> int:
-        """Count those of them that pass every check."""
-        return sum(near.similarity >= threshold and near.objection is None for near in self.nears)
+        """Count those of them that would share an answer."""
+        return sum(near.similarity >= threshold and near.served for near in self.nears)
 
     def merged(self) -> list[NearPair]:
-        """Return those that pass every check, the nearest first."""
-        return [near for near in self.nears if near.objection is None]
+        """Return those that would share an answer, the nearest first."""
+        return [near for near in self.nears if near.served]
 
 
-def find_repeats(log: Sequence[LoggedQuestion], embed: Embed, verifier: Verifier) -> Repeats:
-    """Compare the last `MOST` questions, each with the others of its scope."""
+def find_repeats(
+    log: Sequence[LoggedQuestion], embed: Embed, verifier: Verifier, min_score: float
+) -> Repeats:
+    """Compare the last `MOST` questions, each with the others of its scope.
+
+    Args:
+        log: questions that were asked.
+        embed: text to embedding; None if the text is too long.
+        verifier: judges which pairs would share an answer.
+        min_score: that they need.
+    """
     texts = list(dict.fromkeys(log[-MOST:]))
     scopes: dict[str, list[str]] = {}
     for logged in texts:
         scopes.setdefault(logged.scope, []).append(logged.question)
     nears = [
-        NearPair(a, b, similarity, verifier.objection(a, b, similarity))
+        NearPair(a, b, similarity, verifier.decide(a, b, similarity).serves(min_score))
         for questions in scopes.values()
         for a, b, similarity in _nearest(questions, embed)
     ]

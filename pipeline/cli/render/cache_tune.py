@@ -3,47 +3,58 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
-from pipeline.cache.semantic.verification import CHECKS
 from pipeline.cache.tuning.choosing import TunedSetting, by_category, weigh
-from pipeline.cache.tuning.measuring import CountedShare, Measured, PairOutcome
+from pipeline.cache.tuning.measuring import SCORES, CountedShare, Measured, PairOutcome, Setting
 
+# Name of the regression of this package; a cross-encoder is named by its source.
+BUILT_IN = "built-in"
 _BAR = 24  # characters
 _ROWS = 12
 _EXAMPLES = 5
 _NAME = 60  # characters of a category, at most
+_STEP = 8  # of the thresholds, every so many are drawn
 
 
 def choice_page(measured: Measured, choice: TunedSetting) -> str:
-    """The curve, the rows around the choice, checks, categories, what was chosen, and the lines of the recipe."""
+    """The curve, the rows around the choice, guards, categories, what is shown, and the lines of the recipe."""
     outcome = choice.outcome
     head = f"{len(measured.pairs):,} pairs: {outcome.recall.of:,} that one answer serves, {outcome.false.of:,} traps"
-    wrong = measured.served(outcome.threshold, choice.skipped, same=False)[:_EXAMPLES]
+    wrong = measured.served(choice.setting, same=False)[:_EXAMPLES]
     parts = [
-        [head],
+        [head, *_verifiers(measured)],
         _curve(measured, choice),
         _table(measured, choice),
-        _checks(measured, choice),
+        _guards(measured, choice),
         _categories(measured, choice),
-        [*_verdict(measured, choice), *(f"  served wrongly: {pair.a}  |  {pair.b}" for pair in wrong)],
-        recipe_lines(measured, choice),
+        [*_verdict(choice), *(f"  served wrongly: {pair.a}  |  {pair.b}" for pair in wrong)],
+        recipe_lines(measured, choice.setting) if choice.meets_budget else [],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
-def recipe_lines(measured: Measured, choice: TunedSetting) -> list[str]:
+def recipe_lines(measured: Measured, setting: Setting) -> list[str]:
     """What to write into a recipe."""
-    lines = ["cache:", "  semantic:", f"    {measured.dial}: {_number(choice.outcome.threshold, measured)}"]
-    if measured.dial == "min_score":
-        lines.append(f"    min_similarity: {measured.min_similarity:.2f}")
-    on = [name for name in CHECKS if name not in choice.skipped]
-    return [*lines, f"    checks: [{', '.join(on)}]"] if choice.skipped else lines
+    lines = [
+        "cache:",
+        "  semantic:",
+        f"    min_score: {setting.min_score:g}",
+        f"    min_similarity: {setting.min_similarity:g}",
+    ]
+    if len(measured.scores) > 1:
+        lines.append(
+            f"    verifier: {'null' if setting.verifier == BUILT_IN else json.dumps(setting.verifier)}"
+        )
+    if set(setting.guards) != set(measured.guards):
+        lines.append(f"    guards: [{', '.join(setting.guards)}]")
+    return lines
 
 
 def choice_json(measured: Measured, choice: TunedSetting) -> str:
     """The same, with every threshold."""
-    at, skipped, sure = choice.outcome.threshold, choice.skipped, choice.confidence
+    setting, sure = choice.setting, choice.confidence
     document = {
         "pairs": len(measured.pairs),
         "budget": choice.budget,
@@ -51,63 +62,74 @@ def choice_json(measured: Measured, choice: TunedSetting) -> str:
         "meets_budget": choice.meets_budget,
         "basis": choice.basis,
         "traps_needed": choice.traps_needed,
+        "can_show": None if choice.can_show is None else round(choice.can_show, 5),
         "chosen": {
-            **({"min_similarity": measured.min_similarity} if measured.dial == "min_score" else {}),
-            **_row(choice.outcome, measured, sure),
-            "checks": [name for name in CHECKS if name not in skipped],
-            "scorer": measured.dial == "min_score",
-            "left_out": list(skipped),
+            "verifier": setting.verifier,
+            "min_similarity": setting.min_similarity,
+            **_row(choice.outcome, sure),
+            "guards": list(setting.guards),
+            "left_out": [name for name in measured.guards if name not in setting.guards],
         },
-        "held_out": None if choice.held_out is None else _row(choice.held_out, measured, sure),
-        "thresholds": [_row(measured.outcome(step, skipped), measured, sure) for step in measured.steps],
-        "checks": [
-            {"check": weight.check, "stopped_alone": weight.stopped, "lost_alone": weight.lost}
-            for weight in weigh(measured, at, skipped)
+        "shown": {**_row(choice.shown, sure), "bound": round(choice.shown.false.bound(sure), 5)},
+        "held_out": _row(choice.shown, sure) if choice.halved else None,
+        "thresholds": [_row(measured.outcome(replace(setting, min_score=score)), sure) for score in SCORES],
+        "guards": [
+            {"guard": weight.guard, "stopped_alone": weight.stopped, "lost_alone": weight.lost}
+            for weight in weigh(measured, setting)
         ],
         "categories": {
             name: {"recall": _share(found.recall, sure), "false_hits": _share(found.false, sure)}
-            for name, found in by_category(measured, at, skipped).items()
+            for name, found in by_category(measured, setting).items()
         },
     }
     return json.dumps(document, indent=2, ensure_ascii=False)
 
 
+def _verifiers(measured: Measured) -> list[str]:
+    return [f"judged by: {', '.join(measured.scores)}"] if len(measured.scores) > 1 else []
+
+
 def _curve(measured: Measured, choice: TunedSetting) -> list[str]:
-    alone = "cosine" if measured.dial == "min_similarity" else "score"
-    lines = [f"  {'':<6}{'true pairs served':<{_BAR + 2}}{'traps served':<{_BAR + 2}}traps by {alone} alone"]
-    for threshold in sorted({*measured.steps[::5], choice.outcome.threshold}):
-        outcome = measured.outcome(threshold, choice.skipped)
-        bare = measured.outcome(threshold, measured.checks)
+    setting = choice.setting
+    lines = [
+        f"  {'':<7}{'true pairs served':<{_BAR + 2}}{'traps served':<{_BAR + 2}}traps served without guards"
+    ]
+    for score in sorted({*SCORES[::_STEP], setting.min_score}):
+        outcome = measured.outcome(replace(setting, min_score=score))
+        bare = measured.outcome(replace(setting, min_score=score, guards=()))
         lines.append(
-            f"{_mark(threshold, choice)} {_number(threshold, measured):<6}"
+            f"{_mark(score, setting)} {score:<7g}"
             f"{_bar(outcome.recall, '#')}  {_bar(outcome.false, '!')}  {_bar(bare.false, '!')}"
         )
     return lines
 
 
 def _table(measured: Measured, choice: TunedSetting) -> list[str]:
-    sure = choice.confidence
-    lines = [f"  {measured.dial:<16}{f'recall ({sure:.0%} interval)':<26}false hits"]
-    at = measured.steps.index(choice.outcome.threshold)
-    first = max(0, min(at - _ROWS // 2, len(measured.steps) - _ROWS))
-    for threshold in measured.steps[first : first + _ROWS]:
-        outcome = measured.outcome(threshold, choice.skipped)
+    sure, setting = choice.confidence, choice.setting
+    lines = [f"  {'min_score':<11}{f'recall ({sure:.0%} interval)':<26}false hits"]
+    at = SCORES.index(setting.min_score)
+    first = max(0, min(at - _ROWS // 2, len(SCORES) - _ROWS))
+    for score in SCORES[first : first + _ROWS]:
+        outcome = measured.outcome(replace(setting, min_score=score))
         lines.append(
-            f"{_mark(threshold, choice)} {_number(threshold, measured):<16}{_interval(outcome.recall, sure, 1):<26}"
+            f"{_mark(score, setting)} {score:<11g}{_interval(outcome.recall, sure, 1):<26}"
             f"{_interval(outcome.false, sure, 2)}"
         )
     return lines
 
 
-def _checks(measured: Measured, choice: TunedSetting) -> list[str]:
-    lines = [f"  {'check':<16}{'traps it alone stops':<26}true pairs it alone costs"]
-    weights = weigh(measured, choice.outcome.threshold, choice.skipped)
-    lines += [f"  {weight.check:<16}{weight.stopped:<26,}{weight.lost:,}" for weight in weights]
-    return [*lines, *(f"  {name:<16}left out" for name in choice.skipped)]
+def _guards(measured: Measured, choice: TunedSetting) -> list[str]:
+    lines = [f"  {'guard':<16}{'traps it alone stops':<26}true pairs it alone costs"]
+    lines += [
+        f"  {weight.guard:<16}{weight.stopped:<26,}{weight.lost:,}"
+        for weight in weigh(measured, choice.setting)
+    ]
+    left_out = [name for name in measured.guards if name not in choice.setting.guards]
+    return [*lines, *(f"  {name:<16}left out" for name in left_out)]
 
 
 def _categories(measured: Measured, choice: TunedSetting) -> list[str]:
-    found = by_category(measured, choice.outcome.threshold, choice.skipped)
+    found = by_category(measured, choice.setting)
     if not found:
         return []
     width = min(max(16, *(len(name) + 2 for name in found)), _NAME)
@@ -119,34 +141,48 @@ def _categories(measured: Measured, choice: TunedSetting) -> list[str]:
     return lines
 
 
-def _verdict(measured: Measured, choice: TunedSetting) -> list[str]:
-    outcome, sure, false = choice.outcome, choice.confidence, choice.outcome.false
+def _verdict(choice: TunedSetting) -> list[str]:
+    outcome, sure, shown = choice.outcome, choice.confidence, choice.shown
     budget = f"{100 * choice.budget:g}%"
     lines = [
-        f"At {_number(outcome.threshold, measured)}, {outcome.recall.value:.0%} of the true pairs are served, "
-        f"and {false.count} of {false.of:,} traps: at most {false.high(sure):.2%} ({sure:.0%} interval)."
+        f"At a score of {choice.setting.min_score:g} and a cosine of {choice.setting.min_similarity:g}, "
+        f"{outcome.recall.value:.0%} of the true pairs are served, and {outcome.false.count} of "
+        f"{outcome.false.of:,} traps."
     ]
     if choice.basis == "interval":
-        lines.append(f"That is within the budget of {budget}.")
-    elif choice.basis == "rate":
-        lines.append(
-            f"Chosen by the rate that was observed: so few traps cannot show that the budget of {budget} is met. That "
-            f"takes {choice.traps_needed:,} traps of which none is served."
+        how = (
+            "One half of the pairs chose verifier, guards and floor, and the other shows it"
+            if choice.halved
+            else "Only the score was chosen, and all pairs show it"
         )
-    else:
-        lines.append(f"No setting meets the budget of {budget}; this one serves the fewest traps.")
-    if choice.held_out is not None:
-        held = choice.held_out
+        lines += [
+            f"Shown: at most {shown.false.bound(sure):.2%} of traps are served, with {sure:.0%} confidence, which is "
+            f"within the budget of {budget}.",
+            f"{how}: {shown.false.count} of {shown.false.of:,} traps, {shown.recall.value:.0%} of the true pairs. It "
+            "holds for questions like those of the pairs.",
+        ]
+        return lines
+    lines.append(
+        f"Nothing is promised: these pairs cannot show that the budget of {budget} is kept. That takes "
+        f"{choice.traps_needed:,} traps of which none is served"
+        + (
+            ", twice as many to choose more than the score."
+            if outcome.false.of < 2 * choice.traps_needed
+            else "."
+        )
+    )
+    if choice.can_show is not None:
+        lines.append(f"The smallest budget that they could show is {choice.can_show:.2%}.")
+    if choice.basis == "fewest":
         lines.append(
-            f"Chosen by four fifths of the pairs and tried on the other: recall {held.recall.value:.0%}, traps served "
-            f"{held.false.count} of {held.false.of:,}, at most {held.false.high(sure):.2%}."
+            "No threshold keeps the budget even by the rate that was observed; this one serves the fewest traps."
         )
     return lines
 
 
-def _row(outcome: PairOutcome, measured: Measured, confidence: float) -> dict[str, Any]:
+def _row(outcome: PairOutcome, confidence: float) -> dict[str, Any]:
     return {
-        measured.dial: round(outcome.threshold, 3),
+        "min_score": outcome.setting.min_score,
         "recall": _share(outcome.recall, confidence),
         "false_hits": _share(outcome.false, confidence),
     }
@@ -162,16 +198,12 @@ def _share(share: CountedShare, confidence: float) -> dict[str, float]:
     }
 
 
-def _mark(threshold: float, choice: TunedSetting) -> str:
-    return ">" if threshold == choice.outcome.threshold else " "
+def _mark(score: float, setting: Setting) -> str:
+    return ">" if score == setting.min_score else " "
 
 
 def _bar(share: CountedShare, drawn: str) -> str:
     return (drawn * round(share.value * _BAR)).ljust(_BAR, ".")
-
-
-def _number(threshold: float, measured: Measured) -> str:
-    return f"{threshold:.2f}" if measured.dial == "min_similarity" else f"{threshold:+.1f}"
 
 
 def _short(text: str, most: int) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
-from pipeline.cache.tuning.measuring import STEPS
+from pipeline.cache.tuning.measuring import FLOORS
 from pipeline.cache.tuning.repeats import MIN_SIMILARITY, MOST, Repeats
 
 _EXAMPLES = 5
+_FLOORS = [floor for floor in FLOORS if floor >= MIN_SIMILARITY]
 
 
 def repeats_page(found: Repeats) -> str:
@@ -16,14 +17,12 @@ def repeats_page(found: Repeats) -> str:
     lines = [
         f"{found.questions:,} questions, {found.different:,} different ones{last}",
         "",
-        f"  {'min_similarity':<16}{'pairs as near':<16}that pass every check",
+        f"  {'min_similarity':<16}{'pairs as near':<16}that would share an answer",
     ]
-    lines += [
-        f"  {at:<16.2f}{found.near(at):<16,}{found.served(at):,}" for at in STEPS["min_similarity"][::5]
-    ]
+    lines += [f"  {at:<16.2f}{found.near(at):<16,}{found.served(at):,}" for at in _FLOORS]
     merged = found.merged()
     examples = merged[:: max(1, len(merged) // _EXAMPLES)][:_EXAMPLES]
-    none = f"no pair is nearer than {MIN_SIMILARITY} and passes every check"
+    none = f"no pair is nearer than {MIN_SIMILARITY} and would share an answer"
     lines += ["", "would share an answer:" if examples else none]
     lines += [f"  {near.similarity:.2f}  {near.a}  |  {near.b}" for near in examples]
     return "\n".join(
@@ -37,10 +36,7 @@ def repeats_page(found: Repeats) -> str:
 
 def repeats_json(found: Repeats) -> str:
     """The same, with every threshold."""
-    rows = [
-        {"min_similarity": at, "near": found.near(at), "pass": found.served(at)}
-        for at in STEPS["min_similarity"]
-    ]
+    rows = [{"min_similarity": at, "near": found.near(at), "pass": found.served(at)} for at in _FLOORS]
     return json.dumps(
         {"questions": found.questions, "different": found.different, "thresholds": rows}, indent=2
     )

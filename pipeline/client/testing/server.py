@@ -20,7 +20,7 @@ _STREAMS_AT_ONCE = 512
 
 
 class FakeServer:
-    """Triton as a client sees it, on 127.0.0.1, with scripted answers. Starts and stops in a `with` block.
+    """Triton as a client sees it, on loopback, with scripted answers. Starts and stops in a `with` block.
 
     Requests on one stream are answered one after the other.
 
@@ -41,6 +41,7 @@ class FakeServer:
         *,
         model: config_pb.ModelConfig | None = None,
         port: int = 0,
+        host: str = "127.0.0.1",
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         """Bind a port; `with` starts to answer.
@@ -49,6 +50,7 @@ class FakeServer:
             reply: script of every answer, scripts that take turns, or a function from request to script.
             model: configuration of the model, made by `bls` (the default) or `llmapi`.
             port: of the gRPC service; 0 is any that is free.
+            host: address of loopback; several servers may have the same port at different ones, such as 127.0.0.2.
             credentials: for TLS.
         """
         self.config = model or bls()
@@ -59,13 +61,13 @@ class FakeServer:
             ThreadPoolExecutor(_STREAMS_AT_ONCE, thread_name_prefix="fake-server")
         )
         self._server.add_generic_rpc_handlers((self._handlers(),))
-        address = f"127.0.0.1:{port}"
+        address = f"{host}:{port}"
         self.port: int = (
             self._server.add_secure_port(address, credentials)
             if credentials
             else self._server.add_insecure_port(address)
         )
-        self.url = f"127.0.0.1:{self.port}"
+        self.url = f"{host}:{self.port}"
 
     def __enter__(self) -> Self:
         self._server.start()

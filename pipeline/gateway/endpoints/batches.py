@@ -17,7 +17,7 @@ from pipeline.gateway.batches.storage import BatchStorage
 from pipeline.gateway.context import GatewayContext
 from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily, json_answer
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.schema import parse_request, validate_request
+from pipeline.gateway.parsing import parse_request, validate_request
 
 _WINDOW_S = 24 * 3600
 
@@ -67,7 +67,7 @@ class BatchEndpoints(EndpointFamily):
         return self.context.batches
 
     async def _create(self, request: Request) -> Response:
-        tenant = self.context.authenticate(request)
+        tenant = await self.context.authenticate(request)
         asked = parse_request(BatchRequest, await self.context.receive_body(request))
         now = int(time.time())
         batch = BatchObject(
@@ -80,7 +80,7 @@ class BatchEndpoints(EndpointFamily):
         return json_answer(made)
 
     async def _list(self, request: Request) -> Response:
-        tenant = self.context.authenticate(request)
+        tenant = await self.context.authenticate(request)
         query = validate_request(BatchQuery, dict(request.query_params))
         found = await asyncio.to_thread(
             self._storage.batches, tenant.name, after=query.after, limit=query.limit + 1
@@ -88,11 +88,11 @@ class BatchEndpoints(EndpointFamily):
         return json_answer(Page.of(found, query.limit))
 
     async def _show(self, request: Request) -> Response:
-        tenant = self.context.authenticate(request)
+        tenant = await self.context.authenticate(request)
         return json_answer(await asyncio.to_thread(self._storage.batch, tenant.name, _id(request)))
 
     async def _cancel(self, request: Request) -> Response:
-        tenant, id = self.context.authenticate(request), _id(request)
+        tenant, id = await self.context.authenticate(request), _id(request)
 
         def cancel(batch: BatchObject) -> BatchObject:
             if batch.status in (*FINAL, "finalizing"):

@@ -15,7 +15,8 @@ from pipeline.gateway.access_log import RequestRecord
 from pipeline.gateway.endpoints.answers import EmbeddingAnswer
 from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.schema import EmbeddingRequest, parse_request
+from pipeline.gateway.parsing import parse_request
+from pipeline.gateway.schema import EmbeddingRequest
 from pipeline.gateway.served_model import EmbeddingModel, embedding_model_name
 
 
@@ -32,7 +33,7 @@ class EmbeddingEndpoints(EndpointFamily):
 
     async def _embed(self, request: Request) -> Response:
         context = self.context
-        tenant = context.authenticate(request)
+        tenant = await context.authenticate(request)
         body = await context.receive_body(request)
         record: RequestRecord = request.scope["record"]
 
@@ -43,7 +44,7 @@ class EmbeddingEndpoints(EndpointFamily):
 
         parsed, embedder, counts = await context.parsers.run(count, request, len(body), tenant)
         record.fields |= {"model": context.own_name(parsed.model), "prompt_tokens": sum(counts)}
-        with tenant.enforce_limits(sum(counts)):
+        async with tenant.enforce_limits(sum(counts)):
             answer = await create_embeddings(parsed, embedder, counts)
         context.metrics.count_tokens(tenant.name, "prompt", sum(counts))
         return JSONResponse(answer)

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from pipeline.gateway.endpoints.answers import FalseHitAnswer
 from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.schema import parse_request
+from pipeline.gateway.parsing import parse_request
 from pipeline.gateway.served_model import ServedModel
 
 _log = logging.getLogger("pipeline.gateway")
@@ -109,7 +109,7 @@ class FalseHitEndpoints(EndpointFamily):
         )  # fmt: skip
 
     async def _report(self, request: Request) -> Response:
-        tenant = self.context.authenticate(request)
+        tenant = await self.context.authenticate(request)
         report = parse_request(FalseHitRequest, await self.context.receive_body(request))
         hits = self.context.hits
         return JSONResponse(await hits.report(tenant.name, report.request_id, self.context.models))

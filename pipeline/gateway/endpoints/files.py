@@ -18,7 +18,7 @@ from pipeline.gateway.batches.storage import BatchStorage
 from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily, json_answer
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
-from pipeline.gateway.schema import validate_request
+from pipeline.gateway.parsing import validate_request
 
 _FORM_BYTES = 64 * 1024  # of a form besides its file
 
@@ -63,7 +63,7 @@ class FileEndpoints(EndpointFamily):
         return self.context.batches
 
     async def _upload(self, request: Request) -> Response:
-        tenant = self.context.authenticate(request)
+        tenant = await self.context.authenticate(request)
         limited = _limited(request, self._storage.limits.file_bytes)
         with self._storage.disk_errors():
             async with limited.form(max_files=1, max_fields=8) as form:
@@ -81,7 +81,7 @@ class FileEndpoints(EndpointFamily):
             return self._storage.add_file(tenant.name, content, upload.filename or "file", expires_s)
 
     async def _list(self, request: Request) -> Response:
-        tenant = self.context.authenticate(request)
+        tenant = await self.context.authenticate(request)
         query = validate_request(FileQuery, dict(request.query_params))
         found = await asyncio.to_thread(
             self._storage.files,
@@ -94,16 +94,16 @@ class FileEndpoints(EndpointFamily):
         return json_answer(Page.of(found, query.limit))
 
     async def _show(self, request: Request) -> Response:
-        tenant = self.context.authenticate(request)
+        tenant = await self.context.authenticate(request)
         return json_answer(await asyncio.to_thread(self._storage.file, tenant.name, _id(request)))
 
     async def _delete(self, request: Request) -> Response:
-        tenant, id = self.context.authenticate(request), _id(request)
+        tenant, id = await self.context.authenticate(request), _id(request)
         await asyncio.to_thread(self._storage.delete_file, tenant.name, id)
         return json_answer(FileDeleted(id=id))
 
     async def _content(self, request: Request) -> Response:
-        tenant, id = self.context.authenticate(request), _id(request)
+        tenant, id = await self.context.authenticate(request), _id(request)
         path = await asyncio.to_thread(self._storage.content, tenant.name, id)
         file = await asyncio.to_thread(self._storage.file, tenant.name, id)
         # Never shown by a browser: a file may hold anything, and the origin is that of the gateway's page.

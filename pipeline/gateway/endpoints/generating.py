@@ -18,7 +18,8 @@ from pipeline.gateway.endpoints.endpoint import EndpointFamily
 from pipeline.gateway.errors import from_client_error
 from pipeline.gateway.http_responses import EventStream, ModelAnswer, RecordedAnswer, json_response
 from pipeline.gateway.limits import Tenant
-from pipeline.gateway.schema import ModelRequest, parse_request
+from pipeline.gateway.parsing import parse_request
+from pipeline.gateway.schema import ModelRequest
 from pipeline.gateway.served_model import ServedModel
 
 _Body = TypeVar("_Body", bound=ModelRequest)
@@ -85,7 +86,7 @@ class GeneratingEndpoints(EndpointFamily):
             ApiError: the request is refused.
         """
         context = self.context
-        tenant = context.authenticate(request)
+        tenant = await context.authenticate(request)
         record: RequestRecord = request.scope["record"]
         body = await context.receive_body(request)
 
@@ -106,7 +107,7 @@ class GeneratingEndpoints(EndpointFamily):
                 return await context.parsers.run(lambda: begin(parsed), request, size, tenant)
             return begin(parsed)
         except PromptTooLong as error:
-            tenant.charge_tokens(error.tokens)
+            await tenant.charge_tokens(error.tokens)
             answered = from_client_error(error)
             answered.param = prompt_field
             raise answered from error

@@ -41,11 +41,18 @@ class OperationEndpoints(EndpointFamily):
         return own_page(_chat_page())
 
     async def _metrics(self, request: Request) -> Response:
+        await asyncio.to_thread(self._count_marks)
         status, usage = await asyncio.gather(
             self.context.status(), asyncio.to_thread(self.context.kv_cache_usage)
         )
         page, content_type = self.context.metrics.render(request.headers.get("accept", ""), status, usage)
         return Response(page, headers={"content-type": content_type})
+
+    def _count_marks(self) -> None:
+        """What `pipeline cache review` marked as wrong, before the metrics are read."""
+        for model in self.context.models.values():
+            if model.cache is not None:
+                model.cache.count_marks()
 
     async def _healthy(self, _: Request) -> Response:
         return PlainTextResponse("ok\n")

@@ -15,10 +15,10 @@ from pipeline.gateway.endpoints.endpoint import ApiEndpoint
 from pipeline.gateway.endpoints.generating import Asker, GeneratingEndpoints
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
+from pipeline.gateway.parsing import validate_request
 from pipeline.gateway.responses.model_response import ModelResponse
 from pipeline.gateway.responses.request import ResponseRequest
 from pipeline.gateway.responses.stored_responses import StoredResponse, StoredResponses
-from pipeline.gateway.schema import validate_request
 
 
 class InputItemsQuery(BaseModel):
@@ -82,20 +82,20 @@ class ResponseEndpoints(GeneratingEndpoints):
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
 
     async def _show(self, request: Request) -> Response:
-        _, stored = self._find(request)
+        _, stored = await self._find(request)
         if request.query_params.get("stream") == "true":
             text = "stream: only responses in the background can be streamed again, and there are none"
             raise ApiError(400, text, param="stream", code="unsupported_parameter")
         return Response(stored.response, media_type="application/json")
 
     async def _delete(self, request: Request) -> Response:
-        tenant, _ = self._find(request)
+        tenant, _ = await self._find(request)
         id = request.path_params["response_id"]
         self._memory.delete(tenant.name, id)
         return JSONResponse({"id": id, "object": "response", "deleted": True})
 
     async def _list_input(self, request: Request) -> Response:
-        _, stored = self._find(request)
+        _, stored = await self._find(request)
         items: list[dict[str, Any]] = json.loads(stored.input)
         query = validate_request(InputItemsQuery, dict(request.query_params))
         if query.order == "desc":
@@ -123,8 +123,8 @@ class ResponseEndpoints(GeneratingEndpoints):
         previous = body.previous_response_id
         return 0 if previous is None else self._memory.size(tenant.name, previous)
 
-    def _find(self, request: Request) -> tuple[Tenant, StoredResponse]:
-        tenant, id = self.context.authenticate(request), request.path_params["response_id"]
+    async def _find(self, request: Request) -> tuple[Tenant, StoredResponse]:
+        tenant, id = await self.context.authenticate(request), request.path_params["response_id"]
         stored = self._memory.get(tenant.name, id)
         if stored is None:
             raise ApiError(404, f"Response with id '{id[:64]}' not found.", code="response_not_found")

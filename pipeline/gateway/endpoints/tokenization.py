@@ -21,7 +21,8 @@ from pipeline.gateway.context import SMALL_BODY_BYTES
 from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily
 from pipeline.gateway.errors import ApiError, from_client_error
 from pipeline.gateway.messages import read_messages
-from pipeline.gateway.schema import TemplateFields, parse_request
+from pipeline.gateway.parsing import parse_request
+from pipeline.gateway.schema import TemplateFields
 from pipeline.gateway.served_model import ServedModel
 
 
@@ -86,7 +87,7 @@ class TokenizationEndpoints(EndpointFamily):
         self, request: Request, kind: type[Any], answer: Callable[[Any, ServedModel], dict[str, Any]]
     ) -> Response:
         context = self.context
-        tenant = context.authenticate(request)
+        tenant = await context.authenticate(request)
         record: RequestRecord = request.scope["record"]
         body = await context.receive_body(request)
 
@@ -104,7 +105,7 @@ class TokenizationEndpoints(EndpointFamily):
             raise from_client_error(error) from error
 
     async def _describe(self, request: Request) -> Response:
-        self.context.authenticate(request)
+        await self.context.authenticate(request)
         template = self._find_model(request.query_params.get("model")).template
         tokens = {} if template is None else template.special_tokens
         sources = None if template is None else template.sources

@@ -130,6 +130,7 @@ class ResponseRequest(TranslatedRequest):
         return self.to_chat(
             messages=messages,
             stream=self.stream,
+            prompt_cache_key=self.prompt_cache_key,
             max_completion_tokens=self.max_output_tokens,
             response_format={"type": form.type, **described},
             logprobs=log_probs,

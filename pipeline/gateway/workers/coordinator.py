@@ -185,7 +185,7 @@ class Coordinator:
         if watched is None:
             watched = self._watched[key] = _WatchedPackage(self, key, model, message["slots"])
             client = AsyncClient(message["urls"], model=message["entry"])
-            watched.begin(client)
+            watched.begin(client, message["slots_per_server"])
         watched.holders[number] = member.link
         watched.tell(member.link)
         # The first package of a worker is not taken over from another one.
@@ -250,7 +250,7 @@ class _Member:
 
 
 class _WatchedPackage:
-    """One package at some addresses, and the workers that know of it. To its `Readiness` it is what is paused."""
+    """One package at some addresses, and the workers that know of it. To its `Readiness` it is the queue."""
 
     def __init__(self, coordinator: Coordinator, key: str, model: str, slots: int) -> None:
         self.key, self.model, self.slots = key, model, slots
@@ -261,15 +261,20 @@ class _WatchedPackage:
         self.suspensions: dict[int, str] = {}
         self.fault: str | None = "it is not watched yet"
         self._coordinator, self._probed = coordinator, False
+        self._servers: list[str] = []
         self._ill: list[str] = []
         self._waiting: asyncio.Task[None] | None = None
 
-    def begin(self, client: AsyncClient) -> None:
+    def begin(self, client: AsyncClient, slots_per_server: int | None) -> None:
         """Watch the servers of a client."""
         self._client = client
-        self.readiness = Readiness(self.model, client, self)
+        self.readiness = Readiness(self.model, client, self, slots_per_server=slots_per_server)
         self.readiness.start()
         self._waiting = asyncio.create_task(self._wait_for_probes())
+
+    def resize(self, slots: int) -> None:
+        """Called by its readiness, before `pause` or `resume`: so many servers can be asked."""
+        self.slots = slots
 
     def pause(self, reason: str) -> None:
         """Called by its readiness: no server can be asked."""
@@ -289,8 +294,16 @@ class _WatchedPackage:
             one.last_chunk_at = max(one.last_chunk_at, chunks.get(one.url, one.last_chunk_at))
 
     def tell(self, link: Link) -> None:
-        """Tell a worker how the servers are."""
-        link.send("readiness", key=self.key, fault=self.fault, ill=self._ill, probed=self._probed)
+        """Tell a worker which servers there are, and how they are."""
+        link.send(
+            "readiness",
+            key=self.key,
+            fault=self.fault,
+            servers=self._servers,
+            ill=self._ill,
+            slots=self.slots,
+            probed=self._probed,
+        )
 
     async def aclose(self) -> None:
         """Stop watching."""
@@ -305,7 +318,8 @@ class _WatchedPackage:
         self._coordinator.note_change(self)
 
     def _change(self, fault: str | None) -> None:
+        servers = [one.url for one in self._client.endpoints]
         ill = [one.url for one in self._client.endpoints if one.ill]
-        if (fault, ill) != (self.fault, self._ill):
-            self.fault, self._ill = fault, ill
+        if (fault, servers, ill) != (self.fault, self._servers, self._ill):
+            self.fault, self._servers, self._ill = fault, servers, ill
             self._coordinator.note_change(self)

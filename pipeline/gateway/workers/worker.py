@@ -19,6 +19,7 @@ from pipeline.client import AsyncClient
 from pipeline.gateway.background import PreemptibleBlock
 from pipeline.gateway.endpoints.false_hits import CacheHit, CacheHits
 from pipeline.gateway.errors import ApiError
+from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.model_status import GatewayStatus, ModelStatus
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.workers.link import Link, LinkMessage
@@ -95,9 +96,15 @@ class GatewayWorker:
             link.close()
 
     def share(self, model: ServedModel) -> None:
-        """Give a model that was loaded here the queue and the readiness that all workers have."""
-        model.queue = LeasedQueue(self, model.name, model.queue.slots, model.queue.background_slots)
+        """Give a model that was loaded here the queue, the readiness and the servers that all workers have."""
+        queue, client = model.queue, model.client
+        assert isinstance(queue, FairQueue), "it is shared once"
+        model.queue = LeasedQueue(self, model.name, queue.slots, queue.batch_slots)
         model.readiness = SharedReadiness(self, model)
+        # The parent asks DNS for all, and each worker has its part of what a server takes.
+        client.stop_discovery()
+        if client.slots is not None:
+            client.slots = -(-client.slots // self.place.workers)
 
     def tell(self, op: str, **fields: Any) -> None:
         """Send a message that needs no answer."""
@@ -169,7 +176,7 @@ class GatewayWorker:
                     block.preempt()
             case "readiness":
                 if (readiness := self._watched.get(message["key"])) is not None:
-                    readiness.hear(message["fault"], message["ill"], probed=message["probed"])
+                    readiness.hear(message)
             case "answer":
                 answer = self._asked.get(message["number"])
                 if answer is not None and not answer.done():
@@ -198,9 +205,14 @@ class LeasedQueue:
     worker: GatewayWorker
     model: str
     slots: int
-    background_slots: int
+    batch_slots: int | None
     running: int = 0
     waiting: int = 0
+
+    @property
+    def background_slots(self) -> int:
+        """Requests in the background that run at the same time."""
+        return max(1, self.slots // 2) if self.batch_slots is None else self.batch_slots
 
     def resize(self, slots: int) -> None:
         """Note the number of slots; the parent knows it from what it watches."""
@@ -268,14 +280,17 @@ class SharedReadiness:
             urls=list(self._client.urls),
             entry=self._client.model_name,
             slots=self.model.queue.slots,
+            slots_per_server=self.model.slots_per_server,
         )
 
-    def hear(self, fault: str | None, ill: list[str], *, probed: bool) -> None:
+    def hear(self, message: LinkMessage) -> None:
         """Take what the parent has found out."""
-        self.fault = fault
+        self.fault = message["fault"]
+        self._client.use_servers(message["servers"])
         for one in self._client.endpoints:
-            one.ill = one.url in ill
-        if probed:
+            one.ill = one.url in message["ill"]
+        self.model.queue.resize(message["slots"])
+        if message["probed"]:
             self._probed.set()
 
     def suspect(self, url: str, reason: str) -> None:

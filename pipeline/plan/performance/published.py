@@ -72,7 +72,7 @@ def compute_figure(figure: PublishedFigure, given: Mapping[str, Any] | None = No
         return 1000 * engine.first_token(figure.prompt_tokens)
     if figure.kind == "fixed-batch":
         return figure.batch * figure.output_tokens / engine.static_batch(figure.batch, work)
-    requests = _requests(figure)
+    requests = full_load_requests(figure)
     return requests * figure.output_tokens / engine.run(requests, max_requests(figure), work)
 
 
@@ -81,7 +81,7 @@ def fills_steps(figure: PublishedFigure) -> bool:
     if figure.kind != "full-load":
         return False
     work = Workload(figure.prompt_tokens, figure.output_tokens)
-    return _engine(figure, None).most_decoding(work) < min(max_requests(figure), _requests(figure))
+    return _engine(figure, None).most_decoding(work) < min(max_requests(figure), full_load_requests(figure))
 
 
 def _engine(figure: PublishedFigure, given: Mapping[str, Any] | None) -> EngineSpeed:
@@ -103,7 +103,8 @@ def _load(figure: PublishedFigure) -> ModelLoad:
     return model_load(figure.need, gpu_rates(figure.gpu))
 
 
-def _requests(figure: PublishedFigure) -> int:
+def full_load_requests(figure: PublishedFigure) -> int:
+    """Return how many requests wait at the start of a full load."""
     return int(_data()["requests"][f"{figure.prompt_tokens}/{figure.output_tokens}"])
 
 

@@ -125,12 +125,12 @@ CHECKS: Mapping[str, Check] = {
 
 def _unchecked(context: Context) -> Iterator[Objection]:
     semantic = context.recipe.cache.semantic
-    if semantic is not None and semantic.checks == () and not semantic.scorer:
+    if semantic is not None and semantic.guards == () and semantic.min_score == 0:
         yield Objection(
-            ("cache.semantic.checks",),
-            "turns all checks of near questions off: unless the learned scorer decides, each gets the answer of the"
-            f" nearest one from a cosine of {semantic.min_similarity:g} on, whatever it says",
-            "leave it out for all checks, or name some",
+            ("cache.semantic.guards", "cache.semantic.min_score"),
+            "turn off all that is looked at besides: each near question gets the answer of the nearest one from a"
+            f" cosine of {semantic.min_similarity:g} on, whatever it says",
+            "leave out cache.semantic.guards for all guards, or cache.semantic.min_score for the default",
         )
 
 

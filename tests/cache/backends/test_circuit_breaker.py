@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, suppress
+
 import pytest
 
 from pipeline.cache.backend import BackendDown
@@ -70,3 +72,23 @@ def test_a_refusal_is_no_reason_to_rest() -> None:
     with pytest.raises(BackendDown, match="full"), rest.attempt():
         raise BackendDown("full")
     assert ask(rest, answers=True) == "answered"
+
+
+def test_requests_that_fail_together_count_as_one_failure() -> None:
+    clock = Clock()
+    rest = CircuitBreaker(clock)
+
+    def fail() -> None:
+        raise ServerUnreachable("no answer")
+
+    with ExitStack() as together:
+        # All have begun before the first of them fails.
+        for _ in range(10):
+            together.enter_context(suppress(ServerUnreachable))
+            together.enter_context(rest.attempt())
+            together.callback(fail)
+    clock.now += 0.5
+    assert ask(rest, answers=True) == "answered"
+    # When it is over, it is over: the next failure begins a rest at once.
+    assert ask(rest, answers=False) == "asked in vain"
+    assert ask(rest, answers=True) == "not asked"

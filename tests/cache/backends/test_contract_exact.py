@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.cache.backend import Capacity, EntryFilter
+from pipeline.cache.backend import Candidate, Capacity, EntryFilter
+from pipeline.cache.backends import open_backend
 from pipeline.cache.entry import CacheEntry, StoredChunk
 from pipeline.cache.key import Origin, engine_id, make_question, tenant_id
+from pipeline.cache.near_hits import NearHitLog, near_hits_place
 from tests.support.cache_asking import NOW, entry, question
 from tests.support.cache_places import Place
 
@@ -141,3 +143,29 @@ def test_caches_of_two_names_do_not_meet(place: Place) -> None:
     assert other.get(question("a").key, NOW) is None
     assert other.purge() == 0
     assert one.usage().entries == 1
+
+
+def test_near_hits_are_kept_beside_answers_and_each_mark_is_counted_once(place: Place) -> None:
+    """As cache and reviewer have them, in two processes where the place is shared."""
+    answers = place.open()
+    kept, asked = question("a"), [question("b"), question("c", tenant="ada")]
+    answers.put(kept, entry("A"))
+    where, name = near_hits_place(place.url, place.name)
+    shared = place.is_shared
+    log = NearHitLog(open_backend(where, name=name) if shared else place.open(name=name), 600)
+    reviewer = NearHitLog(open_backend(where, name=name)) if shared else log
+    for one in asked:
+        log.note(one, Candidate(kept.key, kept.turn, 0.9), NOW, print)
+    log.flush()
+    found = {hit.question.turn: hit for hit in reviewer.hits(NOW)}
+    assert {turn: (hit.kept, hit.key, hit.similarity) for turn, hit in found.items()} == {
+        "b": ("a", kept.key, 0.9),
+        "c": ("a", kept.key, 0.9),
+    }
+    assert log.take_marks() == 0
+    for hit in found.values():
+        reviewer.judge(hit, wrong=True, now=NOW)
+    assert [log.take_marks(), log.take_marks()] == [2, 0]
+    assert (list(log.hits(NOW)), answers.usage().entries) == ([], 1)
+    for one in {log, reviewer}:
+        one.close()

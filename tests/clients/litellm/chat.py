@@ -4,6 +4,8 @@ import json
 import os
 import sys
 
+# Else it asks the network for prices as it is imported, and its import fails now and then where there is none.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 import litellm
 
 ask = {

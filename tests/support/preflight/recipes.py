@@ -33,7 +33,7 @@ from tests.support.preflight.case import (
 from tests.support.preflight.tokenizers import ONE_DIFFERS, tokenizers
 
 PROMPTS, NO_REUSE = ("serving.prompt_log_probs=true",), "kv_cache.reuse=false"
-UNCHECKED = "cache={enabled: true, semantic: {checks: []}}"
+UNCHECKED = "cache={enabled: true, semantic: {guards: [], min_score: 0}}"
 FEW = ("quantization.calibration.allow_sample_count=true",)
 BLOCKS_64 = ("quantization.awq_block_size=64",)
 TO_NONE = ("quantization={}",)
@@ -41,7 +41,7 @@ GELU = (Fault("is not supported", key="hidden_act", value="gelu", fix="silu"),)
 
 CASES = [
     Case("cache.unchecked", None, TINY, ("cache={enabled: true, semantic: {}}",)),
-    Case("cache.unchecked", None, FP8, ("cache={enabled: true, semantic: {checks: [numbers]}}",)),
+    Case("cache.unchecked", None, FP8, ("cache={enabled: true, semantic: {guards: [], min_score: 0.5}}",)),
     Case("cache.unchecked", "warning", TINY, (UNCHECKED,)),
     Case("cache.unchecked", "warning", FP8, (UNCHECKED,)),
     Case("cache.unchecked", None, TINY),

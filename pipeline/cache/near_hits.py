@@ -1,0 +1,194 @@
+"""Near hits that were served, kept for a person to judge: which question was asked, and whose answer it got.
+
+They lie in a cache of their own beside that of the answers: on the same backend, encrypted with the same key, found by
+the same filters when a tenant or an engine is purged, and for as long as an answer may be served. They are written by
+a thread, so that no answer waits for it; the last ones may be lost when a process is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from pipeline.cache.backend import Backend, BackendDown, Candidate, Capacity, EntryFilter
+from pipeline.cache.backends import file_of, is_file
+from pipeline.cache.entry import CacheEntry, StoredChunk
+from pipeline.cache.key import DIGEST_BYTES, Question
+
+# How many are kept at most: what a person reads in weeks.
+NEAR_HITS = Capacity(entries=10_000, bytes=64 * 2**20)
+# Waiting to be written; more are passed over.
+_WAITING = 1000
+# Of this process's last ones it is remembered that they have been written.
+_REMEMBERED = 4096
+# No conversation has this scope: under it lie marks that have not been counted yet.
+_MARKS = blake2b(b"marks of a review", digest_size=DIGEST_BYTES).digest()
+_MARK_KEPT_S = 30 * 86_400.0
+
+
+def near_hits_place(place: str | Path, name: str) -> tuple[str | Path, str]:
+    """Return where the near hits of a cache lie, and under which name: a file beside its file, or on the same server.
+
+    >>> near_hits_place("answers.db", "pipeline")[0].name
+    'answers.near-hits.db'
+    """
+    if is_file(place):
+        file = file_of(place)
+        return file.with_name(f"{file.stem}.near-hits{file.suffix}"), name
+    return place, f"{name}.near-hits"
+
+
+@dataclass(frozen=True, slots=True)
+class NearHit:
+    """A question that was answered with the answer to another.
+
+    Attributes:
+        question: that was asked; `question.key` is what the hit is named by.
+        key: of the entry whose answer was served.
+        kept: question of that entry.
+        similarity: cosine of the two questions' embeddings.
+        served: when, s since the epoch.
+        shadow: whether it was only found, and the model answered.
+    """
+
+    question: Question
+    key: bytes
+    kept: str
+    similarity: float
+    served: float
+    shadow: bool = False
+
+
+class NearHitLog:
+    """Near hits on a backend of their own; safe to use from any number of threads and processes."""
+
+    def __init__(self, backend: Backend, ttl_s: float = _MARK_KEPT_S) -> None:
+        """
+        Args:
+            backend: of the near hits alone; closed with this.
+            ttl_s: how long a near hit is kept.
+        """
+        self._backend, self._ttl_s = backend, ttl_s
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="near-hits")
+        self._waiting = threading.BoundedSemaphore(_WAITING)
+        self._noted: dict[tuple[bytes, bytes], None] = {}
+        self._lock = threading.Lock()
+        self._removals: int | None = None
+
+    def note(
+        self,
+        question: Question,
+        served: Candidate,
+        now: float,
+        failed: Callable[[Exception], None],
+        *,
+        shadow: bool = False,
+    ) -> None:
+        """Keep a near hit, soon. Of the same question with the same answer, one is kept.
+
+        Args:
+            question: that was asked.
+            served: whose answer it got.
+            now: s since the epoch.
+            failed: is told what goes wrong when it is written.
+            shadow: whether it was only found, and the model answered.
+        """
+        of = (question.key, served.key)
+        with self._lock:
+            if of in self._noted or not self._waiting.acquire(blocking=False):
+                return
+            self._noted[of] = None
+            if len(self._noted) > _REMEMBERED:
+                self._noted.pop(next(iter(self._noted)))
+        hit = NearHit(question, served.key, served.turn, served.similarity, now, shadow)
+        self._writer.submit(self._write, hit, failed)
+
+    def hits(self, now: float) -> Iterator[NearHit]:
+        """Yield the near hits that nobody has judged yet, the last ones first.
+
+        Args:
+            now: s since the epoch.
+        """
+        for stored in self._backend.items():
+            if stored.scope == _MARKS or stored.entry.expires <= now:
+                continue
+            told = json.loads(stored.entry.text)
+            question = Question(
+                stored.scope, stored.engine, stored.tenant, stored.turn, comparable=True, repeatable=True
+            )
+            yield NearHit(
+                question,
+                bytes.fromhex(told["key"]),
+                told["kept"],
+                told["similarity"],
+                stored.entry.created,
+                told["shadow"],
+            )
+
+    def judge(self, hit: NearHit, *, wrong: bool, now: float) -> None:
+        """Take a near hit from the list.
+
+        One that was served and wrong is counted by the gateway, whenever it is asked for its metrics.
+
+        Args:
+            hit: that was judged.
+            wrong: whether its answer did not serve.
+            now: s since the epoch.
+        """
+        if wrong and not hit.shadow:
+            asked = hit.question
+            mark = Question(
+                _MARKS, asked.engine, asked.tenant, asked.key.hex(), comparable=False, repeatable=True
+            )
+            self._put(mark, "{}", now, _MARK_KEPT_S)
+        # This comes last: that something was removed is what `take_marks` looks for.
+        self._backend.remove([hit.question.key])
+
+    def take_marks(self) -> int:
+        """Count the hits that were judged wrong and not counted before, by this process or another."""
+        removals = self._backend.removals()
+        if removals == self._removals:
+            return 0
+        self._removals = removals
+        marks = [stored.key for stored in self._backend.items() if stored.scope == _MARKS]
+        # Of several processes, the one that removes a mark counts it.
+        return sum(self._backend.remove([mark]) for mark in marks)
+
+    def purge(self, which: EntryFilter) -> int:
+        """Remove the near hits whose questions match. Returns how many there were."""
+        return self._backend.purge(which)
+
+    def flush(self) -> None:
+        """Wait until what was noted so far has been written."""
+        self._writer.submit(lambda: None).result()
+
+    def close(self) -> None:
+        """Write what was noted, and close the backend."""
+        self._writer.shutdown()
+        self._backend.close()
+
+    def _write(self, hit: NearHit, failed: Callable[[Exception], None]) -> None:
+        try:
+            told = {
+                "key": hit.key.hex(),
+                "kept": hit.kept,
+                "similarity": round(hit.similarity, 4),
+                "shadow": hit.shadow,
+            }
+            self._put(hit.question, json.dumps(told, ensure_ascii=False), hit.served, self._ttl_s)
+        except BackendDown:
+            # Told where answers are looked up.
+            pass
+        except Exception as error:
+            failed(error)
+        finally:
+            self._waiting.release()
+
+    def _put(self, question: Question, text: str, now: float, ttl_s: float) -> None:
+        entry = CacheEntry.of([StoredChunk(text)], finish_reason="stop", created=now, expires=now + ttl_s)
+        self._backend.put(question, entry)

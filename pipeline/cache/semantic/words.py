@@ -1,0 +1,361 @@
+"""What a question says, taken apart for comparison: words, numbers with units and dates, codes, quotations, names.
+
+The only words that are listed (data/words.yaml) are function words, numerals, units, months and days of the week.
+Whether a question is English is told by its function words; names and grammar are read in English alone, the rest in
+any language.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import yaml
+
+_KEPT = 4096  # questions, about 5 KB each
+_TOKEN = re.compile(
+    r"""https?://[^\s"'<>]+ | www\.[^\s"'<>]+ | (?<![\w.+-])[\w.+-]+@[\w-]+\.[\w.]*\w
+    | (?<!\S)--?[a-zA-Z][\w-]* | \d+(?:[.,:/\-]\d+)*\w* | \.?[^\W\d_]\w*(?:['.\-]\w+)*(?:\+\+|\#)? | _\w+
+    | (?<=\d\s)-(?=\s\d) | [^\s\w.,;:!?'"`()\[\]{}/\\|…¿¡«»„\-]""",
+    re.VERBOSE,
+)
+_QUOTED = re.compile(r'"([^"]{1,200})"|`([^`]{1,200})`|(?<!\w)\'([^\']{1,200})\'(?!\w)')
+_PLAIN = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": " ", "\u00a0": " "})
+# Contractions, written out: "can't" is "can not".
+_WRITTEN_OUT = tuple(
+    (re.compile(pattern, re.IGNORECASE), full)
+    for pattern, full in (
+        (r"\b(?:can't|cannot|cant)\b", "can not"),
+        (r"\b(?:won't|wont)\b", "will not"),
+        (r"\b(do|does|did|is|are|was|were|has|have|had|could|should|would)(?:n't|nt)\b", r"\1 not"),
+        (r"\b(what|where|who|how|when|why|that|there)'?s\b", r"\1 is"),
+        (r"\b(it|he|she|let)'s\b", r"\1 is"),
+        (r"\b(i)'m\b", r"\1 am"),
+        (r"\b(\w+)'re\b", r"\1 are"),
+        (r"\b(\w+)'ve\b", r"\1 have"),
+        (r"\b(\w+)'ll\b", r"\1 will"),
+        (r"\b(\w+)'d\b", r"\1 would"),
+        (r"\buse to be\b", "used to be"),
+    )
+)
+_INITIALS = re.compile(r"\b(?:[A-Za-z]\.){2,}")
+_CODE = re.compile(r"[^\W\d]*\d.*[^\W\d]|[^\W\d]+\d.*|.*[_@#/\\].*|.*\+\+|--?\w.*|\.\w+|[\w-]+\.[a-z]{1,4}")
+_NUMBER = re.compile(r"(\d+(?:[.,:/\-]\d+)*)([^\W\d_]*)")
+_GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
+
+# BaseLoader: every value stays text ("on" and "no" are words here).
+_DATA: Mapping[str, Any] = yaml.load(
+    (files(__package__) / "data" / "words.yaml").read_text(encoding="utf-8"), Loader=yaml.BaseLoader
+)
+FUNCTION_WORDS = frozenset(_DATA["function_words"])
+JOINING = frozenset(_DATA["joining"])
+_ENGLISH, _NOT_ENGLISH = frozenset(_DATA["english"]), frozenset(_DATA["not_english"])
+_NEGATIONS, _UNORDERED = frozenset(_DATA["negations"]), frozenset(_DATA["unordered"])
+_GRAMMAR: Mapping[str, tuple[str, str]] = {  # word: what it is about, and what is meant
+    word: (about, meant)
+    for about, meanings in _DATA["grammar"].items()
+    for meant, words in meanings.items()
+    for word in words
+}
+_SMALL = {word: value for value, word in enumerate(_DATA["numerals"])}
+_SMALL |= {word: 10 * tens for tens, word in enumerate(_DATA["tens"], 2)}
+_ORDINALS = {word: value for value, word in enumerate(_DATA["ordinals"], 1)}
+_POWERS = {word: float(value) for word, value in _DATA["powers"].items()}
+_UNITS: Mapping[str, tuple[str, float]] = {  # as written: measure, and how much of it
+    form: (measure, float(size))
+    for measure, sizes in _DATA["units"].items()
+    for size, forms in sizes.items()
+    for form in forms
+}
+_MONTHS = {form: number for number, name in enumerate(_DATA["months"], 1) for form in (name, name[:3])}
+_WEEKDAYS = {form: number for number, name in enumerate(_DATA["weekdays"], 1) for form in (name, f"{name}s")}
+_SIGNS = frozenset("$€£¥₹")
+_ORDINAL_ENDINGS = frozenset(("st", "nd", "rd", "th"))
+_AFTER_DIGITS = frozenset({*_UNITS, *_POWERS, *_ORDINAL_ENDINGS, "am", "pm"})
+# "6s" and "5g" are mostly no seconds and no grams.
+_ONTO_DIGITS = frozenset({"", "k", *(form for form in _AFTER_DIGITS if len(form) > 1)})
+_ASKING = frozenset(("what", "which", "who", "whom", "whose", "when", "where", "why", "how"))
+_OF_HOW = frozenset(("many", "much", "long", "old", "often", "far", "fast", "big", "tall", "high"))
+_HELPING = frozenset(
+    (
+        "is",
+        "are",
+        "am",
+        "was",
+        "were",
+        "do",
+        "does",
+        "did",
+        "has",
+        "have",
+        "could",
+        "would",
+        "should",
+        "can",
+        "will",
+    )
+)
+
+
+class Number(NamedTuple):
+    """A value and what it counts: a unit, "th" of an ordinal, "clock" in minutes, "date", or "" for nothing."""
+
+    value: str  # canonical: 1000 for 1,000 and "one thousand"
+    unit: str
+
+    def __str__(self) -> str:
+        return f"{self.value} {self.unit}".rstrip()
+
+
+class Token(NamedTuple):
+    """A word, a number or a sign, as it is written."""
+
+    raw: str
+    lower: str
+    opens: bool  # it begins a sentence, and has its capital for no other reason
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuestionWords:
+    """A question. Compared by identity: a text is read once."""
+
+    english: bool
+    words: tuple[str, ...]  # in lower case, in their order
+    sequence: tuple[str, ...]  # stems and numbers in their order, without articles, "do" and "be"
+    content: tuple[str, ...]  # stems of what is no function word and no number, in their order
+    said: frozenset[str]  # every word in lower case, and its stem
+    numbers: tuple[Number, ...]
+    codes: frozenset[str]  # identifiers, versions, addresses, options
+    quotations: frozenset[str]
+    names: frozenset[str]  # in lower case: what is capitalised within an English sentence
+    negations: int
+    opening: str  # "why", "when", "where", "who", "how many"; "" of what, which and how
+    grammar: Mapping[str, frozenset[str]]  # class of function words: what is said of it
+    passive: bool  # "is X liked by Y"
+
+
+@lru_cache(_KEPT)
+def read(text: str) -> QuestionWords:
+    """Take a question apart."""
+    flat = text.translate(_PLAIN)
+    quotations = frozenset("".join(found).strip().lower() for found in _QUOTED.findall(flat))
+    for pattern, full in _WRITTEN_OUT:
+        flat = pattern.sub(full, flat)
+    flat = _INITIALS.sub(lambda found: found[0].replace(".", "") + " ", flat)
+    tokens = list(_tokens(flat))
+    lower = [token.lower for token in tokens]
+    markers = sum(word in _ENGLISH for word in lower)
+    english = markers > 0 and markers >= sum(word in _NOT_ENGLISH for word in lower)
+    numbers: list[Number] = []
+    sequence: list[str] = []
+    content: list[str] = []
+    codes: set[str] = set()
+    at = 0
+    while at < len(tokens):
+        word = lower[at]
+        counted = _number_at(tokens, at)
+        if counted is not None:
+            number, taken = counted
+            numbers.append(number)
+            sequence.append(str(number))
+            at += taken
+            continue
+        if _CODE.fullmatch(tokens[at].raw):
+            codes.add(word)
+        form = stem(word)
+        if not english or word not in _UNORDERED:
+            sequence.append(form)
+        if not english or word not in FUNCTION_WORDS:
+            content.append(form)
+        at += 1
+    return QuestionWords(
+        english=english,
+        words=tuple(lower),
+        sequence=tuple(sequence),
+        content=tuple(content),
+        said=frozenset(lower) | frozenset(map(stem, lower)),
+        numbers=tuple(numbers),
+        codes=frozenset(codes),
+        quotations=quotations - {""},
+        names=_names(tokens) if english else frozenset(),
+        negations=_negations(lower),
+        opening=_opening(lower) if english else "",
+        grammar=_grammar(lower) if english else {},
+        passive=english and _is_passive(lower),
+    )
+
+
+@lru_cache(8192)
+def stem(word: str) -> str:
+    """Put the forms of an English word as one. Not linguistics: equal words stay equal.
+
+    >>> [stem(word) for word in ("cards", "delivery", "deliveries", "stopped", "stopping", "charges", "charging")]
+    ['card', 'delivery', 'delivery', 'stop', 'stop', 'charg', 'charg']
+    """
+    word = word.removesuffix("'s").removesuffix("'")
+    if len(word) <= 3 or not word.isalpha():
+        return word
+    if len(word) > 4 and word.endswith(("ies", "ied")):
+        return f"{word[:-3]}y"
+    if word.endswith(("sses", "shes", "ches", "xes", "zzes")):
+        word = word[:-2]
+    elif word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        word = word[:-1]
+    for ending in ("ing", "ed"):
+        cut = word.removesuffix(ending)
+        if cut != word and len(cut) > 2 and not word.endswith("eed") and any(c in "aeiouy" for c in cut):
+            doubled = len(cut) > 3 and cut[-1] == cut[-2] and cut[-1] not in "aeiouflsz"
+            return cut[:-1] if doubled else cut.removesuffix("e")
+    return word.removesuffix("e") if len(word) > 3 else word
+
+
+def _tokens(text: str) -> Iterator[Token]:
+    """Words in their order; what a hyphen or a full stop joins is several, unless it is a code."""
+    end = 0
+    for match in _TOKEN.finditer(text):
+        raw = match[0]
+        opens = end == 0 or any(mark in '.?!:;\n"(' for mark in text[end : match.start()])
+        end = match.end()
+        whole = len(raw) == 1 or raw[0].isdigit() or _CODE.fullmatch(raw) is not None
+        parts = [raw] if whole else re.split(r"[.\-]", raw)
+        for index, part in enumerate(parts):
+            if part:
+                yield Token(part, "and" if part == "&" else part.lower(), opens and index == 0)
+
+
+def _number_at(tokens: Sequence[Token], at: int) -> tuple[Number, int] | None:
+    """The number that begins at a token, and how many tokens it takes."""
+    if (date := _date(tokens, at)) is not None:
+        return date, 1
+    signed = tokens[at].lower in _SIGNS
+    counted = _value(tokens, at + signed) if at + signed < len(tokens) else None
+    if counted is None:
+        return None
+    value, tail, end = counted
+    if signed:
+        return Number(value, _UNITS[tokens[at].lower][0]), end - at
+    if not tail and end < len(tokens) and tokens[end].lower in _AFTER_DIGITS:
+        tail, end = tokens[end].lower, end + 1
+    if tail in _ORDINAL_ENDINGS:
+        return Number(value, "th"), end - at
+    if tail in ("am", "pm"):
+        return _clock(value, tail), end - at
+    measure, size = _UNITS.get(tail, ("", 1.0))
+    return Number(_scaled(value, size), measure), end - at
+
+
+def _value(tokens: Sequence[Token], at: int) -> tuple[str, str, int] | None:
+    """A number, the unit that is written onto its digits, and where it ends; None if none begins here."""
+    word, end, tail = tokens[at].lower, at + 1, ""
+    following = tokens[end].lower if end < len(tokens) else ""
+    if word[0].isdecimal():
+        found = _NUMBER.fullmatch(word)
+        if found is None or (tail := found[2]) not in _ONTO_DIGITS:
+            return None
+        value = found[1].replace(",", "") if _GROUPED.fullmatch(found[1]) else found[1]
+    elif word in _SMALL and (word != "one" or following in _UNITS or following in _POWERS):
+        value = str(_SMALL[word])
+        if _SMALL[word] >= 20 and 0 < _SMALL.get(following, 0) < 10:
+            value, end = str(_SMALL[word] + _SMALL[following]), end + 1
+    elif word in _ORDINALS:
+        return str(_ORDINALS[word]), "th", end
+    else:
+        return None
+    if tail in _POWERS:
+        value, tail = _scaled(value, _POWERS[tail]), ""
+    while not tail and end < len(tokens) and tokens[end].lower in _POWERS:
+        value, end = _scaled(value, _POWERS[tokens[end].lower]), end + 1
+    return _scaled(value, 1), tail, end
+
+
+def _scaled(value: str, size: float) -> str:
+    """Times a size; what is no single number, such as 24/7 or a date, stays as it is."""
+    try:
+        return f"{float(value) * size:.12g}"
+    except ValueError:
+        return value
+
+
+def _clock(value: str, half: str) -> Number:
+    found = re.fullmatch(r"(\d{1,2})(?::(\d{2}))?", value)
+    if found is None:
+        return Number(value, half)
+    return Number(str(60 * (int(found[1]) % 12 + 12 * (half == "pm")) + int(found[2] or 0)), "clock")
+
+
+def _date(tokens: Sequence[Token], at: int) -> Number | None:
+    """A month or a day of the week; "may", "mar" and the like only beside a number."""
+    raw, word, opens = tokens[at]
+    if word in _WEEKDAYS:
+        return Number(f"weekday {_WEEKDAYS[word]}", "date")
+    if word not in _MONTHS:
+        return None
+    by_number = any(0 <= i < len(tokens) and tokens[i].raw[0].isdecimal() for i in (at - 1, at + 1))
+    whole = len(word) > 3 and word not in ("march", "august")
+    if by_number or whole or (len(word) > 3 and raw[0].isupper() and not opens):
+        return Number(f"month {_MONTHS[word]}", "date")
+    return None
+
+
+def _names(tokens: Sequence[Token]) -> frozenset[str]:
+    """What is capitalised within a sentence, or has capitals within; nothing where titles or shouting have them."""
+    words = [token for token in tokens if token.raw[0].isalpha()]
+    lowered = [token for token in words if token.raw[0].islower() and token.lower not in FUNCTION_WORDS]
+    shouting = sum(token.raw.isupper() for token in words) > len(words) / 2
+    names = set()
+    for token in words:
+        inner = any(letter.isupper() for letter in token.raw[1:])
+        capital = token.raw[0].isupper() and not token.opens and (bool(lowered) or len(words) < 5)
+        calendar = token.lower in _WEEKDAYS or token.lower in _MONTHS
+        if (inner or capital) and not shouting and not calendar and token.lower not in FUNCTION_WORDS:
+            names.add(stem(token.lower))
+    return frozenset(names)
+
+
+def _negations(words: Sequence[str]) -> int:
+    """How often it is denied; not by "isn't it …?" and "… or not?", which ask the same as without."""
+    count = sum(word in _NEGATIONS for word in words)
+    asks = len(words) > 1 and words[0] in _HELPING and words[1] == "not"
+    return count - asks - sum(pair == ("or", "not") for pair in pairwise(words))
+
+
+def _opening(words: Sequence[str]) -> str:
+    at = next((at for at, word in enumerate(words) if word in _ASKING), None)
+    if at is None or words[at] in ("what", "which"):
+        return ""
+    following = words[at + 1] if at + 1 < len(words) else ""
+    if words[at] == "how":
+        return "why" if following == "come" else f"how {following}" if following in _OF_HOW else ""
+    return "who" if words[at] in ("whom", "whose") else words[at]
+
+
+def _grammar(words: Sequence[str]) -> Mapping[str, frozenset[str]]:
+    found: dict[str, set[str]] = {}
+    for word in words:
+        if word in _GRAMMAR:
+            kind, value = _GRAMMAR[word]
+            found.setdefault(kind, set()).add(value)
+    if any(pair in (("used", "to"), ("use", "to")) for pair in pairwise(words)):
+        found["tense"] = {"past"}
+    # "would he call her", "would she call him"
+    if "gender" in found:
+        found["gender"] = {
+            " ".join(_GRAMMAR[word][1] for word in words if _GRAMMAR.get(word, ("",))[0] == "gender")
+        }
+    if "becoming" in words:
+        found["tense"] = {"becoming"}
+    return {kind: frozenset(values) for kind, values in found.items()}
+
+
+def _is_passive(words: Sequence[str]) -> bool:
+    by = next((at for at, word in enumerate(words) if word == "by" and at > 1), None)
+    return (
+        by is not None
+        and words[by - 1] not in FUNCTION_WORDS
+        and any(word in ("is", "are", "was", "were", "be", "been", "being") for word in words[: by - 1])
+    )

@@ -1,0 +1,176 @@
+"""`pipeline cache review`: near hits that were served, side by side, for a person to say which were wrong."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.cli.cache_target import CacheTarget, of_cache, utc_time
+from pipeline.cli.options import json_option
+from pipeline.cli.output import note, print_json
+from pipeline.errors import Fault, InvalidInput, UserError
+from pipeline.private_files import make_private
+
+if TYPE_CHECKING:
+    from pipeline.cache.backend import Backend
+    from pipeline.cache.near_hits import NearHit, NearHitLog
+
+_KEYS = {"w": "wrong", "r": "right", "s": "skip", "q": "quit"}
+
+
+@click.command()
+@of_cache
+@click.option("--limit", default=50, show_default=True, help="Most near hits to show.")
+@click.option(
+    "--wrong", multiple=True, metavar="ID", help="Mark this one as wrong, and ask nothing. May be repeated."
+)
+@click.option(
+    "--right", multiple=True, metavar="ID", help="Mark this one as right, and ask nothing. May be repeated."
+)
+@click.option(
+    "--pairs",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("pairs.jsonl"),
+    show_default=True,
+    metavar="FILE",
+    help="Where what is marked is added as labelled pairs, for `pipeline cache tune --pairs`.",
+)
+@json_option
+def review(
+    target: CacheTarget,
+    limit: int,
+    wrong: tuple[str, ...],
+    right: tuple[str, ...],
+    pairs: Path,
+    as_json: bool,
+) -> None:
+    """Show which questions were answered with whose answers, and mark those that were wrong.
+
+    Each near hit is shown with the question that was asked on the left, the one whose answer it got on the right, and
+    the answer below; the least similar ones come first. Answer with w (wrong), r (right), s (skip) or q (quit). The
+    answer of a wrong one is removed, the gateway counts it as false_hit_reported, and what you marked becomes a
+    labelled pair. With --json the near hits are listed, and --wrong and --right mark them by their ids:
+
+    \b
+        pipeline cache review tiny-cpu
+        pipeline cache review tiny-cpu --json
+        pipeline cache review tiny-cpu --wrong 3f9a0c --right 77b1
+    """
+    with target.opened() as backend, target.near_hits() as log:
+        found = sorted(log.hits(time.time()), key=lambda hit: hit.similarity)
+        reviewer = _Reviewer(backend, log, pairs)
+        if wrong or right:
+            _refuse_unknown(found, wrong, right)
+            for is_wrong, ids in ((True, wrong), (False, right)):
+                for hit in _chosen(found, ids):
+                    reviewer.mark(hit, wrong=is_wrong)
+        elif as_json:
+            print_json([_row(hit, backend) for hit in found[:limit]])
+            return
+        else:
+            _ask(reviewer, found[:limit], backend)
+    if as_json:
+        print_json(reviewer.counts())
+    else:
+        reviewer.say(len(found))
+
+
+class _Reviewer:
+    """What a person's marks do."""
+
+    def __init__(self, backend: Backend, log: NearHitLog, pairs: Path) -> None:
+        self._backend, self._log, self._pairs = backend, log, pairs
+        self._wrong = self._right = self._removed = 0
+
+    def mark(self, hit: NearHit, *, wrong: bool) -> None:
+        """Write the pair first: it is what cannot be made again."""
+        self._write({"a": hit.question.turn, "b": hit.kept, "same": int(not wrong), "category": "review"})
+        # What was only found did no harm: the answer is right for the question that it was given to.
+        if wrong and not hit.shadow:
+            self._removed += self._backend.remove([hit.key])
+        self._log.judge(hit, wrong=wrong, now=time.time())
+        self._wrong += wrong
+        self._right += not wrong
+
+    def counts(self) -> dict[str, object]:
+        return {
+            "wrong": self._wrong,
+            "right": self._right,
+            "removed": self._removed,
+            "pairs": str(self._pairs),
+        }
+
+    def say(self, found: int) -> None:
+        marked = self._wrong + self._right
+        note(
+            f"{found} near hits, {self._wrong} marked as wrong and {self._right} as right; "
+            f"{self._removed} answers removed"
+        )
+        if marked:
+            note(f"the pairs are in {self._pairs}: pipeline cache tune RECIPE --pairs {self._pairs}")
+
+    def _write(self, pair: dict[str, object]) -> None:
+        try:
+            make_private(self._pairs, own=False)
+            with self._pairs.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(pair, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise UserError(f"--pairs {self._pairs}: cannot be written: {error.strerror}") from error
+
+
+def _ask(reviewer: _Reviewer, found: Sequence[NearHit], backend: Backend) -> None:
+    from pipeline.cli.render.near_hits import side_by_side
+
+    for number, hit in enumerate(found, 1):
+        entry = backend.get(hit.key, time.time())
+        click.echo(side_by_side(hit, None if entry is None else entry.text, number, len(found)))
+        key = click.prompt(
+            ", ".join(f"{key} {word}" for key, word in _KEYS.items()),
+            type=click.Choice(list(_KEYS)),
+            default="s",
+            show_choices=False,
+        )
+        if key == "q":
+            return
+        if key != "s":
+            reviewer.mark(hit, wrong=key == "w")
+
+
+def _chosen(found: Iterable[NearHit], ids: Sequence[str]) -> list[NearHit]:
+    return [hit for hit in found if any(_is(hit, id) for id in ids)]
+
+
+def _refuse_unknown(found: Sequence[NearHit], wrong: Sequence[str], right: Sequence[str]) -> None:
+    """Raises InvalidInput that names every id that is not that of one near hit, or is marked twice."""
+    faults = []
+    for id in (*wrong, *right):
+        count = sum(_is(hit, id) for hit in found)
+        if count != 1:
+            faults.append(Fault(f"{count or 'no'} near hits have an id that begins so", where=id))
+    marks = [{hit.question.key for hit in _chosen(found, ids)} for ids in (wrong, right)]
+    faults += [Fault("is marked as wrong and as right", where=key.hex()[:12]) for key in marks[0] & marks[1]]
+    if faults:
+        raise InvalidInput("--wrong, --right", faults)
+
+
+def _is(hit: NearHit, id: str) -> bool:
+    return bool(id) and hit.question.key.hex().startswith(id.lower())
+
+
+def _row(hit: NearHit, backend: Backend) -> dict[str, object]:
+    entry = backend.get(hit.key, time.time())
+    return {
+        "id": hit.question.key.hex(),
+        "asked": hit.question.turn,
+        "stored": hit.kept,
+        "similarity": hit.similarity,
+        "answer": None if entry is None else entry.text,
+        "key": hit.key.hex(),
+        "served": utc_time(hit.served),
+        "shadow": hit.shadow,
+    }

@@ -1,0 +1,107 @@
+"""Which of several servers gets a request: by what its prompt begins with, by load, or at random.
+
+Affinity sends the turns of one conversation to one server, which has the KV cache of the turns before. It is consistent
+hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2017, arXiv:1608.01350): a key belongs to the server that
+follows it on a ring, and goes on to the next one while that server has more than `LOAD_BOUND` times its share of the
+requests in flight. Nothing is remembered and nobody is asked: all clients that know the same servers agree, and when a
+server comes or goes, only its own part of the keys moves.
+
+What it does not do: it does not know what a server's cache holds, as routers with a tree of past prompts or with events
+of the engine do. Those find a beginning that two conversations share at any length, and have a state that several
+routers must share.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Literal, get_args
+
+from pipeline.client.prompt import Prompt
+
+Spread = Literal["affinity", "least-load", "random"]
+SPREADS: tuple[Spread, ...] = get_args(Spread)
+
+# The `c` of the paper: most requests in flight of one server, beside the mean of all.
+LOAD_BOUND = 1.25
+# Of each server on the ring; a digest gives eight.
+_POINTS = 128
+# Of the messages up to the first question. Whoever agrees in so much shares most of the KV cache anyway.
+_MESSAGE_CHARS = 4096
+# Of a prompt whose turns cannot be told. A first turn that is shorter has another key than the next, which costs the
+# prefill of that little once; if more counted, it would cost more.
+_TEXT_CHARS, _TOKENS = 256, 64
+
+
+def prompt_beginning(prompt: Prompt) -> str:
+    """Return what all turns of a conversation have in common, and other conversations do not.
+
+    A system prompt alone would send everybody who has it to the same server, so the first question counts, too.
+
+    Args:
+        prompt: as clients take it.
+
+    Returns:
+        Of messages those up to the first of the user; of a text its first 256 characters, of token ids the first 64.
+
+    >>> system = {"role": "system", "content": "Be brief."}
+    >>> first = [system, {"role": "user", "content": "Hi"}]
+    >>> later = [*first, {"role": "assistant", "content": "Hello!"}, {"role": "user", "content": "And now?"}]
+    >>> prompt_beginning(first) == prompt_beginning(later) != prompt_beginning([system])
+    True
+    """
+    if isinstance(prompt, str):
+        return prompt[:_TEXT_CHARS]
+    said: list[str] = []
+    for one in prompt[:_TOKENS]:
+        if not isinstance(one, Mapping):
+            said.append(str(one))
+            continue
+        content = one.get("content")
+        text = content if isinstance(content, str) else repr(content)
+        said += (str(one.get("role")), text[:_MESSAGE_CHARS])
+        if one.get("role") == "user":
+            break
+    return "\0".join(said)
+
+
+def affinity_key(text: str) -> int:
+    """Return the place of a text on the ring: 64 bits, the same in every process."""
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+class HashRing:
+    """Names at pseudo-random points of a ring. A key belongs to the names that follow it, the nearest first."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """
+        Args:
+            names: of servers; the order does not matter to where they lie.
+        """
+        points = sorted(
+            (point, at)
+            for at, name in enumerate(names)
+            for block in range(_POINTS // 8)
+            for point in struct.unpack("<8Q", blake2b(f"{block} {name}".encode()).digest())
+        )
+        self._points = [point for point, _ in points]
+        self._owners = [at for _, at in points]
+        self._count = len(names)
+
+    def walk(self, key: int) -> Iterator[int]:
+        """Yield the index of every name once, in the order in which the ring has them from a key on.
+
+        Args:
+            key: made by `affinity_key`.
+        """
+        owners, seen = self._owners, set[int]()
+        first = bisect(self._points, key)
+        for at in range(first, first + len(owners)):
+            owner = owners[at % len(owners)]
+            if owner not in seen:
+                seen.add(owner)
+                yield owner
+                if len(seen) == self._count:
+                    return

@@ -1,0 +1,263 @@
+"""Several machines that serve one model together: pods of a LeaderWorkerSet, one of which runs mpirun over all.
+
+    python -m pipeline.serving.group            what a worker runs: sshd, by which mpirun starts this machine's ranks
+    python -m pipeline.serving.group ready      exit 0 while the leader's server is ready, else 1: a worker's probe
+
+The leader runs the entrypoint, which finds the others by what LeaderWorkerSet tells every container
+(`leaderworkerset.sigs.k8s.io`, v1: LWS_LEADER_ADDRESS, LWS_GROUP_SIZE, LWS_WORKER_INDEX) and waits until each can be
+reached. sshd runs as the container's own user on a port above 1024, without any capability, and takes one key: the
+folder PIPELINE_SSH_FOLDER has it, a Secret with id_ed25519 and id_ed25519.pub, which is the host's key, too. Ranks get
+the environment of their container, which sshd by itself would not give them.
+
+The scheme (sshd as a user, OMPI_MCA_orte_default_hostfile, OMPI_MCA_plm_rsh_args) is that of Kubeflow's MPI operator.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+import shutil
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import Fault, InvalidInput, PipelineError, ServerError, UserError
+from pipeline.serving.launch import HostGroup
+
+LEADER, SIZE, INDEX = "LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"
+GPUS_VARIABLE, KEYS_VARIABLE = "PIPELINE_GROUP_GPUS", "PIPELINE_SSH_FOLDER"
+DEFAULT_KEYS = "/etc/pipeline/ssh"
+SSH_PORT = 2222
+_FOLDER = Path("/tmp/pipeline/group")
+_KEY = "id_ed25519"
+_POLL_S = 1.0
+# Of a session, and not of the container.
+_OWN = ("SSH_ORIGINAL_COMMAND", "SSH_CONNECTION", "SSH_CLIENT", "_", "PWD", "SHLVL")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """One machine of a group.
+
+    Attributes:
+        leader: Name of the machine that runs mpirun.
+        size: Machines of the group.
+        index: Of this one; 0 is the leader.
+        gpus: Of each machine.
+        keys: Folder with the key by which they reach each other.
+    """
+
+    leader: str
+    size: int
+    index: int
+    gpus: int
+    keys: Path
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> GroupMember | None:
+        """Read what a container is told; None where it is a group of its own.
+
+        Args:
+            environment: Of the container.
+
+        Raises:
+            InvalidInput: Values that are missing or no numbers; all of them.
+        """
+        if environment.get(SIZE, "") in ("", "1"):
+            return None
+        faults: list[Fault] = []
+
+        def number(name: str, least: int) -> int:
+            given = environment.get(name, "")
+            if not given.isdecimal() or int(given) < least:
+                faults.append(Fault(f"is not a number of at least {least}", key=name, value=given))
+                return least
+            return int(given)
+
+        leader = environment.get(LEADER, "")
+        if not leader:
+            faults.append(Fault("is not set", key=LEADER, fix="LeaderWorkerSet sets it"))
+        found = cls(
+            leader=leader,
+            size=number(SIZE, 2),
+            index=number(INDEX, 0),
+            gpus=number(GPUS_VARIABLE, 1),
+            keys=Path(environment.get(KEYS_VARIABLE) or DEFAULT_KEYS),
+        )
+        if faults:
+            raise InvalidInput("environment of a group", faults)
+        return found
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names of all machines, the leader's first.
+
+        >>> GroupMember("llama-0.llama.prod", 3, 0, 8, Path("/keys")).hosts
+        ('llama-0.llama.prod', 'llama-0-1.llama.prod', 'llama-0-2.llama.prod')
+        """
+        name, dot, domain = self.leader.partition(".")
+        return (self.leader, *(f"{name}-{index}{dot}{domain}" for index in range(1, self.size)))
+
+
+def gather(
+    member: GroupMember,
+    deadline_s: float,
+    stopped: Callable[[], bool] = lambda: False,
+    *,
+    port: int = SSH_PORT,
+    folder: Path = _FOLDER,
+) -> HostGroup:
+    """Wait until every worker can be reached, and write what mpirun needs to reach them.
+
+    Args:
+        member: The leader.
+        deadline_s: Time to wait, in seconds.
+        stopped: Whether to give up before.
+        port: On which workers listen.
+        folder: Where the files go.
+
+    Raises:
+        ServerError: Some cannot be reached in time; all of them are named.
+        UserError: The key is missing.
+    """
+    end = time.monotonic() + deadline_s
+    away = list(member.hosts[1:])
+    while away := [host for host in away if not _listens(host, port)]:
+        if time.monotonic() > end or stopped():
+            raise ServerError(f"cannot be reached on port {port} after {deadline_s:.0f} s: {', '.join(away)}")
+        time.sleep(_POLL_S)
+    folder.mkdir(parents=True, exist_ok=True)
+    known = folder / "known_hosts"
+    known.write_text(f"[*]:{port} {_public_key(member.keys)}\n", encoding="utf-8")
+    config = folder / "ssh_config"
+    config.write_text(
+        _lines(
+            ("Port", port),
+            ("IdentityFile", member.keys / _KEY),
+            ("IdentitiesOnly", "yes"),
+            ("BatchMode", "yes"),
+            ("StrictHostKeyChecking", "yes"),
+            ("UserKnownHostsFile", known),
+        ),
+        encoding="utf-8",
+    )
+    hostfile = folder / "hosts"
+    hostfile.write_text("".join(f"{host} slots={member.gpus}\n" for host in member.hosts), encoding="utf-8")
+    return HostGroup(member.hosts, member.gpus, str(hostfile), str(config))
+
+
+def sshd_files(
+    member: GroupMember, environment: Mapping[str, str], *, port: int = SSH_PORT, folder: Path = _FOLDER
+) -> Path:
+    """Write the configuration of a worker's sshd.
+
+    Args:
+        member: The worker.
+        environment: What the ranks that are started here find around them.
+        port: Where it listens.
+        folder: Where the files go.
+
+    Returns:
+        The configuration file.
+
+    Raises:
+        UserError: The key is missing.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    session = folder / "session"
+    exports = [
+        f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())
+        if name not in _OWN and name.isidentifier()
+    ]  # fmt: skip
+    lines = ["#!/bin/sh", *exports, 'exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"', ""]
+    session.write_text("\n".join(lines), encoding="utf-8")
+    # It holds the container's environment, and with it whatever secrets are there.
+    session.chmod(0o700)
+    authorized = folder / "authorized_keys"
+    authorized.write_text(f"restrict {_public_key(member.keys)}\n", encoding="utf-8")
+    config = folder / "sshd_config"
+    config.write_text(
+        _lines(
+            ("Port", port),
+            ("HostKey", member.keys / _KEY),
+            ("PidFile", "none"),
+            ("UsePAM", "no"),
+            # The keys are a mounted Secret, whose owner is root.
+            ("StrictModes", "no"),
+            ("AuthorizedKeysFile", authorized),
+            ("AuthenticationMethods", "publickey"),
+            ("AllowUsers", pwd.getpwuid(os.getuid()).pw_name),
+            ("DisableForwarding", "yes"),
+            ("ForceCommand", session),
+        ),
+        encoding="utf-8",
+    )
+    return config
+
+
+def leader_is_ready(member: GroupMember, port: int) -> bool:
+    """Tell whether the server of a worker's group is ready.
+
+    Args:
+        member: The worker.
+        port: Of the leader's HTTP.
+    """
+    try:
+        url = f"http://{member.leader}:{port}/v2/health/ready"
+        with urllib.request.urlopen(url, timeout=4) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, TimeoutError):
+        return False
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def _public_key(keys: Path) -> str:
+    file = keys / f"{_KEY}.pub"
+    if not file.is_file() or not (keys / _KEY).is_file():
+        raise UserError(
+            f"{keys} has no {_KEY} and {_KEY}.pub: ssh-keygen -t ed25519 -N '' -f {_KEY} makes them, for a Secret that "
+            "is mounted there"
+        )
+    return " ".join(file.read_text(encoding="utf-8").split()[:2])
+
+
+def _lines(*settings: tuple[str, object]) -> str:
+    return "".join(f"{name} {value}\n" for name, value in settings)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a worker's sshd, or look whether its leader is ready; the exit code."""
+    try:
+        member = GroupMember.read(os.environ)
+        if member is None or member.index == 0:
+            raise UserError(f"this is no worker of a group: {SIZE} and {INDEX} say so")
+        if list(arguments) == ["ready"]:
+            ready = leader_is_ready(member, int(os.environ.get("PIPELINE_HTTP_PORT") or 8000))
+            print("the leader is ready" if ready else "the leader is not ready")
+            return 0 if ready else 1
+        program = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+        if program is None:
+            raise UserError("there is no sshd: use the image of the Dockerfile's stage `group`")
+        config = sshd_files(member, os.environ)
+    except PipelineError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    # By its whole path, as sshd wants it to start itself again for each session.
+    return os.execv(program, [program, "-D", "-e", "-f", str(config)])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,242 @@
+"""Pods of the manifests, run here: init containers, two servers, a gateway and Redis, while a server is lost.
+
+No container and no cluster: each container is a process with the arguments, the environment and the mounts of its
+manifest (`tests.support.pods`), and a thread does what Kubernetes' controller of endpoints does.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.recipe import load_recipe
+from pipeline.recipe.yaml_reader import dump_yaml
+from pipeline.serving.launch import Ports, ServeOptions
+from pipeline.serving.manifests import KubernetesOptions, ManifestOptions, manifest_files
+from pipeline.triton.deployment import Deployment
+from tests.e2e.conftest import Build, pipeline
+from tests.support.kubernetes import pod_specs
+from tests.support.names import HostsFile
+from tests.support.pods import Pod
+from tests.support.servers import RedisServer
+from tests.support.waiting import wait_for
+
+QUESTION = {"role": "user", "content": "Where is my parcel?"}
+
+
+class Endpoints(threading.Thread):
+    """Gives the name of a headless Service the addresses of its pods that are ready."""
+
+    def __init__(self, names: HostsFile, service: str) -> None:
+        super().__init__(daemon=True)
+        self.pods: list[Pod] = []
+        # Deleted: they are taken from the Service before they are told to end.
+        self.leaving: list[Pod] = []
+        self.ready: tuple[str, ...] = ()
+        self._names, self._service, self._end = names, service, threading.Event()
+        names.write(service)
+
+    def run(self) -> None:
+        while not self._end.wait(0.2):
+            found = (
+                pod for pod in list(self.pods) if pod not in self.leaving and not pod.ended and pod.ready()
+            )
+            ready = tuple(pod.address for pod in found)
+            if ready != self.ready:
+                self._names.write(self._service, *ready)
+                self.ready = ready
+
+    def close(self) -> None:
+        self._end.set()
+        self.join(60)
+
+
+@dataclass
+class Cluster:
+    """What runs."""
+
+    files: dict[str, str]
+    folder: Path
+    endpoints: Endpoints
+    names: HostsFile
+    stack: ExitStack
+    count: int = 0
+    gateway: Pod | None = None
+
+    def pod(self, component: str) -> Pod:
+        """Start a pod of a component; it is not ready yet."""
+        self.count += 1
+        (spec,) = (spec for name, spec in pod_specs(self.files) if name == component)
+        configs = {"tiny-cpu-recipe": {"recipe.yaml": self.files["base/recipe.yaml"]}}
+        pod = Pod(
+            spec, self.folder / f"{component}-{self.count}", f"127.77.0.{self.count}",
+            configs=configs, names=self.names.file,
+        )  # fmt: skip
+        self.stack.enter_context(pod)
+        pod.init()
+        pod.start()
+        if component == "triton":
+            self.endpoints.pods.append(pod)
+        return pod
+
+
+@pytest.fixture
+def cluster(build: Build, store: Path, tmp_path: Path) -> Iterator[Cluster]:
+    package = Path(build("tiny-cpu")["artifact"])
+    address = f"file://{tmp_path / 'objects'}"
+    assert pipeline("store", "push", package.name, address, store=store).returncode == 0
+    recipe = load_recipe("tiny-cpu", ("cache.enabled=true",))
+    names = HostsFile(tmp_path / "names")
+    with ExitStack() as stack:
+        redis = stack.enter_context(RedisServer())
+        options = KubernetesOptions(
+            recipe, "tiny-cpu", replicas=(2, 2), packages=address, redis=f"redis://127.0.0.1:{redis.port}"
+        )
+        more = ManifestOptions(
+            gateway_image="own/gateway:1",
+            recipe=dump_yaml(recipe.model_dump(mode="json", exclude={"golden"})),
+            kubernetes=options,
+        )
+        serve = ServeOptions(Ports(8000, 8001, 8002), image="own/serve:1")
+        files = manifest_files("kubernetes", Deployment.load(package), package, serve, more)
+        endpoints = Endpoints(names, "tiny-cpu-servers")
+        endpoints.start()
+        stack.callback(endpoints.close)
+        yield Cluster(files, tmp_path, endpoints, names, stack)
+
+
+@dataclass
+class Load:
+    """Streams that are asked for one after the other, by several threads, until it is told to stop."""
+
+    address: str
+    answers: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, number: int) -> None:
+        turn = 0
+        while not self.stop.is_set():
+            turn += 1
+            # Never from the cache: each asks something else.
+            self.ask(f"Where is my parcel {number}-{turn}?")
+
+    def ask(self, text: str, max_tokens: int = 24) -> str:
+        """One stream to its end. What came before a server was lost is kept apart from what never began."""
+        connection = http.client.HTTPConnection(self.address, 8080, timeout=120)
+        body = {"model": "tiny-cpu", "messages": [{"role": "user", "content": text}], "stream": True,
+                "max_tokens": max_tokens, "temperature": 0}  # fmt: skip
+        headers = {"Content-Type": "application/json", "Host": "tiny-cpu-gateway:8080"}
+        pieces: list[str] = []
+        try:
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+            answer = connection.getresponse()
+            if answer.status != 200:
+                self.failed.append(f"{answer.status} {answer.read()[:200]!r}")
+                return ""
+            for line in answer:
+                if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+                    continue
+                event = json.loads(line[6:])
+                if "error" in event:
+                    (self.broken if pieces else self.failed).append(str(event["error"]))
+                    return ""
+                pieces += [choice["delta"].get("content") or "" for choice in event["choices"]]
+        finally:
+            connection.close()
+        self.answers.append("".join(pieces))
+        return self.answers[-1]
+
+    def wait_for_more(self, answers: int) -> None:
+        until = len(self.answers) + answers
+        wait_for(lambda: len(self.answers) >= until, f"{answers} more answers", 120)
+
+
+def requests_of(pod: Pod) -> float:
+    """Requests that Triton's entry model of a pod has answered, warm-up and probes included."""
+    connection = http.client.HTTPConnection(pod.address, 8002, timeout=30)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    lines = (line for line in text.splitlines() if line.startswith("nv_inference_request_success{"))
+    return sum(float(line.split()[-1]) for line in lines if 'model="tensorrt_llm_bls"' in line)
+
+
+@pytest.mark.servers
+def test_a_server_is_lost_and_replaced_and_another_one_leaves(cluster: Cluster) -> None:
+    first, second = cluster.pod("triton"), cluster.pod("triton")
+    for pod in (first, second):
+        assert not pod.ready()
+        assert pod.probe("livenessProbe"), "who starts is not killed for it"
+        pod.wait_until_ready()
+        assert pod.probe("startupProbe")
+    gateway = cluster.pod("gateway")
+    gateway.wait_until_ready()
+    package = yaml.safe_load(cluster.files["base/server.yaml"].partition("---")[0])
+    named = package["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/version"]
+    # A gateway fetches no weights.
+    sizes = [
+        sum(file.stat().st_size for file in (pod_folder / "package" / named).rglob("*") if file.is_file())
+        for pod_folder in (cluster.folder / "triton-1", cluster.folder / "gateway-3")
+    ]
+    assert sizes[1] < sizes[0]
+
+    load = Load(gateway.address)
+    threads = [threading.Thread(target=load.run, args=(number,), daemon=True) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    load.wait_for_more(8)
+    assert load.failed == []
+
+    # A node is lost: whatever had begun there ends with an error that says so, and nothing else fails.
+    first.kill()
+    wait_for(lambda: first.address not in cluster.endpoints.ready, "its address to go", 60)
+    load.wait_for_more(8)
+    third = cluster.pod("triton")
+    wait_for(lambda: third.address in cluster.endpoints.ready or third.ended, "the replacement", 120)
+    assert not third.ended, third.log
+    before = requests_of(third)
+    wait_for(lambda: requests_of(third) > before + 8, "requests to the replacement", 120)
+    assert load.failed == []
+    assert len(load.broken) <= len(threads)
+
+    # Another one is deleted: taken from the Service, left alone until gateways know, then told to end.
+    lost = len(load.broken)
+    cluster.endpoints.leaving.append(second)
+    wait_for(lambda: second.address not in cluster.endpoints.ready, "its address to go", 60)
+    load.wait_for_more(8)
+    assert second.terminate() == 0
+    load.wait_for_more(8)
+    load.stop.set()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    assert load.failed == []
+    assert len(load.broken) == lost
+
+    # One cache for all gateways: another one answers from what the first one kept.
+    # To its end: what is cut off is not kept.
+    text = load.ask(QUESTION["content"], 200)
+    other = cluster.pod("gateway")
+    other.wait_until_ready()
+    assert Load(other.address).ask(QUESTION["content"], 200) == text
+    page = http.client.HTTPConnection(other.address, 8080, timeout=30)
+    page.request("GET", "/metrics")
+    metrics = page.getresponse().read().decode()
+    page.close()
+    hits = [line for line in metrics.splitlines()
+            if line.startswith("pipeline_cache_events_total{") and 'event="hit_' in line]  # fmt: skip
+    assert sum(float(line.split()[-1]) for line in hits) == 1
+    # uvicorn ends by the signal that it was told to end by.
+    assert gateway.terminate() in (0, -signal.SIGTERM)
+    assert third.terminate() == 0

@@ -1,0 +1,230 @@
+"""Limits of a minute that several gateways share in Redis or Valkey, and what becomes of them while it is away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from hashlib import sha256
+from typing import Any
+
+import httpx
+import pytest
+
+from pipeline.cache.backend import PASSWORD
+from pipeline.cache.redis import RedisAddress
+from pipeline.gateway.errors import ApiError
+from pipeline.gateway.limits import BucketTake, Tenant, TenantLimits
+from pipeline.gateway.redis_limits import RedisBuckets
+from pipeline.gateway.tenants import Tenants
+from tests.gateway.conftest import Running, Start
+from tests.support.servers import RedisServer, Unavailable
+from tests.support.waiting import wait_for
+
+KEY = {"Authorization": "Bearer k"}
+# A machine may be as slow as it likes: of so few a minute, none comes back meanwhile.
+FEW = TenantLimits(requests_per_minute=4)
+# For an answer: no matter how busy the machine is, a server that is there is in time.
+PATIENT_S = 20.0
+
+
+def nobody() -> RedisAddress:
+    """An address that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return RedisAddress("127.0.0.1", taken.getsockname()[1])
+
+
+def tenants(limits: TenantLimits, name: str = "shop") -> Tenants:
+    return Tenants({sha256(b"k").hexdigest(): Tenant(name, limits)})
+
+
+def ask(running: Running) -> httpx.Response:
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 4}
+    return httpx.post(f"{running.url}/v1/completions", json=body, headers=KEY, timeout=60, trust_env=False)
+
+
+def fallbacks(running: Running) -> float:
+    page = httpx.get(f"{running.url}/metrics", timeout=60, trust_env=False).text
+    (line,) = [line for line in page.splitlines() if line.startswith("pipeline_limits_fallbacks_total")]
+    return float(line.split()[-1])
+
+
+def test_without_the_server_each_gateway_counts_by_itself_and_says_so(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = nobody()
+    gateways = [start(tenants=tenants(FEW), buckets=RedisBuckets(address)) for _ in range(2)]
+    assert [fallbacks(running) for running in gateways] == [0, 0]
+    began = time.monotonic()
+    for running in gateways:
+        statuses = [ask(running).status_code for _ in range(5)]
+        # One a quarter of a minute may have come back.
+        allowed = 4 + int((time.monotonic() - began) / 15)
+        assert statuses[:4] == [200] * 4
+        assert statuses.count(200) <= allowed
+        assert fallbacks(running) >= 5
+    told = [one for one in caplog.messages if "counted by this gateway alone" in one]
+    assert len(told) == 2, "once a gateway"
+    assert str(address) in told[0]
+
+
+def test_nobody_without_limits_asks_the_server(start: Start) -> None:
+    running = start(tenants=tenants(TenantLimits(concurrency=4)), buckets=RedisBuckets(nobody()))
+    assert ask(running).status_code == 200
+    assert fallbacks(running) == 0
+
+
+@contextmanager
+def served(kind: str, *options: str) -> Iterator[RedisServer]:
+    try:
+        server = RedisServer(kind, options=options)
+    except Unavailable as error:
+        pytest.skip(f"no server of {kind} here: {error}")
+    with server:
+        yield server
+
+
+@pytest.fixture(params=["redis", "valkey"])
+def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    with served(request.param) as running:
+        yield running
+
+
+Work = Callable[[list[RedisBuckets]], Any]
+
+
+def with_buckets(server: RedisServer, gateways: int, work: Work) -> None:
+    """Run a coroutine with the buckets of so many gateways."""
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            all_ = [
+                RedisBuckets(RedisAddress.parse(server.url), timeout_s=PATIENT_S) for _ in range(gateways)
+            ]
+            for one in all_:
+                stack.push_async_callback(one.aclose)
+            await work(all_)
+
+    asyncio.run(run())
+
+
+@pytest.mark.servers
+def test_many_gateways_at_once_allow_what_one_would(server: RedisServer) -> None:
+    limits = TenantLimits(requests_per_minute=60)
+
+    async def work(buckets: list[RedisBuckets]) -> None:
+        shops = [Tenant("shop", limits) for _ in buckets]
+        for shop, shared in zip(shops, buckets, strict=True):
+            shop.shared = shared
+        other = Tenant("other", limits)
+        other.shared = buckets[0]
+
+        waits: list[float] = []
+
+        async def asked(shop: Tenant) -> int:
+            allowed = 0
+            for _ in range(30):
+                try:
+                    await shop.count_request()
+                    allowed += 1
+                except ApiError as error:
+                    waits.append(error.retry_after_s or 0.0)
+            return allowed
+
+        began = time.monotonic()
+        allowed = sum(await asyncio.gather(*(asked(shop) for shop in shops for _ in range(3))))
+        assert 60 <= allowed <= 60 + (time.monotonic() - began) + 1
+        assert all(0 < wait_s <= 60 for wait_s in waits)
+        # Nobody takes from another tenant.
+        await other.count_request()
+        assert 58 < float(dict(other.rate_limit_headers())[b"x-ratelimit-remaining-requests"]) < 60
+
+    with_buckets(server, 4, work)
+
+
+@pytest.mark.servers
+def test_all_is_taken_or_nothing_and_what_is_refused_is_charged_to_a_minute_at_most(
+    server: RedisServer,
+) -> None:
+    def take(requests: float, tokens: float) -> list[BucketTake]:
+        return [BucketTake("requests", 10, requests), BucketTake("tokens", 600, tokens)]
+
+    async def work(buckets: list[RedisBuckets]) -> None:
+        one, other = buckets
+        first = await one.take("t", take(1, 500))
+        assert first is not None
+        assert [state.wait_s for state in first] == [0, 0]
+        refused = await other.take("t", take(1, 600))
+        assert refused is not None
+        assert refused[0].wait_s == 0
+        assert 0 < refused[1].wait_s <= 50
+        assert refused[0].level >= 9, "nothing was taken"
+        forced = await other.take("t", take(0, 1_000_000)[1:], forced=True)
+        assert forced is not None
+        assert -600 <= forced[0].level < -500
+        # More than a minute's worth is let in when all is there, and is owed.
+        owed = await one.take("u", [BucketTake("tokens", 600, 6000)])
+        assert owed is not None
+        assert (owed[0].wait_s, round(owed[0].level)) == (0, -5400)
+
+    with_buckets(server, 2, work)
+    import redis
+
+    client = redis.Redis(port=server.port, protocol=2)
+    # Until all would be full again, and not for ever.
+    assert 100_000 < client.pttl("pipeline:limits:t") <= 121_000
+    assert 500_000 < client.pttl("pipeline:limits:u") <= 602_000
+    client.close()
+
+
+@pytest.mark.servers
+def test_gateways_share_limits_and_fall_back_while_the_server_hangs_or_is_gone(
+    server: RedisServer, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    limits = TenantLimits(requests_per_minute=6)
+    address = RedisAddress.parse(server.url)
+    gateways = [start(tenants=tenants(limits), buckets=RedisBuckets(address)) for _ in range(2)]
+
+    def exhausted(running: Running) -> bool:
+        return ask(running).status_code == 429
+
+    began = time.monotonic()
+    statuses = [ask(gateways[at % 2]).status_code for at in range(10)]
+    if not any(map(fallbacks, gateways)):
+        # Else the machine was so busy that a server which is there was late.
+        assert 6 <= statuses.count(200) <= 6 + (time.monotonic() - began) / 10 + 1
+    server.pause()
+    for running in gateways:
+        before = fallbacks(running)
+        answer = ask(running)
+        assert answer.status_code in (200, 429), "never a failed request"
+        wait_for(lambda: ask(running) and fallbacks(running) > before, "counted by itself")  # noqa: B023
+    server.resume()
+    wait_for(lambda: ask(gateways[0]) and "shared again" in caplog.text, "shared again", 60)
+    server.stop()
+    assert ask(gateways[1]).status_code in (200, 429)
+    server.start()
+    caplog.clear()
+    wait_for(lambda: ask(gateways[1]) and "shared again" in caplog.text, "shared again", 60)
+    # A server that was started again knows nothing: the buckets are full.
+    wait_for(lambda: exhausted(gateways[0]), "a limit", 60)
+
+
+@pytest.mark.servers
+def test_a_password_and_a_server_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served("redis", "--requirepass", "open sesame") as server:
+
+        async def refused(buckets: list[RedisBuckets]) -> None:
+            assert await buckets[0].take("t", [BucketTake("requests", 4, 1)]) is None
+
+        async def taken(buckets: list[RedisBuckets]) -> None:
+            assert await buckets[0].take("t", [BucketTake("requests", 4, 1)]) is not None
+
+        monkeypatch.delenv(PASSWORD, raising=False)
+        with_buckets(server, 1, refused)
+        monkeypatch.setenv(PASSWORD, "open sesame")
+        with_buckets(server, 1, taken)
