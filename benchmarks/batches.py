@@ -30,7 +30,7 @@ from pipeline.bench.load import Period, run_load
 from pipeline.bench.result import ServerFigures
 from pipeline.bench.summary import summarize
 from pipeline.bench.targets import OpenAITarget
-from pipeline.bench.workload import Conversation, Turn
+from pipeline.bench.workload import ScriptedConversation, Turn
 from pipeline.store import Store
 
 CHAT = "/v1/chat/completions"
@@ -102,7 +102,7 @@ def measure(client: httpx.Client, model: str, streams: int, beside: bool) -> Sam
 async def load(url: str, model: str, streams: int, batch_answers: Any) -> Sample:
     """One load, and what it saw."""
     period = Period(None, 8 * streams, warm_up_requests=streams)
-    conversation = Conversation((Turn("Where is my parcel?"),))
+    conversation = ScriptedConversation((Turn("Where is my parcel?"),))
     before, began = batch_answers(), time.monotonic()
     async with OpenAITarget(url.rstrip("/"), model, timeout_s=WAIT_S, headers={}) as target:
         records = await run_load(

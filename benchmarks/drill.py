@@ -1,17 +1,19 @@
 """Every kind of process of a deployment killed and stopped under load: how soon it is back, and what clients see.
 
-    python benchmarks/drill.py [tiny-cpu] [--times 25] [--streams 16] [--kind tensorrt_llm …] [--signal KILL …] [--json]
+    python benchmarks/drill.py [tiny-cpu] [--times 25] [--streams 16] [--kind tensorrt_llm …] [--signal KILL …]
+                               [--workers 2] [--json]
 
 Builds the recipe if need be, starts `pipeline serve` with its gateway, and asks it all the time for answers that are
 known beforehand: greedy ones, three of four streamed. Then it sends SIGKILL, or SIGSTOP, to one process after the other
-(Triton, the stub of each Python model, the gateway), and waits until the deployment is well again before the next: the
-process has been replaced, /readyz says so, and an answer is right.
+(Triton, the stub of each Python model, the gateway and, where it has several, one of its workers), and waits until the
+deployment is well again before the next: the process has been replaced, /readyz says so, and an answer is right; a
+worker has been replaced when as many as before listen.
 
 Each answer is counted in one way:
 
     right       complete, and every character as expected
     error       ended with an error that says so, by its status or within the stream; what had come before was right
-    cut         the connection ended without `[DONE]`. Honest only where the gateway itself is the victim
+    cut         the connection ended without `[DONE]`. Honest only where the gateway or a worker of it is the victim
     wrong       anything else that came: other text, `[DONE]` after a part, a connection that a gateway that is well cut
     hung        nothing came for `--hung-s` seconds
 
@@ -52,6 +54,7 @@ from pipeline.store import Store
 from pipeline.triton.running import RunningServer
 
 KINDS = ("tensorrt_llm", "tensorrt_llm_bls", "preprocessing", "postprocessing", "tritonserver", "gateway")
+WORKER = "worker"  # of a gateway that has several
 SIGNALS = ("KILL", "STOP")
 QUESTIONS, TOKENS = 24, 120
 START_S, POLL_S, BETWEEN_S = 180, 0.05, 1.0
@@ -182,14 +185,16 @@ class Load:
 class Drill:
     """One deployment, its processes, and what is seen of it from outside."""
 
-    def __init__(self, served: ServedDeployment, store: Store, name: str, load: Load) -> None:
+    def __init__(
+        self, served: ServedDeployment, store: Store, name: str, load: Load, *, workers: int
+    ) -> None:
         self._served, self._store, self._name, self._load = served, store, name, load
+        self._workers = workers
         self._client = httpx.AsyncClient(base_url=served.record.gateway_url, timeout=1.0, trust_env=False)
 
     async def strike(self, row: Row, number: signal.Signals, recovery_s: float) -> None:
         """Send a signal to a process, and wait until all is well again."""
-        old = self._pid(row.kind)
-        assert old is not None, f"{row.kind} is not running"
+        (old, *_) = self._pids(row.kind)
         os.kill(old, number)
         began = time.monotonic()
         row.times += 1
@@ -204,12 +209,18 @@ class Drill:
             if not ready and noticed is None:
                 noticed = time.monotonic()
                 row.noticed_s.append(noticed - began)
-            replaced = self._pid(row.kind) not in (None, old)
-            if ready and replaced and record is not None and record.state == "ready":
+            if (
+                ready
+                and await self._is_replaced(row.kind, old)
+                and record is not None
+                and record.state == "ready"
+            ):
                 well = time.monotonic()
                 if await self._load.is_right():
                     row.recovery_s.append(well - began)
-                    row.ready_lag_s.append(max(0.0, well - (recorded or well)))
+                    if row.kind != WORKER:
+                        # The supervisor's record says nothing of workers.
+                        row.ready_lag_s.append(max(0.0, well - (recorded or well)))
                     break
             await asyncio.sleep(POLL_S)
         else:
@@ -223,9 +234,14 @@ class Drill:
                 raise SystemExit("the gateway does not say that it is ready")
             await asyncio.sleep(POLL_S)
 
-    def _pid(self, kind: str) -> int | None:
-        found = [one.pid for one in processes_below(self._served.process.pid) if one.name == kind]
-        return found[0] if found else None
+    def _pids(self, kind: str) -> list[int]:
+        return [one.pid for one in processes_below(self._served.process.pid) if one.name == kind]
+
+    async def _is_replaced(self, kind: str, old: int) -> bool:
+        if old in (pids := self._pids(kind)) or not pids:
+            return False
+        # A worker is there before it listens.
+        return kind != WORKER or await self._metric("pipeline_workers ") == self._workers
 
     async def _is_ready(self) -> bool:
         try:
@@ -235,26 +251,30 @@ class Drill:
 
     async def retries(self) -> int:
         """How many requests the gateway has asked again since it began; 0 if it does not answer."""
+        return int(await self._metric("pipeline_retries_total{"))
+
+    async def _metric(self, beginning: str) -> float:
+        """The sum of the metrics whose lines begin so; 0 if the gateway does not answer."""
         try:
             page = (await self._client.get("/metrics", timeout=10)).text
         except httpx.TransportError:
             return 0
-        lines = [line for line in page.splitlines() if line.startswith("pipeline_retries_total{")]
-        return int(sum(float(line.rpartition(" ")[2]) for line in lines))
+        lines = [line for line in page.splitlines() if line.startswith(beginning)]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
 async def drill(chosen: argparse.Namespace, served: ServedDeployment, store: Store, name: str) -> list[Row]:
     load = Load(served.record.gateway_url, name, streams=chosen.streams, hung_s=chosen.hung_s)
-    one = Drill(served, store, name, load)
+    one = Drill(served, store, name, load, workers=chosen.workers)
     await one.wait_until_ready()
     await load.learn()
     rows = []
     async with load.running():
-        for kind in chosen.kind or KINDS:
+        for kind in chosen.kind or (*KINDS, *([WORKER] if chosen.workers > 1 else [])):
             for name_of_signal in chosen.signal or SIGNALS:
                 row = Row(kind, name_of_signal)
                 rows.append(row)
-                load.gateway_is_victim, load.answers = kind == "gateway", row.answers
+                load.gateway_is_victim, load.answers = kind in ("gateway", WORKER), row.answers
                 retries = await one.retries()
                 for _ in range(chosen.times):
                     await asyncio.sleep(BETWEEN_S)
@@ -310,8 +330,9 @@ def main() -> int:
     parser.add_argument("recipe", nargs="?", default="tiny-cpu")
     parser.add_argument("--times", type=int, default=25, help="of each kind of process and signal")
     parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--kind", action="append", choices=KINDS, help="by default all")
+    parser.add_argument("--kind", action="append", choices=(*KINDS, WORKER), help="by default all")
     parser.add_argument("--signal", action="append", choices=SIGNALS, help="by default both")
+    parser.add_argument("--workers", type=int, default=1, help="of the gateway")
     parser.add_argument("--recovery-s", type=float, default=90.0)
     parser.add_argument("--hung-s", type=float, default=75.0)
     parser.add_argument("--store", type=Path)
@@ -321,7 +342,12 @@ def main() -> int:
     name = load_recipe(chosen.recipe).name
     # So that what was started is stopped then, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    words = (chosen.recipe, "--build", "--max-restarts", "100000", "--restart-window-s", "1")
+    if chosen.workers < 2 and WORKER in (chosen.kind or ()):
+        parser.error("--kind worker: only a gateway of several has them, --workers 2")
+    words = (
+        *(chosen.recipe, "--build", "--max-restarts", "100000", "--restart-window-s", "1"),
+        *("--workers", str(chosen.workers)),
+    )
     logs = Path(tempfile.mkdtemp(prefix="pipeline-drill-"))
     print(f"output of pipeline serve: {logs}", file=sys.stderr)
     with serving(words, name, store, logs) as served:

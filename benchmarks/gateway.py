@@ -60,7 +60,7 @@ from pipeline.bench.load import Period, run_load
 from pipeline.bench.result import ServerFigures
 from pipeline.bench.summary import summarize
 from pipeline.bench.targets import OpenAITarget, Target, TritonTarget
-from pipeline.bench.workload import Conversation, Turn
+from pipeline.bench.workload import ScriptedConversation, Turn
 from pipeline.client import percentile
 
 STREAMS, START_S, TIMEOUT_S = (1, 16, 128), 300, 120.0
@@ -122,7 +122,7 @@ class Way:
     """A server to ask. `pid`: whose processor time is taken, 0 for none; `behind`: name of what stands behind it."""
 
     target: Callable[[], Target]
-    conversation: Conversation
+    conversation: ScriptedConversation
     pid: int = 0
     # None: nothing stands behind it that could be asked directly.
     behind: str | None = None
@@ -154,7 +154,7 @@ FULL_SPEED, MODEL_PACE = "full speed", f"a token every {GAP_MS:g} ms"
 
 def over_grpc(url: str) -> Way:
     """Triton, by our client."""
-    conversation = Conversation((Turn(f"user: {QUESTION}\n"),), chat=False)
+    conversation = ScriptedConversation((Turn(f"user: {QUESTION}\n"),), chat=False)
     return Way(lambda: TritonTarget(url, MODEL, None, timeout_s=TIMEOUT_S), conversation)
 
 
@@ -164,7 +164,7 @@ def over_http(address: str, model: str, behind: str | None = None, pid: int = 0)
     url = f"http://{address}"
     return Way(
         lambda: OpenAITarget(url, model, timeout_s=TIMEOUT_S, headers=headers),
-        Conversation((Turn(QUESTION),)),
+        ScriptedConversation((Turn(QUESTION),)),
         pid,
         behind,
     )

@@ -99,6 +99,13 @@ MEASUREMENTS = {
         "TTFT; exit code 1 if a bound is broken",
         63,
     ),
+    "departures": Measurement(
+        "python benchmarks/departures.py --json",
+        "--seconds 3 --streams 4",
+        "clients that leave just as their answer ends: how often Triton has to be started again, beside tritonclient; "
+        "exit code 1 if it has under ours",
+        5,
+    ),
     "alerts": Measurement(
         "python benchmarks/alerts.py",
         "",

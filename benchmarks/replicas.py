@@ -40,7 +40,7 @@ from benchmarks.common import in_turns, markdown
 from pipeline.bench.arrivals import Load
 from pipeline.bench.load import Period, run_load
 from pipeline.bench.targets import OpenAITarget
-from pipeline.bench.workload import Conversation, Lengths, Shape, TemplateTokens, Words, synthetic
+from pipeline.bench.workload import Lengths, ScriptedConversation, Shape, TemplateTokens, Words, synthetic
 from pipeline.client import ChatTemplate, percentile
 from pipeline.reading import read_tokenizer
 from pipeline.serving.live import MetricsPage
@@ -139,7 +139,7 @@ def is_ready(url: str) -> bool:
         return False
 
 
-async def load(url: str, users: int, requests: int, conversations: Iterator[Conversation]) -> Any:
+async def load(url: str, users: int, requests: int, conversations: Iterator[ScriptedConversation]) -> Any:
     """So many users, until so many requests were answered."""
     period = Period(None, requests, warm_up_requests=users)
     async with OpenAITarget(url, NAME, timeout_s=TIMEOUT_S) as target:

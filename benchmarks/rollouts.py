@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT, markdown, serving
-from pipeline.bench.targets import OpenAITarget, Question
+from pipeline.bench.targets import BenchRequest, OpenAITarget
 from pipeline.client import Message, percentile
 from pipeline.store import Store
 
@@ -88,7 +88,7 @@ async def ask(target: OpenAITarget, question: int) -> Asked:
     """Ask one question, and read the stream to its end."""
     began = time.monotonic()
     messages: list[Message] = [{"role": "user", "content": QUESTIONS[question]}]
-    reply = await target.ask(Question(messages, {"temperature": 0}))
+    reply = await target.ask(BenchRequest(messages, {"temperature": 0}))
     return Asked(question, began, time.monotonic(), reply.stats.ttft_ms, reply.text, reply.error)
 
 

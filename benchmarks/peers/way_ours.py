@@ -38,7 +38,8 @@ class SQLite:
         folder.mkdir()
         self._questions, self._folder = questions, folder
         backend = SqliteBackend(folder / "cache.db", Capacity(entries=2 * len(questions.stored)))
-        layer = SemanticLayer(backend, _Given(questions), self.verifier(), 0.85)
+        # The near questions have a cosine of 0.93.
+        layer = SemanticLayer(backend, _Given(questions), self.verifier(), 0.85, 0.9)
         self.cache = ResponseCache(backend, semantic=layer, hot_tier=HotTier(self.in_memory))
 
     def store(self, text: str, answer: str) -> None:

@@ -15,7 +15,6 @@ from benchmarks.simulation.routing import AffinityRouting, LeastLoadRouting, Ran
 from benchmarks.simulation.service import Service, StepTimes, cpu_service
 from benchmarks.simulation.simulator import Fleet, FleetResult, FleetSettings
 from benchmarks.simulation.traffic import Conversation
-from pipeline.client.spreading import LOAD_BOUND
 from pipeline.plan.performance.engine import EngineSpeed
 from pipeline.plan.performance.published import (
     PublishedFigure,
@@ -195,7 +194,7 @@ def against_replicas(
         ways: dict[str, Routing] = {
             "random": RandomRouting(),
             "least-load": LeastLoadRouting(),
-            "affinity": AffinityRouting(LOAD_BOUND),
+            "affinity": AffinityRouting(),
         }
         settings = FleetSettings(service, row["servers"])
         run = Fleet(settings, _users(row["users"]), math.inf, ways[row["spread"]]).run()

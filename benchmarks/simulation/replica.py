@@ -39,7 +39,6 @@ class SimulatedRequest:
         arrived_s: When it was asked.
         prompt: Its tokens.
         answer: Tokens that will be generated.
-        started_s: When a replica gave it pages; None before.
         queued_s: Seconds in the gateway before it was given to a replica.
         first_token_s: When its first token came; None before.
         cached: Tokens of the prompt that did not have to be computed.
@@ -48,15 +47,14 @@ class SimulatedRequest:
     """
 
     __slots__ = (
-        "answer", "arrived_s", "blocks", "cached", "conversation", "first_token_s", "prompt", "queued_s", "started_s",
-        "tries", "turn",
+        "answer", "arrived_s", "blocks", "cached", "conversation", "first_token_s", "prompt", "queued_s", "tries",
+        "turn",
     )  # fmt: skip
 
     def __init__(self, conversation: Conversation, turn: int, arrived_s: float) -> None:
         self.conversation, self.turn, self.arrived_s = conversation, turn, arrived_s
         self.prompt = conversation.prompt(turn)
         self.answer = conversation.answers[turn]
-        self.started_s: float | None = None
         self.queued_s = 0.0
         self.first_token_s: float | None = None
         self.cached = self.blocks = self.tries = 0
@@ -228,7 +226,7 @@ class Replica:
             found = max(held * self._block_tokens, min(shared * self._block_tokens, conversation.system))
             # The last token of a prompt is computed in any case.
             request.cached = max(0, min(found, request.prompt - 1))
-            request.started_s, request.blocks = now, needed
+            request.blocks = needed
             self.used_blocks += needed
             self.cache.shrink(self._blocks - self.used_blocks)
             if request.prompt:

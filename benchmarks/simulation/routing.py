@@ -7,7 +7,6 @@ replica more requests than it has slots.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
@@ -15,7 +14,7 @@ from itertools import count
 from typing import Protocol
 
 from benchmarks.simulation.replica import Replica, SimulatedRequest
-from pipeline.client.spreading import HashRing
+from pipeline.client.spreading import LOAD_BOUND, LOAD_FLOOR, HashRing, load_bound
 
 _TRIES = 8  # at a replica with a free slot, before all are looked at
 
@@ -96,10 +95,11 @@ class AffinityRouting:
 
     Attributes:
         bound: Most requests of a replica, as a multiple of the mean (the `c` of the paper); infinity: only its slots.
+        floor: Requests that a replica may always have.
     """
 
-    def __init__(self, bound: float) -> None:
-        self.bound = bound
+    def __init__(self, bound: float = LOAD_BOUND, floor: int = LOAD_FLOOR) -> None:
+        self.bound, self.floor = bound, floor
         self._ready: list[Replica] = []
         self._ring = HashRing(())
 
@@ -111,9 +111,7 @@ class AffinityRouting:
         """It is looked up when it matters."""
 
     def choose(self, request: SimulatedRequest, in_flight: int) -> Replica:
-        most = math.inf
-        if self.bound < math.inf:
-            most = math.ceil(self.bound * (in_flight + 1) / len(self._ready))
+        most = load_bound(in_flight + 1, len(self._ready), self.bound, self.floor)
         for at in self._ring.walk(request.conversation.key):
             replica = self._ready[at]
             if replica.in_flight < min(most, replica.service.slots):

@@ -16,7 +16,7 @@ from benchmarks.simulation.routing import AffinityRouting, LeastLoadRouting, Ran
 from benchmarks.simulation.service import Service, recipe_service
 from benchmarks.simulation.simulator import Fleet, FleetResult, FleetSettings, Loss
 from benchmarks.simulation.traffic import PEOPLE, Arrivals, Kind, Traffic
-from pipeline.client.spreading import LOAD_BOUND
+from pipeline.client.spreading import LOAD_BOUND, LOAD_FLOOR
 
 Way = Literal["random", "least load", "affinity"]
 _LINE_S = 600.0  # between points of a time line
@@ -35,6 +35,7 @@ class Scenario:
         kind: What conversations are like.
         way: How replicas are chosen.
         bound: Of affinity.
+        floor: Of affinity: requests that a replica may always have.
         rule: Of scaling; None: none.
         queue_limit: See `FleetSettings`.
         start_s: See `FleetSettings`.
@@ -52,6 +53,7 @@ class Scenario:
     kind: Kind = PEOPLE
     way: Way = "affinity"
     bound: float = LOAD_BOUND
+    floor: int = LOAD_FLOOR
     rule: ScalingRule | None = None
     queue_limit: int | None = None
     start_s: float = 60.0
@@ -92,7 +94,7 @@ def simulate(scenario: Scenario) -> FleetResult:
     )
     routing: Routing
     if scenario.way == "affinity":
-        routing = AffinityRouting(scenario.bound)
+        routing = AffinityRouting(scenario.bound, scenario.floor)
     else:
         routing = LeastLoadRouting() if scenario.way == "least load" else RandomRouting(scenario.seed)
     traffic = Traffic(scenario.kind, scenario.arrivals, scenario.seed)

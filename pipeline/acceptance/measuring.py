@@ -15,7 +15,7 @@ from pipeline.bench.load import Period, run_load
 from pipeline.bench.result import LevelResult, ServerFigures
 from pipeline.bench.summary import summarize
 from pipeline.bench.targets import TritonTarget
-from pipeline.bench.workload import Conversation, Turn
+from pipeline.bench.workload import ScriptedConversation, Turn
 from pipeline.plan.performance.accuracy import Estimate, interval_estimate, rate_estimate, unchecked
 from pipeline.serving.live import MetricsPage
 from pipeline.serving.served import gpu_memory_mib
@@ -104,11 +104,11 @@ def _load(run: AcceptanceRun, streams: int, rounds: int, **sampling: Any) -> Lev
     seed = f"{streams} {sampling}"
     texts = run.prompts(streams * (rounds + 1), run.prompt_tokens, seed)
 
-    def conversations() -> Iterator[Conversation]:
+    def conversations() -> Iterator[ScriptedConversation]:
         for number, text in enumerate(texts):
             first = number < streams
             tokens = max(1, longest * (number + 1) // streams) if first else longest
-            yield Conversation((Turn(text, tokens, exact and not first),), chat=False)
+            yield ScriptedConversation((Turn(text, tokens, exact and not first),), chat=False)
 
     async def measure() -> LevelResult:
         url, model = run.up.record.grpc_url, run.deployment.entry_model

@@ -23,7 +23,7 @@ from pipeline.bench.engine_model import EngineModel
 from pipeline.bench.judge import Judge, Judgement
 from pipeline.bench.sides import ComparedDeployment
 from pipeline.bench.subject import Subject
-from pipeline.bench.targets import Question
+from pipeline.bench.targets import BenchRequest
 from pipeline.client import ChatTemplate
 from pipeline.errors import ServerError
 from pipeline.golden import AnswerPair, BudgetCheck, GoldenBudgets, GoldenComparison, GoldenSet
@@ -150,7 +150,7 @@ class AnswerStudy:
         async with subject.target(self._timeout_s, chat=self._chat) as target:
             for question in self._golden.questions:
                 reply = await target.ask(
-                    Question(question.asked, {"temperature": 0.0, "max_tokens": _most(question, subject)})
+                    BenchRequest(question.asked, {"temperature": 0.0, "max_tokens": _most(question, subject)})
                 )
                 if reply.outcome != "complete":
                     raise ServerError(f"golden question {question.text!r} to {subject.name}: {reply.error}")

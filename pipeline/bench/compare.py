@@ -25,7 +25,7 @@ from pipeline.bench.comparison import LoadComparison, Side, compare_rounds, comp
 from pipeline.bench.judge import Judge
 from pipeline.bench.ratios import LEAST_ROUNDS
 from pipeline.bench.result import BenchResult, LevelResult
-from pipeline.bench.run import BenchOptions, Watcher, run_bench
+from pipeline.bench.run import BenchOptions, run_bench
 from pipeline.bench.sides import ComparedDeployment, DeploymentSource, PackageSource
 from pipeline.errors import Fault, InvalidInput
 from pipeline.golden import BudgetCheck, GoldenSet
@@ -145,8 +145,6 @@ def compare_deployments(
     b: DeploymentSource,
     options: CompareOptions,
     progress: Progress,
-    *,
-    watch: Watcher | None = None,
 ) -> CompareResult:
     """Put the same load on two deployments in turns, and ask both the golden questions.
 
@@ -155,14 +153,13 @@ def compare_deployments(
         b: The one that is judged.
         options: How.
         progress: Told of each round.
-        watch: Called several times a second while a load is under way.
 
     Raises:
         ServerError: One of them does not start, or does not answer.
         InvalidInput: The file of prompts has faults.
         KeyboardInterrupt: Ctrl-C came before both had three rounds. What was started has ended.
     """
-    run = _Comparison({"a": a, "b": b}, options, progress, watch)
+    run = _Comparison({"a": a, "b": b}, options, progress)
     interrupted = False
     with ExitStack() as stack:
         run.open(stack)
@@ -241,7 +238,6 @@ class _Comparison:
     sources: dict[Side, DeploymentSource]
     options: CompareOptions
     progress: Progress
-    watch: Watcher | None
     by_turns: bool = False
     levels: dict[Side, list[Sequence[LevelResult]]] = field(default_factory=lambda: {"a": [], "b": []})
     seen: dict[Side, ComparedDeployment] = field(default_factory=dict)
@@ -290,7 +286,7 @@ class _Comparison:
         bench = self.options.bench
         bench = replace(bench, seed=bench.seed + _SEEDS * number)
         with self.progress.task(f"round {number + 1} of {self.options.rounds}, {side.upper()}"):
-            result = run_bench(deployment.subject, bench, Silent(), watch=self.watch)
+            result = run_bench(deployment.subject, bench, Silent())
         if any(level.interrupted for level in result.levels):
             raise KeyboardInterrupt
         # What a round is compared by are its figures; its requests would fill the memory.

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.bench.targets import OpenAITarget, Question
+from pipeline.bench.targets import BenchRequest, OpenAITarget
 from pipeline.errors import ServerError
 from pipeline.golden import AnswerPair
 from pipeline.golden_questions import GoldenQuestion
@@ -91,7 +91,7 @@ class Judge:
                 text = PROMPT.format(question=_words(question), first=first, second=second)
                 async with gate:
                     reply = await target.ask(
-                        Question(
+                        BenchRequest(
                             [{"role": "user", "content": text}],
                             {"temperature": 0.0, "max_tokens": _MAX_TOKENS},
                         )

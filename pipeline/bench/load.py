@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.bench.arrivals import Load, poisson
-from pipeline.bench.targets import Outcome, Question, Reply, Target
-from pipeline.bench.workload import Conversation, Turn
+from pipeline.bench.targets import BenchReply, BenchRequest, Outcome, Target
+from pipeline.bench.workload import ScriptedConversation, Turn
 from pipeline.client import Message, Sampling, Stats
 
 _LOOK_S = 0.05  # between two looks at how late this process is
@@ -31,7 +31,7 @@ Gaps = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class RequestRecord:
+class RequestMeasurement:
     """One request. Times are seconds since the load began.
 
     Attributes:
@@ -118,8 +118,8 @@ class LoadRecords:
     """
 
     load: Load
-    counted: list[RequestRecord] = field(default_factory=list)
-    warm_up: list[RequestRecord] = field(default_factory=list)
+    counted: list[RequestMeasurement] = field(default_factory=list)
+    warm_up: list[RequestMeasurement] = field(default_factory=list)
     began_s: float = 0.0
     ended_s: float = 0.0
     late_ms: list[float] = field(default_factory=list)
@@ -132,7 +132,7 @@ class LoadRecords:
 async def run_load(
     target: Target,
     load: Load,
-    conversations: Iterator[Conversation],
+    conversations: Iterator[ScriptedConversation],
     period: Period,
     *,
     sampling: Sampling,
@@ -181,7 +181,7 @@ class _Run:
         self,
         target: Target,
         load: Load,
-        conversations: Iterator[Conversation],
+        conversations: Iterator[ScriptedConversation],
         period: Period,
         sampling: Sampling,
         think_s: float,
@@ -249,7 +249,7 @@ class _Run:
             await asyncio.sleep(max(0.0, due_s - self.now_s()))
             self._add(group, self._converse(one, due_s, self._begin(due_s)))
 
-    def _next(self) -> Conversation | None:
+    def _next(self) -> ScriptedConversation | None:
         one = next(self._conversations, None)
         self._ended_early |= one is None
         return one
@@ -270,7 +270,7 @@ class _Run:
         self._begun += counts
         return counts
 
-    async def _converse(self, conversation: Conversation, due_s: float | None, counts: bool) -> bool:
+    async def _converse(self, conversation: ScriptedConversation, due_s: float | None, counts: bool) -> bool:
         """Ask the questions of a conversation; return whether none failed.
 
         Args:
@@ -303,7 +303,7 @@ class _Run:
         due_s: float | None,
         number: int,
         counts: bool,
-    ) -> Reply:
+    ) -> BenchReply:
         sampling: Sampling = {**self._sampling}
         if turn.max_tokens is not None:
             sampling["max_tokens"] = turn.max_tokens
@@ -317,12 +317,12 @@ class _Run:
         self.records.flying += 1
         self.records.in_flight = max(self.records.in_flight, self.records.flying)
         try:
-            reply = await self._target.ask(Question(prompt, sampling, leaves_after))
+            reply = await self._target.ask(BenchRequest(prompt, sampling, leaves_after))
         except asyncio.CancelledError:
             if not self.records.interrupted:
                 due_s = asked_s if due_s is None else due_s
                 kept.append(
-                    RequestRecord(
+                    RequestMeasurement(
                         due_s, asked_s, self.now_s(), "abandoned", Stats(), np.empty(0, np.float32), number
                     )
                 )
@@ -338,7 +338,7 @@ class _Run:
         if reply.outcome == "complete":
             self._typical_chunks = stats.chunks
         kept.append(
-            RequestRecord(
+            RequestMeasurement(
                 due_s=sent_s if due_s is None else due_s,
                 sent_s=sent_s,
                 ended_s=ended_s,

@@ -25,7 +25,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from pipeline.bench.workload import Conversation, Lengths, Turn, Words
+from pipeline.bench.workload import Lengths, ScriptedConversation, Turn, Words
 from pipeline.client import Message
 from pipeline.errors import Fault, InvalidInput
 from pipeline.reading import checked_json, read_text
@@ -170,7 +170,7 @@ class PromptFile:
         most_prompt: int,
         most_answer: int,
         seed: int,
-    ) -> Iterator[Conversation]:
+    ) -> Iterator[ScriptedConversation]:
         """Give the conversations in their order: of a trace by their times, once; else again and again.
 
         Args:
@@ -196,7 +196,7 @@ def _conversation(
     most_answer: int,
     chance: random.Random,
     seed: int,
-) -> Conversation:
+) -> ScriptedConversation:
     start_s = None if line.timestamp is None else line.timestamp / 1e3
     given = line.max_tokens or line.output_length
     drawn = answers.draw(chance, most_answer) if answers is not None and given is None else None
@@ -205,12 +205,12 @@ def _conversation(
     if line.input_length is not None:
         assert words is not None, "the caller looked at needs_words"
         text = _traced(words, min(line.input_length, most_prompt), line.hash_ids, chance, seed)
-        return Conversation((Turn(text, most or drawn, exact),), start_s=start_s)
+        return ScriptedConversation((Turn(text, most or drawn, exact),), start_s=start_s)
     if line.prompt is not None:
-        return Conversation((Turn(line.prompt, most or drawn, exact),), chat=False, start_s=start_s)
+        return ScriptedConversation((Turn(line.prompt, most or drawn, exact),), chat=False, start_s=start_s)
     before, texts = line.dialogue()
     turns = tuple(Turn(text, most or drawn, exact) for text in texts)
-    return Conversation(turns, before=before, start_s=start_s)
+    return ScriptedConversation(turns, before=before, start_s=start_s)
 
 
 def _traced(words: Words, tokens: int, blocks: Sequence[int], chance: random.Random, seed: int) -> str:

@@ -31,8 +31,8 @@ from pipeline.bench.subject import Subject
 from pipeline.bench.summary import summarize
 from pipeline.bench.sweep import find_limit, run_levels
 from pipeline.bench.workload import (
-    Conversation,
     Lengths,
+    ScriptedConversation,
     Shape,
     TemplateTokens,
     Words,
@@ -117,7 +117,7 @@ def run_bench(
         ServerError: It cannot be reached.
         InvalidInput: The file of prompts has faults, or lengths are more than the deployment takes.
     """
-    workload = Workload(subject, options)
+    workload = BenchWorkload(subject, options)
     # Before an hour of load, so that a fault of it shows at once.
     promise = Promise.made(subject.recipe, subject.store)
     watched = ServerWatch(subject.name, subject.triton_metrics, subject.gateway_url)
@@ -214,7 +214,7 @@ def _many_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-class Workload:
+class BenchWorkload:
     """The conversations that options ask for, of one subject."""
 
     def __init__(self, subject: Subject, options: BenchOptions) -> None:
@@ -292,7 +292,7 @@ class Workload:
                 value=str(self._answers),
             )
 
-    def conversations(self, load: Load, seed: int) -> Iterator[Conversation]:
+    def conversations(self, load: Load, seed: int) -> Iterator[ScriptedConversation]:
         """Make the conversations of one load.
 
         Args:

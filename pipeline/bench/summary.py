@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from pipeline.bench.load import LoadRecords, RequestRecord
+from pipeline.bench.load import LoadRecords, RequestMeasurement
 from pipeline.bench.result import (
     Distribution,
     Generator,
@@ -121,7 +121,7 @@ def _warnings(
         yield f"{cached} answers came from the response cache, and are part of all figures"
 
 
-def _good(complete: Sequence[RequestRecord], slo: Slo | None) -> float | None:
+def _good(complete: Sequence[RequestMeasurement], slo: Slo | None) -> float | None:
     """Share of completed requests that met the SLO each by itself."""
     if slo is None or (slo.ttft_p95_ms is None and slo.itl_p95_ms is None) or not complete:
         return None
@@ -182,7 +182,7 @@ class _Chunks:
     gap_ms: Values
 
     @classmethod
-    def of(cls, records: Iterable[RequestRecord]) -> Self:
+    def of(cls, records: Iterable[RequestMeasurement]) -> Self:
         empty = np.empty(0)
         at_s, tokens, gap_at_s, gap_ms = [empty], [empty], [empty], [empty]
         for one in records:
@@ -230,7 +230,7 @@ def _timeline(records: LoadRecords, chunks: _Chunks) -> tuple[TimeWindow, ...]:
     return tuple(windows)
 
 
-def _samples(complete: Sequence[RequestRecord]) -> dict[str, tuple[float | None, ...]]:
+def _samples(complete: Sequence[RequestMeasurement]) -> dict[str, tuple[float | None, ...]]:
     return {
         "due_s": tuple(rounded(one.due_s) for one in complete),
         "ttft": tuple(_or_none(one.ttft_ms) for one in complete),

@@ -43,7 +43,7 @@ _CACHED = {"exact": Cached("exact"), "semantic": Cached("semantic"), "shared": C
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class BenchRequest:
     """One request.
 
     Attributes:
@@ -58,7 +58,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class BenchReply:
     """What came of one request.
 
     Attributes:
@@ -79,7 +79,7 @@ class Reply:
 class Target(Protocol):
     """A server to ask. To be entered before it is asked."""
 
-    async def ask(self, question: Question) -> Reply:
+    async def ask(self, question: BenchRequest) -> BenchReply:
         """Send one request, and read the answer to its end."""
         ...
 
@@ -107,7 +107,7 @@ class TritonTarget:
             timeouts=Timeouts(connect_s=30.0, first_token_s=timeout_s, between_tokens_s=timeout_s),
         )
 
-    async def ask(self, question: Question) -> Reply:
+    async def ask(self, question: BenchRequest) -> BenchReply:
         stream = self._client.stream(question.prompt, **question.sampling)
         chunks, first_at = 0, None
         outcome: Outcome = "complete"
@@ -125,8 +125,8 @@ class TritonTarget:
             reason = str(error)[:_REASON_CHARACTERS]
             if first_at is None:
                 # It may not even have been sent, and then has no figures.
-                return Reply(outcome, error=reason)
-        return Reply(outcome, stream.stats, stream.text, reason, first_at)
+                return BenchReply(outcome, error=reason)
+        return BenchReply(outcome, stream.stats, stream.text, reason, first_at)
 
     async def __aenter__(self) -> Self:
         try:
@@ -158,7 +158,7 @@ class OpenAITarget:
         self._model, self._timeout_s, self._headers = model, timeout_s, dict(headers or {})
         self._stack = AsyncExitStack()
 
-    async def ask(self, question: Question) -> Reply:
+    async def ask(self, question: BenchRequest) -> BenchReply:
         chat = not isinstance(question.prompt, str)
         body = {
             "model": self._model,
@@ -241,10 +241,10 @@ class _Events:
                 self.times.append(now)
                 self.parts.append(part)
 
-    def reply(self, outcome: Outcome, error: str = "") -> Reply:
+    def reply(self, outcome: Outcome, error: str = "") -> BenchReply:
         """What has come so far."""
         first_at = self.times[0] if self.times else None
-        return Reply(outcome, self._stats(), "".join(self.parts), error[:_REASON_CHARACTERS], first_at)
+        return BenchReply(outcome, self._stats(), "".join(self.parts), error[:_REASON_CHARACTERS], first_at)
 
     def _stats(self) -> Stats:
         times, ended = self.times, time.perf_counter()

@@ -36,7 +36,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ScriptedConversation:
     """Questions that follow each other, each with all that was said before.
 
     Attributes:
@@ -239,7 +239,7 @@ def synthetic(
     seed: int,
     around: TemplateTokens,
     chat: bool = True,
-) -> Iterator[Conversation]:
+) -> Iterator[ScriptedConversation]:
     """Make conversations of words at random, without end; no two begin alike unless they share a prefix.
 
     Args:
@@ -270,15 +270,15 @@ def synthetic(
             left -= asked + answered + around.turn
         prefix = chance.choice(shared) if shared else ""
         if chat:
-            yield Conversation(
+            yield ScriptedConversation(
                 tuple(turns), before=({"role": "system", "content": prefix},) if prefix else ()
             )
         else:
             first = replace(turns[0], text=f"{prefix} {turns[0].text}".strip())
-            yield Conversation((first,), chat=False)
+            yield ScriptedConversation((first,), chat=False)
 
 
-def shaped(source: Iterator[Conversation], shape: Shape, seed: int) -> Iterator[Conversation]:
+def shaped(source: Iterator[ScriptedConversation], shape: Shape, seed: int) -> Iterator[ScriptedConversation]:
     """Let clients of some conversations leave, each somewhere between the first and the last tenth of an answer."""
     chance = random.Random(f"{seed}/leaves")
     for one in source:

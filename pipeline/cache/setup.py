@@ -184,7 +184,7 @@ def _semantic(
 
 
 def _verifier(semantic: SemanticSettings, embedder: Embedder, cross_encoder: Path | None) -> Verifier:
-    """The guards that are on, and what scores: the cross-encoder that is named, or the regression of this package."""
+    """The guards that are on, and what scores: the cross-encoder that is named, or the cosine."""
     from pipeline.cache.semantic.cross_encoder import CrossEncoder, CrossEncoderVerifier
     from pipeline.cache.semantic.decision import default_verifier
 

@@ -67,7 +67,7 @@ def command(context: click.Context, /, name: str | None, **given: Any) -> None:
     if faults:
         raise InvalidInput("pipeline bench", faults)
     try:
-        from pipeline.bench.run import Workload, run_bench
+        from pipeline.bench.run import BenchWorkload, run_bench
         from pipeline.bench.sweep import holds
         from pipeline.cli.render.bench import bench_plan, bench_table, watching
         from pipeline.progress import Silent
@@ -85,10 +85,11 @@ def command(context: click.Context, /, name: str | None, **given: Any) -> None:
             "pipeline bench", [Fault("needs an SLO", key="--sweep", fix="the recipe has none: --slo KEY=MS")]
         )
     if given["dry_run"]:
-        plan = bench_plan(subject, options, Workload(subject, options))
-        print_json(plan) if given["as_json"] else click.echo(
-            "\n".join(f"{key:<10}{value}" for key, value in plan.items())
-        )
+        plan = bench_plan(subject, options, BenchWorkload(subject, options))
+        if given["as_json"]:
+            print_json(plan)
+        else:
+            click.echo("\n".join(f"{key:<10}{value}" for key, value in plan.items()))
         return
     with watching(options, quiet=is_quiet() or given["as_json"]) as (watch, ended):
         result = run_bench(subject, options, Silent(), watch=watch, ended=ended)

@@ -71,7 +71,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     "--verifier",
     type=_FOLDER,
     metavar="FOLDER",
-    help="A cross-encoder in the same form, to be tried beside the built-in regression; by default that of the RECIPE.",
+    help="A cross-encoder in the same form, to be tried beside the cosine; by default that of the RECIPE.",
 )
 @json_option
 @set_option

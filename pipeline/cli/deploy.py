@@ -112,6 +112,9 @@ _KUBERNETES = (
         "`pipeline store push` sends them there.",
     ),
     click.option(
+        "--build-image", metavar="NAME", help="Kubernetes: image of the Job that builds the package."
+    ),
+    click.option(
         "--storage-class", metavar="NAME", help="Kubernetes: of that volume; by default the cluster's own."
     ),
     click.option(
@@ -137,8 +140,8 @@ _KUBERNETES = (
     ),
 )
 _OF_KUBERNETES = (
-    "namespace", "replicas", "gateways", "gpus_per_node", "hostname", "expose", "packages", "storage_class", "redis",
-    "prometheus", "runbook_url",
+    "namespace", "replicas", "gateways", "gpus_per_node", "hostname", "expose", "packages", "build_image",
+    "storage_class", "redis", "prometheus", "runbook_url",
 )  # fmt: skip
 
 

@@ -147,10 +147,11 @@ def command(
     from pipeline.gateway.access_log import log_to_stderr
     from pipeline.gateway.app import Gateway
     from pipeline.gateway.batches.storage import BatchStorage, StorageLimits
+    from pipeline.gateway.connections import ConnectionLimits
     from pipeline.gateway.redis_limits import RedisBuckets
     from pipeline.gateway.responses.stored_responses import StoredResponseLimits
     from pipeline.gateway.served_model import WaitLimits
-    from pipeline.gateway.server import ConnectionLimits, GatewayServer, bound_sockets
+    from pipeline.gateway.server import GatewayServer, bound_sockets
     from pipeline.gateway.tenants import Tenants
     from pipeline.gateway.traces import make_tracer
     from pipeline.gateway.web import AllowedHosts

@@ -32,8 +32,8 @@ _OPTIONS = (
         show_envvar=True,
         callback=lambda _, __, given: _redis_address(given),
         help="Redis or Valkey server, such as redis://limits:6379/0, in which all gateways with the same one share the "
-        "requests and tokens that a tenant may use in a minute; password: $PIPELINE_CACHE_PASSWORD. While it does not "
-        "answer, each gateway counts by itself.",
+        "requests and tokens that a tenant may use in a minute, and its requests at once; password: "
+        "$PIPELINE_CACHE_PASSWORD. While it does not answer, each gateway counts by itself.",
     ),
     click.option(
         "--allowed-host",

@@ -11,7 +11,6 @@ import click
 
 from pipeline.cli.options import json_option, store_option
 from pipeline.cli.output import note, print_json, reporter
-from pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -101,7 +100,7 @@ def command(
     pipeline init hf:meta-llama/Llama-3.3-70B-Instruct --gpu h100-sxm-80g --gpus 4 --dry-run
     """
     from pipeline.prepare.initial_recipe import InitRequest, initial_recipe
-    from pipeline.recipe.catalog import annotated_yaml
+    from pipeline.recipe.catalog import annotated_yaml, write_recipe
     from pipeline.store import Store
 
     shelf = Store.at(store)
@@ -111,7 +110,7 @@ def command(
     prints = dry_run or str(file) == "-"
     text = annotated_yaml(_head(first, file), first.values, first.reasons)
     if not prints:
-        _write(file, text, force=force)
+        write_recipe(text, file, force=force)
     if as_json:
         print_json(
             {
@@ -140,13 +139,3 @@ def _head(first: InitialRecipe, file: Path) -> list[str]:
         f"pipeline build {named} && pipeline serve {named}",
         f"A comment says why the value below it is what it is. After a change: pipeline recipes validate {named}",
     ]
-
-
-def _write(file: Path, text: str, *, force: bool) -> None:
-    try:
-        with file.open("w" if force else "x", encoding="utf-8") as opened:
-            opened.write(text)
-    except FileExistsError:
-        raise UserError(f"{file} exists; give --force to overwrite it, or name another --output") from None
-    except OSError as error:
-        raise UserError(f"{file} cannot be written: {error.strerror}") from error

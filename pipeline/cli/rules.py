@@ -35,7 +35,10 @@ def command(
     """
     if name is not None:
         one = _found(name)
-        print_json(_row(one)) if as_json else click.echo(_page(one))
+        if as_json:
+            print_json(_row(one))
+        else:
+            click.echo(_page(one))
         return
     chosen = [
         one

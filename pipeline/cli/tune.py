@@ -134,8 +134,8 @@ def command(
     """
     from pipeline.cli.named import recipe_of
     from pipeline.store import Store
-    from pipeline.tuning.report import tuned_file
     from pipeline.tuning.search_space import fixed_values
+    from pipeline.tuning.tuned_recipe import tuned_file
 
     faults = [*load_faults(context, given), *_faults(given)]
     shelf = Store.at(store)
@@ -160,16 +160,20 @@ def command(
     except ImportError as error:
         raise missing("tuning", error, "tune", "bench") from error
     if given["list_keys"]:
-        print_json(_space_json(space)) if given["as_json"] else print_rich(space_table(space), width=110)
+        if given["as_json"]:
+            print_json(_space_json(space))
+        else:
+            print_rich(space_table(space), width=110)
         return
     bench = _bench(loaded, given)
     options = _search_options(space, bench, given)
     if given["dry_run"]:
         rounds = 2 * int(given["rounds"])
         plan = plan_lines(space, options, bench, rounds, _objectives(loaded, given), _FIRST_SECONDS)
-        print_json(plan) if given["as_json"] else click.echo(
-            "\n".join(f"{key:<11}{value}" for key, value in plan.items())
-        )
+        if given["as_json"]:
+            print_json(plan)
+        else:
+            click.echo("\n".join(f"{key:<11}{value}" for key, value in plan.items()))
         return
     _run(loaded, shelf, space, bench, options, output, given)
 
@@ -186,11 +190,11 @@ def _run(
     from pipeline.cli.render.tune import TrialLines, report_lines, report_table, write_tune_page
     from pipeline.runtimes import ExecutorChoice
     from pipeline.tuning.handover import hand_over, take_results
-    from pipeline.tuning.report import write_tuned
     from pipeline.tuning.search import search
     from pipeline.tuning.serving import DeploymentRunner
     from pipeline.tuning.study import open_study
     from pipeline.tuning.tune import conclude, question
+    from pipeline.tuning.tuned_recipe import write_tuned
 
     progress = reporter(silent=given["as_json"])
     objectives, pairs = _objectives(recipe, given), int(given["rounds"])
@@ -200,7 +204,7 @@ def _run(
     with open_study(
         shelf, recipe.name, asked, space, objectives, seed=bench.seed, restart=given["restart"]
     ) as study:
-        lines = TrialLines(space, objectives, int(given["trials"]), progress.say)
+        lines = TrialLines(space, objectives, progress.say)
         runner = DeploymentRunner(
             recipe,
             space,

@@ -18,6 +18,7 @@ from pipeline.client.discovery import Servers
 from pipeline.client.endpoints import Endpoint, EndpointPool
 from pipeline.client.errors import Cancelled, ClientError, ConnectFailed, error_from_status
 from pipeline.client.prompt import Prompt
+from pipeline.client.request import build_stop_request
 from pipeline.client.sampling import Sampling
 from pipeline.client.tensors import ModelSignature, read_signature
 
@@ -64,6 +65,11 @@ class AsyncClient(ClientBase):
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The servers, with what is known of each. Needs a running event loop."""
         return self._pool.all
+
+    @property
+    def requests_sent(self) -> Mapping[str, int]:
+        """How many requests each server was sent, by host:port; those that are gone stay."""
+        return {} if self._open_pool is None else self._open_pool.requests_sent
 
     @property
     def fault(self) -> str:
@@ -263,6 +269,8 @@ class AsyncStream(StreamBase):
     _alarm: asyncio.TimerHandle | None = None
     # By the loop's clock.
     _deadline = math.inf
+    # Set when the server was asked to end the answer: when the call is cancelled if it has not.
+    _patience: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
         self._prepare()
@@ -278,11 +286,14 @@ class AsyncStream(StreamBase):
             self._alarm.cancel()
         self._end_attempt(self._client._pool)
         self._abort(Cancelled("the stream was left"))
-        if self._state.finished and self._aborted is None:
-            # The answer is complete, whatever comes now.
+        if self._patience is not None or (self._state.finished and self._aborted is None):
+            # The answer is complete, or was ended: whatever comes now.
             with contextlib.suppress(grpc.RpcError, TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    await _Read(self._call)
+                    while await _Read(self._call, self._call.cancel) is not grpc.aio.EOF:
+                        pass
+        if self._patience is not None:
+            self._patience.cancel()
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self
@@ -309,7 +320,7 @@ class AsyncStream(StreamBase):
         state = self._state
         self._set_deadline(self._read_timeout_s)
         try:
-            message = await _Read(self._call)
+            message = await _Read(self._call, self._end_early)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._aborted is None or (task is not None and task.cancelling()):
@@ -320,9 +331,42 @@ class AsyncStream(StreamBase):
             raise self._aborted or state.call_failed(error) from None
         finally:
             self._deadline = math.inf
+        if self._aborted is not None:
+            raise self._aborted
         if message is grpc.aio.EOF:
-            raise self._aborted or state.ended_early()
+            raise state.ended_early()
         return message
+
+    def _hang_up(self, reason: ClientError) -> None:
+        if isinstance(reason, Cancelled) and not self._client._closed:
+            self._end_early()
+        else:
+            self._call.cancel()
+
+    def _end_early(self) -> None:
+        """Have the server end an answer that has begun, as if it were complete; or cancel the call.
+
+        A call that is cancelled at the moment when its answer ends can end Triton 24.10 as a whole (server issue 8034).
+        """
+        if self._patience is not None:
+            return
+        request = build_stop_request(self._model, self._attempt_id) if self._state.started else None
+        if request is None:
+            self._call.cancel()
+            return
+        self._patience = self._loop.call_later(CLOSE_TIMEOUT_S, self._call.cancel)
+        task = self._loop.create_task(self._send(request))
+        self._client._closing.add(task)
+        task.add_done_callback(self._client._closing.discard)
+
+    async def _send(self, request: pb.ModelInferRequest) -> None:
+        assert self._endpoint is not None, "it has begun to answer"
+        # If it does not arrive, the call is cancelled.
+        with contextlib.suppress(grpc.RpcError):
+            async for _ in self._endpoint.infer(
+                request, timeout=CLOSE_TIMEOUT_S, metadata=self._client._metadata
+            ):
+                pass
 
     def _set_deadline(self, timeout_s: float | None) -> None:
         """One timer serves all reads of a stream: it is moved when it goes off, not at each token."""
@@ -345,17 +389,17 @@ class AsyncStream(StreamBase):
 
 
 class _Read:
-    """Awaits the next message of a call. A cancellation ends the call, and is raised when the read has ended with it.
+    """Awaits the next message of a call. A cancellation has the call end, and is raised when the read has ended.
 
     Were the read itself cancelled, grpc.aio would never free what it reads into: 1 KiB and more, each time that a task
     is cancelled in a stream (grpc/grpc#43360, seen with 1.85). So it stands between the task and the future that the
     read waits for: it is a future as asyncio's tasks take it (`asyncio.isfuture`), but a cancellation goes no further.
     """
 
-    __slots__ = ("_asyncio_future_blocking", "_call", "_cancelled", "_future")
+    __slots__ = ("_asyncio_future_blocking", "_call", "_cancelled", "_end_call", "_future")
 
-    def __init__(self, call: Any) -> None:
-        self._call, self._cancelled = call, False
+    def __init__(self, call: Any, end_call: Callable[[], object]) -> None:
+        self._call, self._end_call, self._cancelled = call, end_call, False
 
     def __await__(self) -> Generator[Any, None, Any]:
         steps = self._call.read()
@@ -391,5 +435,5 @@ class _Read:
 
     def cancel(self, msg: object = None) -> bool:  # noqa: ARG002
         self._cancelled = True
-        self._call.cancel()
+        self._end_call()
         return True

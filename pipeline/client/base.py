@@ -23,7 +23,7 @@ from pipeline.client.errors import (
     Refused,
 )
 from pipeline.client.prompt import Prompt, PromptLimit, prompt_token_ids, render_prompt
-from pipeline.client.request import build_request
+from pipeline.client.request import attempt_id, build_request
 from pipeline.client.sampling import Sampling, SamplingValue, read_sampling
 from pipeline.client.settings import KeepAlive, Retries, Timeouts
 from pipeline.client.spreading import SPREADS, Spread, affinity_key, prompt_beginning
@@ -167,6 +167,8 @@ class StreamBase:
         self._in_flight = False
         self._failures = 0
         self._first_sent = 0.0
+        # Of the last attempt.
+        self._attempt_id = ""
 
     @property
     def text(self) -> str:
@@ -219,7 +221,8 @@ class StreamBase:
     def _start_attempt(self, pool: EndpointPool, model: ModelSignature) -> None:
         """Choose a server and start the call, with a fresh state."""
         self._client._check_open()
-        request = build_request(model, self._content, self._sampling, request_id=self.request_id)
+        self._attempt_id = attempt_id(self.request_id)
+        request = build_request(model, self._content, self._sampling, request_id=self._attempt_id)
         endpoint = self._endpoint = pool.acquire(avoid=self._endpoint, key=self._affinity_key(pool))
         self._in_flight = True
         self._first_sent = self._first_sent or time.perf_counter()
@@ -282,7 +285,11 @@ class StreamBase:
         """Break the call off, unless it is over; reading raises `reason`."""
         if self._call is not None and self._aborted is None and not self._state.finished:
             self._aborted = self._state.fail(reason)
-            self._call.cancel()
+            self._hang_up(reason)
+
+    def _hang_up(self, reason: ClientError) -> None:  # noqa: ARG002
+        """End the call before its answer is complete."""
+        self._call.cancel()
 
 
 def _top_log_probs_request(sampling: Mapping[str, SamplingValue]) -> TopLogProbsRequest | None:

@@ -17,6 +17,7 @@ import random
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from tritonclient.grpc import service_pb2 as pb
 from pipeline.client.discovery import is_name, is_well_formed
 from pipeline.client.errors import ConnectFailed, Refused
 from pipeline.client.settings import KeepAlive
-from pipeline.client.spreading import LOAD_BOUND, HashRing, Spread
+from pipeline.client.spreading import HashRing, Spread, load_bound
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -145,6 +146,7 @@ class EndpointPool:
         spread: how requests are spread over them.
         slots: requests that each server takes at once; None: not known.
         fault: why there are no servers, while there are none.
+        requests_sent: how many requests each server was sent, by its url; those that are gone stay.
         changed: called after servers have come or gone, in the thread that calls `update`.
     """
 
@@ -163,6 +165,7 @@ class EndpointPool:
         """
         self.spread, self.slots = spread, slots
         self.fault = "no address of it is known yet"
+        self.requests_sent: Counter[str] = Counter()
         self.changed: Callable[[], None] = lambda: None
         # Gone, with requests that are not done or a channel that is not closed.
         self._draining: list[Endpoint] = []
@@ -183,6 +186,7 @@ class EndpointPool:
         with self._lock:
             chosen = self._choose(avoid, key, time.monotonic())
             chosen.outstanding += 1
+            self.requests_sent[chosen.url] += 1
             return chosen
 
     def release(self, endpoint: Endpoint, *, failed: bool = False) -> None:
@@ -203,8 +207,11 @@ class EndpointPool:
 
     @contextmanager
     def lease(self) -> Iterator[Endpoint]:
-        """Acquire a server for one call in a `with` block; `grpc.RpcError` counts as its failure."""
-        endpoint, failed = self.acquire(), False
+        """Take a server for a call that is no request, in a `with` block; `grpc.RpcError` counts as its failure."""
+        failed = False
+        with self._lock:
+            endpoint = self._choose(None, None, time.monotonic())
+            endpoint.outstanding += 1
         try:
             yield endpoint
         except grpc.RpcError:
@@ -264,19 +271,14 @@ class EndpointPool:
         if self.spread == "random":
             return random.choice(well)
         if self.spread == "affinity" and key is not None and len(well) > 1:
-            bound = self._load_bound(well)
+            requests = sum(one.outstanding for one in well) + 1
+            # Beyond its slots a request would wait in the server, while another one may have a slot.
+            bound = min(load_bound(requests, len(well)), math.inf if self.slots is None else self.slots)
             for at in self._ring.walk(key):
                 one = self.all[at]
                 if one.outstanding < bound and one in well:
                     return one
         return min(self._in_turn(well), key=lambda one: one.outstanding)
-
-    def _load_bound(self, well: Sequence[Endpoint]) -> int:
-        """Requests that a server may have in flight, the next one included, before affinity passes it over."""
-        requests = sum(one.outstanding for one in well) + 1
-        bound = math.ceil(LOAD_BOUND * requests / len(well))
-        # Beyond its slots a request would wait in the server, while another one may have a slot.
-        return bound if self.slots is None else min(bound, self.slots)
 
     def _in_turn(self, endpoints: Sequence[Endpoint]) -> Iterator[Endpoint]:
         """All of them, another one first each time, so that equal ones take turns."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -41,6 +43,10 @@ _PROMPT = ("text_input",)
 _PROMPT_TOKEN_IDS = ("prompt_token_ids",)
 _END_ID = ("end_id",)
 _STREAM = ("stream", "streaming")
+_ATTEMPT_BYTES = 8
+_ATTEMPT = re.compile(rf"\.[0-9a-f]{{{2 * _ATTEMPT_BYTES}}}$")
+# Ends the answer to the request of the same id.
+_STOP = "stop"
 _EXCLUDE_INPUT = ("exclude_input_in_output", "sampling_param_exclude_input_from_output")
 # The numbers of `logit_bias`, beside the input of its token ids.
 _BIAS_VALUES = ("logit_bias_values", "sampling_param_logit_bias_values")
@@ -75,6 +81,45 @@ def build_request(
     message = pb.ModelInferRequest()
     message.CopyFrom(layout.message)
     message.id = request_id
+    message.raw_input_contents.extend(
+        [encode(model.inputs[name].datatype, values) for name, values in tensors.items()]
+    )
+    return message
+
+
+def attempt_id(request_id: str) -> str:
+    """Make the id that the server knows one attempt of a request by; no other has it, so it can be stopped by it.
+
+    >>> request_id_of(attempt_id("mine"))
+    'mine'
+    """
+    return f"{request_id}.{secrets.token_hex(_ATTEMPT_BYTES)}"
+
+
+def request_id_of(attempt_id: str) -> str:
+    """Return the id of the request that an attempt is of."""
+    return _ATTEMPT.sub("", attempt_id)
+
+
+def build_stop_request(model: ModelSignature, attempt_id: str) -> pb.ModelInferRequest | None:
+    """Build the request that ends an answer: its stream gets its last response at once, as if the answer were complete.
+
+    Args:
+        model: that answers.
+        attempt_id: of the answer's request.
+
+    Returns:
+        The request; None if the model takes none.
+    """
+    if _STOP not in model.inputs:
+        return None
+    tensors: _TensorValues = {_STOP: [True]}
+    for name, tensor in model.inputs.items():
+        if not tensor.optional:
+            tensors[name] = [""] if tensor.datatype == "BYTES" else [1]
+    message = pb.ModelInferRequest()
+    message.CopyFrom(_layout(model, tuple((name, 1) for name in tensors)).message)
+    message.id = attempt_id
     message.raw_input_contents.extend(
         [encode(model.inputs[name].datatype, values) for name, values in tensors.items()]
     )

@@ -2,8 +2,8 @@
 
 Affinity sends the turns of one conversation to one server, which has the KV cache of the turns before. It is consistent
 hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2017, arXiv:1608.01350): a key belongs to the server that
-follows it on a ring, and goes on to the next one while that server has more than `LOAD_BOUND` times its share of the
-requests in flight. Nothing is remembered and nobody is asked: all clients that know the same servers agree, and when a
+follows it on a ring, and goes on to the next one while that server has as many requests in flight as `load_bound`
+allows. Nothing is remembered and nobody is asked: all clients that know the same servers agree, and when a
 server comes or goes, only its own part of the keys moves.
 
 What it does not do: it does not know what a server's cache holds, as routers with a tree of past prompts or with events
@@ -13,6 +13,7 @@ routers must share.
 
 from __future__ import annotations
 
+import math
 import struct
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +25,9 @@ from pipeline.client.prompt import Prompt
 Spread = Literal["affinity", "least-load", "random"]
 SPREADS: tuple[Spread, ...] = get_args(Spread)
 
-# The `c` of the paper: most requests in flight of one server, beside the mean of all.
-LOAD_BOUND = 1.25
+# The `c` of the paper: most requests in flight of one server, beside the mean of all; and what is always allowed: of
+# few requests some meet by chance, and a server answers so many together as fast as one.
+LOAD_BOUND, LOAD_FLOOR = 2.0, 4
 # Of each server on the ring; a digest gives eight.
 _POINTS = 128
 # Of the messages up to the first question. Whoever agrees in so much shares most of the KV cache anyway.
@@ -65,6 +67,21 @@ def prompt_beginning(prompt: Prompt) -> str:
         if one.get("role") == "user":
             break
     return "\0".join(said)
+
+
+def load_bound(requests: int, servers: int, bound: float = LOAD_BOUND, floor: int = LOAD_FLOOR) -> float:
+    """Return how many requests one server may have in flight before affinity passes it over.
+
+    Args:
+        requests: in flight at all servers together, the one to be sent included.
+        servers: among which there is a choice.
+        bound: times the share of each.
+        floor: what is always allowed.
+
+    >>> load_bound(1, 4), load_bound(100, 4)
+    (4, 50)
+    """
+    return math.inf if bound == math.inf else max(floor, math.ceil(bound * requests / servers))
 
 
 def affinity_key(text: str) -> int:

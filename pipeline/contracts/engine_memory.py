@@ -165,12 +165,10 @@ def sources(section: str) -> tuple[str, ...]:
     return tuple(facts["sources"][name] for name in facts[section]["source"])
 
 
-def latent_bytes_per_token(
-    *, layers: int, rank: int, rope: int, kv_cache: str, pipeline_parallel: int = 1
-) -> int:
+def latent_bytes_per_token(*, layers: int, rank: int, rope: int, kv_cache: str) -> int:
     """Bytes of one token's compressed vector (multi-head latent attention), which every rank keeps whole."""
     size = float(_data()["kv_cache"]["bytes"][kv_cache])
-    return math.ceil(math.ceil(layers / pipeline_parallel) * (rank + rope) * size)
+    return math.ceil(layers * (rank + rope) * size)
 
 
 def kv_bytes_per_token(

@@ -68,10 +68,6 @@ class GpuRates:
         """Return the GB/s that one of `gpus` GPUs can send to its peers, in one direction."""
         return self.nvlink_gb_s if gpus <= self.nvlink_gpus else self.pcie_gb_s
 
-    def has_nvlink(self, gpus: int) -> bool:
-        """Tell whether NVLink joins so many of them."""
-        return self.nvlink_gb_s > 0 and gpus <= self.nvlink_gpus
-
 
 @dataclass(frozen=True, slots=True)
 class GpuGeneration:

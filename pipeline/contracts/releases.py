@@ -24,7 +24,7 @@ TRACKS: tuple[Track, ...] = ("tensorrt", "pytorch")
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
+class TritonContainer:
     """An image that holds Triton and TensorRT-LLM."""
 
     release: str | None  # of Triton: "26.07"; None for TensorRT-LLM's own image
@@ -53,7 +53,7 @@ class Release:
     transformers: str | None
     cuda: str | None
     python: str | None
-    containers: tuple[Container, ...]  # oldest first
+    containers: tuple[TritonContainer, ...]  # oldest first
     sources: tuple[str, ...]
 
 
@@ -100,7 +100,7 @@ def require_runtime(version: str, track: Track) -> Release:
     return found
 
 
-def container(version: str) -> Container:
+def container(version: str) -> TritonContainer:
     """Find the newest container that carries a release; one with a conflict only if there is no other.
 
     Raises:
@@ -112,7 +112,7 @@ def container(version: str) -> Container:
     return max(carrying, key=lambda one: (one.conflict is None, one.release or ""))
 
 
-def containers() -> tuple[Container, ...]:
+def containers() -> tuple[TritonContainer, ...]:
     """List all Triton containers, oldest first, those with conflicts too."""
     return tuple(_container(entry) for entry in _data()["containers"])
 
@@ -135,9 +135,9 @@ def _release(entry: Mapping[str, Any], version: str) -> Release:
     )
 
 
-def _container(entry: Mapping[str, Any]) -> Container:
+def _container(entry: Mapping[str, Any]) -> TritonContainer:
     optional = ("tensorrt", "torch", "cuda", "triton_server", "conflict")
-    return Container(
+    return TritonContainer(
         release=entry["release"],
         image=entry["image"],
         trtllm=entry["trtllm"],

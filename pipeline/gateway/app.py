@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -128,6 +129,7 @@ class Gateway:
             lifespan=self._lifespan,
             exception_handlers={
                 ApiError: _answer_error,
+                HTTPException: _answer_http_exception,
                 404: _not_found,
                 405: _not_found,
                 500: _internal_error,
@@ -172,13 +174,19 @@ class Gateway:
 
     def _report(self) -> dict[str, ModelStatus]:
         """What this process tells the parent of the workers, about twice a second."""
-        self.metrics.count_cache_events()
+        self.metrics.count_elsewhere()
         return self.context.model_status()
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return error_response(request.scope, error)
+
+
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
+    """Answer what Starlette itself refuses: a form that cannot be parsed."""
+    assert isinstance(error, HTTPException)
+    return error_response(request.scope, ApiError(error.status_code, error.detail))
 
 
 async def _internal_error(request: Request, _: Exception) -> Response:

@@ -6,6 +6,7 @@ The tenant of a request is found in `pipeline.gateway.tenants`; tenants that wan
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, MutableSequence, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
@@ -116,11 +117,24 @@ class BucketState(NamedTuple):
     wait_s: float
 
 
+class Lease(NamedTuple):
+    """Choices of one request that are to run, of as many as a tenant may have at once on all gateways together."""
+
+    name: str
+    choices: int
+    most: int
+
+
 class SharedBuckets(Protocol):
-    """The buckets of tenants where several gateways share them: `redis_limits.RedisBuckets`."""
+    """What tenants use where several gateways share it: `redis_limits.RedisBuckets`."""
 
     async def take(
-        self, tenant: str, wanted: Sequence[BucketTake], *, forced: bool = False
+        self,
+        tenant: str,
+        wanted: Sequence[BucketTake],
+        *,
+        forced: bool = False,
+        lease: Lease | None = None,
     ) -> Sequence[BucketState] | None:
         """Take from all buckets, or from none if one has too little.
 
@@ -128,10 +142,16 @@ class SharedBuckets(Protocol):
             tenant: name of the tenant.
             wanted: amounts; none of them more than once for the same bucket.
             forced: take what there is not, too, down to a minute's worth of debt.
+            lease: choices that run until `release`, or this gateway is gone; None: none.
 
         Returns:
-            The state of each bucket; None if they cannot be reached now.
+            The state of each bucket, and after them that of the choices that run, if there is a lease; None if they
+            cannot be reached now.
         """
+        ...
+
+    def release(self, tenant: str, lease: Lease) -> None:
+        """Count the choices of a lease as over, whatever became of it. Does not wait."""
         ...
 
 
@@ -231,28 +251,40 @@ class Tenant:
         usage = self.usage
         with usage.exclusive:
             if most is not None and usage.running + choices > most:
-                text = f"Limit of {most} requests at once reached"
-                raise ApiError(429, text, code="concurrency_limit", retry_after_s=1)
+                raise _too_many_at_once(most)
             usage.count_running(choices)
+        shared, lease = self.shared, None
+        if shared is not None and most is not None:
+            lease = Lease(secrets.token_hex(8), choices, most)
         try:
             # The first choice is what `count_request` has counted.
-            await self._take(((self._requests, choices - 1.0), (self._tokens, float(tokens))))
+            await self._take(((self._requests, choices - 1.0), (self._tokens, float(tokens))), lease=lease)
             yield
         finally:
             with usage.exclusive:
                 usage.count_running(-choices)
+            if shared is not None and lease is not None:
+                shared.release(self.name, lease)
 
     async def _take(
-        self, amounts: Sequence[tuple[_TokenBucket | None, float]], *, forced: bool = False
+        self,
+        amounts: Sequence[tuple[_TokenBucket | None, float]],
+        *,
+        forced: bool = False,
+        lease: Lease | None = None,
     ) -> None:
         """Take from all buckets, or from none if one has too little; then raise ApiError."""
         wanted = [(bucket, amount) for bucket, amount in amounts if bucket is not None and amount]
-        if not wanted:
+        if not wanted and lease is None:
             return
         states = None
         if self.shared is not None:
             asked = [BucketTake(bucket.what, bucket.per_minute, amount) for bucket, amount in wanted]
-            states = await self.shared.take(self.name, asked, forced=forced)
+            states = await self.shared.take(self.name, asked, forced=forced, lease=lease)
+            if states is not None and lease is not None:
+                *states, running = states
+                if running.wait_s:
+                    raise _too_many_at_once(lease.most)
         with self.usage.exclusive:
             now = self._clock()
             if states is None:
@@ -271,6 +303,12 @@ class Tenant:
 
     def _bucket(self, what: str, per_minute: int | None, at: int) -> _TokenBucket | None:
         return None if per_minute is None else _TokenBucket(what, per_minute, self.usage.cells, at)
+
+
+def _too_many_at_once(most: int) -> ApiError:
+    return ApiError(
+        429, f"Limit of {most} requests at once reached", code="concurrency_limit", retry_after_s=1
+    )
 
 
 def _duration(seconds: float) -> str:

@@ -47,7 +47,9 @@ def _read_message(message: Mapping[str, Any], where: str, faults: list[str]) -> 
         read["content"] = ""
     else:
         read["content"] = _read_content(message["content"], f"{where}.content", faults)
-    if calls:
+    if calls and not isinstance(calls, list):
+        faults.append(f"{where}.tool_calls: must be a list of calls")
+    elif calls:
         read["tool_calls"] = [
             _read_call(call, f"{where}.tool_calls.{index}", faults) for index, call in enumerate(calls)
         ]

@@ -207,6 +207,14 @@ OWN_VIEWS = (
         _MODEL,
     ),
     View(
+        "pipeline_server_requests",
+        "Requests that this gateway sent to each server (host:port of its gRPC), those included that failed there and "
+        "were asked again elsewhere.",
+        "counter",
+        "server_requests",
+        {"model": "model", "server": "server"},
+    ),
+    View(
         "pipeline_cache_events",
         "Events of the response cache: hits by layer, misses, stored answers, failures, reports of wrong hits.",
         "counter",

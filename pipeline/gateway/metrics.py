@@ -1,8 +1,8 @@
 """What one gateway counts and measures, rendered for Prometheus by `prometheus_client`.
 
 Each observation is made once; `pipeline.gateway.metric_names` says under which names and labels the page shows it.
-Label values are bounded: models and tenants that exist, endpoints that are known, HTTP statuses. Every gateway has a
-registry of its own; the library's global one, with its figures of the process, is not used.
+Label values are bounded: models, servers and tenants that exist, endpoints that are known, HTTP statuses. Every gateway
+has a registry of its own; the library's global one, with its figures of the process, is not used.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from pipeline.cache.response_cache import CacheCounters
+from pipeline.client import AsyncClient
 from pipeline.gateway.generation import Generation
 from pipeline.gateway.metric_names import (
     DURATION_BUCKETS_S,
@@ -97,6 +98,7 @@ class GatewayMetrics(Collector):
             "tenant_tokens": _counter("tenant_tokens", "tenant", "kind"),
             "choices": _counter("choices", *by_operation, "finish_reason"),
             "retries": _counter("retries", "model"),
+            "server_requests": _counter("server_requests", "model", "server"),
             "cache": _counter("cache", "model", "event"),
             "limits_fallbacks": _counter("limits_fallbacks"),
         }
@@ -111,8 +113,8 @@ class GatewayMetrics(Collector):
             "decode": _histogram("decode", DURATION_BUCKETS_S, *by_operation),
             "tokens": _histogram("tokens", TOKEN_BUCKETS, *by_operation, "kind"),
         }
-        # What was counted already of what each cache has counted.
-        self._cache_counts: WeakKeyDictionary[CacheCounters, Mapping[str, int]] = WeakKeyDictionary()
+        # What was counted already of what each cache and each client has counted.
+        self._seen: WeakKeyDictionary[CacheCounters | AsyncClient, Mapping[str, int]] = WeakKeyDictionary()
         for model in models:
             self._begin(model)
         self._registry = CollectorRegistry(auto_describe=False)
@@ -152,19 +154,26 @@ class GatewayMetrics(Collector):
         """
         self._generations[id(generation)] = generation
 
-    def count_cache_events(self) -> None:
-        """Count what the caches of all models have counted since the last time."""
+    def count_elsewhere(self) -> None:
+        """Count what the caches and the clients of all models have counted since the last time."""
         for model in self._models.values():
-            if model.cache is None:
-                continue
-            counters = model.cache.counters
-            seen = self._cache_counts.get(counters)
-            now = counters.as_dict()
-            for event in _CACHE_EVENTS if seen is None else ():
-                self._counters["cache"].labels(model.name, event)
-            for event, count in now.items():
-                self._counters["cache"].labels(model.name, event).inc(count - (seen or {}).get(event, 0))
-            self._cache_counts[counters] = now
+            self._count_since("server_requests", model.name, model.client, model.client.requests_sent)
+            if model.cache is not None:
+                counters = model.cache.counters
+                if counters not in self._seen:
+                    for event in _CACHE_EVENTS:
+                        self._counters["cache"].labels(model.name, event)
+                self._count_since("cache", model.name, counters, counters.as_dict())
+
+    def _count_since(
+        self, name: str, model: str, source: CacheCounters | AsyncClient, now: Mapping[str, int]
+    ) -> None:
+        """Add to a counter what a source has counted since the last time, by its second label."""
+        seen = self._seen.get(source, {})
+        for label, count in now.items():
+            if new := count - seen.get(label, 0):
+                self._counters[name].labels(model, label).inc(new)
+        self._seen[source] = dict(now)
 
     def stalled(self) -> Mapping[str, int]:
         """Return how many choices of each model have begun, and had no chunk for long."""
@@ -241,7 +250,7 @@ class GatewayMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield each family of the page."""
-        self.count_cache_events()
+        self.count_elsewhere()
         samples: dict[str, list[Sample]] = defaultdict(
             list, {metric.name: metric.samples for metric in self._observed()}
         )

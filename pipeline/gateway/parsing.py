@@ -1,6 +1,6 @@
 """Parses bodies, queries and forms of requests into pydantic models; what is wrong becomes one answer of status 400.
 
-A body may have few enough values that parsing it does not halt the streams of others for long.
+A body has a limited number of values, so that parsing it does not halt the streams of others for long.
 """
 
 from __future__ import annotations
@@ -29,12 +29,21 @@ def parse_request(kind: type[_Kind], body: bytes) -> _Kind:
     Raises:
         ApiError: 400, with the first faults of the body.
     """
-    if len(body) > _MAX_VALUES and _values(body) > _MAX_VALUES:
-        raise ApiError(400, f"body: has more than {_MAX_VALUES} values: texts, numbers, lists and objects")
+    check_value_count(body)
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
         raise _first_faults(error) from None
+
+
+def check_value_count(body: bytes) -> None:
+    """Refuse JSON that would become too many Python objects.
+
+    Raises:
+        ApiError: 400, if there are too many values.
+    """
+    if len(body) > _MAX_VALUES and _values(body) > _MAX_VALUES:
+        raise ApiError(400, f"body: has more than {_MAX_VALUES} values: texts, numbers, lists and objects")
 
 
 def validate_request(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:

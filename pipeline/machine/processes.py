@@ -40,7 +40,13 @@ def die_with_parent(parent: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentProcess:
-    """One process. `name`: the model of a Python stub; the verb of a `pipeline` command; else the program."""
+    """One process.
+
+    Attributes:
+        pid: its number.
+        name: model of a Python stub, verb of a `pipeline` command, `worker` of a gateway that has several; else the
+            program.
+    """
 
     pid: int
     name: str
@@ -100,7 +106,7 @@ def _name(command: list[str]) -> str:
         return Path(command[1]).parents[1].name
     for before, word in pairwise(command):
         if before == "pipeline.cli.main" or Path(before).name == "pipeline":
-            return word
+            return "worker" if "--worker" in command else word
         if word.endswith("process_guard.py"):
             return "guard"
     return program

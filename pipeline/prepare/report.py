@@ -23,7 +23,7 @@ from pipeline.plan.memory.footprint import weight_bytes
 from pipeline.plan.memory.tensors import parameter_counts
 from pipeline.plan.model_facts import facts_from_sizes, recipe_checkpoints
 from pipeline.plan.performance import Forecast, WorkloadOptions, forecast_recipe
-from pipeline.plan.performance.calibration import Calibration, calibration_file
+from pipeline.plan.performance.calibration import SpeedCalibration, calibration_file
 from pipeline.plan.performance.compare import Comparison, compare
 from pipeline.plan.plan import DRAFT, Plan
 from pipeline.plan.preflight import Finding, GeneratedConfig, allow, findings
@@ -54,7 +54,7 @@ def make_report(
     progress: Progress | None = None,
     allowed: frozenset[str] = frozenset(),
     workload: WorkloadOptions | None = None,
-    calibration: Calibration | None = None,
+    calibration: SpeedCalibration | None = None,
 ) -> PlanReport:
     """Gather the facts of a recipe and work out everything that can be known of its build.
 
@@ -104,7 +104,7 @@ def calibration_path(recipe: Recipe, store: Store) -> Path:
     return store.calibrations / calibration_file(calibrated_device(recipe), recipe.runtime.kind)
 
 
-def stored_calibration(recipe: Recipe, store: Store, file: Path | None = None) -> Calibration | None:
+def stored_calibration(recipe: Recipe, store: Store, file: Path | None = None) -> SpeedCalibration | None:
     """Read the calibration of a recipe's device and runtime.
 
     Args:
@@ -121,7 +121,7 @@ def stored_calibration(recipe: Recipe, store: Store, file: Path | None = None) -
     path = calibration_path(recipe, store) if file is None else file
     if file is None and not path.is_file():
         return None
-    found = Calibration.read(path)
+    found = SpeedCalibration.read(path)
     device = calibrated_device(recipe)
     wrong = [
         Fault(f"is of {has}, and the recipe's is {wanted}", key=key, value=has)
@@ -283,7 +283,7 @@ def _performance(
     recipe: Recipe,
     memory: MemoryPlan,
     workload: WorkloadOptions,
-    calibration: Calibration | None,
+    calibration: SpeedCalibration | None,
     unknown: dict[str, str],
 ) -> Forecast | None:
     try:

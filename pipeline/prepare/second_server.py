@@ -6,7 +6,6 @@ one that starts in what another leaves may hold fewer requests for as long as it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,22 +54,19 @@ class MemoryBeside:
         return f"{figures}, KV cache for {self.sequences} of {self.wanted} whole requests at a time ({self.basis})"
 
 
-def memory_beside(
-    package: Path, recipe: Recipe | None, store: Store, devices: Sequence[int] = ()
-) -> MemoryBeside:
+def memory_beside(package: Path, recipe: Recipe | None, store: Store) -> MemoryBeside:
     """Compare what a package would take with what is free on this machine.
 
     Args:
         package: that is to be served besides.
         recipe: it was made from; None if that is not known: then only its files are counted.
         store: of artifacts.
-        devices: GPUs that it may use; empty: all.
 
     Raises:
         UserError: this machine shows no GPUs, and the package needs some.
     """
     deployment = Deployment.load(package)
-    free = _free_bytes(deployment, devices)
+    free = _free_bytes(deployment)
     memory = None if recipe is None else make_report(recipe, store, offline=True).memory
     if memory is None:
         return _by_files(package, deployment, free)
@@ -105,10 +101,10 @@ def _by_files(package: Path, deployment: Deployment, free_bytes: int) -> MemoryB
     return MemoryBeside(files // ranks + runtime, free_bytes, None, None, basis)
 
 
-def _free_bytes(deployment: Deployment, devices: Sequence[int]) -> int:
+def _free_bytes(deployment: Deployment) -> int:
     if deployment.requirements is None:
         return read_memory().available_bytes
-    seen = take(only=("gpus",), deadline_s=_PROBE_DEADLINE_S).facts(tuple(devices)).gpus
+    seen = take(only=("gpus",), deadline_s=_PROBE_DEADLINE_S).facts().gpus
     free = sorted((one.free_mib << 20 for one in seen or ()), reverse=True)[: deployment.requirements.gpus]
     if len(free) < deployment.requirements.gpus:
         raise UserError(

@@ -59,6 +59,26 @@ def entries() -> list[CatalogEntry]:
     return found
 
 
+def write_recipe(text: str, file: Path, *, force: bool) -> None:
+    """Write the YAML of a recipe that was made here.
+
+    Args:
+        text: YAML.
+        file: where to.
+        force: overwrite a file that exists.
+
+    Raises:
+        UserError: the file exists, or cannot be written.
+    """
+    try:
+        with file.open("w" if force else "x", encoding="utf-8") as opened:
+            opened.write(text)
+    except FileExistsError:
+        raise UserError(f"{file} exists; give --force to overwrite it, or name another --output") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror}") from error
+
+
 def copy_recipe(file: Path, destination: str, *, force: bool = False) -> Path:
     """Copy a recipe to a file, or into a folder. The comments stay.
 

@@ -32,7 +32,7 @@ class Calibration(RecipeSection):
         default=MAX_SAMPLES,
         ge=1,
         le=100_000,
-        description="Number of samples: 128 to 512 unless allow_sample_count is true.",
+        description=f"Number of samples: {MIN_SAMPLES} to {MAX_SAMPLES} unless allow_sample_count is true.",
     )
     max_tokens: int = Field(default=512, ge=8, le=131_072, description="Samples are cut to this many tokens.")
     seed: int = Field(default=1234, ge=0, le=2**31 - 1, description="Which samples are drawn.")
@@ -41,7 +41,7 @@ class Calibration(RecipeSection):
     )
     allow_sample_count: bool = Field(
         default=False,
-        description="Accept fewer than 128 or more than 512 samples; recorded in the manifests.",
+        description=f"Accept fewer than {MIN_SAMPLES} or more than {MAX_SAMPLES} samples; recorded in the manifests.",
     )
 
 

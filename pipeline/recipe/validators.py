@@ -13,6 +13,8 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
+from pipeline.recipe.quantization import MAX_SAMPLES, MIN_SAMPLES
+
 AWQ = ("int4_awq", "w4a8_awq")
 
 
@@ -100,9 +102,13 @@ def _gate_needs_format(values: RecipeValues) -> Iterator[Problem]:
 
 def _sample_count(values: RecipeValues) -> Iterator[Problem]:
     samples, allowed = "quantization.calibration.samples", "quantization.calibration.allow_sample_count"
-    if values[samples] is not None and not 128 <= values[samples] <= 512 and not values[allowed]:
+    if (
+        values[samples] is not None
+        and not MIN_SAMPLES <= values[samples] <= MAX_SAMPLES
+        and not values[allowed]
+    ):
         yield Problem(
-            (samples, allowed), "must be 128 to 512",
+            (samples, allowed), f"must be {MIN_SAMPLES} to {MAX_SAMPLES}",
             f"or set {allowed} to true, which the manifests then record",
         )  # fmt: skip
 

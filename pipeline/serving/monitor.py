@@ -27,7 +27,7 @@ from typing import Literal
 from pipeline.errors import ServerError
 from pipeline.process_state import ProcessStat
 from pipeline.serving.live import MetricsPage
-from pipeline.serving.probe import ModelProbe
+from pipeline.serving.probe import HealthProbe
 from pipeline.triton.deployment import DRAFT_MODEL, Deployment
 
 # Counters of a model that grow whenever it does something, as `MetricsPage` names them. Of `_ENGINE`, one value is
@@ -110,7 +110,9 @@ class ProgressJudge:
         self._seen = -math.inf  # when something was taken in last
         self._asked_again = False
 
-    def judge(self, now: float, waits_s: float, page: MetricsPage | None, cpu_s: float | None) -> Verdict:
+    def judge(
+        self, now: float, waits_s: float, page: MetricsPage | None, cpu_s: float | None
+    ) -> HealthVerdict:
         """Take in what was seen, and decide.
 
         Args:
@@ -128,16 +130,16 @@ class ProgressJudge:
                 "Triton does not show its metrics" if page is None else "no model in its path shows progress"
             )
             if now - self._idle_since >= self._timeout_s / 2:
-                return Verdict("hung", what)
+                return HealthVerdict("hung", what)
             if now - self._still_since >= _COMPUTING_S:
-                return Verdict("hung", f"{what}, though it computes")
+                return HealthVerdict("hung", f"{what}, though it computes")
         room_s = 0.0 if self._room_since is None else now - self._room_since
         if room_s >= self._timeout_s and not self._asked_again:
             self._asked_again = True
-            return Verdict("ask again", "")
+            return HealthVerdict("ask again", "")
         if room_s >= 2 * self._timeout_s:
-            return Verdict("hung", "the engine has room for it")
-        return Verdict("wait", "")
+            return HealthVerdict("hung", "the engine has room for it")
+        return HealthVerdict("wait", "")
 
     def _take_in(self, now: float, page: MetricsPage | None, cpu_s: float | None) -> None:
         moved = False
@@ -163,7 +165,7 @@ class ProgressJudge:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class HealthVerdict:
     """What to do about a probe that is late.
 
     Attributes:
@@ -211,7 +213,7 @@ class ProcessWatch:
 class _Path:
     """One model that is asked, and what is thought of its answers."""
 
-    probe: ModelProbe
+    probe: HealthProbe
     judge: ProgressJudge
     next_ask: float = 0.0
 
@@ -245,7 +247,7 @@ class HealthMonitor:
         timeout_s = default_hang_timeout_s(deployment) if hang_timeout_s is None else hang_timeout_s
         paths = probed_paths(deployment) if interval_s else {}
         self._paths = [
-            _Path(ModelProbe(grpc_url, model), ProgressJudge(path, timeout_s))
+            _Path(HealthProbe(grpc_url, model), ProgressJudge(path, timeout_s))
             for model, path in paths.items()
         ]
         self._next_page = 0.0

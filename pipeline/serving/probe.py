@@ -81,7 +81,7 @@ def generate(grpc_url: str, model: str, prompt: str, *, max_tokens: int, timeout
         client.close()
 
 
-class ModelProbe:
+class HealthProbe:
     """Asks one model for one token, again and again, on one stream, and never waits for an answer.
 
     Takes models of text and models of tokens. Nothing is cancelled while the server works (see `generate`).

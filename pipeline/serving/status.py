@@ -208,7 +208,7 @@ def forget(running: Path, status: DeploymentStatus, *, wait_s: float = 0.0) -> N
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class StoppedDeployment:
     """What became of one supervisor that was to stop.
 
     Attributes:
@@ -222,7 +222,9 @@ class Stopped:
     how: Literal["drained", "killed"]
 
 
-def stop_deployments(records: Mapping[str, RunningServer], timeout_s: float, say: Say) -> Iterator[Stopped]:
+def stop_deployments(
+    records: Mapping[str, RunningServer], timeout_s: float, say: Say
+) -> Iterator[StoppedDeployment]:
     """Stop supervisors, each with all deployments that it serves: ask, then end, and kill what is late.
 
     Args:
@@ -244,12 +246,12 @@ def stop_deployments(records: Mapping[str, RunningServer], timeout_s: float, say
         else:
             threading.Thread(target=_ask_to_stop, args=(record, say), name="stop", daemon=True).start()
         if _ended(record, timeout_s):
-            yield Stopped(names, pid, "drained")
+            yield StoppedDeployment(names, pid, "drained")
             continue
         _signal(record, signal.SIGKILL)
         if not _ended(record, _KILLED_S):
             raise ServerError(f"{', '.join(names)}: process {pid} does not end, even when it is killed")
-        yield Stopped(names, pid, "killed")
+        yield StoppedDeployment(names, pid, "killed")
 
 
 def _ask_to_stop(record: RunningServer, say: Say) -> None:

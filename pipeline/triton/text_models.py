@@ -29,7 +29,8 @@ OURS = frozenset(
 
 # Asks for the outputs `kv_cache_*`. Upstream's until 0.18, then part of `return_perf_metrics`; clients still send it.
 KV_CACHE_STATS = TensorSpec("return_kv_cache_reuse_stats", "TYPE_BOOL", (1,), optional=True)
-# What `tensorrt_llm_bls` takes beyond upstream's: a prompt and stop words as token ids, and how text is made of tokens.
+# What `tensorrt_llm_bls` takes beyond upstream's: a prompt and stop words as token ids, how text is made of tokens, and
+# `stop`, which ends the request of the same id, as upstream's `tensorrt_llm` has it.
 TEXT_INPUTS = (
     TensorSpec("prompt_token_ids", "TYPE_INT32", (-1,), optional=True),
     TensorSpec("stop_token_ids", "TYPE_INT32", (-1,), optional=True),
@@ -37,6 +38,7 @@ TEXT_INPUTS = (
     TensorSpec("skip_special_tokens", "TYPE_BOOL", (1,), optional=True),
     TensorSpec("logit_bias_token_ids", "TYPE_INT32", (-1,), optional=True),
     TensorSpec("logit_bias_values", "TYPE_FP32", (-1,), optional=True),
+    TensorSpec("stop", "TYPE_BOOL", (1,), optional=True),
 )
 # Upstream's names until 0.20, which clients still send: the entry model takes them beside the newer ones.
 _OLDER_NAMES = {"min_tokens": "min_length", "seed": "random_seed"}

@@ -30,7 +30,7 @@ _UNCOMPILED_SHARE = 0.5  # of the trials, at the beginning, that need no other e
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class TrialJudgement:
     """What the plan says of settings, before anything is built.
 
     Attributes:
@@ -65,7 +65,7 @@ class ServedTrial(Protocol):
 class Runner(Protocol):
     """Who plans, builds and serves settings."""
 
-    def judge(self, settings: Settings) -> Judgement:
+    def judge(self, settings: Settings) -> TrialJudgement:
         """Say what the plan thinks of settings; nothing is built."""
 
     def serve(self, settings: Settings) -> AbstractContextManager[ServedTrial]:

@@ -292,7 +292,8 @@ def read_lengths(text: str) -> tuple[int, ...]:
         low, dash, high = part.strip().partition("-")
         if not low.isdecimal() or (dash and not high.isdecimal()) or (dash and int(high) < int(low)):
             raise ValueError(f"{text!r} is no list of lengths: write 0-8 or 0,2,4")
-        found += range(int(low), int(high or low) + 1)
+        # One more than there may be, so that `draft_lengths` refuses what is out of bounds by name.
+        found += range(int(low), min(int(high or low), max(int(low), _MAX_LENGTH + 1)) + 1)
     return tuple(sorted(set(found)))
 
 

@@ -24,7 +24,7 @@ from pipeline.stages import Builder, StepOutcome
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.running import SUPERVISED, RunningServer
-from pipeline.tuning.search import Judgement
+from pipeline.tuning.search import TrialJudgement
 from pipeline.tuning.search_space import SearchSpace, Settings, variant
 
 _POLL_S, _ENDS_IN_S, _DRAINS_IN_S = 0.2, 5.0, 120.0
@@ -61,24 +61,24 @@ class DeploymentRunner:
     offline: bool = False
     devices: tuple[int, ...] = ()
 
-    def judge(self, settings: Settings) -> Judgement:
+    def judge(self, settings: Settings) -> TrialJudgement:
         """See `search.Runner`."""
         try:
             changed = variant(self.recipe, self.space.overrides(settings))
             # Whoever asks the Hub asks it once, for the recipe as it is.
             report = make_report(changed, self.store, offline=True, allowed=self.allowed)
         except InvalidInput as error:
-            return Judgement("; ".join(str(fault) for fault in error.faults))
+            return TrialJudgement("; ".join(str(fault) for fault in error.faults))
         except UserError as error:
-            return Judgement(str(error))
+            return TrialJudgement(str(error))
         if report.refused:
             stopping = [one.problem for one in report.findings if one.stops]
-            return Judgement("; ".join(stopping) or report.verdict)
+            return TrialJudgement("; ".join(stopping) or report.verdict)
         speed = report.performance
         if speed is None:
-            return Judgement()
+            return TrialJudgement()
         within = speed.within_slo if speed.has_slo else (speed.curve[-1] if speed.curve else None)
-        return Judgement(forecast=0.0 if within is None else within.tokens_per_s)
+        return TrialJudgement(forecast=0.0 if within is None else within.tokens_per_s)
 
     def require_stopped(self) -> None:
         """Wait for the server of a search that was killed, which is on its way out.

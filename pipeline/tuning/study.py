@@ -103,7 +103,7 @@ class TuneStudy:
     def records(self) -> list[TrialRecord]:
         """All trials but the repeated ones, in their order."""
         trials = self._study.get_trials(deepcopy=False)
-        found = [self._record(one) for one in trials if one.state.name != "WAITING"]
+        found = [self._record(one) for one in trials if one.state.name != "WAITING" and self._is_whole(one)]
         return [one for one in found if one.outcome != "repeated"]
 
     def measurement(self, name: str) -> BenchResult | None:
@@ -126,7 +126,7 @@ class TuneStudy:
     def propose(self, settings: Settings, origin: str) -> None:
         """Have settings tried before the sampler's own; does nothing where they have been."""
         params = self._params(settings)
-        trials = self._study.get_trials(deepcopy=False)
+        trials = [one for one in self._study.get_trials(deepcopy=False) if self._is_whole(one)]
         if params not in [one.system_attrs.get("fixed_params", one.params) for one in trials]:
             self._study.enqueue_trial(params, user_attrs={"origin": origin})
 
@@ -229,7 +229,19 @@ class TuneStudy:
             self._study.tell(trial, state=_states().FAIL if outcome == "repeated" else _states().PRUNED)
         return self._record(self._trial(number))
 
+    def give_up_half_drawn(self) -> None:
+        """End the trial whose settings a killed process had drawn only in part, and queue anew what it was to try."""
+        for one in self._study.get_trials(deepcopy=False):
+            if one.state.name == "RUNNING" and not self._is_whole(one):
+                self._study.tell(one.number, state=_states().FAIL)
+                if "fixed_params" in one.system_attrs:
+                    self._study.enqueue_trial(one.system_attrs["fixed_params"], user_attrs=one.user_attrs)
+
     # between Optuna's trials and settings
+
+    def _is_whole(self, trial: optuna.trial.FrozenTrial) -> bool:
+        """Whether a trial has all of its settings, or waits for them: Optuna writes them down one by one."""
+        return trial.state.name == "WAITING" or trial.params.keys() >= self._distributions.keys()
 
     def _params(self, settings: Settings) -> dict[str, Any]:
         return {
@@ -337,7 +349,9 @@ def open_study(
             pruner=optuna.pruners.MedianPruner(n_startup_trials=_RANDOM_TRIALS),
             load_if_exists=True,
         )
-        yield TuneStudy(folder, study, space, objectives, seed)
+        found = TuneStudy(folder, study, space, objectives, seed)
+        found.give_up_half_drawn()
+        yield found
 
 
 def _take(folder: Path) -> lock.Lock:

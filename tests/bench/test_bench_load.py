@@ -16,22 +16,22 @@ from pipeline.bench.arrivals import Load, poisson
 from pipeline.bench.load import LoadRecords, Period, run_load
 from pipeline.bench.result import LevelResult, ServerFigures
 from pipeline.bench.summary import summarize
-from pipeline.bench.targets import Question, Reply, Target, TritonTarget
-from pipeline.bench.workload import Conversation, Turn
+from pipeline.bench.targets import BenchReply, BenchRequest, Target, TritonTarget
+from pipeline.bench.workload import ScriptedConversation, Turn
 from pipeline.client import Stats
 from pipeline.client.testing import Ending, FakeServer, Received
 from pipeline.client.testing import Reply as Script
 from pipeline.recipe import Slo
 from tests.support import CHECKPOINTS
 
-ONE = Conversation((Turn("Hi", 4),), chat=False)
+ONE = ScriptedConversation((Turn("Hi", 4),), chat=False)
 FOREVER = 600.0
 
 
 def measure(
     target: Target | FakeServer,
     load: Load,
-    conversations: Iterator[Conversation],
+    conversations: Iterator[ScriptedConversation],
     period: Period,
     stop: asyncio.Event | None = None,
     think_s: float = 0.0,
@@ -61,15 +61,15 @@ def figures(records: LoadRecords, slo: Slo | None = None) -> LevelResult:
     return summarize(records, slo, ServerFigures())
 
 
-def every(seconds: float, count: int) -> Iterator[Conversation]:
+def every(seconds: float, count: int) -> Iterator[ScriptedConversation]:
     """Arrivals that follow each other evenly."""
-    return (Conversation(ONE.turns, chat=False, start_s=number * seconds) for number in range(count))
+    return (ScriptedConversation(ONE.turns, chat=False, start_s=number * seconds) for number in range(count))
 
 
 class Scripted:
     """A target that is a function."""
 
-    async def ask(self, question: Question) -> Reply:
+    async def ask(self, question: BenchRequest) -> BenchReply:
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
@@ -116,7 +116,7 @@ def test_what_the_generator_is_late_by_counts_as_waiting() -> None:
 
         stalled = False
 
-        async def ask(self, question: Question) -> Reply:  # noqa: ARG002
+        async def ask(self, question: BenchRequest) -> BenchReply:  # noqa: ARG002
             sent = time.perf_counter()
             if not self.stalled:
                 self.stalled = True
@@ -124,7 +124,7 @@ def test_what_the_generator_is_late_by_counts_as_waiting() -> None:
             await asyncio.sleep(0)
             first_at = time.perf_counter()
             ttft_ms = (first_at - sent) * 1e3
-            return Reply(
+            return BenchReply(
                 "complete", Stats(ttft_ms=ttft_ms, total_ms=ttft_ms, chunks=1), "x", first_at=first_at
             )
 
@@ -214,7 +214,7 @@ def test_refusals_and_failures_keep_their_reasons_and_are_not_repeated_at_once()
 
 
 def test_clients_leave_within_an_answer() -> None:
-    leaving = Conversation((Turn("Hi", 10),), chat=False, leaves_at=0.3)
+    leaving = ScriptedConversation((Turn("Hi", 10),), chat=False, leaves_at=0.3)
     with FakeServer(Script("abcdefghij", delay_s=0.01)) as server:
         records = measure(server, Load("concurrency", 2), repeat(leaving), Period(None, 4))
         for one in server.requests:
@@ -228,7 +228,7 @@ def test_clients_leave_within_an_answer() -> None:
 
 
 def test_a_conversation_repeats_what_was_said() -> None:
-    turns = Conversation((Turn("One?", 4, exact=True), Turn("Two?", 4), Turn("Three?", 4)))
+    turns = ScriptedConversation((Turn("One?", 4, exact=True), Turn("Two?", 4), Turn("Three?", 4)))
     with FakeServer(Script(("Yes", "!"))) as server:
         records = measure(server, Load("concurrency", 1), iter((turns,)), Period(None, None), think_s=0.01)
         prompts = [one.prompt for one in server.requests]
@@ -265,7 +265,7 @@ def test_an_early_end_keeps_what_was_measured() -> None:
 
 def test_a_fault_of_this_program_is_not_counted_as_the_servers() -> None:
     class Broken(Scripted):
-        async def ask(self, question: Question) -> Reply:  # noqa: ARG002
+        async def ask(self, question: BenchRequest) -> BenchReply:  # noqa: ARG002
             raise ZeroDivisionError
 
     for load in (Load("concurrency", 2), Load("rate", 100)):

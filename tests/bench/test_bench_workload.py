@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pipeline.bench.prompt_file import PromptFile
 from pipeline.bench.workload import (
-    Conversation,
     Lengths,
+    ScriptedConversation,
     Shape,
     TemplateTokens,
     Words,
@@ -57,7 +57,7 @@ def test_random_words_have_the_length_that_was_asked_for(kind: str, tokens: int,
     assert text == text.strip()
 
 
-def conversations(shape: Shape, seed: int) -> Iterator[Conversation]:
+def conversations(shape: Shape, seed: int) -> Iterator[ScriptedConversation]:
     made = synthetic(
         SUPPORT, Lengths(60, 10), Lengths.parse("5-50"), shape, seed=seed, around=TemplateTokens(),
         most_prompt=400, most_answer=40,
@@ -129,7 +129,7 @@ def write(path: Path, *lines: object) -> Path:
     return path
 
 
-def read(path: Path, *, once: bool = False, answers: Lengths | None = None) -> Iterator[Conversation]:
+def read(path: Path, *, once: bool = False, answers: Lengths | None = None) -> Iterator[ScriptedConversation]:
     return PromptFile.read(path).conversations(
         SUPPORT, answers, once=once, most_prompt=4000, most_answer=64, seed=0
     )

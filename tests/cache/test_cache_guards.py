@@ -28,19 +28,17 @@ questions = st.sampled_from(QUESTIONS)
         ("numbers", "Does it cost $5?", "Does it cost €5?"),
         ("numbers", "What comes in the first year?", "What comes in the second year?"),
         ("numbers", "Dauert es 3 Tage?", "Dauert es 4 Tage?"),
-        ("codes", "What is error E1234?", "What is error E1243?"),
-        ("codes", "Is https://a.example/x up?", "Is https://a.example/y up?"),
-        ("codes", "What does git commit -a do?", "What does git commit -m do?"),
-        ("codes", "How do I open a .docx file?", "How do I open a .xlsx file?"),
-        ("codes", "Should I buy the iPhone 7?", "Should I buy the iPhone 6s?"),
-        ("quotations", 'What does "save as" do?', 'What does "save all" do?'),
-        ("quotations", "What does `git reset` do?", "What does `git revert` do?"),
+        ("numbers", "What is error E1234?", "What is error E1243?"),
+        ("numbers", "Is https://a.example/x up?", "Is https://a.example/y up?"),
+        ("numbers", "What does git commit -a do?", "What does git commit -m do?"),
+        ("numbers", "How do I open a .docx file?", "How do I open a .xlsx file?"),
+        ("numbers", "Should I buy the iPhone 7?", "Should I buy the iPhone 6s?"),
         ("names", "Did Anna Smith sign the new contract?", "Did Maria Smith sign the new contract?"),
         ("names", "is it better to live in Lima or in Bogota", "is it better to live in Lima or in Quito"),
+        ("names", "¿Cuál es la capital de Perú?", "¿Cuál es la capital de Chile?"),
+        ("names", "Quelle est la capitale du Pérou ?", "Quelle est la capitale du Chili ?"),
         ("negation", "Is it safe to eat this?", "Is it not safe to eat this?"),
         ("negation", "Why can I log in?", "Why can't I log in?"),
-        ("negation", "How do I lock my phone?", "How do I unlock my phone?"),
-        ("negation", "Is this harmful?", "Is this harmless?"),
         ("negation", "Kann ich das essen?", "Kann ich das nicht essen?"),
         ("grammar", "Can I pay before delivery?", "Can I pay after delivery?"),
         ("grammar", "Is it red and blue?", "Is it red or blue?"),
@@ -94,9 +92,10 @@ def test_another_wording_is_not_forbidden(one: str, other: str) -> None:
         assert not findings(asked, kept)
 
 
-def test_names_are_read_in_english_alone() -> None:
+def test_names_are_read_where_only_names_have_capitals() -> None:
     assert read("Did Anna meet Tom in the garden?").names == {"anna", "tom"}
     assert read("Hat die Anna den Tom im Garten getroffen?").names == frozenset()
+    assert read("Anna a-t-elle vu Tom dans le jardin ?").names == {"tom"}
     assert [read(text).english for text in QUESTIONS] == [True] * 4 + [False] * 2 + [True, False, True, True]
 
 

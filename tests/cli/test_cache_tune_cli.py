@@ -258,7 +258,7 @@ def test_the_encoder_of_a_recipe(encoder: Path, tmp_path: Path) -> None:
 def test_guards_of_a_recipe_are_known_ones_and_the_cache_asks_no_others(
     encoder: Path, tmp_path: Path
 ) -> None:
-    from pipeline.cache.semantic.decision import RegressionVerifier
+    from pipeline.cache.semantic.decision import CosineVerifier
     from pipeline.cache.semantic.layer import SemanticLayer
     from pipeline.recipe import load_recipe
     from pipeline.stages.response_cache import open_response_cache
@@ -267,11 +267,11 @@ def test_guards_of_a_recipe_are_known_ones_and_the_cache_asks_no_others(
     def given(guards: str) -> list[str]:
         return ["cache.enabled=true", f"cache.semantic={{embedder: 'local:{encoder}', guards: {guards}}}"]
 
-    with pytest.raises(InvalidInput, match=r"guards\[1\] = poems: is not known .*one of numbers, codes"):
+    with pytest.raises(InvalidInput, match=r"guards\[1\] = poems: is not known .*one of numbers, names"):
         load_recipe("tiny-cpu", given("[numbers, poems]"))
     cache = open_response_cache(load_recipe("tiny-cpu", given("[names, numbers]")), Store(tmp_path))
     assert cache is not None
     assert isinstance(cache.semantic, SemanticLayer)
-    assert isinstance(cache.semantic.verifier, RegressionVerifier)
+    assert isinstance(cache.semantic.verifier, CosineVerifier)
     assert cache.semantic.verifier.guards == ("names", "numbers")
     cache.close()

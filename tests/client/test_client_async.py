@@ -11,6 +11,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any, ClassVar
 
+import grpc
 import pytest
 
 from pipeline.client import (
@@ -184,6 +185,53 @@ def test_a_task_that_is_cancelled_as_it_leaves_the_block() -> None:
         run(work(server))
 
 
+@pytest.mark.parametrize("way", ["leave", "cancel", "cancel the task"])
+def test_an_answer_that_is_left_ends_in_order(way: str) -> None:
+    """A cancelled call can end Triton 24.10; so the server is asked to end the answer, and the call ends by itself."""
+
+    async def work(server: FakeServer) -> None:
+        async with AsyncClient(server.url) as client:
+            stream = client.stream("Hi", max_tokens=8)
+
+            async def read() -> None:
+                async with stream:
+                    await anext(stream)
+                    if way == "leave":
+                        return
+                    begun.set()
+                    async for _ in stream:
+                        pass
+
+            begun = asyncio.Event()
+            task = asyncio.create_task(read())
+            if way == "leave":
+                await task
+            else:
+                await begun.wait()
+                (stream if way == "cancel" else task).cancel()
+                with pytest.raises(Cancelled if way == "cancel" else asyncio.CancelledError):
+                    await task
+            assert server.requests[0].stopped.is_set()
+            assert await stream._call.code() is grpc.StatusCode.OK
+            assert len(server.requests) == 1
+
+    with FakeServer(Reply(["a"] * 8, delay_s=0.05)) as server:
+        run(work(server))
+
+
+def test_a_server_that_does_not_end_an_answer_has_its_call_cancelled() -> None:
+    async def work(server: FakeServer) -> None:
+        async with AsyncClient(server.url) as client:
+            async with client.stream("Hi", max_tokens=8) as stream:
+                await anext(stream)
+                server._open.clear()
+            assert await stream._call.code() is grpc.StatusCode.CANCELLED
+            assert await asyncio.to_thread(server.requests[0].cancelled.wait, 30)
+
+    with FakeServer(Reply(ending=Ending.HANG)) as server:
+        run(work(server))
+
+
 def test_a_cancellation_that_meets_the_final_response() -> None:
     async def work(server: FakeServer) -> None:
         async with AsyncClient(server.url) as client, client.stream("Hi", max_tokens=8) as stream:
@@ -193,7 +241,9 @@ def test_a_cancellation_that_meets_the_final_response() -> None:
             await asyncio.sleep(0)
             time.sleep(0.2)  # the response comes, and the loop cannot see it
             stream.cancel()
-            assert (await reads).finish_reason == "stop"
+            # Whether it is the end of the answer, or the server's to our asking it to stop, cannot be told.
+            with pytest.raises(Cancelled):
+                await reads
 
     with FakeServer(Reply(["a"])) as server:
         run(work(server))

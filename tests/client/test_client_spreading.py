@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 from pipeline.client import AsyncClient, ChatTemplate, Client, Conversation, Refused
 from pipeline.client.endpoints import Endpoint, EndpointPool
-from pipeline.client.spreading import LOAD_BOUND, HashRing, Spread, affinity_key, prompt_beginning
+from pipeline.client.spreading import (
+    LOAD_BOUND,
+    LOAD_FLOOR,
+    HashRing,
+    Spread,
+    affinity_key,
+    prompt_beginning,
+)
 from pipeline.client.testing import FakeServer, Received, Reply
 
 TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
@@ -83,7 +90,7 @@ def test_no_server_has_more_than_its_share_whatever_is_asked(
         least = min(one.outstanding for one in pool.all)
         chosen = pool.acquire(key=affinity_key(str(key)))
         held.append(chosen)
-        assert chosen.outstanding <= math.ceil(LOAD_BOUND * len(held) / servers)
+        assert chosen.outstanding <= max(LOAD_FLOOR, math.ceil(LOAD_BOUND * len(held) / servers))
         if slots is not None and chosen.outstanding > slots:
             assert chosen.outstanding == least + 1, "all are full"
 

@@ -105,11 +105,10 @@ def test_formats_that_a_gpu_can_run_have_a_rate(one: Gpu) -> None:
 
 def test_cards_are_bridged_in_pairs_only() -> None:
     card = gpu_rates("h100-pcie-80g")
-    assert card.has_nvlink(2)
-    assert not card.has_nvlink(4)
     assert card.link_gb_s(2) == 300
     assert card.link_gb_s(4) == 64
-    assert not gpu_rates("l40s-48g").has_nvlink(2)
+    unbridged = gpu_rates("l40s-48g")
+    assert unbridged.link_gb_s(2) == unbridged.pcie_gb_s
 
 
 def test_a_gpu_is_added_by_adding_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from pipeline.client.spreading import Spread
 from pipeline.client.testing import FakeServer, Received, Reply
 from pipeline.gateway.app import Gateway
 from pipeline.gateway.batches.storage import BatchStorage
+from pipeline.gateway.connections import ConnectionLimits
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.metric_names import MetricNames
 from pipeline.gateway.metrics import Restarts
@@ -28,7 +29,7 @@ from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.redis_limits import RedisBuckets
 from pipeline.gateway.responses.stored_responses import StoredResponseLimits
 from pipeline.gateway.served_model import EmbeddingModel, ServedModel
-from pipeline.gateway.server import ConnectionLimits, GatewayServer
+from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.tools.prompt import ToolSectionTemplate
 from pipeline.gateway.traces import Tracer

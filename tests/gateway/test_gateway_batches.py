@@ -9,9 +9,11 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from socket import create_connection
 from typing import Any
 
 import httpx
@@ -21,7 +23,10 @@ from openai.types import Batch
 
 from pipeline.client.testing import Ending, Received, Reply
 from pipeline.gateway.batches import runner, storage
+from pipeline.gateway.batches.input_file import InputFile
+from pipeline.gateway.batches.objects import BatchObject, FileObject
 from pipeline.gateway.batches.storage import BatchStorage, StorageLimits
+from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start, Upstream
@@ -205,6 +210,106 @@ def test_what_cannot_be_is_refused(refusing_batches: Running) -> None:
     missing = {"input_file_id": "file-none", "endpoint": CHAT, "completion_window": "24h"}
     assert refused(lambda: create(**missing)) == (404, "file_not_found")
     assert refused(lambda: client.post("/files", body={}, cast_to=object))[0] == 415
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "param"),
+    [
+        ("in.jsonl", {"purpose": "batch", "purpose[x]": "1"}, "purpose"),
+        (
+            "in.jsonl",
+            {"purpose": "batch", "expires_after": "1", "expires_after[seconds]": "1"},
+            "expires_after",
+        ),
+        ("x" * 256, {"purpose": "batch"}, "file"),
+        # More than the form's parser takes.
+        ("x" * 9000, {"purpose": "batch"}, None),
+    ],
+)
+def test_a_form_that_is_wrong_is_answered_as_every_error(
+    refusing_batches: Running, name: str, fields: dict[str, str], param: str | None
+) -> None:
+    url = f"{refusing_batches.url}/v1/files"
+    answer = httpx.post(url, data=fields, files={"file": (name, b"{}")}, trust_env=False)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_what_a_hostile_file_costs_is_bounded(tmp_path: Path) -> None:
+    """Neither many lines, nor a long line, nor many values in one are parsed, and messages stay short."""
+
+    def faults(text: str) -> list[tuple[int | None, str]]:
+        (tmp_path / "in.jsonl").write_text(text)
+        opened = InputFile(tmp_path / "in.jsonl", max_line_bytes=500_000)
+        try:
+            assert len(opened) <= 50_001
+            _, found = opened.check(CHAT, ["tiny"])
+        finally:
+            opened.close()
+        assert all(len(one.message) < 300 for one in found)
+        return [(one.line, one.code) for one in found]
+
+    long = "x" * 200_000
+    line = lines(1)[0]
+    assert faults("{}\n" * 60_000) == [(None, "too_many_requests")]
+    assert faults("\n" * 200_000) == [(None, "too_many_requests")]
+    assert faults(f"{json.dumps(line)}\n{long * 3}") == [(2, "line_too_large")]
+    assert faults(json.dumps({**line, "body": {"x": [[]] * 60_000}})) == [(1, "invalid_request")]
+    assert faults(json.dumps({**line, "url": long, "body": {"model": long}})) == [
+        (1, "mismatched_endpoint"),
+        (1, "model_not_found"),
+    ]
+    assert faults(json.dumps({**line, long: 1})) == [(1, "invalid_request")]
+
+
+def test_what_a_tenant_keeps_is_bounded(tmp_path: Path) -> None:
+    kept = BatchStorage(tmp_path, StorageLimits(tenant_bytes=4, tenant_files=3, finished=2))
+
+    def add(text: bytes) -> FileObject:
+        with kept.new_content() as content:
+            content.write(text)
+            return kept.add_file("ann", content, "in.jsonl")
+
+    def run(name: str) -> None:
+        batch = BatchObject(id=name, endpoint=CHAT, input_file_id=first.id, created_at=1, expires_at=2)
+        kept.add_batch("ann", batch, None)
+        kept.add_answers(name, [(0, False, "12")])
+        kept.finish(name, "completed")
+
+    first, *_ = [add(b"") for _ in range(3)]
+    with pytest.raises(ApiError, match="You have 3 files"):
+        add(b"")
+    kept.limits = replace(kept.limits, tenant_files=99)
+    run("batch_1")
+    run("batch_2")
+    # One input file, asked again and again, does not fill the disk with outputs.
+    with pytest.raises(ApiError, match="Your files have 6 bytes"):
+        run("batch_3")
+    kept.limits = replace(kept.limits, tenant_bytes=99)
+    run("batch_3")
+    run("batch_4")
+    assert [one.id for one in kept.batches("ann", after=None, limit=9)] == ["batch_4", "batch_3", "batch_2"]
+    kept.close()
+
+
+def test_uploads_of_one_tenant_at_once_are_bounded(start: Start, tmp_path: Path) -> None:
+    running = start(batches=BatchStorage(tmp_path))
+    head = (
+        b"POST /v1/files HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: multipart/form-data; boundary=x\r\n"
+        b"content-length: 1000\r\n\r\n--x\r\n"
+    )
+    with ExitStack() as stack:
+        for _ in range(4):
+            slow = stack.enter_context(create_connection(("127.0.0.1", running.server.port)))
+            slow.sendall(head)
+
+        def refused() -> bool:
+            with pytest.raises(openai.APIStatusError) as error:
+                client.files.create(file=b"", purpose="vision")
+            return error.value.code == "upload_limit"
+
+        client = running.client()
+        wait_for(refused, "four uploads under way", 60)
+    wait_for(lambda: not refused(), "the clients that left", 60)
 
 
 def test_tenants_do_not_see_each_other(start: Start, tmp_path: Path) -> None:
@@ -411,6 +516,8 @@ def test_what_is_expired_or_left_behind_is_swept(tmp_path: Path, monkeypatch: py
         file = kept.add_file("", content, "in.jsonl")
     left = tmp_path / "contents" / ".tmp-left"
     left.write_bytes(b"x")
+    # Of a process that ended between the publication of a file and its row.
+    (tmp_path / "contents" / "file-unknown").write_bytes(b"x")
     kept.sweep()
     assert (kept.file("", file.id), left.exists()) == (file, True)
     monkeypatch.setattr(storage.time, "time", lambda: file.created_at + 31 * 24 * 3600)

@@ -37,6 +37,7 @@ FAMILIES = {
     "pipeline_workers": ("gauge", set()),
     "pipeline_worker_restarts": ("counter", set()),
     "pipeline_retries": ("counter", {"model"}),
+    "pipeline_server_requests": ("counter", {"model", "server"}),
     "pipeline_cache_events": ("counter", {"model", "event"}),
     "pipeline_tenant_requests": ("counter", {"tenant", "status"}),
     "pipeline_tenant_tokens": ("counter", {"tenant", "kind"}),
@@ -76,6 +77,7 @@ def test_every_family_has_help_and_type(start: Start, accept: str, parser: Any, 
     # The second answer was the cache's.
     assert values["pipeline_time_to_first_token_seconds_count", TINY] == 1
     assert values["pipeline_inter_token_latency_seconds_bucket", ("le", "+Inf"), TINY] == 1
+    assert values["pipeline_server_requests_total", TINY, ("server", running.upstream.url)] == 1
     assert values["pipeline_requests_running", TINY] == 0
     assert values["pipeline_model_ready", TINY] == 1
     assert values["pipeline_restarts_total", ("component", "triton"), TINY] == 2

@@ -13,6 +13,7 @@ import pytest
 
 from pipeline.client.testing import Ending, Received, Reply
 from tests.gateway.conftest import Running, Start, Upstream
+from tests.gateway.test_gateway_metrics import samples
 from tests.support.names import Names, use_names
 from tests.support.waiting import wait_for
 
@@ -138,6 +139,12 @@ def test_all_servers_that_are_well_have_their_slots_and_one_that_is_new_is_probe
     wait_for(lambda: queue.slots == 2, "two slots again", 60)
     fleet.gate.set()
     assert {one.result(60).status_code for one in asked} == {200}
+    page = samples(httpx.get(f"{running.url}/metrics", timeout=60, trust_env=False).text)
+    sent = [
+        page["pipeline_server_requests_total", ("model", "tiny"), ("server", server.url)]
+        for server in fleet.servers
+    ]
+    assert sent == fleet.asked(), "those that are gone are still counted"
 
 
 def test_turns_of_a_conversation_go_to_one_server(fleet: Fleet) -> None:

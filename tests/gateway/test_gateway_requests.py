@@ -245,6 +245,7 @@ def test_completions_that_are_refused(refusing: Running, fields: dict[str, Any],
         ),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "this model takes text only"),
         ({"messages": [{"role": "assistant", "tool_calls": [NESTED]}]}, "arguments: must be a JSON object"),
+        ({"messages": [{"role": "assistant", "tool_calls": 1}]}, "messages.0.tool_calls: must be a list"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id: is missing"),
         ({"top_logprobs": 0}, "needs logprobs to be true"),
         (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,8 +39,8 @@ def of(name: str) -> ToolDialect:
     return next(one for one in dialects() if one.name == name)
 
 
-def read(dialect: ToolDialect, pieces: Sequence[str]) -> Read:
-    parser = ToolCallParser(dialect, TOOLS)
+def read(dialect: ToolDialect, pieces: Sequence[str], tools: Sequence[Mapping[str, Any]] = TOOLS) -> Read:
+    parser = ToolCallParser(dialect, tools)
     parts: list[Part] = [part for piece in pieces for part in parser.feed(piece)]
     parts += parser.end()
     calls = [part for part in parts if isinstance(part, CallPart)]
@@ -137,6 +138,18 @@ def test_arguments_come_before_their_call_is_complete() -> None:
     assert parser.feed("ris") == [ArgumentsPart(0, "ris")]
     assert parser.feed('"}}</tool_call>') == [ArgumentsPart(0, '"}')]
     assert parser.end() == []
+
+
+@pytest.mark.parametrize("parameters", [None, [], "x", {"properties": None}, {"properties": {"city": [1]}}])
+def test_a_schema_of_any_form_is_read(parameters: object) -> None:
+    tool = {"type": "function", "function": {"name": "track", "parameters": parameters}}
+    call = "<tool_call><function=track><parameter=city>1</parameter></function></tool_call>"
+    assert read(of("qwen3-coder"), [call], [tool]) == ("", [("track", {"city": "1"})])
+
+
+def test_what_is_nested_too_deeply_is_text() -> None:
+    deep = '{"arguments": ' + "[" * 100_000 + "]" * 100_000 + ', "name": "track"}'
+    assert read(of("hermes"), [f"<tool_call>{deep}</tool_call>"]) == (f"<tool_call>{deep}</tool_call>", [])
 
 
 def test_at_most_so_many_calls() -> None:

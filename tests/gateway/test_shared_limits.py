@@ -72,9 +72,13 @@ def test_without_the_server_each_gateway_counts_by_itself_and_says_so(
 
 
 def test_nobody_without_limits_asks_the_server(start: Start) -> None:
-    running = start(tenants=tenants(TenantLimits(concurrency=4)), buckets=RedisBuckets(nobody()))
+    running = start(tenants=tenants(TenantLimits()), buckets=RedisBuckets(nobody()))
     assert ask(running).status_code == 200
     assert fallbacks(running) == 0
+    # Who has one that is shared is not kept waiting by its absence.
+    running = start(tenants=tenants(TenantLimits(concurrency=1)), buckets=RedisBuckets(nobody()))
+    assert [ask(running).status_code for _ in range(2)] == [200, 200]
+    assert fallbacks(running) > 0
 
 
 @contextmanager
@@ -178,6 +182,109 @@ def test_all_is_taken_or_nothing_and_what_is_refused_is_charged_to_a_minute_at_m
     assert 100_000 < client.pttl("pipeline:limits:t") <= 121_000
     assert 500_000 < client.pttl("pipeline:limits:u") <= 602_000
     client.close()
+
+
+async def admitted(tenant: Tenant, stack: AsyncExitStack, choices: int = 1) -> bool:
+    """Whether a request may run; it does until the stack ends."""
+    try:
+        await stack.enter_async_context(tenant.enforce_limits(1, choices))
+    except ApiError as error:
+        if error.code != "concurrency_limit":
+            raise
+        return False
+    return True
+
+
+async def eventually(work: Callable[[], Any]) -> None:
+    """Until it is true; a machine may take its time."""
+    async with asyncio.timeout(60):
+        while not await work():
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.servers
+def test_gateways_together_run_as_many_requests_of_a_tenant_as_one_would(server: RedisServer) -> None:
+    limits = TenantLimits(concurrency=5, tokens_per_minute=1000)
+
+    async def work(buckets: list[RedisBuckets]) -> None:
+        shops = [Tenant("shop", limits) for _ in buckets]
+        for shop, shared in zip(shops, buckets, strict=True):
+            shop.shared = shared
+        async with AsyncExitStack() as running:
+            asked = [admitted(shop, running) for shop in shops for _ in range(4)]
+            assert sum(await asyncio.gather(*asked)) == 5
+            # Nothing is charged for what was refused.
+            await shops[0].charge_tokens(1)
+            left = float(dict(shops[0].rate_limit_headers())[b"x-ratelimit-remaining-tokens"])
+            assert left >= 1000 - 5 - 1 - 1
+        async with AsyncExitStack() as running:
+            await eventually(lambda: admitted(shops[2], running, choices=4))
+            assert not await admitted(shops[0], running, choices=2)
+            with pytest.raises(asyncio.CancelledError):
+                async with shops[0].enforce_limits(1):
+                    raise asyncio.CancelledError
+        # Whatever ended, in whatever way, is given back: all of it can be had again.
+        async with AsyncExitStack() as running:
+            await eventually(lambda: admitted(shops[0], running, choices=5))
+
+    with_buckets(server, 3, work)
+
+
+@pytest.mark.servers
+def test_requests_of_a_gateway_that_dies_end_with_their_leases_and_those_of_others_are_renewed(
+    server: RedisServer,
+) -> None:
+    import redis
+
+    address = RedisAddress.parse(server.url)
+
+    async def run() -> None:
+        dead = RedisBuckets(address, timeout_s=PATIENT_S, lease_s=2.0)
+        alive, other = (RedisBuckets(address, timeout_s=PATIENT_S) for _ in range(2))
+        shops = [Tenant("shop", TenantLimits(concurrency=2)) for _ in range(3)]
+        for shop, shared in zip(shops, (dead, alive, other), strict=True):
+            shop.shared = shared
+        async with AsyncExitStack() as running:
+            dies = AsyncExitStack()
+            assert await admitted(shops[0], dies)
+            # It renews nothing, and gives nothing back.
+            assert dead._renewing is not None
+            dead._renewing.cancel()
+            assert await admitted(shops[1], running)
+            until = dict(client.zrange("pipeline:running:shop", 0, -1, withscores=True))
+            await eventually(lambda: admitted(shops[2], running))
+            assert not await admitted(shops[2], running), "the other's still counts"
+
+            async def renewed() -> bool:
+                now = dict(client.zrange("pipeline:running:shop", 0, -1, withscores=True))
+                return any(now.get(name, 0) > score for name, score in until.items())
+
+            await eventually(renewed)
+        for one in (dead, alive, other):
+            await one.aclose()
+        await dies.aclose()  # too late to give anything back
+
+    client = redis.Redis(port=server.port, protocol=2)
+    asyncio.run(run())
+    assert client.zcard("pipeline:running:shop") <= 1, "whoever ended has given back"
+    client.close()
+
+
+@pytest.mark.servers
+def test_without_the_server_each_gateway_counts_its_own_requests_at_once(server: RedisServer) -> None:
+    async def work(buckets: list[RedisBuckets]) -> None:
+        shops = [Tenant("shop", TenantLimits(concurrency=2)) for _ in buckets]
+        for shop, shared in zip(shops, buckets, strict=True):
+            shop.shared = shared
+        server.stop()
+        async with AsyncExitStack() as running:
+            assert [await admitted(shop, running) for shop in shops for _ in range(3)] == [
+                True,
+                True,
+                False,
+            ] * 2
+
+    with_buckets(server, 2, work)
 
 
 @pytest.mark.servers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from threading import Thread
@@ -151,6 +153,18 @@ def test_a_conversation_in_use_is_not_forgotten() -> None:
     assert memory.get("", "resp_other3") is None
     now += 11
     assert memory.get("", "resp_2") is None
+
+
+def test_what_a_tenant_that_is_gone_has_left_is_forgotten(tmp_path: Path) -> None:
+    now = 0.0
+    file = tmp_path / "responses.sqlite"
+    memory = StoredResponses(StoredResponseLimits(age_s=10), file, clock=lambda: now)
+    memory.put("ann", "resp_1", StoredResponse(b"a secret", b"[]", None))
+    now = 11
+    memory.put("bob", "resp_2", StoredResponse(b"another", b"[]", None))
+    with closing(sqlite3.connect(file)) as database:
+        assert database.execute("SELECT tenant FROM responses").fetchall() == [("bob",)]
+    memory.close()
 
 
 def test_processes_share_a_file(tmp_path: Path) -> None:

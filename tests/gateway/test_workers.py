@@ -186,13 +186,15 @@ def test_workers_together_allow_what_one_process_would(steps: list[tuple[int, in
     for number, one in enumerate(of_workers):
         SharedUsage(usage.descriptor, Tenants({"": one}), 3).share(number)
 
+    entered: list[AsyncExitStack] = []
+
     async def ask(tenant: Tenant, tokens: int, *, stays: bool) -> str | None:
         try:
             await tenant.count_request()
             async with AsyncExitStack() as block:
                 await block.enter_async_context(tenant.enforce_limits(tokens))
                 if stays:
-                    held.append(block.pop_all())
+                    entered.append(block.pop_all())
         except ApiError as error:
             return f"{error.message} {error.retry_after_s or 0:.6f}"
         return None
@@ -208,7 +210,6 @@ def test_workers_together_allow_what_one_process_would(steps: list[tuple[int, in
             usage.forget(number)
         assert of_workers[0].running == 0
 
-    held: list[AsyncExitStack] = []
     asyncio.run(ask_all())
     os.close(usage.descriptor)
 
@@ -314,6 +315,7 @@ def test_a_worker_that_is_killed_takes_its_own_streams_with_it_and_nothing_else(
     assert of_killed.post(**chat("Hi", "sk-three")).json()["error"]["code"] == "concurrency_limit"
     before = served.metrics(scraper)
     os.kill(killed, signal.SIGKILL)
+    began = time.monotonic()
     for _, lines in broken:
         with pytest.raises(httpx.TransportError):
             list(lines)
@@ -328,6 +330,8 @@ def test_a_worker_that_is_killed_takes_its_own_streams_with_it_and_nothing_else(
     assert after["pipeline_worker_restarts_total",] == before["pipeline_worker_restarts_total",] + 1
     # Its places, and what its tenant had running there, are free again.
     fresh = next(worker for worker in served.gateway.workers() if worker not in (killed, other))
+    assert served.client(fresh).post(**chat("Hi", cache=False)).status_code == 200
+    print(f"a worker that was killed was back, and answered, after {time.monotonic() - began:.1f} s")
     more = [begin(served, served.client(fresh), "sk-three") for _ in range(2)]
     assert served.client(fresh).post(**chat("Hi", "sk-three")).status_code == 429
     served.let_go()

@@ -109,7 +109,7 @@ def test_the_builder_keeps_what_it_is_asked_for(made: Recipe) -> None:
         assert check(made.runtime.version, words) == []
         assert outcome.refusal is None
         assert outcome.changes == ()
-        assert outcome.values["max_seq_len"] == limits.built_seq_len
+        assert outcome.values["max_seq_len"] == limits.max_seq_len + limits.max_draft_len
         assert outcome.values["max_num_tokens"] == limits.max_num_tokens
         needs = made.kv_cache.reuse or made.scheduler.chunked_context or made.draft is not None
         assert outcome.values["use_paged_context_fmha"] == needs == limits.paged_context_fmha

@@ -62,7 +62,7 @@ def test_tokens_of_a_step(limits: dict[str, int], chunked: bool, draft: Any, tok
 def test_target_and_draft_take_the_same_sequences() -> None:
     made = recipe(draft={})
     target, draft = engine_limits(made, "target"), engine_limits(made, "draft")
-    assert (target.max_seq_len, target.built_seq_len, target.max_draft_len) == (9216, 9221, 5)
-    assert (draft.max_seq_len, draft.built_seq_len, draft.max_draft_len) == (9216, 9216, 0)
+    assert (target.max_seq_len, target.max_draft_len) == (9216, 5)
+    assert (draft.max_seq_len, draft.max_draft_len) == (9216, 0)
     assert target.max_input_len == draft.max_input_len == 9215
     assert target.max_batch_size == draft.max_batch_size

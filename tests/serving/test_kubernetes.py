@@ -20,7 +20,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from pipeline.errors import InvalidInput, UserError
+from pipeline.errors import InvalidInput
 from pipeline.gateway.metric_names import OWN_VIEWS
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.recipe.yaml_reader import dump_yaml
@@ -44,6 +44,7 @@ MANY = gpu_deployment(
 CPU = ONE.model_copy(update={"runtime": "cpu", "requirements": None, "launch": LaunchSpec()})
 SERVE = "registry.example/serve@sha256:" + "1" * 64
 GATEWAY = "registry.example/gateway@sha256:" + "2" * 64
+BUILD = "registry.example/build@sha256:" + "3" * 64
 
 
 def package(digits: str) -> Path:
@@ -62,8 +63,9 @@ def case(name: str, digits: str = "0") -> dict[str, str]:
         case "one-node":
             recipe = load_recipe("llama-3.1-8b-fp8", ("name=llama", "cache.enabled=true"))
             options = KubernetesOptions(
-                recipe, "llama", replicas=(2, 8), hostname="llm.example", expose=Exposure("ingress", "nginx")
-            )
+                recipe, "llama", replicas=(2, 8), hostname="llm.example", expose=Exposure("ingress", "nginx"),
+                build_image=BUILD,
+            )  # fmt: skip
             more = ManifestOptions(gateway_image=GATEWAY, recipe=recipe_text(recipe), kubernetes=options)
             deployment = ONE
         case "several-nodes":
@@ -246,6 +248,7 @@ def test_images_are_those_that_were_given(name: str) -> None:
     assert not any(image.endswith(":latest") or ":" not in image for image in images)
     if name != "several-nodes":
         assert {SERVE, GATEWAY} <= images
+    assert (BUILD in images) is (name == "one-node")
 
 
 @every_case
@@ -365,6 +368,20 @@ def test_who_may_talk_to_whom(name: str) -> None:
         assert not may_pass(files, None, "redis", 6379)
         assert not may_pass(files, "triton", "redis", 6379)
         assert not may_pass(files, "triton", None, 443)
+
+
+@pytest.mark.parametrize("name", CASES[:2])
+def test_what_is_led_in_from_outside_asks_for_keys(name: str) -> None:
+    """The API with its keys, and nothing that everybody may read, such as the metrics of all tenants."""
+    (way,) = (one for _, one in objects(case(name)) if one["kind"] in ("Ingress", "HTTPRoute"))
+    (rule,) = way["spec"]["rules"]
+    paths = [one["path"] for one in rule["http"]["paths"]] if "http" in rule else [
+        one["path"]["value"] for one in rule["matches"]
+    ]  # fmt: skip
+    assert set(paths) == {"/v1", "/openai"}
+    overlay = yaml.safe_load(case(name)["overlays/production/kustomization.yaml"])
+    assert {"../../components/expose", "../../components/api-keys"} <= set(overlay["components"])
+    assert "components" not in yaml.safe_load(case(name)["overlays/plain/kustomization.yaml"])
 
 
 # What is served, and how it is exchanged.
@@ -502,11 +519,10 @@ def test_what_cannot_be_run_is_refused_with_all_reasons() -> None:
         manifest_files("kubernetes", MANY, Path("/a folder"), serve, ManifestOptions(kubernetes=options))
     for word in ("package", "--replicas = 4:2", "--gpus = 0,1", "--gpus-per-node = 3", "--hostname"):
         assert word in str(caught.value)
-    with pytest.raises(UserError, match="no image carries that runtime"):
-        manifest_files(
-            "kubernetes", CPU, package("0"), ServeOptions(PORTS),
-            ManifestOptions(kubernetes=KubernetesOptions(recipe, "llama")),
-        )  # fmt: skip
+    with pytest.raises(InvalidInput) as caught:
+        manifest_files("kubernetes", CPU, package("0"), serve, ManifestOptions(kubernetes=options))
+    for word in ("--image: no image carries that runtime", "--replicas = 4:2", "--gpus = 0,1", "--hostname"):
+        assert word in str(caught.value)
 
 
 def test_workers_of_one_machine_cannot_be_spread() -> None:

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.serving.live import MetricsPage
-from pipeline.serving.monitor import ProgressJudge, Verdict, default_hang_timeout_s, has_room, probed_paths
+from pipeline.serving.monitor import (
+    HealthVerdict,
+    ProgressJudge,
+    default_hang_timeout_s,
+    has_room,
+    probed_paths,
+)
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
 
@@ -37,7 +43,7 @@ def page(steps: float = 7, *, active: int = 4, scheduled: int = 4, context: int 
     )
 
 
-def verdicts(pages: list[MetricsPage | None], cpu_s: list[float] | None = None) -> Iterator[Verdict]:
+def verdicts(pages: list[MetricsPage | None], cpu_s: list[float] | None = None) -> Iterator[HealthVerdict]:
     """Of a probe that waits while these pages are read, one after the other."""
     judge = ProgressJudge(ENTRY, TIMEOUT_S)
     for number, seen in enumerate(pages):

@@ -20,7 +20,8 @@ from pipeline.cli.monitoring import command
 from pipeline.gateway.metric_names import OWN_VIEWS
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.serving.monitoring import Pace, WatchedDeployment, monitoring_files
-from pipeline.serving.monitoring.alerts import alerts_of, recording_rules, target_down
+from pipeline.serving.monitoring.alerts import alerts_of, target_down
+from pipeline.serving.monitoring.rule_files import recording_rules
 from tests.support.servers import Unavailable, prometheus_program, promtool
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from pipeline.client.testing import FakeServer, Reply
 from pipeline.client.testing.models import bls, llmapi
 from pipeline.errors import ServerError
-from pipeline.serving.probe import ModelProbe, generate
+from pipeline.serving.probe import HealthProbe, generate
 from pipeline.serving.server import TritonServer
 from tests.support.waiting import wait_for
 
@@ -41,7 +41,7 @@ def test_no_server() -> None:
 @pytest.mark.parametrize("model", ["tensorrt_llm_bls", "ensemble", "tensorrt_llm"])
 def test_models_of_text_and_of_tokens_are_asked_again_and_again(server: TritonServer, model: str) -> None:
     """`tensorrt_llm_draft`, where there is one, takes what `tensorrt_llm` takes."""
-    probe = ModelProbe(server.grpc_url, model)
+    probe = HealthProbe(server.grpc_url, model)
     try:
         for _ in range(3):
             probe.ask(timeout_s=60)
@@ -56,7 +56,7 @@ def test_models_of_text_and_of_tokens_are_asked_again_and_again(server: TritonSe
 
 
 def test_failures_are_counted_until_an_answer_comes() -> None:
-    probe = ModelProbe("127.0.0.1:1", "x")
+    probe = HealthProbe("127.0.0.1:1", "x")
     for count in (1, 2):
         probe.ask()
         assert (probe.answered, probe.failures, probe.outstanding_since) == (False, count, None)

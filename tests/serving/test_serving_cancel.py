@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+from tritonclient.utils import InferenceServerException
 
+from pipeline.client import AsyncClient
 from pipeline.serving.server import TritonServer
 from tests.support.engine import QUESTIONS, TURN
 from tests.support.streams import Response, joined, metrics, stream
@@ -97,24 +100,54 @@ def test_stop_ends_the_request_of_that_id_and_no_other(server: TritonServer) -> 
     assert counts == [LONG] * 8
 
 
-def test_stop_ends_an_answer_of_the_entry_model_too(server: TritonServer) -> None:
+@pytest.mark.parametrize("asked_to_stop", ["tensorrt_llm", "tensorrt_llm_bls"])
+def test_stop_ends_an_answer_of_the_entry_model_too(server: TritonServer, asked_to_stop: str) -> None:
     """By the client's own id, when that is long enough to be no one else's."""
     id = "0123456789abcdef"
     asked = {"text_input": PROMPT, "max_tokens": LONG, "stream": True, **ENDLESS}
-    stop = {
-        "input_ids": IDS,
-        "input_lengths": np.array([[6]], np.int32),
-        "request_output_len": 1,
-        "stop": True,
-    }
+    stop = {"text_input": "", "max_tokens": 1, "stop": True}
+    if asked_to_stop == "tensorrt_llm":
+        lengths = {"input_lengths": np.array([[6]], np.int32), "request_output_len": 1}
+        stop = {"input_ids": IDS, **lengths, "stop": True}
 
     def ask_and_stop() -> None:
         answer = stream(server.grpc_url, "tensorrt_llm_bls", request_id=id, **asked)
         next(answer)
-        list(stream(server.grpc_url, "tensorrt_llm", request_id=id, **stop))
+        (said,) = stream(server.grpc_url, asked_to_stop, request_id=id, **stop)
+        assert said.final
+        assert not said.outputs
         assert list(answer)[-1].final
 
     assert cut_short(server, ask_and_stop) < LONG
+
+
+def test_a_stop_names_a_request(server: TritonServer) -> None:
+    """One that has ended is no fault: it may have ended just now."""
+    stop = {"text_input": "", "max_tokens": 1, "stop": True}
+    (said,) = stream(server.grpc_url, "tensorrt_llm_bls", request_id="that is long over", **stop)
+    assert said.final
+    with pytest.raises(InferenceServerException, match="give the id of the request that is to end"):
+        list(stream(server.grpc_url, "tensorrt_llm_bls", request_id="short", **stop))
+
+
+def test_of_two_answers_with_one_id_the_other_is_not_cut_when_one_is_left(server: TritonServer) -> None:
+    """Clients may call two requests alike; what our client sends is told apart all the same."""
+
+    async def ask(client: AsyncClient, leave: bool) -> str:
+        sampling = {"max_tokens": 64, "min_tokens": 64, "temperature": 0}
+        async with client.stream(PROMPT, request_id="the same id for both", **sampling) as stream:
+            async for _ in stream:
+                if leave:
+                    break
+        return stream.text
+
+    async def work() -> list[str]:
+        async with AsyncClient(server.grpc_url) as client:
+            return await asyncio.gather(ask(client, True), ask(client, False), ask(client, False))
+
+    left, *whole = asyncio.run(work())
+    assert whole[0] == whole[1]
+    assert len(left) < len(whole[0])
 
 
 def test_a_stop_word_ends_the_engines_work(server: TritonServer) -> None:

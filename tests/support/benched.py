@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.bench.arrivals import Load
 from pipeline.bench.forecast import BenchForecast
-from pipeline.bench.load import LoadRecords, RequestRecord
+from pipeline.bench.load import LoadRecords, RequestMeasurement
 from pipeline.bench.result import BenchResult, LevelResult, ServerFigures
 from pipeline.bench.summary import summarize
 from pipeline.client import Stats
@@ -61,14 +61,16 @@ def level(
         )
         ended_s = sent_s + (stats.total_ms or 0.0) / 1e3
         kept = records.counted if sent_s >= records.began_s else records.warm_up
-        kept.append(RequestRecord(sent_s, sent_s, ended_s, "complete", stats, np.asarray(gaps, np.float32)))
+        kept.append(
+            RequestMeasurement(sent_s, sent_s, ended_s, "complete", stats, np.asarray(gaps, np.float32))
+        )
         heapq.heappush(free, ended_s)
     return summarize(records, slo, ServerFigures(kv_used_mean=0.2, kv_used_max=0.4))
 
 
 def failed_level(load: Load, error: str, slo: Slo | None = SLO) -> LevelResult:
     """No request was answered."""
-    one = RequestRecord(0.0, 0.0, 1.0, "failed", Stats(), np.empty(0, np.float32), error=error)
+    one = RequestMeasurement(0.0, 0.0, 1.0, "failed", Stats(), np.empty(0, np.float32), error=error)
     return summarize(LoadRecords(load, [one], ended_s=1.0), slo, ServerFigures())
 
 

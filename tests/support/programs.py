@@ -3,8 +3,9 @@
     python -m tests.support.programs lock NAME...     pin what the requirements of tests/clients/NAME bring with them
 
 The folder of a program holds its requirements (requirements.txt, or package.json with package-lock.json for npm) and
-the scripts that use it. An environment lies outside of the repository, is named by the digest of its requirements, and
-is made once. Nothing of the environment that runs the tests leaks into it, neither modules nor variables nor a home.
+the scripts that use it; .python-version names the Python that it needs, if that of the tests will not do. An
+environment lies outside of the repository, is named by the digest of its requirements, and is made once. Nothing of the
+environment that runs the tests leaks into it, neither modules nor variables nor a home.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import urllib.error
 import urllib.request
-import venv
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -31,6 +32,7 @@ CLIENTS = ROOT / "tests" / "clients"
 ENVIRONMENTS = Path.home() / ".cache" / "pipeline" / "clients"
 PINNED = "# pinned by `python -m tests.support.programs lock`; all above this line is asked for by name"
 _INSTALL_TIMEOUT_S = 1500
+_TORCH_CPU_INDEX = os.environ.get("TORCH_CPU_INDEX", "https://download.pytorch.org/whl/cpu")
 _REQUIREMENTS = ("requirements.txt", "package.json", "package-lock.json")
 
 
@@ -71,6 +73,7 @@ class Program:
 
         Raises:
             ProgramFailed: pip or npm failed.
+            Unavailable: the Python that it needs is not here.
         """
         folder = CLIENTS / name
         return cls(folder, _environment_of(folder), dict(variables or {}))
@@ -175,7 +178,8 @@ def _environment_of(folder: Path) -> Path:
     """Make the environment of a program; one process at a time does."""
     files = [folder / name for name in _REQUIREMENTS if (folder / name).is_file()]
     assert files, f"{folder} has no {' or '.join(_REQUIREMENTS[:2])}"
-    digest = hashlib.sha256(sys.version.encode())
+    python = _python_of(folder)
+    digest = hashlib.sha256(_run(python, "-c", "import sys; print(sys.version, end='')").encode())
     for file in files:
         digest.update(file.read_bytes())
     environment = ENVIRONMENTS / f"{folder.name}-{digest.hexdigest()[:16]}"
@@ -186,20 +190,49 @@ def _environment_of(folder: Path) -> Path:
         if not complete.exists():
             shutil.rmtree(environment, ignore_errors=True)
             print(f"installing {folder.name} into {environment}", file=sys.stderr, flush=True)
-            _install(files, environment)
+            _install(files, environment, python)
             complete.touch()
     return environment
 
 
-def _install(files: Sequence[Path], environment: Path) -> None:
+def _python_of(folder: Path) -> Path:
+    """The Python that makes the environment of a program."""
+    try:
+        version = (folder / ".python-version").read_text("utf-8").strip()
+    except FileNotFoundError:
+        return Path(sys.executable)
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for candidate in (f"python{version}", *map(str, sorted(pyenv.glob(f"{version}.*/bin/python")))):
+        with suppress(ProgramFailed, FileNotFoundError):
+            return Path(_run(candidate, "-c", "import ensurepip, sys, venv; print(sys.executable, end='')"))
+    raise Unavailable(f"{folder.name} needs Python {version} with the venv module, which is not here")
+
+
+def _install(files: Sequence[Path], environment: Path, python: Path) -> None:
     if files[0].name == "requirements.txt":
-        venv.create(environment, with_pip=True)
-        _run(environment / "bin" / "python", "-m", "pip", "install", "--quiet", "--requirement", files[0])
+        _pip_install(python, environment, files[0])
         return
     environment.mkdir()
     for file in files:
         shutil.copy(file, environment)
     _run("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", environment)
+
+
+def _pip_install(python: Path, environment: Path, requirements: Path) -> Path:
+    """Make a virtual environment with some requirements. Returns its Python."""
+    _run(python, "-m", "venv", environment)
+    own = environment / "bin" / "python"
+    install = (own, "-m", "pip", "install", "--quiet")
+    if torch := re.search(r"^torch==\S+", requirements.read_text("utf-8"), re.MULTILINE):
+        # The CPU build, where its index can be reached: the default build brings gigabytes of CUDA libraries.
+        index: tuple[str, ...] = ("--index-url", _TORCH_CPU_INDEX)
+        try:
+            urllib.request.urlopen(f"{_TORCH_CPU_INDEX}/torch/", timeout=5).close()
+        except OSError:
+            index = ()
+        _run(*install, torch[0], *index)
+    _run(*install, "--requirement", requirements)
+    return own
 
 
 def _run(*command: object) -> str:
@@ -223,9 +256,7 @@ def lock(folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="pipeline-client-") as work:
         wanted = Path(work) / "requirements.txt"
         wanted.write_text(named, "utf-8")
-        python = Path(work) / "venv" / "bin" / "python"
-        venv.create(Path(work) / "venv", with_pip=True)
-        _run(python, "-m", "pip", "install", "--quiet", "--requirement", wanted)
+        python = _pip_install(_python_of(folder), Path(work) / "venv", wanted)
         frozen = _run(python, "-m", "pip", "freeze", "--exclude", "pip", "--exclude", "setuptools")
     asked = {_name(line) for line in named.splitlines() if line and not line.startswith(("#", "-"))}
     brought = [line for line in frozen.splitlines() if _name(line) not in asked]

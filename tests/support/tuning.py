@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pipeline.bench.arrivals import Load
 from pipeline.bench.result import BenchResult, Distribution, Generator, LevelResult, SloCheck
-from pipeline.tuning.search import Judgement
+from pipeline.tuning.search import TrialJudgement
 from pipeline.tuning.search_space import Settings
 
 ITL_P95_MS = 50.0  # target of the SLO
@@ -101,8 +101,8 @@ class FakeRunner:
     served: list[Settings] = field(default_factory=list)
     measured: list[tuple[Settings, Load]] = field(default_factory=list)
 
-    def judge(self, settings: Settings) -> Judgement:
-        return Judgement(self.refuses(settings), self.forecasts(settings))
+    def judge(self, settings: Settings) -> TrialJudgement:
+        return TrialJudgement(self.refuses(settings), self.forecasts(settings))
 
     @contextmanager
     def serve(self, settings: Settings) -> Iterator[FakeServed]:

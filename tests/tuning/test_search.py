@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from optuna.storages import RDBStorage
 
 from pipeline.bench.arrivals import Load
 from pipeline.errors import ServerError, UserError
@@ -82,6 +84,32 @@ def test_a_search_that_was_killed_goes_on_as_if_nothing_had_happened(
         cut = search(study, second, options, ignore)
     assert [without_clock(one) for one in cut] == [without_clock(one) for one in whole]
     assert len(second.served) == 6 - dies_after
+
+
+def test_a_kill_as_settings_are_drawn_loses_none_of_them(
+    space: SearchSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Optuna writes the settings of a trial down one by one."""
+    draw, drawn = RDBStorage._set_trial_param, []
+
+    def die_at_the_second(*arguments: Any) -> None:
+        if drawn:
+            raise KeyboardInterrupt
+        drawn.append(arguments)
+        draw(*arguments)
+
+    with monkeypatch.context() as patch, study_of(tmp_path, space) as study:
+        study.propose(space.own, "recipe")
+        patch.setattr(RDBStorage, "_set_trial_param", die_at_the_second)
+        with pytest.raises(KeyboardInterrupt):
+            study.next()
+    with study_of(tmp_path, space) as study:
+        assert study.records() == []
+        first = study.next()
+        assert first is not None
+        assert (first.settings, first.origin) == (space.own, "recipe")
+    with study_of(tmp_path, space) as study:
+        assert [one.settings for one in study.planned()] == [space.own]
 
 
 def without_clock(one: TrialRecord) -> TrialRecord:

@@ -214,7 +214,7 @@ _ASKED_FOR = {
     "return_num_input_tokens": ("num_input_tokens",),
     "return_num_output_tokens": ("num_output_tokens",),
 }
-_UNIQUE = 16  # characters: an id of that length or more is taken to be its client's alone
+UNIQUE_ID = 16  # characters: an id of that length or more is taken to be its client's alone
 
 
 def engine_inputs(request: Any, prompts: Prompts, tensor_names: TensorNames) -> dict[str, Array]:
@@ -237,7 +237,7 @@ def asked_for(request: Any) -> tuple[str, ...]:
 def engine_id(request: Any) -> str:
     """The id by which the engine can be stopped: the client's own, if no other client is likely to have it, too."""
     given: str = request.request_id()
-    return given if len(given) >= _UNIQUE else uuid.uuid4().hex
+    return given if len(given) >= UNIQUE_ID else uuid.uuid4().hex
 
 
 def _prompt_inputs(prompts: Prompts) -> dict[str, Array]:

@@ -20,14 +20,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
-from engine_call import TensorNames
+from engine_call import UNIQUE_ID, TensorNames
 from engine_client import EngineClient, follow_trace
 from serving import ServingContext, TextRequest
 from shared.cancellation import CancellationWatch, WatchedSender
 from shared.parameters import Parameters
 from shared.prompts import PromptEncoder
 from shared.refusal import RequestRefused
-from shared.tensors import FINAL, failure
+from shared.tensors import FINAL, failure, read_flag, response, texts
 from shared.tokenizer import TextDecoder, TextTokenizer
 from speculation import DraftHealth, DraftSettings
 
@@ -65,6 +65,7 @@ class TritonPythonModel:
         self._watch = CancellationWatch(parameters.number("cancellation_check_period_ms", 100) / 1000)
         most = parameters.number("max_open_requests") if parameters.has("max_open_requests") else None
         self._admission = OpenRequestLimit(most)
+        self._open: dict[str, TextRequest] = {}  # by their ids
         self._threads = ThreadPoolExecutor(_MAX_OPEN_REQUESTS, thread_name_prefix="request")
 
     def execute(self, requests: list[Any]) -> None:
@@ -82,22 +83,42 @@ class TritonPythonModel:
         last = None
         try:
             follow_trace(request)
-            with self._admission.place():
-                serving = TextRequest(request, self._setup)
-                self._watch.watch(sender, on_cancel=serving.stop)
-                try:
-                    for response in serving.responses():
-                        if self._setup.decoupled:
-                            sender.send(response)
-                        else:
-                            last = response  # there is one, and it goes out with the final flag
-                finally:
-                    serving.stop()  # does nothing unless something went wrong
-            if last is None and not self._setup.decoupled:
-                raise RuntimeError("the engine ended the answer without a response")
+            stop = read_flag(request, "stop")
+            last = self._stop(request.request_id()) if stop else self._answer(request, sender)
         except Exception as error:
             last = failure(error)
         sender.send(last, flags=FINAL)
+
+    def _stop(self, request_id: str) -> Any:
+        """End the request of that id, if it is under way. Returns the last response of the one that asks for it."""
+        if len(request_id) < UNIQUE_ID:
+            raise RequestRefused(
+                f"stop = true: give the id of the request that is to end, of {UNIQUE_ID} characters or more"
+            )
+        if serving := self._open.get(request_id):
+            serving.stop()
+        return None if self._setup.decoupled else response(text_output=texts([""]))
+
+    def _answer(self, request: Any, sender: WatchedSender) -> Any:
+        """Send the responses of an answer but the last, and return that, if it is not empty."""
+        last, request_id = None, request.request_id()
+        with self._admission.place():
+            serving = TextRequest(request, self._setup)
+            if len(request_id) >= UNIQUE_ID:
+                self._open[request_id] = serving
+            self._watch.watch(sender, on_cancel=serving.stop)
+            try:
+                for one in serving.responses():
+                    if self._setup.decoupled:
+                        sender.send(one)
+                    else:
+                        last = one  # there is one, and it goes out with the final flag
+            finally:
+                self._open.pop(request_id, None)
+                serving.stop()  # does nothing unless something went wrong
+        if last is None and not self._setup.decoupled:
+            raise RuntimeError("the engine ended the answer without a response")
+        return last
 
 
 def _speculation(parameters: Parameters, tensor_names: TensorNames) -> DraftSettings | None:

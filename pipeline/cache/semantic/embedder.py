@@ -13,18 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.cache.backend import Vector
 from pipeline.reading import read_tokenizer
 
-States = NDArray[np.float32]
-# Outputs of a graph: [batch, tokens, dimensions] after the last layer, and before the first one.
-OUTPUT, FIRST = "last_hidden_state", "first_hidden_state"
+OUTPUT = "last_hidden_state"  # of a graph: [batch, tokens, dimensions]
 GRAPHS = ("model_int8.onnx", "model.onnx")  # the first one that is there
 MAX_TOKENS = 256  # of all-MiniLM-L6-v2, the marks at both ends included
 _KEPT = 4096  # embeddings of questions that were just asked
-_STATES_KEPT = 64  # all that the model makes of a question: 3 KB a token
 
 
 class Embedder:
@@ -55,15 +51,13 @@ class Embedder:
         self._session: Any = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
         self._inputs = {node.name for node in self._session.get_inputs()}
         outputs = {node.name for node in self._session.get_outputs()}
-        self._outputs = (
-            [OUTPUT, *({FIRST} & outputs)] if OUTPUT in outputs else None
-        )  # None: the only one there is
+        # None: the only one there is.
+        self._outputs = [OUTPUT] if OUTPUT in outputs else None
         # Without the file's own limit, which would cut at 128, silently.
         self._tokenizer: Any = read_tokenizer(folder / "tokenizer.json")
         self.max_tokens = _max_tokens(folder)
         self.identity = f"{name or folder.name}/{graph.name}"
         self.digest = _digest(graph, folder / "tokenizer.json")
-        self._states = lru_cache(_STATES_KEPT)(self._run)
         self._cached = lru_cache(_KEPT)(self._embed)
 
     def __call__(self, text: str) -> Vector | None:
@@ -74,43 +68,22 @@ class Embedder:
         """Count the tokens of a text, with the marks at both ends."""
         return len(self._encode(text))
 
-    def knows(self, word: str) -> bool:
-        """Whether a lower-case word is one token: common words are, slips of the keyboard are not."""
-        return self._tokenizer.token_to_id(word) is not None
-
-    @property
-    def has_states(self) -> bool:
-        """Whether the graph also gives its first states; those that `export_encoder` writes do."""
-        return self._outputs is not None and FIRST in self._outputs
-
-    def states(self, text: str) -> States | None:
-        """What the model makes of each token, without the marks at both ends: float32 [tokens, 2 * dimensions], the
-        first states, then the last ones. None if the text is too long, empty, or the graph does not give them.
-        """
-        found = self._states(text) if self.has_states else None
-        return None if found is None or len(found[0]) < 3 else np.hstack([found[1][1:-1], found[0][1:-1]])
-
     def _encode(self, text: str) -> Any:
         # `encode` would let no other thread run meanwhile
         return self._tokenizer.encode_batch_fast([text])[0]
 
     def _embed(self, text: str) -> Vector | None:
-        found = self._states(text)
-        if found is None:
-            return None
-        mean = found[0].mean(axis=0)
-        vector: Vector = (mean / np.linalg.norm(mean)).astype(np.float32)
-        return vector
-
-    def _run(self, text: str) -> list[States] | None:
-        """The outputs, [tokens, dimensions] each; None if the text is too long."""
         encoding = self._encode(text)
         if len(encoding) > self.max_tokens:
             return None
         row = np.array([encoding.ids], np.int64)
         given = {"input_ids": row, "attention_mask": np.ones_like(row), "token_type_ids": np.zeros_like(row)}
         wanted = {name: array for name, array in given.items() if name in self._inputs}
-        return [output[0] for output in self._session.run(self._outputs, wanted)]
+        # [tokens, dimensions]
+        states = self._session.run(self._outputs, wanted)[0][0]
+        mean = states.mean(axis=0)
+        vector: Vector = (mean / np.linalg.norm(mean)).astype(np.float32)
+        return vector
 
 
 def _digest(*files: Path) -> bytes:

@@ -15,8 +15,6 @@ from pipeline.cache.semantic.words import FUNCTION_WORDS, JOINING, Number, Quest
 
 Guard = Callable[[QuestionWords, QuestionWords], str | None]
 _EXCHANGED_WORDS = 3  # of a part that has another's place, at most
-_DENYING = ("un", "in", "im", "il", "ir", "dis", "non", "mis")
-_LEAST_STEM = 3  # letters of a word that a prefix may deny
 
 
 def findings(question: str, candidate: str) -> Mapping[str, str]:
@@ -30,53 +28,33 @@ def findings(question: str, candidate: str) -> Mapping[str, str]:
 
 
 def numbers(one: QuestionWords, other: QuestionWords) -> str | None:
-    """Numbers with their units, dates and clock times: both have some that the other does not have."""
-    here, there = unshared_numbers(one, other)
-    return f"numbers: {_listed(map(str, here))} and {_listed(map(str, there))}" if here and there else None
-
-
-def codes(one: QuestionWords, other: QuestionWords) -> str | None:
-    """Identifiers, versions, addresses, options of a command; "6s" beside "7" is one, too."""
-    here, there = one.codes - other.said, other.codes - one.said
-    left = unshared_numbers(one, other)
-    either = (here or left[0]) and (there or left[1]) and (here or there)
-    return f"codes: {_listed([*here, *there])}" if either else None
-
-
-def quotations(one: QuestionWords, other: QuestionWords) -> str | None:
-    """What stands in quotation marks or backticks."""
-    differing = one.quotations ^ other.quotations
-    return f"quotations: {_listed(differing)}" if differing and one.quotations and other.quotations else None
+    """Numbers with their units, dates and times; identifiers, versions, addresses, options of a command."""
+    here, there = _unshared_numbers(one, other)
+    return _both([*here, *(one.codes - other.said)], [*there, *(other.codes - one.said)], "numbers")
 
 
 def names(one: QuestionWords, other: QuestionWords) -> str | None:
-    """English names: both have one that the other does not say."""
-    here, there = unshared_names(one, other)
-    return f"names: {_listed(here)} and {_listed(there)}" if here and there else None
+    """Names, by their capitals."""
+    return _both(one.names - other.said, other.names - one.said, "names")
 
 
 def negation(one: QuestionWords, other: QuestionWords) -> str | None:
-    """Of much the same words, one is denied; or one has a word that the other has with "un", "dis" or "less"."""
-    here, there = set(one.content) - set(other.content), set(other.content) - set(one.content)
-    much = len(set(one.content) & set(other.content)) >= len(here) + len(there)
-    if much and one.negations % 2 != other.negations % 2:
-        return "negation"
-    denied = next(((a, b) for a in here for b in there if _denies(a, b) or _denies(b, a)), None)
-    return f"negation: {_listed(denied)}" if denied else None
+    """Of much the same words, one is denied."""
+    here, there = set(one.content), set(other.content)
+    much = len(here & there) >= len(here ^ there)
+    return "negation" if much and one.negations % 2 != other.negations % 2 else None
 
 
 def grammar(one: QuestionWords, other: QuestionWords) -> str | None:
-    """The same content words, but before and after, and and or, is and was, he and she, more and less."""
+    """The same content words, but before and after, and and or, is and was, his and her, why and when."""
     if set(one.content) != set(other.content):
         return None
-    kind = next(iter(_conflicts(one, other)), None)
-    if kind is not None:
-        return f"grammar: {_listed(one.grammar[kind])} and {_listed(other.grammar[kind])}"
     if ("gender" in one.grammar) != ("gender" in other.grammar):
         # "his family" beside "Anna's family"
         return "grammar: who is meant"
-    if one.opening and other.opening and one.opening != other.opening:
-        return f"grammar: {one.opening} and {other.opening}"
+    for kind in sorted(one.grammar.keys() & other.grammar.keys()):
+        if one.grammar[kind].isdisjoint(other.grammar[kind]):
+            return _both(one.grammar[kind], other.grammar[kind], "grammar")
     return None
 
 
@@ -87,75 +65,37 @@ def order(one: QuestionWords, other: QuestionWords) -> str | None:
     if one.passive != other.passive:
         # "Did Anna call Tom", "was Anna called by Tom"
         return "order: the passive voice" if one.content == other.content else None
-    if _owners(one) != _owners(other) and _owners(one) and _owners(other):
-        return f"order: {_listed(_owners(one) | _owners(other))}"
-    if ("not", "to") in {*pairwise(one.words)} ^ {*pairwise(other.words)}:
-        return "order: what is denied"
-    if _asks_for_subject(one) != _asks_for_subject(other) and one.content != other.content:
-        # "what causes it", "what does it cause"
-        return "order: who is asked for"
+    if (told := _roles(one) ^ _roles(other)) and (one.content != other.content or ("not", "to") in told):
+        return f"order: {_listed(map(' '.join, told))}"
     shared = Counter(one.sequence) & Counter(other.sequence)
     found = _exchanged(_only(one.sequence, shared), _only(other.sequence, shared))
     return f"order: {_listed(found)}" if found else None
 
 
 GUARDS: Mapping[str, Guard] = MappingProxyType(
-    {
-        "numbers": numbers,
-        "codes": codes,
-        "quotations": quotations,
-        "names": names,
-        "negation": negation,
-        "grammar": grammar,
-        "order": order,
-    }
+    {"numbers": numbers, "names": names, "negation": negation, "grammar": grammar, "order": order}
 )
 
 
-def unshared_numbers(one: QuestionWords, other: QuestionWords) -> tuple[list[Number], list[Number]]:
+def _roles(one: QuestionWords) -> set[tuple[str, ...]]:
+    """Who owns, what is denied, and whether it is asked who does it: "what causes it", not "what does it cause"."""
+    found: set[tuple[str, ...]] = {(word,) for word in one.words if word.endswith("'s")}
+    found |= {("not", "to")} & {*pairwise(one.words)}
+    asks = one.words[:1] in (("what",), ("who",)) and not FUNCTION_WORDS.issuperset(one.words[1:2])
+    return found | ({one.words[:2]} if asks else set())
+
+
+def _unshared_numbers(one: QuestionWords, other: QuestionWords) -> tuple[list[Number], list[Number]]:
     """The numbers that only the one has, and only the other; one without a unit may be one with."""
     here, there = list(one.numbers), list(other.numbers)
-    for same in (_equal, _equal_value):
-        for number in tuple(here):
-            match = next((beside for beside in there if same(number, beside)), None)
-            if match is not None:
+    for number in one.numbers:
+        # An equal one first.
+        for beside in sorted(there, key=number.__ne__):
+            if number.value == beside.value and ("" in (number.unit, beside.unit) or number == beside):
                 here.remove(number)
-                there.remove(match)
+                there.remove(beside)
+                break
     return here, there
-
-
-def unshared_names(one: QuestionWords, other: QuestionWords) -> tuple[frozenset[str], frozenset[str]]:
-    """The names that only the one says, and only the other."""
-    return one.names - other.said, other.names - one.said
-
-
-def _conflicts(one: QuestionWords, other: QuestionWords) -> list[str]:
-    """What the function words of both are about and say differently: of time, tense, quantity and so on."""
-    both = one.grammar.keys() & other.grammar.keys()
-    return [kind for kind in sorted(both) if one.grammar[kind].isdisjoint(other.grammar[kind])]
-
-
-def _owners(one: QuestionWords) -> set[str]:
-    return {word for word in one.words if word.endswith("'s")}
-
-
-def _asks_for_subject(one: QuestionWords) -> bool:
-    return one.words[:1] in (("what",), ("who",)) and not FUNCTION_WORDS.issuperset(one.words[1:2])
-
-
-def _equal(one: Number, other: Number) -> bool:
-    return one == other
-
-
-def _equal_value(one: Number, other: Number) -> bool:
-    return one.value == other.value and "" in (one.unit, other.unit)
-
-
-def _denies(one: str, other: str) -> bool:
-    """Of two stems: "legal" and "illegal", "harmful" and "harmless"."""
-    if one.endswith("ful") and other == f"{one[:-3]}less":
-        return True
-    return len(one) >= _LEAST_STEM and other.endswith(one) and other[: -len(one)] in _DENYING
 
 
 def _only(words: Sequence[str], shared: Counter[str]) -> list[str]:
@@ -183,6 +123,11 @@ def _exchanged(one: Sequence[str], other: Sequence[str]) -> tuple[str, str] | No
             if parts_fit and between == there[right : size - left] and not JOINING.issuperset(between):
                 return " ".join(here[:left]), " ".join(here[size - right :])
     return None
+
+
+def _both(here: Iterable[object], there: Iterable[object], guard: str) -> str | None:
+    here, there = _listed(here), _listed(there)
+    return f"{guard}: {here} and {there}" if here and there else None
 
 
 def _listed(words: Iterable[object]) -> str:

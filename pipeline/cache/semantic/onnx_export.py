@@ -3,9 +3,8 @@
 Done once, so that serving needs no torch.
 
 Inputs input_ids, attention_mask and token_type_ids, int64 [batch, tokens]; output last_hidden_state, float32 [batch,
-tokens, hidden]: the graph that sentence-transformers publishes. A second output of the same shape, first_hidden_state,
-is what goes into the first layer: words as they are, before they have read each other. Of a checkpoint that classifies
-pairs of texts, the output is logits, float32 [batch, labels]. Needs the distributions `onnx` and `safetensors`.
+tokens, hidden]: the graph that sentence-transformers publishes. Of a checkpoint that classifies pairs of texts, the
+output is logits, float32 [batch, labels]. Needs the distributions `onnx` and `safetensors`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cache.semantic.cross_encoder import GRAPHS, CrossEncoder
-from pipeline.cache.semantic.embedder import FIRST, OUTPUT, Embedder
+from pipeline.cache.semantic.embedder import OUTPUT, Embedder
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _OPSET = 17  # LayerNormalization as one operation
@@ -66,22 +65,20 @@ class _Encoder:
     def model(self) -> Any:
         from onnx import TensorProto, checker, helper, numpy_helper
 
-        first = last = self._embeddings()
+        last = self._embeddings()
         mask = self._mask()
         for layer in range(self._config["num_hidden_layers"]):
             last = self._layer(f"encoder.layer.{layer}", last, mask)
         shape: list[str | int] = ["batch", "tokens"]
-        outputs = {name: (states, [*shape, self._config["hidden_size"]]) for name, states in
-                   ((OUTPUT, last), (FIRST, first))}  # fmt: skip
+        name, made, of = OUTPUT, last, [*shape, self._config["hidden_size"]]
         if _CLASSIFIER in self._weights:
-            outputs = {"logits": (self._logits(last), ["batch", len(self._weights[_CLASSIFIER])])}
-        for name, (made, _) in outputs.items():
-            self._nodes.append(helper.make_node("Identity", [made], [name]))
+            name, made, of = "logits", self._logits(last), ["batch", len(self._weights[_CLASSIFIER])]
+        self._nodes.append(helper.make_node("Identity", [made], [name]))
         graph = helper.make_graph(
             self._nodes,
             "bert",
-            [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name in INPUTS],
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, of) for name, (_, of) in outputs.items()],
+            [helper.make_tensor_value_info(given, TensorProto.INT64, shape) for given in INPUTS],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, of)],
             [numpy_helper.from_array(array, name) for name, array in self._constants.items()],
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=8)

@@ -1,8 +1,8 @@
-"""What a question says, taken apart for comparison: words, numbers with units and dates, codes, quotations, names.
+"""What a question says, taken apart for comparison: words, numbers with units and dates, codes, names.
 
 The only words that are listed (data/words.yaml) are function words, numerals, units, months and days of the week.
-Whether a question is English is told by its function words; names and grammar are read in English alone, the rest in
-any language.
+Whether a question is English is told by its function words; its grammar is read in English alone, names in every
+language that keeps capitals for them, the rest in any.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ _TOKEN = re.compile(
     | (?<=\d\s)-(?=\s\d) | [^\s\w.,;:!?'"`()\[\]{}/\\|…¿¡«»„\-]""",
     re.VERBOSE,
 )
-_QUOTED = re.compile(r'"([^"]{1,200})"|`([^`]{1,200})`|(?<!\w)\'([^\']{1,200})\'(?!\w)')
-_PLAIN = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": " ", "\u00a0": " "})
-# Contractions, written out: "can't" is "can not".
+_PLAIN = str.maketrans({"’": "'", "‘": "'", "–": "-", "—": " ", "\u00a0": " "})
+# Contractions, written out: "can't" is "can not"; and "U.S." is "US".
 _WRITTEN_OUT = tuple(
     (re.compile(pattern, re.IGNORECASE), full)
     for pattern, full in (
@@ -35,15 +34,11 @@ _WRITTEN_OUT = tuple(
         (r"\b(do|does|did|is|are|was|were|has|have|had|could|should|would)(?:n't|nt)\b", r"\1 not"),
         (r"\b(what|where|who|how|when|why|that|there)'?s\b", r"\1 is"),
         (r"\b(it|he|she|let)'s\b", r"\1 is"),
-        (r"\b(i)'m\b", r"\1 am"),
-        (r"\b(\w+)'re\b", r"\1 are"),
-        (r"\b(\w+)'ve\b", r"\1 have"),
-        (r"\b(\w+)'ll\b", r"\1 will"),
-        (r"\b(\w+)'d\b", r"\1 would"),
+        (r"\b(?:(i)'m|(\w+)'(?:re|ve|ll|d))\b", r"\1\2"),
         (r"\buse to be\b", "used to be"),
+        (r"\b([a-z])\.([a-z])\.(?:([a-z])\.)?", r"\1\2\3 "),
     )
 )
-_INITIALS = re.compile(r"\b(?:[A-Za-z]\.){2,}")
 _CODE = re.compile(r"[^\W\d]*\d.*[^\W\d]|[^\W\d]+\d.*|.*[_@#/\\].*|.*\+\+|--?\w.*|\.\w+|[\w-]+\.[a-z]{1,4}")
 _NUMBER = re.compile(r"(\d+(?:[.,:/\-]\d+)*)([^\W\d_]*)")
 _GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
@@ -54,8 +49,8 @@ _DATA: Mapping[str, Any] = yaml.load(
 )
 FUNCTION_WORDS = frozenset(_DATA["function_words"])
 JOINING = frozenset(_DATA["joining"])
-_ENGLISH, _NOT_ENGLISH = frozenset(_DATA["english"]), frozenset(_DATA["not_english"])
-_NEGATIONS, _UNORDERED = frozenset(_DATA["negations"]), frozenset(_DATA["unordered"])
+_ENGLISH, _GERMAN, _OTHER = (frozenset(_DATA[name]) for name in ("english", "german", "other"))
+_NEGATIONS, _UNORDERED, _HELPING = (frozenset(_DATA[name]) for name in ("negations", "unordered", "helping"))
 _GRAMMAR: Mapping[str, tuple[str, str]] = {  # word: what it is about, and what is meant
     word: (about, meant)
     for about, meanings in _DATA["grammar"].items()
@@ -72,38 +67,21 @@ _UNITS: Mapping[str, tuple[str, float]] = {  # as written: measure, and how much
     for size, forms in sizes.items()
     for form in forms
 }
-_MONTHS = {form: number for number, name in enumerate(_DATA["months"], 1) for form in (name, name[:3])}
-_WEEKDAYS = {form: number for number, name in enumerate(_DATA["weekdays"], 1) for form in (name, f"{name}s")}
+_CALENDAR = {
+    form: (kind, number)
+    for kind in ("month", "weekday")
+    for number, name in enumerate(_DATA[f"{kind}s"], 1)
+    for form in (name, name[:3] if kind == "month" else f"{name}s")
+}
 _SIGNS = frozenset("$€£¥₹")
 _ORDINAL_ENDINGS = frozenset(("st", "nd", "rd", "th"))
 _AFTER_DIGITS = frozenset({*_UNITS, *_POWERS, *_ORDINAL_ENDINGS, "am", "pm"})
 # "6s" and "5g" are mostly no seconds and no grams.
 _ONTO_DIGITS = frozenset({"", "k", *(form for form in _AFTER_DIGITS if len(form) > 1)})
-_ASKING = frozenset(("what", "which", "who", "whom", "whose", "when", "where", "why", "how"))
-_OF_HOW = frozenset(("many", "much", "long", "old", "often", "far", "fast", "big", "tall", "high"))
-_HELPING = frozenset(
-    (
-        "is",
-        "are",
-        "am",
-        "was",
-        "were",
-        "do",
-        "does",
-        "did",
-        "has",
-        "have",
-        "could",
-        "would",
-        "should",
-        "can",
-        "will",
-    )
-)
 
 
 class Number(NamedTuple):
-    """A value and what it counts: a unit, "th" of an ordinal, "clock" in minutes, "date", or "" for nothing."""
+    """A value and what it counts: a unit, "th" of an ordinal, "am" and "pm", "date", or "" for nothing."""
 
     value: str  # canonical: 1000 for 1,000 and "one thousand"
     unit: str
@@ -131,11 +109,9 @@ class QuestionWords:
     said: frozenset[str]  # every word in lower case, and its stem
     numbers: tuple[Number, ...]
     codes: frozenset[str]  # identifiers, versions, addresses, options
-    quotations: frozenset[str]
-    names: frozenset[str]  # in lower case: what is capitalised within an English sentence
+    names: frozenset[str]  # in lower case: what is capitalised within a sentence, but for German
     negations: int
-    opening: str  # "why", "when", "where", "who", "how many"; "" of what, which and how
-    grammar: Mapping[str, frozenset[str]]  # class of function words: what is said of it
+    grammar: Mapping[str, frozenset[str]]  # what its function words are about: what they say of it
     passive: bool  # "is X liked by Y"
 
 
@@ -143,14 +119,12 @@ class QuestionWords:
 def read(text: str) -> QuestionWords:
     """Take a question apart."""
     flat = text.translate(_PLAIN)
-    quotations = frozenset("".join(found).strip().lower() for found in _QUOTED.findall(flat))
     for pattern, full in _WRITTEN_OUT:
         flat = pattern.sub(full, flat)
-    flat = _INITIALS.sub(lambda found: found[0].replace(".", "") + " ", flat)
     tokens = list(_tokens(flat))
     lower = [token.lower for token in tokens]
-    markers = sum(word in _ENGLISH for word in lower)
-    english = markers > 0 and markers >= sum(word in _NOT_ENGLISH for word in lower)
+    foreign = sum(word in _GERMAN or word in _OTHER for word in lower)
+    english = 0 < sum(word in _ENGLISH for word in lower) >= foreign
     numbers: list[Number] = []
     sequence: list[str] = []
     content: list[str] = []
@@ -167,11 +141,10 @@ def read(text: str) -> QuestionWords:
             continue
         if _CODE.fullmatch(tokens[at].raw):
             codes.add(word)
-        form = stem(word)
         if not english or word not in _UNORDERED:
-            sequence.append(form)
+            sequence.append(stem(word))
         if not english or word not in FUNCTION_WORDS:
-            content.append(form)
+            content.append(stem(word))
         at += 1
     return QuestionWords(
         english=english,
@@ -181,10 +154,8 @@ def read(text: str) -> QuestionWords:
         said=frozenset(lower) | frozenset(map(stem, lower)),
         numbers=tuple(numbers),
         codes=frozenset(codes),
-        quotations=quotations - {""},
-        names=_names(tokens) if english else frozenset(),
+        names=_names(tokens) if english or _GERMAN.isdisjoint(lower) else frozenset(),
         negations=_negations(lower),
-        opening=_opening(lower) if english else "",
         grammar=_grammar(lower) if english else {},
         passive=english and _is_passive(lower),
     )
@@ -219,7 +190,7 @@ def _tokens(text: str) -> Iterator[Token]:
     end = 0
     for match in _TOKEN.finditer(text):
         raw = match[0]
-        opens = end == 0 or any(mark in '.?!:;\n"(' for mark in text[end : match.start()])
+        opens = end == 0 or any(mark in '.?!:;\n"“(' for mark in text[end : match.start()])
         end = match.end()
         whole = len(raw) == 1 or raw[0].isdigit() or _CODE.fullmatch(raw) is not None
         parts = [raw] if whole else re.split(r"[.\-]", raw)
@@ -241,11 +212,9 @@ def _number_at(tokens: Sequence[Token], at: int) -> tuple[Number, int] | None:
         return Number(value, _UNITS[tokens[at].lower][0]), end - at
     if not tail and end < len(tokens) and tokens[end].lower in _AFTER_DIGITS:
         tail, end = tokens[end].lower, end + 1
-    if tail in _ORDINAL_ENDINGS:
-        return Number(value, "th"), end - at
     if tail in ("am", "pm"):
-        return _clock(value, tail), end - at
-    measure, size = _UNITS.get(tail, ("", 1.0))
+        return Number(value, tail), end - at
+    measure, size = ("th", 1.0) if tail in _ORDINAL_ENDINGS else _UNITS.get(tail, ("", 1.0))
     return Number(_scaled(value, size), measure), end - at
 
 
@@ -281,40 +250,35 @@ def _scaled(value: str, size: float) -> str:
         return value
 
 
-def _clock(value: str, half: str) -> Number:
-    found = re.fullmatch(r"(\d{1,2})(?::(\d{2}))?", value)
-    if found is None:
-        return Number(value, half)
-    return Number(str(60 * (int(found[1]) % 12 + 12 * (half == "pm")) + int(found[2] or 0)), "clock")
-
-
 def _date(tokens: Sequence[Token], at: int) -> Number | None:
     """A month or a day of the week; "may", "mar" and the like only beside a number."""
     raw, word, opens = tokens[at]
-    if word in _WEEKDAYS:
-        return Number(f"weekday {_WEEKDAYS[word]}", "date")
-    if word not in _MONTHS:
+    if word not in _CALENDAR:
         return None
+    kind, number = _CALENDAR[word]
     by_number = any(0 <= i < len(tokens) and tokens[i].raw[0].isdecimal() for i in (at - 1, at + 1))
     whole = len(word) > 3 and word not in ("march", "august")
-    if by_number or whole or (len(word) > 3 and raw[0].isupper() and not opens):
-        return Number(f"month {_MONTHS[word]}", "date")
+    if kind == "weekday" or by_number or whole or (len(word) > 3 and raw[0].isupper() and not opens):
+        return Number(f"{kind} {number}", "date")
     return None
 
 
 def _names(tokens: Sequence[Token]) -> frozenset[str]:
     """What is capitalised within a sentence, or has capitals within; nothing where titles or shouting have them."""
     words = [token for token in tokens if token.raw[0].isalpha()]
-    lowered = [token for token in words if token.raw[0].islower() and token.lower not in FUNCTION_WORDS]
+    lowered = any(token.raw[0].islower() and token.lower not in FUNCTION_WORDS for token in words)
     shouting = sum(token.raw.isupper() for token in words) > len(words) / 2
-    names = set()
-    for token in words:
-        inner = any(letter.isupper() for letter in token.raw[1:])
-        capital = token.raw[0].isupper() and not token.opens and (bool(lowered) or len(words) < 5)
-        calendar = token.lower in _WEEKDAYS or token.lower in _MONTHS
-        if (inner or capital) and not shouting and not calendar and token.lower not in FUNCTION_WORDS:
-            names.add(stem(token.lower))
-    return frozenset(names)
+    return frozenset(
+        stem(token.lower)
+        for token in words
+        if not shouting
+        and token.lower not in FUNCTION_WORDS
+        and token.lower not in _CALENDAR
+        and (
+            any(letter.isupper() for letter in token.raw[1:])
+            or (token.raw[0].isupper() and not token.opens and (lowered or len(words) < 5))
+        )
+    )
 
 
 def _negations(words: Sequence[str]) -> int:
@@ -324,31 +288,18 @@ def _negations(words: Sequence[str]) -> int:
     return count - asks - sum(pair == ("or", "not") for pair in pairwise(words))
 
 
-def _opening(words: Sequence[str]) -> str:
-    at = next((at for at, word in enumerate(words) if word in _ASKING), None)
-    if at is None or words[at] in ("what", "which"):
-        return ""
-    following = words[at + 1] if at + 1 < len(words) else ""
-    if words[at] == "how":
-        return "why" if following == "come" else f"how {following}" if following in _OF_HOW else ""
-    return "who" if words[at] in ("whom", "whose") else words[at]
-
-
 def _grammar(words: Sequence[str]) -> Mapping[str, frozenset[str]]:
     found: dict[str, set[str]] = {}
-    for word in words:
-        if word in _GRAMMAR:
-            kind, value = _GRAMMAR[word]
-            found.setdefault(kind, set()).add(value)
-    if any(pair in (("used", "to"), ("use", "to")) for pair in pairwise(words)):
-        found["tense"] = {"past"}
-    # "would he call her", "would she call him"
+    for kind, value in (_GRAMMAR[word] for word in words if word in _GRAMMAR):
+        found.setdefault(kind, set()).add(value)
     if "gender" in found:
+        # Who comes first: "would he call her", "would she call him".
         found["gender"] = {
             " ".join(_GRAMMAR[word][1] for word in words if _GRAMMAR.get(word, ("",))[0] == "gender")
         }
-    if "becoming" in words:
-        found["tense"] = {"becoming"}
+    # "is becoming" and "used to be" are no "is".
+    if "becoming" in words or ("used", "to") in pairwise(words):
+        found["tense"] = {"becoming" if "becoming" in words else "past"}
     return {kind: frozenset(values) for kind, values in found.items()}
 
 

@@ -91,9 +91,13 @@ Embed = Callable[[str], Vector | None]
 # What each guard finds in a question and a candidate, by name; None or nothing for one that finds nothing.
 Findings = Callable[[str, str], Mapping[str, str | None]]
 
-# Floors of the cosine, and thresholds of the score, that are tried.
+# Floors of the cosine, and thresholds of the score, that are tried; of a cosine the last ones tell questions apart.
 FLOORS = tuple(round(0.3 + step / 20, 2) for step in range(14))
-SCORES = (*(round(step / 100, 2) for step in range(2, 100)), 0.995, 0.999)
+SCORES = (
+    *(round(step / 100, 2) for step in range(2, 80)),
+    *(round(0.8 + step / 200, 3) for step in range(40)),
+    0.999,
+)
 
 
 @dataclass(frozen=True, slots=True)

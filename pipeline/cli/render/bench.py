@@ -19,7 +19,7 @@ from rich.text import Text
 from pipeline.bench.arrivals import Load
 from pipeline.bench.load import LoadRecords
 from pipeline.bench.result import BenchResult, Distribution, LevelResult
-from pipeline.bench.run import BenchOptions, Watcher, Workload
+from pipeline.bench.run import BenchOptions, BenchWorkload, Watcher
 from pipeline.bench.statistics import percentiles
 from pipeline.bench.subject import Subject
 from pipeline.bench.verdict import verdict, warnings
@@ -154,7 +154,7 @@ def bench_table(result: BenchResult, width: int) -> Group:
     )
 
 
-def bench_plan(subject: Subject, options: BenchOptions, workload: Workload) -> dict[str, Any]:
+def bench_plan(subject: Subject, options: BenchOptions, workload: BenchWorkload) -> dict[str, Any]:
     """Say what a benchmark would do.
 
     Args:
@@ -181,7 +181,7 @@ def bench_plan(subject: Subject, options: BenchOptions, workload: Workload) -> d
     }
 
 
-def _takes(options: BenchOptions, workload: Workload) -> str:
+def _takes(options: BenchOptions, workload: BenchWorkload) -> str:
     seconds = []
     for load in options.loads:
         bounds = [options.seconds]

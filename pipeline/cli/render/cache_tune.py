@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.cache.tuning.choosing import TunedSetting, by_category, weigh
 from pipeline.cache.tuning.measuring import SCORES, CountedShare, Measured, PairOutcome, Setting
 
-# Name of the regression of this package; a cross-encoder is named by its source.
+# Name of the cosine; a cross-encoder is named by its source.
 BUILT_IN = "built-in"
 _BAR = 24  # characters
 _ROWS = 12

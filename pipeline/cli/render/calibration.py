@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.bench.calibrate import BenchCalibration
 from pipeline.cli.render.speed import number, wrapped
-from pipeline.plan.performance.calibration import FIGURE_NAMES, FIGURES, Calibration, FigureErrors
+from pipeline.plan.performance.calibration import FIGURE_NAMES, FIGURES, FigureErrors, SpeedCalibration
 from pipeline.plan.performance.fit import FitRow
 
 _UNITS = {"memory": "GB/s", "cache": "GB/s", "arithmetic": "10^9/s", "attention": "10^9/s"}
@@ -87,7 +87,7 @@ def _row(row: FitRow) -> str:
     return f"  {row.load.label:<36} {name:<26} {number(row.measured):>9} {before:>8} {left:>11}"
 
 
-def _constants(made: Calibration) -> Iterator[str]:
+def _constants(made: SpeedCalibration) -> Iterator[str]:
     for name, value in made.constants.model_dump().items():
         if isinstance(value, bool) or (name in ("link", "exchange_us") and made.reach.gpus == 1):
             continue

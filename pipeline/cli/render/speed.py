@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from pipeline.plan.performance.accuracy import Estimate
-from pipeline.plan.performance.calibration import FIGURE_NAMES, FIGURES, Calibration
+from pipeline.plan.performance.calibration import FIGURE_NAMES, FIGURES, SpeedCalibration
 from pipeline.plan.performance.efficiency import fitted_constants
 from pipeline.plan.performance.forecast import Forecast
 from pipeline.plan.performance.service import LoadPoint
@@ -101,7 +101,7 @@ def basis(width: int, *, throughput: bool, first_token: bool) -> Iterator[str]:
     yield from wrapped(f"{text}. Not in it: network, tokenizer, prefixes that are reused.", width)
 
 
-def _calibrated(calibration: Calibration, width: int) -> Iterator[str]:
+def _calibrated(calibration: SpeedCalibration, width: int) -> Iterator[str]:
     """Where figures come from, with constants that were measured."""
     off = [
         f"{FIGURE_NAMES[name]} {found.left_out:.0%}"

@@ -37,9 +37,9 @@ class TrialLines:
     """Tells of each trial as it begins and ends, with the best so far."""
 
     def __init__(
-        self, space: SearchSpace, objectives: Sequence[Objective], trials: int, say: Callable[[str], None]
+        self, space: SearchSpace, objectives: Sequence[Objective], say: Callable[[str], None]
     ) -> None:
-        self._space, self._objectives, self._trials, self._say = space, objectives, trials, say
+        self._space, self._objectives, self._say = space, objectives, say
         self._records: dict[int, TrialRecord] = {}
 
     def begin(self, records: Sequence[TrialRecord]) -> None:

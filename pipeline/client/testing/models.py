@@ -23,7 +23,7 @@ _BLS_INPUTS = {
 _OWN_INPUTS = {
     "prompt_token_ids": "INT32*", "stop_token_ids": "INT32*", "include_stop_str_in_output": "BOOL",
     "skip_special_tokens": "BOOL", "logit_bias_token_ids": "INT32*", "logit_bias_values": "FP32*", "min_p": "FP32",
-    "return_prompt_log_probs": "INT32",
+    "return_prompt_log_probs": "INT32", "stop": "BOOL",
 }  # fmt: skip
 _OWN_OUTPUTS = {"prompt_log_probs": "FP32", "prompt_log_probs_ids": "INT32"}
 _BLS_OUTPUTS = {

@@ -15,7 +15,7 @@ from tritonclient.grpc import model_config_pb2 as config_pb
 from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.client.answer import PromptLogProbs
-from pipeline.client.request import PROMPT_LOG_PROBS, PROMPT_LOG_PROBS_IDS
+from pipeline.client.request import PROMPT_LOG_PROBS, PROMPT_LOG_PROBS_IDS, request_id_of
 from pipeline.client.tensors import decode_bytes, decode_numbers, encode, read_signature
 
 # With it, a client asks Triton to end a stream with the status of an error.
@@ -89,6 +89,7 @@ class Received:
         tensors: values of every input, flat: {"max_tokens": [64], "stream": [True], …}.
         headers: gRPC metadata.
         cancelled: set when the client leaves before the end.
+        stopped: set when the client asks for an early end, by a request with `stop`.
         finished: set when everything in the script has been sent.
     """
 
@@ -97,6 +98,7 @@ class Received:
     tensors: Mapping[str, list[Any]]
     headers: Mapping[str, str]
     cancelled: threading.Event = field(default_factory=threading.Event)
+    stopped: threading.Event = field(default_factory=threading.Event)
     finished: threading.Event = field(default_factory=threading.Event)
 
 
@@ -110,7 +112,12 @@ def read_request(request: pb.ModelInferRequest, headers: Mapping[str, str]) -> R
             if text
             else list(decode_numbers(tensor.datatype, raw))
         )
-    return Received(request_id=request.id, prompt=tensors["text_input"][0], tensors=tensors, headers=headers)
+    return Received(
+        request_id=request_id_of(request.id),
+        prompt=tensors["text_input"][0],
+        tensors=tensors,
+        headers=headers,
+    )
 
 
 def stream_reply(

@@ -68,6 +68,8 @@ class FakeServer:
             else self._server.add_insecure_port(address)
         )
         self.url = f"{host}:{self.port}"
+        # By the ids of their requests; the event ends the answer.
+        self._open: dict[str, tuple[Received, threading.Event]] = {}
 
     def __enter__(self) -> Self:
         self._server.start()
@@ -151,12 +153,21 @@ class FakeServer:
             yield pb.ModelStreamInferResponse(error_message=fault, infer_response=refused)
             return
         received = read_request(request, {entry.key: entry.value for entry in context.invocation_metadata()})
+        if received.tensors.get("stop") == [True]:
+            # As the real model does it: the answer of that id ends, and so does this stream.
+            if request.id in self._open:
+                answered, over = self._open[request.id]
+                answered.stopped.set()
+                over.set()
+            return
         left = threading.Event()
         context.add_callback(left.set)
         self.requests.append(received)
+        self._open[request.id] = received, left
         try:
             yield from stream_reply(self._choose(received), self.config, request, received, left, context)
         finally:
+            self._open.pop(request.id, None)
             if not received.finished.is_set():
                 received.cancelled.set()
 

@@ -24,8 +24,6 @@ from pipeline.sqlite_file import open_database
 
 _log = logging.getLogger("pipeline.gateway")
 
-TEMPORARY = ".tmp-"  # begins the name of a file that is being written
-
 _VERSION = 1
 _TABLES = """
 CREATE TABLE files (
@@ -97,7 +95,7 @@ class StorageFolder:
         with self.disk_errors():
             with self._lock:
                 self._database()
-            path = str(self.folder / "contents" / f"{TEMPORARY}{secrets.token_hex(8)}")
+            path = str(self.folder / "contents" / f".tmp-{secrets.token_hex(8)}")
             try:
                 with open(path, "x+b", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
                     yield file

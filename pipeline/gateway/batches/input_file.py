@@ -10,37 +10,51 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from pipeline.gateway.batches.objects import BatchFault, BatchLine
+from pipeline.gateway.errors import ApiError
+from pipeline.gateway.parsing import check_value_count
 
-MAX_REQUESTS = 50_000
+_MAX_REQUESTS = 50_000
+_MAX_LINES = 2 * _MAX_REQUESTS  # with empty ones
 _MAX_FAULTS = 100  # that are told
+_MAX_QUOTED = 64  # characters of the file in the message of a fault
 
 
 class InputFile:
     """The requests of a batch, one a line; lines without text are none. Safe to call from any thread."""
 
-    def __init__(self, path: Path) -> None:
-        """Find where each line begins.
+    def __init__(self, path: Path, max_line_bytes: int) -> None:
+        """Find where each line begins, as far as the file keeps its limits; `check` tells where it does not.
 
         Args:
             path: of the file.
+            max_line_bytes: of a line, with its end.
 
         Raises:
             OSError: it cannot be read.
         """
         self._file = path.open("rb", buffering=0)
         self._spans: list[tuple[int, int, int]] = []  # first byte, bytes, number of the line from 1
+        self._beyond: BatchFault | None = None  # the limit at which reading stopped
         with path.open("rb") as file:
-            at = 0
-            for number, line in enumerate(file, start=1):
+            at, number = 0, 1
+            while line := file.readline(max_line_bytes + 1):
+                if len(line) > max_line_bytes:
+                    text = f"The line has more than {max_line_bytes} bytes."
+                    self._beyond = BatchFault(code="line_too_large", message=text, line=number)
+                    break
                 if not line.isspace():
                     self._spans.append((at, len(line), number))
-                at += len(line)
+                if len(self._spans) > _MAX_REQUESTS or number > _MAX_LINES:
+                    text = f"A batch has at most {_MAX_REQUESTS} requests, and its file {_MAX_LINES} lines."
+                    self._beyond = BatchFault(code="too_many_requests", message=text)
+                    break
+                at, number = at + len(line), number + 1
 
     def __len__(self) -> int:
         return len(self._spans)
 
     def read(self, index: int) -> BatchLine:
-        """Return a request that `faults` has found right.
+        """Return a request that `check` has found right.
 
         Args:
             index: from 0.
@@ -62,17 +76,20 @@ class InputFile:
         Returns:
             The model that all requests name, and what is wrong, the first hundred faults of it.
         """
-        faults: list[BatchFault] = []
+        if self._beyond is not None:
+            return None, [self._beyond]
         if not self._spans:
-            faults.append(BatchFault(code="empty_file", message="The file has no requests."))
-        if len(self) > MAX_REQUESTS:
-            text = f"The file has {len(self)} requests; a batch has at most {MAX_REQUESTS}."
-            return None, [BatchFault(code="too_many_requests", message=text)]
+            return None, [BatchFault(code="empty_file", message="The file has no requests.")]
+        faults: list[BatchFault] = []
         seen: dict[str, int] = {}
         model: str | None = None
         for at, size, number in self._spans:
+            text = os.pread(self._file.fileno(), size, at)
             try:
-                line = BatchLine.model_validate_json(os.pread(self._file.fileno(), size, at))
+                check_value_count(text)
+                line = BatchLine.model_validate_json(text)
+            except ApiError as error:
+                faults.append(BatchFault(code="invalid_request", message=error.message, line=number))
             except ValidationError as error:
                 faults += _faults_of_form(error, number)
             else:
@@ -80,9 +97,9 @@ class InputFile:
                 model = model or (named if isinstance(named, str) else None)
                 faults += self._faults_of(line, number, endpoint, model, models)
                 if (first := seen.setdefault(line.custom_id, number)) != number:
-                    text = f"The custom_id {line.custom_id!r} is that of line {first}, too."
+                    told = f"The custom_id {line.custom_id!r} is that of line {first}, too."
                     faults.append(
-                        BatchFault(code="duplicate_custom_id", message=text, line=number, param="custom_id")
+                        BatchFault(code="duplicate_custom_id", message=told, line=number, param="custom_id")
                     )
             if len(faults) >= _MAX_FAULTS:
                 break
@@ -95,25 +112,29 @@ class InputFile:
     ) -> Iterator[BatchFault]:
         named = line.body.get("model")
         if line.url != endpoint:
-            text = f"The url {line.url!r} is not the endpoint of the batch, {endpoint}."
+            text = f"The url {_quoted(line.url)} is not the endpoint of the batch, {endpoint}."
             yield BatchFault(code="mismatched_endpoint", message=text, line=number, param="url")
         if not isinstance(named, str):
             text = "body.model must be the name of a model."
             yield BatchFault(code="invalid_request", message=text, line=number, param="body.model")
         elif named != model:
-            text = f"The model {named!r} is not that of the first request, {model!r}: a batch has one."
+            text = f"The model {_quoted(named)} is not that of the first request, {_quoted(model)}: a batch has one."
             yield BatchFault(code="mismatched_model", message=text, line=number, param="body.model")
         elif named not in models:
-            text = f"The model {named!r} does not exist; there are: {', '.join(models)}."
+            text = f"The model {_quoted(named)} does not exist; there are: {', '.join(models)}."
             yield BatchFault(code="model_not_found", message=text, line=number, param="body.model")
         if line.body.get("stream"):
             text = "No answer of a batch is streamed: leave out body.stream."
             yield BatchFault(code="invalid_request", message=text, line=number, param="body.stream")
 
 
+def _quoted(text: str | None) -> str:
+    return repr(text if text is None else text[:_MAX_QUOTED])
+
+
 def _faults_of_form(error: ValidationError, number: int) -> Iterator[BatchFault]:
     for fault in error.errors(include_url=False, include_input=False):
-        place = ".".join(map(str, fault["loc"]))
+        place = ".".join(map(str, fault["loc"]))[:_MAX_QUOTED]
         kind = "invalid_json_line" if fault["type"] == "json_invalid" else "invalid_request"
         text = f"{place}: {fault['msg']}" if place else fault["msg"]
         yield BatchFault(code=kind, message=text, line=number, param=place or None)

@@ -33,6 +33,7 @@ _SWEEP_S = 3600.0
 _RETRY_S = 5.0  # after a disk, or a model, could not be used
 _BATCHES_OF_TENANT = 2  # that are run at once
 _CHUNK = 256  # answers in one transaction
+_ENVELOPE_BYTES = 8 * 1024  # of a line besides the body of its request
 # Statuses of answers that say that the request may be asked again later.
 _LATER = (429, 503)
 _NOT_ASKED = "This request could not be executed before the completion window expired."
@@ -139,7 +140,8 @@ class BatchRunner:
         """Bring a batch that this process holds to its end."""
         storage = self._storage
         path = await asyncio.to_thread(storage.content, tenant, batch.input_file_id)
-        input_file = await asyncio.to_thread(InputFile, path)
+        max_line_bytes = self._context.max_body_bytes + _ENVELOPE_BYTES
+        input_file = await asyncio.to_thread(InputFile, path, max_line_bytes)
         try:
             if batch.status == "validating":
                 names = self._context.model_names()

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pipeline.gateway.batches.folder import TEMPORARY, StorageFolder
+from pipeline.gateway.batches.folder import StorageFolder
 from pipeline.gateway.batches.objects import (
     FINAL,
     BatchFaults,
@@ -30,7 +30,7 @@ from pipeline.gateway.batches.objects import (
 )
 from pipeline.gateway.errors import ApiError
 
-_ABANDONED_S = 24 * 3600.0  # age of a temporary file that no process writes any more
+_ABANDONED_S = 24 * 3600.0  # age of a file without a row that no process writes any more
 _KEPT_S = 30 * 24 * 3600  # input files, and batches that are over
 
 
@@ -41,12 +41,16 @@ class StorageLimits:
     Attributes:
         file_bytes: of one file that is uploaded.
         tenant_bytes: of all files of one tenant. What its batches end in is kept even beyond that, and counts.
+        tenant_files: files of one tenant, those that its batches end in included.
         unfinished: batches of one tenant that are not over.
+        finished: batches of one tenant that are over; of more, the oldest are forgotten.
     """
 
     file_bytes: int = 200 * 2**20
     tenant_bytes: int = 4 * 2**30
+    tenant_files: int = 100_000
     unfinished: int = 100
+    finished: int = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,7 @@ class BatchStorage(StorageFolder):
             expires_s: seconds for which it is kept; None: 30 days.
 
         Raises:
-            ApiError: 413, if the tenant has too many bytes; 507, if the disk is full.
+            ApiError: 413, if the tenant has too many files or bytes; 507, if the disk is full.
         """
         size = content.seek(0, os.SEEK_END)
         now = int(time.time())
@@ -95,15 +99,7 @@ class BatchStorage(StorageFolder):
             self.publish(content, made.id)
             try:
                 with self.transaction() as database:
-                    kept = database.execute(
-                        "SELECT coalesce(sum(bytes), 0) FROM files WHERE tenant = ?", (tenant,)
-                    ).fetchone()[0]
-                    if kept + size > self.limits.tenant_bytes:
-                        text = (
-                            f"Your files have {kept} bytes; with this one they would have more than "
-                            f"{self.limits.tenant_bytes}: delete some"
-                        )
-                        raise ApiError(413, text, code="storage_limit")
+                    self._check_room(database, tenant, size)
                     _insert_file(database, tenant, made)
             except BaseException:
                 self.content_path(made.id).unlink(missing_ok=True)
@@ -164,10 +160,12 @@ class BatchStorage(StorageFolder):
             output_expires_s: seconds for which the files that it ends in are kept; None: until they are deleted.
 
         Raises:
-            ApiError: 404, if its input file does not exist; 429, if too many batches of the tenant are not over.
+            ApiError: 404, if its input file does not exist; 413, if the tenant's files leave no room for those that
+                it will end in; 429, if too many batches of the tenant are not over.
         """
         self.file(tenant, batch.input_file_id)
         with self.transaction() as database:
+            self._check_room(database, tenant, 1)
             count = database.execute(
                 f"SELECT count(*) FROM batches WHERE tenant = ? AND {_UNFINISHED}", (tenant,)
             ).fetchone()[0]
@@ -177,6 +175,11 @@ class BatchStorage(StorageFolder):
             database.execute(
                 "INSERT INTO batches (id, tenant, status, output_expires_s, object) VALUES (?, ?, ?, ?, ?)",
                 (batch.id, tenant, batch.status, output_expires_s, batch.model_dump_json()),
+            )
+            database.execute(
+                f"DELETE FROM batches WHERE n IN (SELECT n FROM batches WHERE tenant = ? AND NOT {_UNFINISHED}"
+                " ORDER BY n DESC LIMIT -1 OFFSET ?)",
+                (tenant, self.limits.finished),
             )
         return batch
 
@@ -304,10 +307,27 @@ class BatchStorage(StorageFolder):
             database.execute(f"DELETE FROM batches WHERE {ended}", (int(now) - _KEPT_S,))
         for id in expired:
             self.content_path(id).unlink(missing_ok=True)
-        for path in (self.folder / "contents").glob(f"{TEMPORARY}*"):
+        # Read before the folder is: a file is published before it is known.
+        known = {row[0] for row in self.read("SELECT id FROM files")}
+        for path in (self.folder / "contents").iterdir():
             with suppress(FileNotFoundError):
-                if now - path.stat().st_mtime > _ABANDONED_S:
+                if path.name not in known and now - path.stat().st_mtime > _ABANDONED_S:
                     path.unlink()
+
+    def _check_room(self, database: sqlite3.Connection, tenant: str, size: int) -> None:
+        """Refuse a file of `size` bytes if a tenant has too many files or bytes already."""
+        files, kept = database.execute(
+            "SELECT count(*), coalesce(sum(bytes), 0) FROM files WHERE tenant = ?", (tenant,)
+        ).fetchone()
+        limits = self.limits
+        if kept + size > limits.tenant_bytes:
+            text = (
+                f"Your files have {kept} bytes; with this one they would have more than "
+                f"{limits.tenant_bytes}: delete some"
+            )
+            raise ApiError(413, text, code="storage_limit")
+        if files >= limits.tenant_files:
+            raise ApiError(413, f"You have {files} files: delete some", code="storage_limit")
 
     def _answers(self, id: str, failed: bool) -> Iterator[str]:
         """Lines in the order of the input file, read in parts: all of them may be large."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,12 +17,15 @@ from starlette.types import Message
 
 from pipeline.gateway.batches.objects import ExpiresAfter, FileDeleted, FileObject, Page
 from pipeline.gateway.batches.storage import BatchStorage
+from pipeline.gateway.context import GatewayContext
 from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily, json_answer
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.parsing import validate_request
 
 _FORM_BYTES = 64 * 1024  # of a form besides its file
+_UPLOADS_OF_TENANT = 4  # at once: each takes room on the disk before it is known whether it may be kept
+_MAX_NAME = 255  # characters of a file's name
 
 
 class FileQuery(BaseModel):
@@ -42,6 +47,10 @@ class FileForm(BaseModel):
 
 class FileEndpoints(EndpointFamily):
     """Files."""
+
+    def __init__(self, context: GatewayContext) -> None:
+        super().__init__(context)
+        self._uploads: Counter[str] = Counter()  # under way, by tenant
 
     def endpoints(self) -> Sequence[ApiEndpoint]:
         if self.context.batches is None:
@@ -65,14 +74,27 @@ class FileEndpoints(EndpointFamily):
     async def _upload(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
         limited = _limited(request, self._storage.limits.file_bytes)
-        with self._storage.disk_errors():
+        with self._storage.disk_errors(), self._uploading(tenant):
             async with limited.form(max_files=1, max_fields=8) as form:
                 fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
                 parsed, upload = validate_request(FileForm, _nested(fields)), form.get("file")
                 if not isinstance(upload, UploadFile):
                     raise ApiError(400, "file: is missing", param="file")
+                if len(upload.filename or "") > _MAX_NAME:
+                    raise ApiError(400, f"file: its name has more than {_MAX_NAME} characters", param="file")
                 made = await asyncio.to_thread(self._keep, tenant, upload, parsed)
         return json_answer(made)
+
+    @contextmanager
+    def _uploading(self, tenant: Tenant) -> Iterator[None]:
+        if self._uploads[tenant.name] >= _UPLOADS_OF_TENANT:
+            text = f"{_UPLOADS_OF_TENANT} files of yours are being uploaded; wait for one"
+            raise ApiError(429, text, code="upload_limit", retry_after_s=1)
+        self._uploads[tenant.name] += 1
+        try:
+            yield
+        finally:
+            self._uploads[tenant.name] -= 1
 
     def _keep(self, tenant: Tenant, upload: UploadFile, form: FileForm) -> FileObject:
         expires_s = None if form.expires_after is None else form.expires_after.seconds
@@ -144,7 +166,10 @@ def _nested(fields: dict[str, str]) -> dict[str, Any]:
     for name, value in fields.items():
         outer, bracket, inner = name.partition("[")
         if bracket and inner.endswith("]"):
-            nested.setdefault(outer, {})[inner[:-1]] = value
+            members = nested.setdefault(outer, {})
+            if not isinstance(members, dict):
+                raise ApiError(400, f"{outer[:64]}: is given as a text and as an object", param=outer)
+            members[inner[:-1]] = value
         else:
             nested[name] = value
     return nested

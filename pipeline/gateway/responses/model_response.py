@@ -27,7 +27,7 @@ from pipeline.gateway.generation import Generation
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.responses.input_items import Item, item_id, read_items, response_of_item, to_messages
 from pipeline.gateway.responses.request import ResponseRequest
-from pipeline.gateway.responses.stored_responses import Conversation, StoredResponse, StoredResponses
+from pipeline.gateway.responses.stored_responses import StoredConversation, StoredResponse, StoredResponses
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.sse import encode_event, encode_json, encode_text
 from pipeline.gateway.traces import Span
@@ -144,11 +144,11 @@ class ModelResponse:
         failed = self._event("error", **fields, **error.body(request_id))
         return failed + self._response_event("failed", response)
 
-    def _conversation(self, most_bytes: int) -> Conversation:
+    def _conversation(self, most_bytes: int) -> StoredConversation:
         """What the request continues."""
         id = self._request.previous_response_id
         if id is None:
-            return Conversation(())
+            return StoredConversation(())
         if not self._memory.enabled:
             text = (
                 "previous_response_id: this server keeps no responses; send the whole conversation as input"
@@ -163,7 +163,7 @@ class ModelResponse:
             raise ApiError(400, text, param="previous_response_id", code="context_length_exceeded")
         if not found.complete:
             # The results of calls stand after the calls.
-            return Conversation(list(dropwhile(lambda item: item.get("role") != "user", found.items)))
+            return StoredConversation(list(dropwhile(lambda item: item.get("role") != "user", found.items)))
         return found
 
     def _steps(self, chunk: Chunk) -> Iterator[ItemStep]:

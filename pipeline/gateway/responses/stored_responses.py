@@ -28,9 +28,11 @@ CREATE TABLE responses (
     tenant TEXT NOT NULL, id TEXT NOT NULL, previous TEXT, response BLOB NOT NULL, input BLOB NOT NULL,
     size INTEGER NOT NULL, used REAL NOT NULL, UNIQUE (tenant, id)
 );
-CREATE INDEX responses_used ON responses (tenant, used, size);
+CREATE INDEX responses_of ON responses (tenant, used, size);
+CREATE INDEX responses_used ON responses (used);
 """
-_FORGET_OLD = "DELETE FROM responses WHERE tenant = ? AND used < ?"
+# Of all tenants: one that asks no more is forgotten, too.
+_FORGET_OLD = "DELETE FROM responses WHERE used < ?"
 _TOTAL = "SELECT count(*), coalesce(sum(size), 0) FROM responses WHERE tenant = ?"
 _FORGET_LONGEST_UNUSED = """
 DELETE FROM responses WHERE rowid =
@@ -85,7 +87,7 @@ class StoredResponse(NamedTuple):
         return [*json.loads(self.input), *json.loads(self.response)["output"]]
 
 
-class Conversation(NamedTuple):
+class StoredConversation(NamedTuple):
     """What came before a response.
 
     Attributes:
@@ -139,6 +141,7 @@ class StoredResponses:
         # One transaction: two processes that count at once would both forget for the same one.
         with self._lock, self._database:
             self._database.execute("BEGIN IMMEDIATE")
+            self._forget_old()
             self._database.execute(
                 "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", (tenant, id, *values)
             )
@@ -148,7 +151,7 @@ class StoredResponses:
     def get(self, tenant: str, id: str) -> StoredResponse | None:
         """Return a response of a tenant; None if there is none, or none any more."""
         with self._lock:
-            self._forget_old(tenant)
+            self._forget_old()
             row = self._database.execute(
                 "SELECT response, input, previous FROM responses WHERE tenant = ? AND id = ?", (tenant, id)
             ).fetchone()
@@ -157,7 +160,7 @@ class StoredResponses:
     def delete(self, tenant: str, id: str) -> bool:
         """Forget a response, and return whether there was one. What continues it cannot be continued any more."""
         with self._lock:
-            self._forget_old(tenant)
+            self._forget_old()
             deleted = "DELETE FROM responses WHERE tenant = ? AND id = ?"
             return self._database.execute(deleted, (tenant, id)).rowcount > 0
 
@@ -166,7 +169,9 @@ class StoredResponses:
         with self._lock:
             return sum(size for _, size in self._chain(tenant, id))
 
-    def conversation(self, tenant: str, id: str, *, most_items: int, most_bytes: int) -> Conversation | None:
+    def conversation(
+        self, tenant: str, id: str, *, most_items: int, most_bytes: int
+    ) -> StoredConversation | None:
         """Return the conversation up to a response, and count all of it as used.
 
         Args:
@@ -196,7 +201,7 @@ class StoredResponses:
                 break
             turns.append(turn)
         items = [item for turn in reversed(turns) for item in turn]
-        return Conversation(items, complete=len(turns) == len(chain))
+        return StoredConversation(items, complete=len(turns) == len(chain))
 
     def close(self) -> None:
         """Forget everything, unless other processes have it, too."""
@@ -204,7 +209,7 @@ class StoredResponses:
 
     def _chain(self, tenant: str, id: str) -> list[tuple[int, int]]:
         """Row and size of a response and of all before it, the newest first; none if one is missing."""
-        self._forget_old(tenant)
+        self._forget_old()
         chain = self._database.execute(_CHAIN, {"tenant": tenant, "id": id}).fetchall()
         whole = bool(chain) and chain[-1][1] is None
         return [(row, size) for row, _, size in chain] if whole else []
@@ -212,5 +217,5 @@ class StoredResponses:
     def _is_too_much(self, count: int, size: int) -> bool:
         return count > self._limits.count or size > self._limits.bytes
 
-    def _forget_old(self, tenant: str) -> None:
-        self._database.execute(_FORGET_OLD, (tenant, self._clock() - self._limits.age_s))
+    def _forget_old(self) -> None:
+        self._database.execute(_FORGET_OLD, (self._clock() - self._limits.age_s,))

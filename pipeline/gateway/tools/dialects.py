@@ -103,7 +103,7 @@ def _parse_object(text: str) -> ParsedCall | None:
     """A complete object, its keys in any order; also as OpenAI writes it, {"type", "function": {…}}."""
     try:
         call = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     call = call["function"] if isinstance(call.get("function"), dict) else call
     name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
@@ -126,11 +126,17 @@ def _parse_xml(text: str, tools: Mapping[str, Any]) -> ParsedCall | Incomplete |
     if call is None:
         return Incomplete()
     name = call[1].strip()
-    types = tools.get(name, {}).get("parameters", {}).get("properties", {})
+    schemas = _members(_members(tools.get(name), "parameters"), "properties")
     arguments = {
-        key.strip(): _typed(value, types.get(key.strip())) for key, value in _PARAMETER.findall(call[2])
+        key.strip(): _typed(value, schemas.get(key.strip())) for key, value in _PARAMETER.findall(call[2])
     }
     return ParsedCall(name, call.end(), json.dumps(arguments, ensure_ascii=False))
+
+
+def _members(schema: Any, key: str) -> Mapping[str, Any]:
+    """The object under a key of a JSON schema, which a client may have written in any form."""
+    found = schema.get(key) if isinstance(schema, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
 def _typed(text: str, schema: Any) -> Any:
@@ -139,7 +145,7 @@ def _typed(text: str, schema: Any) -> Any:
         return text
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

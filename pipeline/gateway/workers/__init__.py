@@ -3,8 +3,8 @@
 The parent (`pool.WorkerPool`) holds the listening sockets, which all workers accept connections on, and starts again
 what dies or hangs. Its `coordinator.Coordinator` has what there is once, whatever the number of workers: the queue of
 each model, with the places of its engine, and the probes of its servers. A worker is an ordinary gateway whose models
-have a `worker.LeasedQueue` and a `worker.SharedReadiness`: it asks the parent for a place over a socket (`link.Link`,
-one exchange of messages a request), and hears from it whether servers are well.
+have a `worker.LeasedQueue` and a `worker.SharedReadiness`: it asks the parent for a place over a socket
+(`link.WorkerLink`, one exchange of messages a request), and hears from it whether servers are well.
 
 Limits of tenants are numbers in memory that all workers map (`shared_usage`). Counters and histograms are files that
 all workers map, too (`prometheus_client.values.MultiProcessValue`); a worker that takes the place of another goes on

@@ -20,7 +20,7 @@ from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.model_status import GatewayStatus, ModelStatus
 from pipeline.gateway.readiness import Readiness
-from pipeline.gateway.workers.link import Link, LinkMessage
+from pipeline.gateway.workers.link import LinkMessage, WorkerLink
 
 _REMEMBERED = 10_000  # requests that the cache answered
 
@@ -47,7 +47,7 @@ class Coordinator:
         self._hits: OrderedDict[tuple[str, str], Any] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
 
-    def attach(self, number: int, link: Link) -> None:
+    def attach(self, number: int, link: WorkerLink) -> None:
         """Take a worker in.
 
         Args:
@@ -241,7 +241,7 @@ class Coordinator:
 class _Member:
     """A worker: the link to it, whether it listens, its leases, and its last report."""
 
-    link: Link
+    link: WorkerLink
     listens: bool = False
     leases: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     models: dict[str, ModelStatus] = field(default_factory=dict)
@@ -254,7 +254,7 @@ class _WatchedPackage:
 
     def __init__(self, coordinator: Coordinator, key: str, model: str, slots: int) -> None:
         self.key, self.model, self.slots = key, model, slots
-        self.holders: dict[int, Link] = {}
+        self.holders: dict[int, WorkerLink] = {}
         # Workers whose new requests go to it.
         self.active: set[int] = set()
         # Worker -> why it counts the model as not ready; empty if it does not.
@@ -293,7 +293,7 @@ class _WatchedPackage:
         for one in self._client.endpoints:
             one.last_chunk_at = max(one.last_chunk_at, chunks.get(one.url, one.last_chunk_at))
 
-    def tell(self, link: Link) -> None:
+    def tell(self, link: WorkerLink) -> None:
         """Tell a worker which servers there are, and how they are."""
         link.send(
             "readiness",

@@ -14,7 +14,7 @@ LinkMessage = Mapping[str, Any]
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
-class Link(asyncio.Protocol):
+class WorkerLink(asyncio.Protocol):
     """One end of the socket pair. Messages arrive in the order in which they were sent."""
 
     def __init__(self, receive: Callable[[LinkMessage], None], lost: Callable[[], None]) -> None:
@@ -30,7 +30,7 @@ class Link(asyncio.Protocol):
     @classmethod
     async def over(
         cls, end: socket, receive: Callable[[LinkMessage], None], lost: Callable[[], None]
-    ) -> Link:
+    ) -> WorkerLink:
         """Open a link on one end of a socket pair, in the running event loop."""
         end.setblocking(False)
         _, link = await asyncio.get_running_loop().create_connection(lambda: cls(receive, lost), sock=end)

@@ -26,7 +26,7 @@ import uvloop
 from pipeline.errors import ServerError
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.workers.coordinator import Coordinator
-from pipeline.gateway.workers.link import Link, LinkMessage
+from pipeline.gateway.workers.link import LinkMessage, WorkerLink
 from pipeline.gateway.workers.shared_usage import SharedUsage
 from pipeline.gateway.workers.worker import REPORT_S, WorkerPlace
 from pipeline.process_state import ProcessPulse, ProcessStat, exit_reason
@@ -163,7 +163,7 @@ class WorkerPool:
                 start_new_session=True,
             )
         worker = self._running[number] = _WorkerProcess(process, ProcessPulse(process.pid))
-        link = await Link.over(ours, partial(self._receive, number, worker), lambda: None)
+        link = await WorkerLink.over(ours, partial(self._receive, number, worker), lambda: None)
         self._coordinator.attach(number, link)
         if self._stopping.is_set():
             self._signal(worker, signal.SIGTERM)

@@ -22,7 +22,7 @@ from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.model_status import GatewayStatus, ModelStatus
 from pipeline.gateway.served_model import ServedModel
-from pipeline.gateway.workers.link import Link, LinkMessage
+from pipeline.gateway.workers.link import LinkMessage, WorkerLink
 
 REPORT_S = 0.5
 # The parent answers at once. It does not while it is stopped, and then it is started again with all its workers.
@@ -68,7 +68,7 @@ class GatewayWorker:
         """
         self.place = place
         self.hits: CacheHits = _SharedHits(self)
-        self._link: Link | None = None
+        self._link: WorkerLink | None = None
         self._numbers = count()
         self._leases: dict[int, asyncio.Future[None]] = {}
         self._blocks: dict[int, PreemptibleBlock] = {}  # by number of the lease
@@ -84,7 +84,7 @@ class GatewayWorker:
             report: describes the models of this process.
         """
         self._report = report
-        self._link = await Link.over(socket(fileno=self.place.link), self._receive, self._lose)
+        self._link = await WorkerLink.over(socket(fileno=self.place.link), self._receive, self._lose)
         self._reporting = asyncio.create_task(self._keep_reporting())
 
     async def aclose(self) -> None:

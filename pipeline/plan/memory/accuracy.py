@@ -5,7 +5,6 @@ The model takes its constants from elsewhere (`contracts/data/engine_memory.yaml
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -51,10 +50,9 @@ class MeasurementErrors:
         return max(abs(figure.error) for figure in self.figures)
 
 
-def capacity_accuracy(points: Sequence[CapacityPoint] | None = None) -> MeasurementErrors:
-    """Compare how many sequences a KV cache holds; by default at all published points."""
-    chosen = capacity_points() if points is None else points
-    return MeasurementErrors(tuple(_capacity(point) for point in chosen))
+def capacity_accuracy() -> MeasurementErrors:
+    """Compare how many sequences a KV cache holds, at all published points."""
+    return MeasurementErrors(tuple(_capacity(point) for point in capacity_points()))
 
 
 def load_log_accuracy() -> MeasurementErrors:

@@ -48,7 +48,7 @@ def weight_bytes(model: ModelSpec, stage: int = 0) -> int:
     return sum(line.bytes for line in weight_lines(model, stage))
 
 
-def mxfp4_padding(model: ModelSpec, stage: int = 0) -> int:
+def mxfp4_padding(model: ModelSpec) -> int:
     """Bytes that experts in MXFP4 may take besides, where kernels round their sizes up; 0 for other formats."""
     if model.format != "mxfp4":
         return 0
@@ -59,8 +59,7 @@ def mxfp4_padding(model: ModelSpec, stage: int = 0) -> int:
     )
     padded = replace(model, sizes=replace(model.sizes, hidden=hidden, intermediate=inner))
     experts = [
-        sum(_bytes(tensor, one) for tensor in _held(one, stage) if tensor.is_expert)
-        for one in (padded, model)
+        sum(_bytes(tensor, one) for tensor in _held(one, 0) if tensor.is_expert) for one in (padded, model)
     ]
     return experts[0] - experts[1]
 
@@ -114,30 +113,7 @@ def _formula(model: ModelSpec, kind: str) -> str:
 
 def kv_token_bytes(model: ModelSpec, stage: int = 0) -> int:
     """Bytes of one token's keys and values, in all layers of a stage, on one rank."""
-    return _token_bytes(model, len(stage_layers(model, stage)))
-
-
-def kv_sequence_bytes(model: ModelSpec, tokens: int, stage: int = 0) -> int:
-    """Bytes of a sequence, if layers with a window kept only what they see (`max_attention_window`, which is not
-    set).
-    """
-    windows, layers = model.sizes.windows, stage_layers(model, stage)
-    one = _token_bytes(model, 1)
-    return sum(one * min(tokens, (windows[layer] if windows else 0) or tokens) for layer in layers)
-
-
-def kv_formula(model: ModelSpec) -> str:
-    """Write how a token's bytes are counted: "2 * 32 layers * 8 KV heads * 128 of fp8"."""
-    sizes, ways = model.sizes, model.split.tensor
-    layers = len(stage_layers(model, 0))
-    if sizes.latent is not None:
-        return f"{layers} layers * ({sizes.latent.kv_rank} + {sizes.latent.rope}) of {model.kv_cache}"
-    heads = f"ceil({sizes.kv_heads} / {ways})" if ways > 1 else str(sizes.kv_heads)
-    return f"2 * {layers} layers * {heads} KV heads * {sizes.head_dim} of {model.kv_cache}"
-
-
-def _token_bytes(model: ModelSpec, layers: int) -> int:
-    sizes = model.sizes
+    sizes, layers = model.sizes, len(stage_layers(model, stage))
     if sizes.latent is not None:
         return engine_memory.latent_bytes_per_token(
             layers=layers, rank=sizes.latent.kv_rank, rope=sizes.latent.rope, kv_cache=model.kv_cache
@@ -149,3 +125,13 @@ def _token_bytes(model: ModelSpec, layers: int) -> int:
         kv_cache=model.kv_cache,
         tensor_parallel=model.split.tensor,
     )
+
+
+def kv_formula(model: ModelSpec) -> str:
+    """Write how a token's bytes are counted: "2 * 32 layers * 8 KV heads * 128 of fp8"."""
+    sizes, ways = model.sizes, model.split.tensor
+    layers = len(stage_layers(model, 0))
+    if sizes.latent is not None:
+        return f"{layers} layers * ({sizes.latent.kv_rank} + {sizes.latent.rope}) of {model.kv_cache}"
+    heads = f"ceil({sizes.kv_heads} / {ways})" if ways > 1 else str(sizes.kv_heads)
+    return f"2 * {layers} layers * {heads} KV heads * {sizes.head_dim} of {model.kv_cache}"

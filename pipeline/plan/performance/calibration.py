@@ -160,7 +160,7 @@ class CalibrationReach(_Section):
     output_tokens: tuple[int, int]
 
 
-class Calibration(_Section):
+class SpeedCalibration(_Section):
     """Constants of one device and runtime, how they were found, and how far they are off."""
 
     schema_version: Literal["pipeline.calibration/1"] = Field(
@@ -257,7 +257,7 @@ class Calibration(_Section):
 def deployment_model(
     spec: DeploymentSpec,
     track: Track | None,
-    calibration: Calibration | None,
+    calibration: SpeedCalibration | None,
     *,
     chunked: bool = True,
     draft_tokens: int = 0,
@@ -283,7 +283,9 @@ def deployment_model(
     return DeploymentModel(spec, rates, constants, chunked, draft_tokens)
 
 
-def recipe_model(recipe: Recipe, spec: DeploymentSpec, calibration: Calibration | None) -> DeploymentModel:
+def recipe_model(
+    recipe: Recipe, spec: DeploymentSpec, calibration: SpeedCalibration | None
+) -> DeploymentModel:
     """Do so for a recipe; see `deployment_model`."""
     return deployment_model(
         spec,

@@ -20,11 +20,11 @@ import numpy.typing as npt
 from pipeline.plan.performance.calibration import (
     FIGURES,
     CalibratedConstants,
-    Calibration,
     CalibrationReach,
     Figure,
     FigureErrors,
     MeasuredLoad,
+    SpeedCalibration,
     error_interval,
     median_error,
 )
@@ -64,7 +64,7 @@ class FitRow:
 class CalibrationFit:
     """Constants that were fitted, and how they do load by load."""
 
-    calibration: Calibration
+    calibration: SpeedCalibration
     rows: tuple[FitRow, ...]
 
 
@@ -101,7 +101,7 @@ def fit_calibration(
             model, load, model.constants if model.spec.is_gpu else None, constants, others[_alike(load)]
         )
     )
-    calibration = Calibration(
+    calibration = SpeedCalibration(
         **about,
         constants=CalibratedConstants.of(constants),
         undetermined=tuple(

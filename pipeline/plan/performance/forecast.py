@@ -22,7 +22,7 @@ from pipeline.plan.performance.accuracy import (
     rate_estimate,
     unchecked,
 )
-from pipeline.plan.performance.calibration import Calibration, deployment_model, model_name
+from pipeline.plan.performance.calibration import SpeedCalibration, deployment_model, model_name
 from pipeline.plan.performance.engine import EngineSpeed, SpeculativeEngine, best_length
 from pipeline.plan.performance.service import Cost, LoadLimit, LoadPoint, token_cost
 from pipeline.plan.performance.workload import Workload
@@ -70,7 +70,7 @@ class Forecast:
     unchecked: tuple[str, ...] = ()
     unchecked_first: tuple[str, ...] = ()
     gpu_hour: float | None = None  # price of one GPU
-    calibration: Calibration | None = None  # whose constants it has; None: those of published figures
+    calibration: SpeedCalibration | None = None  # whose constants it has; None: those of published figures
 
     @property
     def source(self) -> str:
@@ -116,7 +116,7 @@ class Forecast:
             *((UNDER_LOAD,) if self.concurrency > 1 else ()),
         )
 
-    def _beyond_calibration(self, calibration: Calibration) -> Iterator[str]:
+    def _beyond_calibration(self, calibration: SpeedCalibration) -> Iterator[str]:
         if self.unchecked:
             yield f"how far it is off is not known: the calibration has not measured {', '.join(self.unchecked)}"
         if calibration.undetermined:
@@ -216,7 +216,7 @@ def forecast(
     chunked: bool = True,
     sequences: int | None = None,
     gpu_hour: float | None = None,
-    calibration: Calibration | None = None,
+    calibration: SpeedCalibration | None = None,
     source: str = "",
 ) -> Forecast | None:
     """Forecast a deployment; None if not even one request of the workload fits.
@@ -289,7 +289,7 @@ def forecast_recipe(
     output_tokens: int | None = None,
     sequences: int | None = None,
     gpu_hour: float | None = None,
-    calibration: Calibration | None = None,
+    calibration: SpeedCalibration | None = None,
 ) -> Forecast | None:
     """Forecast a recipe at its longest prompts and answers, or at those given.
 

@@ -1,7 +1,7 @@
 """Limits of an engine and flags of trtllm-build: everything that makes an engine what it is, and no paths.
 
 All limits are chosen so that trtllm-build keeps them as they are, except that it adds `max_draft_len` to `max_seq_len`
-of an engine that verifies drafts; `built_seq_len` is what its config.json then says.
+of an engine that verifies drafts.
 
 Nothing is run here. What the builder would change by itself is asked for as it will be, so that config.json can be held
 against it; what it would turn off although the recipe needs it is refused before anything is built. Flags that matter
@@ -228,11 +228,6 @@ class EngineLimits:
     paged_context_fmha: (
         bool  # whether attention over a prompt may read pages; reuse, chunks and drafts need it
     )
-
-    @property
-    def built_seq_len(self) -> int:
-        """`max_seq_len` of the engine: the builder adds the drafts, and leaves as much room for answers."""
-        return self.max_seq_len + self.max_draft_len
 
 
 def engine_limits(recipe: Recipe, role: str) -> EngineLimits:

@@ -27,6 +27,7 @@ RECIPE_FILE = "/etc/pipeline/recipe.yaml"
 PYTHON = "/opt/pipeline/bin/python"
 STORE = "/store"
 HOME = "/home/pipeline"
+NO_CPU_IMAGE = "no image carries that runtime: pipeline serve runs it, --target systemd makes it a service"
 # Of the supervisor, after the server has ended.
 _STOP_MARGIN_S = 15
 _STOP_S = 60
@@ -68,6 +69,7 @@ class KubernetesOptions:
         hostname: Name by which clients outside reach the gateway; None for none.
         expose: What leads them there: an Ingress of a class, or an HTTPRoute of a Gateway; None for nothing.
         packages: Address of the object store with the packages; None for a volume.
+        build_image: Image of the Job that builds; None for the one of our Dockerfile.
         storage_class: Of the volume; None for the cluster's default.
         redis: Address of a Redis server; None for one of its own.
         prometheus: URL of the Prometheus server that scaling asks.
@@ -84,6 +86,7 @@ class KubernetesOptions:
     hostname: str | None = None
     expose: Exposure | None = None
     packages: str | None = None
+    build_image: str | None = None
     storage_class: str | None = None
     redis: str | None = None
     prometheus: str = "http://prometheus-operated.monitoring.svc:9090"
@@ -302,8 +305,7 @@ def describe(
     place = place or Surroundings()
     if deployment.requirements is None and options.image is None:
         raise UserError(
-            f"{deployment.name} is for this machine's CPU, and no image carries that runtime: "
-            "pipeline serve runs it, --target systemd makes it a service, and --image NAME names one of your own "
+            f"{deployment.name} is for this machine's CPU, and {NO_CPU_IMAGE}, and --image NAME names one of your own "
             "for compose and kubernetes"
         )
     server, gateway = _server(deployment, options, more, place), _gateway(more, place)

@@ -21,6 +21,7 @@ from pipeline.serving.dry_run import shell_lines
 from pipeline.serving.launch import ServeOptions, Start
 from pipeline.serving.launch_docker import DockerLauncher
 from pipeline.serving.manifests.description import (
+    NO_CPU_IMAGE,
     PYTHON,
     RECIPE_FILE,
     Container,
@@ -56,10 +57,7 @@ def docker_script(deployment: Deployment, package: Path, options: ServeOptions) 
     """
     required = deployment.requirements
     if required is None:
-        raise UserError(
-            f"{deployment.name} is for this machine's CPU, and no image carries that runtime: "
-            "pipeline serve runs it, --target systemd makes it a service"
-        )
+        raise UserError(f"{deployment.name} is for this machine's CPU, and {NO_CPU_IMAGE}")
     deadline_s = start_deadline_s(deployment, options)
     start = Start(Path(), options.ports, f"pipeline-{deployment.name}-", options.address, deadline_s)
     # How many slots mpirun finds there is not known here: ranks may be more than that.

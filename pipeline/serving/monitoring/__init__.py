@@ -16,8 +16,9 @@ from typing import Any
 import yaml
 
 from pipeline.recipe import Recipe
-from pipeline.serving.monitoring.alerts import GATEWAY_JOB, TRITON_JOB, Pace, rules_file, tests_file
+from pipeline.serving.monitoring.alerts import GATEWAY_JOB, TRITON_JOB, Pace
 from pipeline.serving.monitoring.dashboard import dashboard
+from pipeline.serving.monitoring.rule_files import rules_file, tests_file
 
 __all__ = ["Pace", "WatchedDeployment", "monitoring_files"]
 

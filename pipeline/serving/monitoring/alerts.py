@@ -1,19 +1,17 @@
-"""Prometheus rules of a deployment: recording rules, alerts, and unit tests of the alerts for `promtool test rules`.
+"""The alerts of a deployment: a table, `alerts_of`, of which each entry has its PromQL and series to test it with.
 
-Each alert is an entry of a table, `alerts_of`, with series under which it fires and series under which it does not;
-rules and tests are made from the same entry. Targets are those of the recipe's SLO: an alert on a latency without a
-target is left out.
+Targets are those of the recipe's SLO: an alert on a latency without a target is left out.
 
 Metrics are named as the gateway names them (`pipeline_*`, label `model`: the recipe's name), and as TensorRT-LLM's
 backend does on Triton's page (`nv_trt_llm_*`, label `model`: Triton's model), to which the scrape configuration adds
-the label `deployment`, the recipe's name. Rules and tests as Prometheus 2.42 reads them.
+the label `deployment`, the recipe's name. `rule_files` makes Prometheus's files of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from pipeline.recipe import Recipe
 from pipeline.triton.deployment import TARGET_MODEL
@@ -348,138 +346,6 @@ def slo_targets(recipe: Recipe) -> Iterator[tuple[str, float, float]]:
             p99_ms = p99_ms or 2 * p95_ms
         if p99_ms is not None:
             yield metric, 0.99, p99_ms / 1e3
-
-
-def recording_rules(recipes: Sequence[Recipe], pace: Pace) -> Iterator[dict[str, Any]]:
-    """Yield what several alerts and panels read. Names say 5m and 30m at any pace."""
-    of = f'model=~"{"|".join(recipe.name for recipe in recipes)}"'
-    for metric in (TTFT, ITL):
-        buckets = f"{metric}_bucket{{{of}}}"
-        rate, rate_before = f"model_le:{metric}:rate5m", f"model_le:{metric}:rate30m"
-        yield {"record": rate, "expr": f"sum by (model, le) (rate({buckets}[{pace(300)}]))"}
-        for quantile in (0.5, 0.95, 0.99):
-            name = f"model:{metric}:p{100 * quantile:.0f}_5m"
-            yield {"record": name, "expr": f"histogram_quantile({quantile}, {rate}{{{of}}})"}
-        before = f"rate({buckets}[{pace(1800)}] offset {pace(300)})"
-        yield {"record": rate_before, "expr": f"sum by (model, le) ({before})"}
-        yield {"record": f"model:{metric}:p50_30m", "expr": f"histogram_quantile(0.5, {rate_before}{{{of}}})"}
-        increase = f"sum by (model) (increase({metric}_count{{{of}}}[{pace(300)}]))"
-        yield {"record": f"model:{metric}:increase5m", "expr": increase}
-    kinds = [
-        f"sum by (model) (rate(pipeline_{kind}_tokens_total{{{of}}}[{pace(300)}]))"
-        for kind in ("prompt", "generation")
-    ]
-    yield {"record": "model:pipeline_tokens:rate5m", "expr": " + ".join(kinds)}
-    yield {
-        "record": "model:pipeline_requests_waiting:sum",
-        "expr": f"sum by (model) (pipeline_requests_waiting{{{of}}})",
-    }
-    failed, all_ = (
-        f"sum by (model) (rate(pipeline_requests_total{{{labels}}}[{pace(300)}]))"
-        for labels in (f'{of},status=~"5.."', of)
-    )
-    yield {"record": "model:pipeline_requests_failed:ratio_rate5m", "expr": f"{failed} / ({all_} > 0)"}
-    for recipe in recipes:
-        for metric, quantile, target_s in slo_targets(recipe):
-            labels = {"model": recipe.name, "metric": metric, "quantile": f"{quantile:g}"}
-            yield {"record": "model:pipeline_slo_seconds", "expr": f"vector({target_s:g})", "labels": labels}
-
-
-def rules_file(recipes: Sequence[Recipe], pace: Pace, runbook_url: str) -> dict[str, Any]:
-    """Make alerts.yaml.
-
-    Args:
-        recipes: of the deployments.
-        pace: lengths of windows.
-        runbook_url: of the page that has a section for each alert.
-    """
-    alerts = {
-        f"pipeline-alerts-{recipe.name}": [
-            _rule(alert, pace, runbook_url, recipe.name) for alert in alerts_of(recipe, pace)
-        ]
-        for recipe in recipes
-    }
-    groups = {
-        "pipeline-records": list(recording_rules(recipes, pace)),
-        **alerts,
-        "pipeline-scrapes": [_rule(target_down(pace), pace, runbook_url)],
-    }
-    return {"groups": [{"name": name, "rules": rules} for name, rules in groups.items()]}
-
-
-def tests_file(recipes: Sequence[Recipe], runbook_url: str, rules: str) -> dict[str, Any]:
-    """Make alerts_test.yaml, for `promtool test rules`: each alert fires under its example, and does not otherwise.
-
-    The rules are those for production: with the default `Pace`.
-
-    Args:
-        recipes: of the deployments.
-        runbook_url: of the page that has a section for each alert.
-        rules: name of the file that is tested, relative to the tests.
-    """
-    alerts = [(recipe.name, alert) for recipe in recipes for alert in alerts_of(recipe)]
-    cases = [
-        {
-            "name": f"{name} {alert.name} {'fires' if fires else 'does not fire'}",
-            "interval": "1m",
-            "input_series": [
-                {"series": series, "values": values}
-                for series, values in (alert.example.firing if fires else alert.example.quiet).items()
-            ]
-            # A model that no page tells of is not ready.
-            + [
-                {"series": f'pipeline_model_ready{{model="{other.name}"}}', "values": "1x120"}
-                for other in recipes
-                if other.name != name
-            ],
-            "alert_rule_test": [
-                {
-                    "eval_time": f"{alert.example.minute}m",
-                    "alertname": alert.name,
-                    "exp_alerts": [_fired(alert, name, runbook_url)] if fires else [],
-                }
-            ],
-        }
-        for name, alert in [*alerts, ("", target_down(Pace()))]
-        for fires in (True, False)
-    ]
-    return {"rule_files": [rules], "evaluation_interval": "1m", "tests": cases}
-
-
-def _fired(alert: Alert, model: str, runbook_url: str) -> dict[str, Any]:
-    """The alert as its example fires it, with all templates filled."""
-    values = {_template(alert): alert.example.figure}
-    values |= {f"{{{{ $labels.{label} }}}}": value for label, value in alert.example.labels.items()}
-    annotations = _annotations(alert, runbook_url)
-    for template, value in values.items():
-        annotations = {key: text.replace(template, value) for key, text in annotations.items()}
-    return {"exp_labels": {**_labels(alert, model), **alert.example.labels}, "exp_annotations": annotations}
-
-
-def _rule(alert: Alert, pace: Pace, runbook_url: str, model: str = "") -> dict[str, Any]:
-    return {
-        "alert": alert.name,
-        "expr": alert.expr,
-        **({"for": pace(alert.hold_s)} if alert.hold_s else {}),
-        "labels": _labels(alert, model),
-        "annotations": _annotations(alert, runbook_url),
-    }
-
-
-def _labels(alert: Alert, model: str) -> dict[str, str]:
-    return {"severity": alert.severity, **({"model": model} if model else {})}
-
-
-def _annotations(alert: Alert, runbook_url: str) -> dict[str, str]:
-    return {
-        "summary": alert.summary,
-        "description": alert.description.format(figure=_template(alert)),
-        "runbook_url": f"{runbook_url}#{alert.name.lower()}",
-    }
-
-
-def _template(alert: Alert) -> str:
-    return f'{{{{ printf "{alert.figure}" $value }}}}'
 
 
 def _counter(series: str, *phases: tuple[int, int]) -> dict[str, str]:

@@ -125,6 +125,11 @@ def _rows(recipes: Sequence[Recipe]) -> Iterator[tuple[str, list[Panel]]]:
                     (_sum("pipeline_stalled_streams"), "stalled"),
                 ),
             ),
+            Panel(
+                "Requests sent, by server",
+                ((_rate("pipeline_server_requests_total", "server"), "{{server}}"),),
+                "reqps",
+            ),
             Panel("Requests asked again", ((_rate("pipeline_retries_total"), "retries"),), "reqps"),
             Panel(
                 "Tokens/s by tenant, all models",

@@ -139,10 +139,14 @@ def seen(name: str) -> dict[str, Any]:
     }
 
 
+SEEN = {name: seen(name) for name in CLIENTS}
+if SEEN["grpc"]["decoupled"]:
+    # Triton 24.10 may crash when a decoupled model sends its end after an error that has closed the stream.
+    del WAYS["grpc stream with codes"]
 print(
     json.dumps(
         {
-            "seen": {name: seen(name) for name in CLIENTS},
+            "seen": SEEN,
             "answers": {way: answer(way) for way in WAYS},
             "faults": {
                 way: {fault: answer(way, **inputs) for fault, inputs in FAULTS.items()} for way in WAYS

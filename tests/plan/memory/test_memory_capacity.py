@@ -23,7 +23,7 @@ from pipeline.plan.memory import (
     plan_memory,
 )
 from pipeline.plan.memory.accuracy import capacity_accuracy, load_log_accuracy, plan_measured
-from pipeline.plan.memory.footprint import kv_sequence_bytes, kv_token_bytes
+from pipeline.plan.memory.footprint import kv_token_bytes
 from pipeline.plan.model_facts import offline_sizes
 from pipeline.plan.parallelism import Parallelism
 from pipeline.recipe import load_recipe
@@ -119,15 +119,6 @@ def test_a_token_of_latent_attention_is_the_same_on_every_rank() -> None:
     sizes = replace(LLAMA_8B, layers=61, latent=LatentAttention(512, 64, 128, 128, 1536))
     costs = {kv_token_bytes(ModelSpec("target", sizes, Parallelism(tensor=split))) for split in (1, 8)}
     assert costs == {61 * (512 + 64) * 2}
-
-
-def test_layers_with_a_window_could_keep_less() -> None:
-    sizes = replace(LLAMA_8B, layers=4, windows=(1024, 0, 1024, 0))
-    need = ModelSpec("target", sizes)
-    whole = kv_token_bytes(need) // 4
-    assert kv_sequence_bytes(need, 512) == 4 * 512 * whole
-    assert kv_sequence_bytes(need, 8192) == (2 * 8192 + 2 * 1024) * whole
-    assert kv_sequence_bytes(ModelSpec("target", replace(sizes, windows=())), 8192) == 4 * 8192 * whole
 
 
 @pytest.mark.parametrize(("kv_cache", "share"), [("fp8", 0.5), ("int8", 0.5), ("nvfp4", 0.28125)])

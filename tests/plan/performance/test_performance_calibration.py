@@ -12,8 +12,8 @@ from pipeline.plan.memory import DeploymentSpec, deployment_spec
 from pipeline.plan.model_facts import offline_sizes
 from pipeline.plan.performance import Workload, forecast_recipe
 from pipeline.plan.performance.calibration import (
-    Calibration,
     MeasuredLoad,
+    SpeedCalibration,
     calibration_file,
     model_name,
     recipe_model,
@@ -143,7 +143,7 @@ def test_a_forecast_names_what_the_calibration_has_not_measured(fit: Calibration
 def test_a_file_gives_back_what_was_written(fit: CalibrationFit, tmp_path: Path) -> None:
     file = tmp_path / "deep" / calibration_file("h100-sxm-80g", "tensorrt")
     fit.calibration.write(file)
-    assert Calibration.read(file) == fit.calibration
+    assert SpeedCalibration.read(file) == fit.calibration
     assert [one.name for one in file.parent.iterdir()] == [file.name]
 
 
@@ -153,11 +153,11 @@ def test_a_file_with_faults_names_them_all(fit: CalibrationFit, tmp_path: Path) 
     text = file.read_text().replace("memory: ", "memory: -").replace("runtime: tensorrt", "runtime: abacus")
     file.write_text(text)
     with pytest.raises(InvalidInput) as raised:
-        Calibration.read(file)
+        SpeedCalibration.read(file)
     assert {fault.key for fault in raised.value.faults} == {"constants.memory", "runtime"}
     file.write_text("a: [")
     with pytest.raises(InvalidInput, match="is not YAML"):
-        Calibration.read(file)
+        SpeedCalibration.read(file)
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.8, 1.0])

@@ -21,6 +21,7 @@ from pipeline.recipe import Recipe
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.launch_docker import INSIDE
 from pipeline.serving.manifests.description import (
+    NO_CPU_IMAGE,
     DeploymentDescription,
     KubernetesOptions,
     ManifestOptions,
@@ -205,6 +206,8 @@ def _faults(
             Fault("is no name for a folder of a volume", key="package", value=package.name,
                   fix="letters, digits, '-', '_' and '.'; 63 at most")
         )  # fmt: skip
+    if deployment.requirements is None and options.image is None:
+        faults.append(Fault(NO_CPU_IMAGE, key="--image", fix="name one of your own"))
     least, most = given.replicas
     if not 1 <= least <= most:
         faults.append(

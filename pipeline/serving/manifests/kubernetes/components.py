@@ -18,12 +18,18 @@ from typing import Any
 from pipeline.serving.manifests.description import Exposure
 from pipeline.serving.manifests.kubernetes.cluster import Cluster, Object, documents, kustomization, patch_of
 from pipeline.serving.monitoring import Pace
-from pipeline.serving.monitoring.alerts import GATEWAY_JOB, TRITON_JOB, rules_file
+from pipeline.serving.monitoring.alerts import GATEWAY_JOB, TRITON_JOB
 from pipeline.serving.monitoring.dashboard import dashboard
+from pipeline.serving.monitoring.rule_files import rules_file
 from pipeline.triton.deployment import TARGET_MODEL
 
 _KEYS = "/etc/pipeline-keys"
 _SCRAPE = "15s"
+# What is led in from outside: the APIs of OpenAI, Anthropic and Azure, which ask for keys. Metrics stay inside: they do
+# not ask for any.
+_PUBLIC = ("/v1", "/openai")
+# Seconds between two parts of an answer; one that is not streamed comes after all of its time.
+_INGRESS_READ_S = 3600
 
 
 def scaling_files(cluster: Cluster) -> dict[str, str]:
@@ -93,7 +99,8 @@ def exposing_files(cluster: Cluster, exposure: Exposure) -> dict[str, str]:
     name = "ingress.yaml" if exposure.kind == "ingress" else "http-route.yaml"
     made = _ingress(cluster, exposure.name) if exposure.kind == "ingress" else _route(cluster, exposure.name)
     comment = """
-A way in from outside. Answers are streamed for minutes: nothing between may keep them back, or end them before.
+A way in from outside, to the API alone. Answers are streamed for minutes: nothing between may keep them back, or end
+them before.
 """
     return {
         "kustomization.yaml": kustomization("A way in from outside.", component=True, resources=[name]),
@@ -182,6 +189,7 @@ def _triggers(cluster: Cluster) -> list[Object]:
 
 
 def _trigger(cluster: Cluster, name: str, query: str, threshold: float, how: str) -> Object:
+    """Keys of `metadata` as pkg/scalers/prometheus_scaler.go of KEDA reads them."""
     return {
         "type": "prometheus",
         "name": name,
@@ -243,10 +251,8 @@ def _monitors(cluster: Cluster) -> tuple[Object, Object]:
 def _ingress(cluster: Cluster, class_name: str) -> Object:
     (port,) = cluster.description.gateway.ports
     backend = {"service": {"name": cluster.gateway, "port": {"name": port}}}
-    rule = {
-        "host": cluster.options.hostname,
-        "http": {"paths": [{"path": "/", "pathType": "Prefix", "backend": backend}]},
-    }
+    paths = [{"path": path, "pathType": "Prefix", "backend": backend} for path in _PUBLIC]
+    rule = {"host": cluster.options.hostname, "http": {"paths": paths}}
     made = cluster.object(
         "networking.k8s.io/v1", "Ingress", cluster.gateway, "gateway",
         spec={
@@ -255,11 +261,11 @@ def _ingress(cluster: Cluster, class_name: str) -> Object:
             "rules": [rule],
         },
     )  # fmt: skip
-    # Of ingress-nginx; others stream by themselves, and pass over what they do not know.
-    seconds = str(cluster.description.gateway.stop_s)
+    # Of ingress-nginx (docs/user-guide/nginx-configuration/annotations.md), which is retired since March 2026 and still
+    # runs in many clusters; others stream by themselves, and pass over what they do not know.
     made["metadata"]["annotations"] = {
         "nginx.ingress.kubernetes.io/proxy-buffering": "off",
-        "nginx.ingress.kubernetes.io/proxy-read-timeout": seconds,
+        "nginx.ingress.kubernetes.io/proxy-read-timeout": str(_INGRESS_READ_S),
         "nginx.ingress.kubernetes.io/proxy-body-size": "0",
     }
     return made
@@ -270,7 +276,7 @@ def _route(cluster: Cluster, gateway: str) -> Object:
     parent = {"name": name, **({"namespace": namespace} if namespace else {})}
     (port,) = cluster.description.gateway.ports.values()
     rule = {
-        "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
+        "matches": [{"path": {"type": "PathPrefix", "value": path}} for path in _PUBLIC],
         "backendRefs": [{"name": cluster.gateway, "port": port}],
         # As long as it takes.
         "timeouts": {"request": "0s"},

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+from pipeline import __version__
 from pipeline.contracts.gpus import gpu
 from pipeline.serving.group import DEFAULT_KEYS, SSH_PORT
 from pipeline.serving.manifests.description import PYTHON, RECIPE_FILE, STORE, Check, Container, Mount
@@ -27,8 +28,9 @@ _PROBE_S, _LIVENESS_S = 5, 20
 _GATEWAY_WAITS_S = 30
 # Besides the weights: Triton, its Python models and CUDA's contexts.
 _HOST_GIB, _HOST_GIB_OF_A_GPU = 8, 4
-REDIS_IMAGE = "docker.io/valkey/valkey:8.1-alpine"
-_REDIS_USER, _REDIS_MIB = 999, 1024
+# User and group `valkey` of the image: 8.1/alpine/Dockerfile of github.com/valkey-io/valkey-container.
+REDIS_IMAGE, _REDIS_USER, _REDIS_GROUP = "docker.io/valkey/valkey:8.1-alpine", 999, 1000
+_REDIS_MIB = 1024
 _GATEWAY_MEMORY, _GATEWAY_MEMORY_SEMANTIC = "2Gi", "4Gi"
 
 
@@ -104,7 +106,7 @@ def redis_pod(cluster: Cluster) -> Object:
     spec: Object = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": _pod_security(_REDIS_USER),
+        "securityContext": _pod_security(_REDIS_USER, _REDIS_GROUP),
         "containers": [
             {
                 "name": "redis",
@@ -126,13 +128,10 @@ def redis_pod(cluster: Cluster) -> Object:
 
 def build_pod(cluster: Cluster) -> Object:
     """Make the template of a pod that builds the package on a GPU, and puts it where servers find it."""
-    from pipeline import __version__
-
-    image = f"pipeline-build:{__version__}"
     memory = f"{math.ceil(4 * cluster.weights_gib + 16)}Gi"
     gpus = {"nvidia.com/gpu": "1"} if cluster.description.deployment.requirements is not None else {}
     own = {
-        "image": image,
+        "image": cluster.options.build_image or f"pipeline-build:{__version__}",
         "imagePullPolicy": "IfNotPresent",
         "securityContext": _security(),
         "volumeMounts": [
@@ -172,7 +171,7 @@ def build_pod(cluster: Cluster) -> Object:
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": {**_pod_security(USER), "fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch"},
+        "securityContext": {**_pod_security(), "fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch"},
         **_on_gpus(cluster),
         **({} if on_volume else {"initContainers": [build]}),
         "containers": [build if on_volume else push],
@@ -223,7 +222,7 @@ def _pod(cluster: Cluster, component: Component, container: Container, leaves_s:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": leaves_s + container.stop_s,
-        "securityContext": {**_pod_security(USER), **(group if component == "triton" else {})},
+        "securityContext": {**_pod_security(), **(group if component == "triton" else {})},
         "topologySpreadConstraints": apart,
         "tolerations": [
             {
@@ -298,11 +297,11 @@ def _leave(seconds: int) -> Object:
     return {"preStop": {"exec": {"command": ["sleep", str(seconds)]}}}
 
 
-def _pod_security(user: int) -> Object:
+def _pod_security(user: int = USER, group: int = USER) -> Object:
     return {
         "runAsNonRoot": True,
         "runAsUser": user,
-        "runAsGroup": user,
+        "runAsGroup": group,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
 

@@ -22,6 +22,7 @@ from pipeline.serving.manifests.kubernetes.pods import gateway_pod, redis_pod, s
 
 # Of packages that were served before, to which `kubectl rollout undo` goes back.
 _KEPT_REVISIONS = 5
+# Labels of its pods are this and /name, /worker-index (api/leaderworkerset/v1/leaderworkerset_types.go of LWS).
 _LWS = "leaderworkerset.sigs.k8s.io"
 
 
@@ -180,6 +181,7 @@ def _group(cluster: Cluster) -> Object:
                 "type": "RollingUpdate",
                 "rollingUpdateConfiguration": {"maxUnavailable": 0, "maxSurge": 1},
             },
+            # LWS makes its headless Service itself, under its own name: leaders are NAME-0.NAME, workers NAME-0-1.NAME.
             "networkConfig": {"subdomainPolicy": "Shared"},
             "leaderWorkerTemplate": {
                 "size": cluster.nodes,

@@ -1,0 +1,393 @@
+"""Pictures of a run under load: latency, throughput, distributions and time lines, drawn by matplotlib."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from pipeline.bench.result import BenchResult, Distribution, LevelResult
+from pipeline.charts import inline_svg, svg_text
+
+# Colors that people with any color vision tell apart; a dark page has lighter ones.
+_P50, _P95, _P99 = "#0072b2", "#d55e00", "#a3407f"
+_SLO, _FORECAST = "#c0392b", "#6b7785"
+_THEMED = {
+    _P50: "var(--p50)",
+    _P95: "var(--p95)",
+    _P99: "var(--p99)",
+    _SLO: "var(--bad)",
+    _FORECAST: "var(--soft)",
+}
+# From few requests at a time to many: to be read on white as on black.
+_LOADS = ("#3b8ee0", "#8d7ae6", "#d05ca8", "#e8603c")
+_PERCENTILES = ((50, _P50, "o"), (95, _P95, "s"), (99, _P99, "^"))
+LATENCY_NAMES = {
+    "ttft": ("Time to first token", "TTFT"),
+    "itl": ("Between chunks of an answer", "ITL"),
+    "tpot": ("Per output token after the first", "TPOT"),
+    "total": ("Whole request", "end to end"),
+    "queue": ("Queue", "in the queue"),
+    "prefill": ("Prefill", "prefill"),
+}
+_DRAWN = ("ttft", "itl", "tpot", "total")
+_DECADES = 2.5  # of a logarithmic axis from which only powers of ten are written
+_WIDE = 24.0  # largest value over the smallest from which an axis is logarithmic
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One picture of the page."""
+
+    title: str
+    svg: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """The loads of a run as places on an axis: their values, or their numbers where they are not of one kind."""
+
+    places: tuple[float, ...]
+    labels: tuple[str, ...]
+    title: str
+    even: bool
+
+    @classmethod
+    def of(cls, levels: Sequence[LevelResult]) -> _Axis:
+        kinds = {one.kind for one in levels}
+        if len(kinds) > 1:
+            return cls(
+                tuple(map(float, range(len(levels)))), tuple(str(one.load) for one in levels), "load", True
+            )
+        titles = {
+            "concurrency": "requests at a time",
+            "rate": "requests a second",
+            "trace": "times as fast as the trace",
+        }
+        values = tuple(one.value for one in levels)
+        return cls(values, tuple(f"{value:g}" for value in values), titles[kinds.pop()], False)
+
+
+def latency_pictures(result: BenchResult) -> Iterator[Picture]:
+    """Percentiles of each latency against the load, with their intervals, the SLO and the forecast."""
+    for name in _DRAWN:
+        points = [
+            (place, level.latencies[name])
+            for place, level in zip(_Axis.of(result.levels).places, result.levels, strict=True)
+            if name in level.latencies
+        ]
+        if points:
+            title, short = LATENCY_NAMES[name]
+            alt = f"{short} by load, in milliseconds: " + "; ".join(
+                f"{level.load}: p50 {found.p50:g}, p95 {found.p95:g}, p99 {found.p99:g}"
+                for level in result.levels
+                if (found := level.latencies.get(name)) is not None
+            )
+            yield _picture(
+                f"{title} ({short})", f"latency-{name}", alt, _latency_figure(result, name, points)
+            )
+
+
+def _latency_figure(
+    result: BenchResult, name: str, points: Sequence[tuple[float, Distribution]]
+) -> Callable[[], Any]:
+    def draw() -> Any:
+        figure, axes = _axes()
+        places = [place for place, _ in points]
+        for percent, color, marker in _PERCENTILES:
+            values = [found.at(percent) for _, found in points]
+            ends = [
+                found.intervals.get(f"p{percent}") or (value, value)
+                for (_, found), value in zip(points, values, strict=True)
+            ]
+            below = [max(0.0, value - low) for value, (low, _) in zip(values, ends, strict=True)]
+            above = [max(0.0, high - value) for value, (_, high) in zip(values, ends, strict=True)]
+            axes.errorbar(
+                places, values, yerr=(below, above), color=color, marker=marker, markersize=4, linewidth=1.6,
+                elinewidth=1, capsize=2.5, label=f"p{percent}",
+            )  # fmt: skip
+        for target, wanted in result.slo.items():
+            if target.startswith(f"{name}_"):
+                _slo_line(axes, wanted, f"SLO: {target.split('_')[1]} {wanted:g} ms", across=True)
+        values = [found.p50 for _, found in points] + [found.p99 for _, found in points]
+        field = {"ttft": "ttft_p95_ms", "itl": "itl_p95_ms", "tpot": "tpot_mean_ms"}.get(name)
+        if field is not None:
+            values += _forecast_line(
+                axes, result, field, "forecast, mean" if name == "tpot" else "forecast, p95"
+            )
+        _load_axis(axes, result.levels)
+        _value_axis(axes, [*values, *(w for t, w in result.slo.items() if t.startswith(f"{name}_"))], "ms")
+        _legend(figure)
+        return figure
+
+    return draw
+
+
+def throughput_pictures(result: BenchResult) -> Iterator[Picture]:
+    axis, levels = _Axis.of(result.levels), result.levels
+
+    def tokens() -> Any:
+        figure, axes = _axes()
+        values = [one.output_tokens_per_s for one in levels]
+        axes.plot(axis.places, values, color=_P50, marker="o", markersize=4, linewidth=1.6, label="measured")
+        values += _forecast_line(axes, result, "output_tokens_per_s", "forecast")
+        _load_axis(axes, levels)
+        axes.set_ylim(0, 1.12 * max(*values, 1e-9))
+        axes.set_ylabel("tokens/s")
+        if result.forecast is not None and result.forecast.points:
+            _legend(figure)
+        return figure
+
+    def requests() -> Any:
+        figure, axes = _axes()
+        values = [one.requests_per_s for one in levels]
+        axes.plot(axis.places, values, color=_P50, marker="o", markersize=4, linewidth=1.6, label="completed")
+        good = [
+            (place, one.goodput_per_s)
+            for place, one in zip(axis.places, levels, strict=True)
+            if one.goodput_per_s is not None
+        ]
+        if good:
+            axes.plot(
+                *zip(*good, strict=True), color=_P95, marker="s", markersize=4, linewidth=1.6,
+                label="goodput: within the SLO each by itself",
+            )  # fmt: skip
+            axes.fill_between(
+                [place for place, _ in good],
+                [value for _, value in good],
+                color=_P95,
+                alpha=0.12,
+                linewidth=0,
+            )
+        _load_axis(axes, levels)
+        axes.set_ylim(0, 1.2 * max(*values, 1e-9))
+        axes.set_ylabel("requests/s")
+        _legend(figure)
+        return figure
+
+    listed = "; ".join(f"{one.load}: {one.output_tokens_per_s:g}" for one in levels)
+    yield _picture("Output tokens a second", "tokens", f"Output tokens a second by load: {listed}", tokens)
+    listed = "; ".join(
+        f"{one.load}: {one.requests_per_s:g} completed"
+        + (f", {one.goodput_per_s:g} within the SLO" if one.goodput_per_s is not None else "")
+        for one in levels
+    )
+    yield _picture("Requests and goodput", "requests", f"Requests a second by load: {listed}", requests)
+
+
+def distribution_pictures(result: BenchResult) -> Iterator[Picture]:
+    """Which share of requests had each latency or less, one line a load."""
+    for name in _DRAWN:
+        found = [(one, one.latencies[name]) for one in result.levels if name in one.latencies]
+        if not found:
+            continue
+        title, short = LATENCY_NAMES[name]
+        alt = (
+            f"Cumulative distribution of {short} on a logarithmic axis, one line for each load; medians: "
+            + "; ".join(f"{level.load} {latency.p50:g} ms" for level, latency in found)
+        )
+        yield _picture(
+            f"{title} ({short})", f"distribution-{name}", alt, _distribution_figure(result, name, found)
+        )
+
+
+def _distribution_figure(
+    result: BenchResult, name: str, found: Sequence[tuple[LevelResult, Distribution]]
+) -> Callable[[], Any]:
+    def draw() -> Any:
+        figure, axes = _axes()
+        for (level, latency), color in zip(found, _load_colors(len(found)), strict=True):
+            edges, counts = latency.histogram
+            reached = [0.0, *(100 * count / latency.count for count in accumulate(counts))]
+            axes.plot(edges, reached, color=color, linewidth=1.5, label=f"{level.value:g}")
+        for target, wanted in result.slo.items():
+            if target.startswith(f"{name}_"):
+                _slo_line(axes, wanted, f"SLO {wanted:g} ms", across=False)
+        _value_axis(
+            axes,
+            [edge for _, one in found for edge in (one.histogram[0][0], one.histogram[0][-1])],
+            "ms",
+            log=True,
+            upright=False,
+        )
+        axes.set_ylim(0, 102)
+        axes.set_ylabel("% at or below")
+        _legend(figure, 10, _Axis.of(result.levels).title)
+        return figure
+
+    return draw
+
+
+def timeline_picture(level: LevelResult, number: int) -> Picture | None:
+    """TTFT, ITL and tokens a second over the time of one load."""
+    windows = level.timeline
+    if not windows:
+        return None
+
+    def draw() -> Any:
+        from matplotlib.ticker import MaxNLocator
+
+        figure, (first, between, tokens) = _axes(columns=3)
+        times = [one.at_s for one in windows]
+        for axes, name in ((first, "ttft"), (between, "itl")):
+            for percent, color in ((50, _P50), (95, _P95)):
+                values = [getattr(one, f"{name}_p{percent}_ms") for one in windows]
+                kept = [(at_s, value) for at_s, value in zip(times, values, strict=True) if value is not None]
+                axes.plot(
+                    *zip(*kept, strict=True),
+                    color=color,
+                    linewidth=1.3,
+                    marker=".",
+                    markersize=3,
+                    label=f"p{percent}",
+                )
+            wanted = _level_target(level, name)
+            if wanted is not None:
+                _slo_line(axes, wanted, "SLO", across=True)
+            axes.set_ylim(0, None)
+            axes.set_title(f"{name.upper()}, ms", loc="left")
+        first.legend(loc="upper left", ncols=2)
+        tokens.plot(times, [one.output_tokens_per_s for one in windows], color=_P50, linewidth=1.3)
+        tokens.set_ylim(0, None)
+        tokens.set_title("output tokens/s", loc="left")
+        for axes in (first, between, tokens):
+            axes.set_xlabel("seconds")
+            axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+            axes.set_xlim(0, times[-1] + times[0])
+            began = times[-1] + times[0] - level.seconds
+            if began > 0.5 * times[0]:
+                axes.axvspan(0, began, color=_FORECAST, alpha=0.15, linewidth=0)
+        return figure
+
+    alt = f"TTFT, ITL and output tokens a second over {windows[-1].at_s:.0f} seconds with {level.load}"
+    return _picture(f"With {level.load}", f"time-{number}", alt, draw)
+
+
+def _level_target(level: LevelResult, name: str) -> float | None:
+    """What the SLO wants of the 95th percentile, else of the 99th; None if nothing."""
+    targets = {check.target: check.wanted for check in level.slo}
+    return targets.get(f"{name}_p95_ms", targets.get(f"{name}_p99_ms"))
+
+
+def _picture(title: str, name: str, alt: str, draw: Callable[[], Any]) -> Picture:
+    return Picture(title, svg_text(inline_svg(draw, name, alt, colors=_THEMED, look=_LOOK)))
+
+
+def _axes(columns: int = 1) -> Any:
+    """A figure with one pair of axes, or several side by side."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, 3.3) if columns == 1 else (10.8, 2.7), layout="constrained")
+    axes = figure.subplots(1, columns)
+    for one in (axes,) if columns == 1 else axes:
+        one.grid(visible=True, alpha=0.18, linewidth=0.8)
+        one.spines[["top", "right"]].set_visible(False)
+        one.tick_params(length=0)
+    return figure, axes
+
+
+_LOOK: Mapping[str, Any] = {
+    "font.size": 10, "axes.labelsize": 10, "axes.titlesize": 10.5, "legend.fontsize": 9, "legend.title_fontsize": 9,
+    "legend.frameon": False, "legend.handlelength": 1.6, "axes.axisbelow": True,
+}  # fmt: skip
+
+
+def _legend(figure: Any, columns: int = 4, title: str = "") -> None:
+    """A legend above the axes, where it covers nothing; a forecast comes last."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    order = sorted(range(len(labels)), key=lambda place: labels[place].startswith("forecast"))
+    figure.legend(
+        [handles[place] for place in order],
+        [labels[place] for place in order],
+        loc="outside upper left",
+        ncols=columns,
+        columnspacing=1.2,
+        borderaxespad=0,
+        title=title or None,
+        alignment="left",
+    )
+
+
+def _load_axis(axes: Any, levels: Sequence[LevelResult]) -> None:
+    from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+    axis = _Axis.of(levels)
+    if not axis.even and max(axis.places) > 4 * min(axis.places) > 0:
+        axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(axis.places))
+    axes.xaxis.set_major_formatter(FixedFormatter(axis.labels))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel(axis.title)
+    axes.margins(x=0.06)
+
+
+def _value_axis(
+    axes: Any, values: Sequence[float], unit: str, *, log: bool = False, upright: bool = True
+) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis = axes.yaxis if upright else axes.xaxis
+    positive = [value for value in values if value > 0]
+    if log or (positive and max(positive) > _WIDE * min(positive)):
+        (axes.set_yscale if upright else axes.set_xscale)("log")
+        span = math.log10(max(positive) / min(positive))
+        axis.set_major_locator(
+            LogLocator(subs=(1,) if span > _DECADES else (1, 2, 5) if span > 1 else (1, 2, 3, 5, 7))
+        )
+        axis.set_minor_formatter(NullFormatter())
+    elif upright:
+        axes.set_ylim(0, 1.25 * max(positive, default=1.0))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    (axes.set_ylabel if upright else axes.set_xlabel)(unit)
+
+
+def _slo_line(axes: Any, wanted: float, label: str, *, across: bool) -> None:
+    style = {"color": _SLO, "linestyle": (0, (5, 3)), "linewidth": 1.3}
+    if across:
+        axes.axhline(wanted, **style)
+        axes.annotate(
+            label,
+            (0, wanted),
+            xycoords=("axes fraction", "data"),
+            ha="left",
+            va="bottom",
+            fontsize=9,
+            color=_SLO,
+        )
+    else:
+        axes.axvline(wanted, **style)
+        axes.annotate(
+            label,
+            (wanted, 0.03),
+            xycoords=("data", "axes fraction"),
+            ha="right",
+            va="bottom",
+            rotation=90,
+            fontsize=9,
+            color=_SLO,
+        )
+
+
+def _forecast_line(axes: Any, result: BenchResult, field: str, label: str) -> list[float]:
+    """Draw what was computed, and return it."""
+    points = result.forecast.points if result.forecast is not None else ()
+    drawn = [
+        (place, float(getattr(point, field)))
+        for place, point in zip(_Axis.of(result.levels).places, points, strict=False)
+        if point is not None
+    ]
+    if drawn:
+        axes.plot(
+            *zip(*drawn, strict=True), color=_FORECAST, linestyle=(0, (1, 1.5)), linewidth=1.8, marker="D",
+            markersize=4, markerfacecolor="none", label=label,
+        )  # fmt: skip
+    return [value for _, value in drawn]
+
+
+def _load_colors(count: int) -> list[str]:
+    from matplotlib.colors import LinearSegmentedColormap, to_hex
+
+    ramp = LinearSegmentedColormap.from_list("loads", _LOADS)
+    return [to_hex(ramp(index / max(count - 1, 1))) for index in range(count)]
