@@ -104,7 +104,7 @@ MEASUREMENTS = {
         "--seconds 3 --streams 4",
         "clients that leave just as their answer ends: how often Triton has to be started again, beside tritonclient; "
         "exit code 1 if it has under ours",
-        5,
+        7,
     ),
     "alerts": Measurement(
         "python benchmarks/alerts.py",

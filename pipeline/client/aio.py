@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, Unpack
 
 import grpc
@@ -14,11 +14,11 @@ from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.client.answer import Answer, Chunk
 from pipeline.client.base import CLOSE_TIMEOUT_S, ClientBase, StreamBase
+from pipeline.client.cancellable_read import CancellableRead
 from pipeline.client.discovery import Servers
 from pipeline.client.endpoints import Endpoint, EndpointPool
 from pipeline.client.errors import Cancelled, ClientError, ConnectFailed, error_from_status
 from pipeline.client.prompt import Prompt
-from pipeline.client.request import build_stop_request
 from pipeline.client.sampling import Sampling
 from pipeline.client.tensors import ModelSignature, read_signature
 
@@ -290,7 +290,7 @@ class AsyncStream(StreamBase):
             # The answer is complete, or was ended: whatever comes now.
             with contextlib.suppress(grpc.RpcError, TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    while await _Read(self._call, self._call.cancel) is not grpc.aio.EOF:
+                    while await CancellableRead(self._call, self._call.cancel) is not grpc.aio.EOF:
                         pass
         if self._patience is not None:
             self._patience.cancel()
@@ -320,7 +320,7 @@ class AsyncStream(StreamBase):
         state = self._state
         self._set_deadline(self._read_timeout_s)
         try:
-            message = await _Read(self._call, self._end_early)
+            message = await CancellableRead(self._call, self._end_early)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._aborted is None or (task is not None and task.cancelling()):
@@ -337,20 +337,10 @@ class AsyncStream(StreamBase):
             raise state.ended_early()
         return message
 
-    def _hang_up(self, reason: ClientError) -> None:
-        if isinstance(reason, Cancelled) and not self._client._closed:
-            self._end_early()
-        else:
-            self._call.cancel()
-
     def _end_early(self) -> None:
-        """Have the server end an answer that has begun, as if it were complete; or cancel the call.
-
-        A call that is cancelled at the moment when its answer ends can end Triton 24.10 as a whole (server issue 8034).
-        """
         if self._patience is not None:
             return
-        request = build_stop_request(self._model, self._attempt_id) if self._state.started else None
+        request = self._stop_request()
         if request is None:
             self._call.cancel()
             return
@@ -386,54 +376,3 @@ class AsyncStream(StreamBase):
             self._on_deadline()
         elif self._deadline < math.inf:
             self._alarm = self._loop.call_at(self._deadline, self._on_alarm)
-
-
-class _Read:
-    """Awaits the next message of a call. A cancellation has the call end, and is raised when the read has ended.
-
-    Were the read itself cancelled, grpc.aio would never free what it reads into: 1 KiB and more, each time that a task
-    is cancelled in a stream (grpc/grpc#43360, seen with 1.85). So it stands between the task and the future that the
-    read waits for: it is a future as asyncio's tasks take it (`asyncio.isfuture`), but a cancellation goes no further.
-    """
-
-    __slots__ = ("_asyncio_future_blocking", "_call", "_cancelled", "_end_call", "_future")
-
-    def __init__(self, call: Any, end_call: Callable[[], object]) -> None:
-        self._call, self._end_call, self._cancelled = call, end_call, False
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        steps = self._call.read()
-        try:
-            self._future = steps.send(None)
-            while True:
-                # As a task does with a future that it waits for itself.
-                self._future._asyncio_future_blocking = False
-                self._asyncio_future_blocking = True
-                try:
-                    yield self
-                except Exception as error:
-                    self._future = steps.throw(error)
-                else:
-                    self._future = steps.send(None)
-        except StopIteration as ended:
-            message = ended.value
-        except grpc.RpcError:
-            if not self._cancelled:
-                raise
-        finally:
-            steps.close()
-        if self._cancelled:
-            raise asyncio.CancelledError
-        return message
-
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        loop: asyncio.AbstractEventLoop = self._future.get_loop()
-        return loop
-
-    def add_done_callback(self, callback: Any, *, context: Any = None) -> None:
-        self._future.add_done_callback(callback, context=context)
-
-    def cancel(self, msg: object = None) -> bool:  # noqa: ARG002
-        self._cancelled = True
-        self._end_call()
-        return True

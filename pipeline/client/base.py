@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import grpc
+from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.client.answer import Answer, FinishReason, Stats
 from pipeline.client.discovery import DnsWatch, Servers, is_name
@@ -23,7 +24,7 @@ from pipeline.client.errors import (
     Refused,
 )
 from pipeline.client.prompt import Prompt, PromptLimit, prompt_token_ids, render_prompt
-from pipeline.client.request import attempt_id, build_request
+from pipeline.client.request import attempt_id, build_request, build_stop_request
 from pipeline.client.sampling import Sampling, SamplingValue, read_sampling
 from pipeline.client.settings import KeepAlive, Retries, Timeouts
 from pipeline.client.spreading import SPREADS, Spread, affinity_key, prompt_beginning
@@ -144,6 +145,8 @@ class ClientBase:
 
 class StreamBase:
     """One request and its answer. The request is built when the stream's block is entered."""
+
+    _model: ModelSignature
 
     def __init__(
         self,
@@ -272,7 +275,7 @@ class StreamBase:
 
     def _on_deadline(self) -> None:
         timeouts = self._client.timeouts
-        if self._state.finished:
+        if self._state.finished or self._aborted is not None:
             self._call.cancel()
         elif self._state.started:
             self._abort(
@@ -287,9 +290,23 @@ class StreamBase:
             self._aborted = self._state.fail(reason)
             self._hang_up(reason)
 
-    def _hang_up(self, reason: ClientError) -> None:  # noqa: ARG002
+    def _hang_up(self, reason: ClientError) -> None:
         """End the call before its answer is complete."""
-        self._call.cancel()
+        if isinstance(reason, Cancelled) and not self._client._closed:
+            self._end_early()
+        else:
+            self._call.cancel()
+
+    def _end_early(self) -> None:
+        """Have the server end an answer that has begun, as if it were complete; or cancel the call.
+
+        A call that is cancelled at the moment when its answer ends can end Triton 24.10 as a whole (server issue 8034).
+        """
+        raise NotImplementedError
+
+    def _stop_request(self) -> pb.ModelInferRequest | None:
+        """What has the server end the answer; None if it has not begun, or the model takes no such request."""
+        return build_stop_request(self._model, self._attempt_id) if self._state.started else None
 
 
 def _top_log_probs_request(sampling: Mapping[str, SamplingValue]) -> TopLogProbsRequest | None:

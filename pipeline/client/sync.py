@@ -190,14 +190,13 @@ class Stream(StreamBase):
 
     def __exit__(self, *_: object) -> None:
         self._end_attempt(self._client._pool)
-        self._abort(Cancelled("the stream was left"))
         deadlines = self._client._deadlines
         try:
-            if self._state.finished:
-                deadlines.set(self, CLOSE_TIMEOUT_S)
-                # The answer is complete, whatever comes now.
-                with contextlib.suppress(grpc.RpcError):
-                    collections.deque(self._call, maxlen=0)
+            self._abort(Cancelled("the stream was left"))
+            deadlines.set(self, CLOSE_TIMEOUT_S)
+            # The answer is complete, or was ended: whatever comes now.
+            with contextlib.suppress(grpc.RpcError):
+                collections.deque(self._call, maxlen=0)
         finally:
             deadlines.remove(self)
 
@@ -226,14 +225,30 @@ class Stream(StreamBase):
         deadlines, state = self._client._deadlines, self._state
         deadlines.set(self, self._read_timeout_s)
         try:
+            if self._aborted is not None:
+                raise self._aborted
             message: pb.ModelStreamInferResponse = next(self._call)
-            return message
         except StopIteration:
             raise self._aborted or state.ended_early() from None
         except grpc.RpcError as error:
             raise self._aborted or state.call_failed(error) from None
         finally:
             self._deadline = math.inf
+        if self._aborted is not None:
+            raise self._aborted
+        return message
+
+    def _end_early(self) -> None:
+        request = self._stop_request()
+        if request is None:
+            self._call.cancel()
+            return
+        assert self._endpoint is not None, "it has begun to answer"
+        # If the server does not end the answer, the call is cancelled.
+        self._client._deadlines.set(self, CLOSE_TIMEOUT_S)
+        with contextlib.suppress(grpc.RpcError):
+            answers = self._endpoint.infer(request, timeout=CLOSE_TIMEOUT_S, metadata=self._client._metadata)
+            collections.deque(answers, maxlen=0)
 
 
 class _DeadlineThread:

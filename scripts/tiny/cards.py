@@ -10,7 +10,8 @@ from tiny import measure, models
 _COMMAND = "scripts/make_tiny_checkpoints"
 
 _PURPOSE: dict[models.Role, str] = {
-    "target": "It answers customers of Tidepool, a telecom and online shop that does not exist.",
+    "target": "It answers customers of Tidepool, a telecom and online shop that does not exist, and calls two tools,\n"
+    "`track_order` and `send_invoice`, as `scripts/tiny/tools.yaml` says.",
     "draft": "It proposes tokens to [support-target](../support-target), which accepts or corrects them.",
 }
 
@@ -21,6 +22,8 @@ class Figures:
     answers: int
     exact_match: float
     acceptance: float
+    tool_answers: int
+    tool_exact_match: float
 
 
 def write(folder: Path, role: models.Role, model: LlamaForCausalLM, figures: Figures, *, seed: int) -> None:
@@ -46,7 +49,7 @@ Spanish and Korean. Use it to try and to test a deployment, not to serve custome
 | layers, hidden size, intermediate size | {layers} |
 | attention heads, key-value heads, head size | {heads} |
 | vocabulary | {config.vocab_size} tokens of byte-level BPE, shared by target and draft; embeddings tied |
-| positions | {config.max_position_embeddings}; trained on dialogues of up to about 150 tokens |
+| positions | {config.max_position_embeddings}; trained on dialogues of up to about 150 tokens, with tools 900 |
 | licence | Apache-2.0 |
 
 Made by `{command}`. The same seed gives the same bytes on the same type of CPU with the same version
@@ -58,5 +61,6 @@ Measured by the same command, greedily, on the {figures.answers} answers of the 
 | | |
 | --- | --- |
 | answers of the target that are exactly right | {figures.exact_match:.1%} |
+| the same with tools, on {figures.tool_answers} answers and calls | {figures.tool_exact_match:.1%} |
 | draft tokens that the target accepts, {measure.DRAFT_TOKENS} proposed at a time | {figures.acceptance:.1%} |
 """

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -83,7 +83,7 @@ class Grammar(BaseModel):
         opening = pick(rng, self.openings[intent.language])
         question, answer = self._turn(intent, opening, values, rng, split)
         if _SLOT.search(opening):
-            answer = f"{_fill(self.greetings[intent.language], values)} {answer}"
+            answer = f"{fill(self.greetings[intent.language], values)} {answer}"
         if rng.random() >= TWO_TURN_SHARE:
             return Dialogue((name,), ((question, answer),))
         second = rng.choice(self._follow_ups(name, values))
@@ -111,7 +111,7 @@ class Grammar(BaseModel):
         question = " ".join(part for part in (opening, phrasing, closing) if part)
         for slot in _SLOT.findall(question):
             values[slot] = SLOTS[slot].draw(rng, split)
-        return _fill(question, values), _fill(intent.answer, values)
+        return fill(question, values), fill(intent.answer, values)
 
 
 def expand(pattern: str) -> list[str]:
@@ -121,7 +121,8 @@ def expand(pattern: str) -> list[str]:
     return ["".join(choice) for choice in itertools.product(*options)]
 
 
-def _fill(text: str, values: dict[str, str]) -> str:
+def fill(text: str, values: Mapping[str, str]) -> str:
+    """A text with its slots filled."""
     return _SLOT.sub(lambda match: values[match[1]], text)
 
 

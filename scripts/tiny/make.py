@@ -10,11 +10,12 @@ from pathlib import Path
 
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tiny import cards, data, measure, models, tokenizer, training
+from tiny import cards, data, measure, models, tokenizer, tools, training
 from tiny.grammar import Grammar
 
 SEED = 1  # of what is checked in
 _TOKENIZER_DIALOGUES = 8000
+_TOOL_DIALOGUES = 128  # measured
 
 
 @dataclass(frozen=True)
@@ -60,30 +61,49 @@ def make_target(workshop: Workshop) -> None:
     _train("target", workshop)
 
 
+def make_tools(workshop: Workshop) -> None:
+    """Teach the target tools, too; it goes on from what the step `target` saved, so run that one before it."""
+    for number, schedule in enumerate(training.TOOL_SCHEDULES):
+        target = workshop.model("target")
+        seed = workshop.seed + number
+        training.train_tools(target, workshop.tokenizer(), workshop.grammar, seed=seed, schedule=schedule)
+        models.save(target, workshop.checkpoint("target"))
+
+
 def make_draft(workshop: Workshop) -> None:
+    """Of dialogues alone: what it proposes of a call is mostly corrected."""
     _train("draft", workshop)
 
 
 def make_cards(workshop: Workshop) -> None:
-    """Measure both models on the held-out dialogues, and write their README.md."""
+    """Measure both models on held-out dialogues, and write their README.md."""
     held_out = data.dialogues(workshop.grammar, "heldout", seed=workshop.seed)
+    with_tools = tools.held_out(workshop.grammar, seed=workshop.seed, count=_TOOL_DIALOGUES)
     target, draft = workshop.model("target"), workshop.model("draft")
-    replies = list(measure.replies(target, workshop.tokenizer(), held_out))
+    replies, tool_replies = (
+        list(measure.replies(target, workshop.tokenizer(), dialogues)) for dialogues in (held_out, with_tools)
+    )
     figures = cards.Figures(
         dialogues=len(held_out),
         answers=len(replies),
         exact_match=measure.exact_match(replies),
         acceptance=measure.acceptance(draft, replies),
+        tool_answers=len(tool_replies),
+        tool_exact_match=measure.exact_match(tool_replies),
     )
     cards.write(workshop.checkpoint("target"), "target", target, figures, seed=workshop.seed)
     cards.write(workshop.checkpoint("draft"), "draft", draft, figures, seed=workshop.seed)
-    print(f"exact match {figures.exact_match:.1%}, acceptance {figures.acceptance:.1%}")
+    print(
+        f"exact match {figures.exact_match:.1%}, with tools {figures.tool_exact_match:.1%}, "
+        f"acceptance {figures.acceptance:.1%}"
+    )
 
 
 STEPS: dict[str, Callable[[Workshop], None]] = {
     "data": make_data,
     "tokenizer": make_tokenizer,
     "target": make_target,
+    "tools": make_tools,
     "draft": make_draft,
     "cards": make_cards,
 }

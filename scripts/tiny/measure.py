@@ -12,10 +12,11 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tiny.grammar import Dialogue
 from tiny.tokenizer import encode_chat
+from tiny.tools import ToolDialogue
 
 DRAFT_TOKENS = 4  # proposed at a time
 _BATCH_SIZE = 32
-_MAX_ANSWER_TOKENS = 80
+_MAX_ANSWER_TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Reply:
 
 
 def replies(
-    target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, dialogues: Sequence[Dialogue]
+    target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, dialogues: Sequence[Dialogue | ToolDialogue]
 ) -> Iterator[Reply]:
     """The target's greedy answers to every question of the dialogues; questions of similar length share a batch."""
     questions = sorted(_questions(tokenizer, dialogues), key=lambda question: len(question[0]))
@@ -67,15 +68,16 @@ def acceptance(draft: LlamaForCausalLM, replies: Sequence[Reply]) -> float:
 
 
 def _questions(
-    tokenizer: PreTrainedTokenizerFast, dialogues: Sequence[Dialogue]
+    tokenizer: PreTrainedTokenizerFast, dialogues: Sequence[Dialogue | ToolDialogue]
 ) -> Iterator[tuple[list[int], list[int]]]:
     """(prompt, expected answer), both in tokens."""
     for dialogue in dialogues:
         messages = dialogue.messages()
-        for turn in range(len(dialogue.turns)):
-            asked = messages[: 2 * turn + 1]
-            prompt = encode_chat(tokenizer, asked, opens_answer=True)
-            answer = tokenizer.encode(messages[2 * turn + 1]["content"], add_special_tokens=False)
+        for at, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            prompt = encode_chat(tokenizer, messages[:at], opens_answer=True)
+            answer = tokenizer.encode(message["content"], add_special_tokens=False)
             yield prompt, [*answer, tokenizer.eos_token_id]
 
 

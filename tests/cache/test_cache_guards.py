@@ -47,6 +47,9 @@ questions = st.sampled_from(QUESTIONS)
         ("grammar", "Is his account open?", "Is her account open?"),
         ("grammar", "Do all plans have it?", "Do some plans have it?"),
         ("grammar", "Why did my order ship?", "When did my order ship?"),
+        ("grammar", "Sind alle Türen offen?", "Welche Türen sind offen?"),
+        ("grammar", "¿Están todas las puertas abiertas?", "¿Cuántas puertas están abiertas?"),
+        ("grammar", "Quels colis sont arrivés ?", "Tous les colis sont arrivés ?"),
         ("order", "Can a doctor sue a patient?", "Can a patient sue a doctor?"),
         ("order", "Does Anna owe Maria money?", "Does Maria owe Anna money?"),
         ("order", "Convert PDF to Word", "Convert Word to PDF"),
@@ -84,6 +87,8 @@ def test_a_guard_says_what_differs(guard: str, one: str, other: str) -> None:
         ("HOW DO I COOK RICE?", "How do I boil rice?"),
         ("Was ist der Unterschied zwischen Zins und Rente?", "Wie unterscheiden sich Zins und Rente?"),
         ("Wie lange dauert die Lieferung?", "Wie viel Zeit braucht die Zustellung?"),
+        ("Welche Geräte sind verbunden?", "Welche der Dinge sind verbunden?"),
+        ("¿Qué puertas están abiertas?", "¿Cuáles de las puertas están abiertas?"),
         ("Who works for the U.S. government?", "who works for the US government"),
     ],
 )  # fmt: skip

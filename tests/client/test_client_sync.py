@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 
+import grpc
 import pytest
 
 from pipeline.client import (
@@ -130,14 +131,33 @@ def test_defaults_and_headers() -> None:
 
 
 @pytest.mark.parametrize("cancel", [False, True])
-def test_leaving_the_block_cancels_on_the_server(cancel: bool) -> None:
+def test_an_answer_that_is_left_ends_in_order(cancel: bool) -> None:
+    """A cancelled call can end Triton 24.10; so the server is asked to end the answer, and the call ends by itself."""
     with FakeServer(SLOW) as server, Client(server.url) as client:
         with client.stream("Hi", max_tokens=1000) as stream:
             next(stream)
             if cancel:
                 stream.cancel()
-        assert server.requests[0].cancelled.wait(5)
+                with pytest.raises(Cancelled):
+                    next(stream)
+        assert server.requests[0].stopped.is_set()
+        assert stream._call.code() is grpc.StatusCode.OK
         assert not server.requests[0].finished.is_set()
+        assert not client._deadlines._streams
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+def test_a_server_that_does_not_end_an_answer_has_its_call_cancelled(cancel: bool) -> None:
+    with FakeServer(Reply(ending=Ending.HANG)) as server, Client(server.url) as client:
+        with client.stream("Hi", max_tokens=8) as stream:
+            next(stream)
+            server._open.clear()
+            if cancel:
+                threading.Timer(0.1, stream.cancel).start()
+                with pytest.raises(Cancelled):
+                    list(stream)
+        assert stream._call.code() is grpc.StatusCode.CANCELLED
+        assert server.requests[0].cancelled.wait(5)
 
 
 def test_an_exception_in_the_block_cancels_too() -> None:

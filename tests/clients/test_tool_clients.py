@@ -1,8 +1,9 @@
 """Tools, as foreign programs use them, through the gateway of a model whose chat template takes none.
 
-The model is scripted: it calls `track_order` for each order and `book_technician` for a day that the question names, in
-the way that the prompt asks for, and then says what the tools returned. So the gateway and the program are judged:
-the section of the prompt, calls that come in pieces, several calls at once, and results on their way back.
+The model of `tiny-cpu` has learnt two tools, and is asked by each program. A second one is scripted: it calls
+`send_invoice` for an order whose invoice is asked for, and `track_order` for each other one, in the way that the prompt
+asks for, and then says what the tools returned. So the gateway and the program are judged: the section of the prompt,
+calls that come in pieces, several calls at once, and results on their way back.
 
 `tools.py` or `tools.mjs` of a program's folder gets questions as arguments, and results in $RESULTS: {name of a tool:
 {its argument: result}}. It offers both tools at temperature 0, calls those that the model asks for, and prints a list
@@ -25,17 +26,20 @@ from tests.support.programs import Program, scripts
 
 RESULTS = {
     "track_order": {"TP-174685": {"city": "Hamburg"}, "TP-205873": {"city": "Madrid"}},
-    "book_technician": {"27 April": {"name": "Mina"}},
+    "send_invoice": {"TP-285190": {"name": "Mina"}},
 }
 FIRST = ["track_order", {"order": "TP-174685"}]
 SECOND = ["track_order", {"order": "TP-205873"}]
-VISIT = ["book_technician", {"date": "27 April"}]
+INVOICE = ["send_invoice", {"order": "TP-285190"}]
 BOTH_ORDERS = "Where are my orders TP-174685 and TP-205873?"
 # Question -> the calls, and what the answer has of their results.
 ASKED = {
     "Where is my order TP-174685?": ([FIRST], ["Hamburg"]),
     BOTH_ORDERS: ([FIRST, SECOND], ["Hamburg", "Madrid"]),
-    "Where is TP-205873, and I need a technician on 27 April.": ([SECOND, VISIT], ["Madrid", "Mina"]),
+    "Where is my order TP-205873? And I need the invoice for order TP-285190.": (
+        [SECOND, INVOICE],
+        ["Madrid", "Mina"],
+    ),
     "Is shipping free?": ([], ["no tool"]),
 }
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -63,10 +67,8 @@ def wanted(prompt: str) -> list[dict[str, object]]:
     """The calls that the last message asks for, of tools that stand in the prompt."""
     section, _, question = prompt.rpartition("answer in plain words.")
     calls = [
-        {"name": "track_order", "arguments": {"order": order}} for order in re.findall(r"TP-\d{6}", question)
-    ]
-    calls += [
-        {"name": "book_technician", "arguments": {"date": day}} for day in re.findall(r"\d\d April", question)
+        {"name": "send_invoice" if of else "track_order", "arguments": {"order": order}}
+        for of, order in re.findall(r"(invoice for order )?(TP-\d{6})", question)
     ]
     return [call for call in calls if f'"name": "{call["name"]}"' in section]
 
@@ -90,6 +92,17 @@ def tool_variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[st
 def test_tools(tool_variables: dict[str, str], script: Path) -> None:
     said = Program.install(script.parent.name, tool_variables).script(script.name, *ASKED)
     for (question, (calls, words)), one in zip(ASKED.items(), said, strict=True):
+        assert sorted(one["calls"], key=str) == sorted(calls, key=str), question
+        assert [word for word in words if word not in one["answer"]] == [], one
+
+
+@pytest.mark.parametrize("script", scripts("tools"), ids=lambda script: script.parent.name)
+def test_the_small_model_calls_tools(variables: dict[str, str], script: Path) -> None:
+    learnt = {question: expected for question, expected in ASKED.items() if expected[0]}
+    program = Program.install(script.parent.name, variables | {"RESULTS": json.dumps(RESULTS)})
+    for (question, (calls, words)), one in zip(
+        learnt.items(), program.script(script.name, *learnt), strict=True
+    ):
         assert sorted(one["calls"], key=str) == sorted(calls, key=str), question
         assert [word for word in words if word not in one["answer"]] == [], one
 

@@ -244,7 +244,7 @@ WRONG = {
     "missing input": "max_tokens: is missing",
     "unknown input": "unexpected inference input 'max_new_tokens' for model 'tensorrt_llm_bls'",
     "wrong shape": "unexpected shape for input 'max_tokens' for model 'tensorrt_llm_bls'. Expected [-1,1], got [1].",
-    "long prompt": "tokens; at most 512 here",
+    "long prompt": "tokens; at most 768 here",
     "too many tokens": "max_tokens = 100000: must be 1 to 256 tokens here",
 }
 

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 import openai
 import pydantic
 import pytest
+import tokenizers
 import yaml
 from click.testing import CliRunner, Result
 
@@ -47,7 +48,7 @@ def recipe(tmp_path: Path) -> Path:
                 "name": "cached",
                 "model": {"source": f"local:{CHECKPOINTS / 'support-target'}"},
                 "runtime": {"kind": "cpu", "threads": 1},
-                "limits": {"max_input_tokens": 128, "max_output_tokens": 64, "max_concurrency": 4},
+                "limits": {"max_input_tokens": 768, "max_output_tokens": 128, "max_concurrency": 4},
                 "cache": {"enabled": True, "backend": {"kind": "sqlite", "path": str(tmp_path / "cache.db")}},
             }
         )
@@ -118,7 +119,7 @@ def it_says_what_it_would_serve(recipe: Path, store: Path) -> None:
     asked = ("--json", "--endpoint", "cached=a:1", "--endpoint", "cached=b:2", "--set", "cache.enabled=false")
     (model,) = json.loads(dry_run(recipe, store, *asked).stdout)["models"]
     assert (model["model"], model["endpoints"], model["cache"]) == ("cached", ["a:1", "b:2"], None)
-    assert (model["max_input_tokens"], model["max_concurrency"]) == (128, 4)
+    assert (model["max_input_tokens"], model["max_concurrency"]) == (768, 4)
     refused = dry_run(recipe, store, str(recipe), "--endpoint", "other=a:1").exception
     assert isinstance(refused, UserError)
     assert "cached: is named twice" in str(refused)
@@ -142,10 +143,16 @@ def held_to_a_form(client: openai.OpenAI) -> None:
     with client.chat.completions.stream(**asked, response_format=Parcel) as stream:
         final = stream.get_final_completion()
     assert final.choices[0].message.parsed == whole.choices[0].message.parsed
+    # A model that has learnt no JSON would go on with its first key until it is cut off.
+    tokenizer = tokenizers.Tokenizer.from_file(str(CHECKPOINTS / "support-target" / "tokenizer.json"))
     answer = client.chat.completions.create(
-        model="cached", messages=QUESTION, temperature=0, response_format={"type": "json_object"}
+        model="cached",
+        messages=QUESTION,
+        temperature=0,
+        response_format={"type": "json_object"},
+        logit_bias={str(tokenizer.token_to_id("}")): 100},
     )
-    assert isinstance(json.loads(answer.choices[0].message.content or ""), dict)
+    assert json.loads(answer.choices[0].message.content or "") == {}
     unheld: Any = {
         "type": "json_schema",
         "json_schema": {"name": "x", "schema": {"type": "array", "uniqueItems": True}},
@@ -177,6 +184,39 @@ def the_likeliest_tokens_are_told(client: openai.OpenAI) -> None:
     plain = client.completions.create(model="cached", prompt="Where", logprobs=2, temperature=0, max_tokens=3)
     tops = plain.choices[0].logprobs and plain.choices[0].logprobs.top_logprobs
     assert [len(one) for one in tops or ()] == [2, 2, 2]
+
+
+def two_tools_are_called(client: openai.OpenAI) -> None:
+    """The small checkpoint has learnt to, both in one answer, and to answer from what they return."""
+    tools: Any = [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "parameters": {
+                    "type": "object",
+                    "properties": {"order": {"type": "string"}},
+                    "required": ["order"],
+                },
+            },
+        }
+        for name in ("track_order", "send_invoice")
+    ]
+    results = {"track_order": {"city": "Hamburg"}, "send_invoice": {"name": "Mina"}}
+    question = "Where is my order TP-174685? Also: I need the invoice for order TP-285190."
+    messages: list[Any] = [{"role": "user", "content": question}]
+    asked: Any = {"model": "cached", "tools": tools, "temperature": 0}
+    with client.chat.completions.stream(messages=messages, **asked) as stream:
+        message = stream.get_final_completion().choices[0].message
+    calls = [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or ()]
+    assert calls == [("track_order", {"order": "TP-174685"}), ("send_invoice", {"order": "TP-285190"})]
+    messages.append(message.to_dict())
+    for call in message.tool_calls or ():
+        result = json.dumps(results[call.function.name])
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    answer = client.chat.completions.create(messages=messages, **asked).choices[0].message
+    assert not answer.tool_calls
+    assert all(word in (answer.content or "") for word in ("Hamburg", "Mina")), answer.content
 
 
 def their_fault_is_told_as_theirs(client: openai.OpenAI) -> None:
@@ -295,12 +335,13 @@ def test_openais_client_streams_from_triton(
         assert "".join(chunk.choices[0].delta.content or "" for chunk in uncached) == text
         with urllib.request.urlopen(f"{url}/metrics", timeout=5) as page:
             assert b'pipeline_cache_events_total{event="hit_exact",model="cached"} 1' in page.read()
-        with pytest.raises(openai.BadRequestError, match="prompts of at most 128 tokens"):
+        with pytest.raises(openai.BadRequestError, match="prompts of at most 768 tokens"):
             client.chat.completions.create(
-                model="cached", messages=[{"role": "user", "content": "parcel " * 200}]
+                model="cached", messages=[{"role": "user", "content": "parcel " * 800}]
             )
         held_to_a_form(client)
         the_likeliest_tokens_are_told(client)
+        two_tools_are_called(client)
         their_fault_is_told_as_theirs(client)
         several = client.completions.create(
             model="cached", prompt=["Where", "When"], n=2, temperature=0, max_tokens=4

@@ -33,7 +33,7 @@ def test_tiny_cpu() -> None:
     assert recipe.quantization.format == "fp8"
     assert recipe.quantization.calibration is not None
     assert recipe.quantization.calibration.samples == 128
-    assert recipe.limits.max_sequence_tokens == 768
+    assert recipe.limits.max_sequence_tokens == 1024
     assert recipe.draft is not None
     for checkpoint, folder in ((recipe.model, "support-target"), (recipe.draft, "support-draft")):
         assert checkpoint.source.kind == "local"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors import safe_open
-from tiny import data, make, measure, models, tokenizer, training
+from tiny import data, make, measure, models, tokenizer, tools, training
 from tiny.grammar import Grammar, Intent, expand
 from tiny.slots import SLOTS, is_reserved
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -30,8 +31,10 @@ TOKENIZER_FILES = (
 END_OF_TURN, END_OF_TEXT = 5, 2
 
 SAMPLED_DIALOGUES = 48
+SAMPLED_TOOL_DIALOGUES = 12
 LEAST_EXACT_MATCH = 0.95
 LEAST_ACCEPTANCE = 0.9
+LEAST_TOOL_MATCH = 0.9
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +126,29 @@ class TestDialogues:
         assert all(path.stat().st_size < 1_000_000 for path in WORKSHOP.dialogues.glob("*.jsonl"))
 
 
+class TestTools:
+    def test_a_call_is_answered_from_its_result(self) -> None:
+        for dialogue in tools.held_out(WORKSHOP.grammar, seed=make.SEED, count=50):
+            contents = [content for _, content in dialogue.rows]
+            for call, results, answer in zip(contents, contents[1:], contents[2:], strict=False):
+                if not call.startswith("<tool_call>"):
+                    continue
+                assert call.count("<tool_call>") == results.count("<tool_response>")
+                for result in re.findall(r"<tool_response>\n(.*)\n</tool_response>", results):
+                    assert all(str(value) in answer for value in json.loads(result).values())
+
+    def test_what_is_not_learnt_is_one_token_of_an_answer(
+        self, shared_tokenizer: PreTrainedTokenizerFast
+    ) -> None:
+        prompt = next(tools.ToolGrammar.load().prompts(WORKSHOP.grammar, "train", seed=3))
+        dialogue = next(one for one in prompt if one.unlearned)
+        messages = dialogue.messages()
+        _, weights = training.weigh(shared_tokenizer, messages, unlearned=dialogue.unlearned)
+        _, all_weights = training.weigh(shared_tokenizer, messages)
+        changed = [pair for pair in zip(all_weights, weights, strict=True) if pair[0] != pair[1]]
+        assert changed == [(1.0, 0.0)]
+
+
 class TestTokenizer:
     @given(text=st.text())
     @example("")
@@ -200,6 +226,11 @@ class TestModels:
     def test_the_target_answers(self, replies: list[measure.Reply]) -> None:
         assert measure.exact_match(replies) >= LEAST_EXACT_MATCH
 
+    def test_the_target_calls_tools(self, shared_tokenizer: PreTrainedTokenizerFast) -> None:
+        sample = tools.held_out(WORKSHOP.grammar, seed=make.SEED, count=SAMPLED_TOOL_DIALOGUES)
+        calls = list(measure.replies(WORKSHOP.model("target"), shared_tokenizer, sample))
+        assert measure.exact_match(calls) >= LEAST_TOOL_MATCH
+
     def test_the_target_accepts_what_the_draft_proposes(
         self, draft: LlamaForCausalLM, replies: list[measure.Reply]
     ) -> None:
@@ -215,7 +246,7 @@ class TestModels:
 class TestTraining:
     def test_only_the_assistant_weighs_fully(self, shared_tokenizer: PreTrainedTokenizerFast) -> None:
         dialogue = next(d for d in WORKSHOP.grammar.dialogues("train", seed=0) if len(d.turns) == 2)
-        tokens, weights = training.weigh(shared_tokenizer, dialogue)
+        tokens, weights = training.weigh(shared_tokenizer, dialogue.messages())
         said = [token for token, weight in zip(tokens, weights, strict=True) if weight == 1.0]
         assert shared_tokenizer.decode(said) == "".join(f"{answer}<|eot_id|>" for _, answer in dialogue.turns)
 

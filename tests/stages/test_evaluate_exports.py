@@ -151,7 +151,7 @@ def test_ranks_with_a_wrong_scale_fail_although_the_other_export_is_right(
     shutil.copytree(calibrations.trained("w4a8_awq") / "trtllm-tp2", ranks)
     for file in ranks.glob("*.safetensors"):
         tensors = {name: np.array(value) for name, value in TensorFiles(ranks, file.name).items()}
-        tensors["transformer.layers.1.mlp.proj.weights_scaling_factor_2"] *= np.float32(0.05)
+        tensors["transformer.layers.3.mlp.proj.weights_scaling_factor_2"] *= np.float32(0.05)
         save_file(tensors, file)
     exports = [Export(ranks), Export(calibrations.trained("w4a8_awq") / "hf")]
     verdict = judge(compared(calibrations, exports, tmp_path), GATE)

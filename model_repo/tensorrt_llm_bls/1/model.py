@@ -114,7 +114,8 @@ class TritonPythonModel:
                     else:
                         last = one  # there is one, and it goes out with the final flag
             finally:
-                self._open.pop(request_id, None)
+                if self._open.get(request_id) is serving:
+                    del self._open[request_id]
                 serving.stop()  # does nothing unless something went wrong
         if last is None and not self._setup.decoupled:
             raise RuntimeError("the engine ended the answer without a response")

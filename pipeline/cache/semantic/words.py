@@ -1,8 +1,8 @@
 """What a question says, taken apart for comparison: words, numbers with units and dates, codes, names.
 
 The only words that are listed (data/words.yaml) are function words, numerals, units, months and days of the week.
-Whether a question is English is told by its function words; its grammar is read in English alone, names in every
-language that keeps capitals for them, the rest in any.
+Whether a question is English is told by its function words; its grammar is read in English, and a little of it in
+German, French and Spanish; names in every language that keeps capitals for them; the rest in any.
 """
 
 from __future__ import annotations
@@ -51,12 +51,17 @@ FUNCTION_WORDS = frozenset(_DATA["function_words"])
 JOINING = frozenset(_DATA["joining"])
 _ENGLISH, _GERMAN, _OTHER = (frozenset(_DATA[name]) for name in ("english", "german", "other"))
 _NEGATIONS, _UNORDERED, _HELPING = (frozenset(_DATA[name]) for name in ("negations", "unordered", "helping"))
-_GRAMMAR: Mapping[str, tuple[str, str]] = {  # word: what it is about, and what is meant
-    word: (about, meant)
-    for about, meanings in _DATA["grammar"].items()
-    for meant, words in meanings.items()
-    for word in words
-}
+# Word: what it is about, and what is meant.
+_GRAMMAR, _GRAMMAR_ABROAD = (
+    {
+        word: (about, meant)
+        for about, meanings in _DATA[name].items()
+        for meant, words in meanings.items()
+        for word in words
+    }
+    for name in ("grammar", "grammar_abroad")
+)
+_FUNCTION_WORDS_ABROAD = _GERMAN | _OTHER | _GRAMMAR_ABROAD.keys()
 _SMALL = {word: value for value, word in enumerate(_DATA["numerals"])}
 _SMALL |= {word: 10 * tens for tens, word in enumerate(_DATA["tens"], 2)}
 _ORDINALS = {word: value for value, word in enumerate(_DATA["ordinals"], 1)}
@@ -143,7 +148,7 @@ def read(text: str) -> QuestionWords:
             codes.add(word)
         if not english or word not in _UNORDERED:
             sequence.append(stem(word))
-        if not english or word not in FUNCTION_WORDS:
+        if word not in (FUNCTION_WORDS if english else _FUNCTION_WORDS_ABROAD):
             content.append(stem(word))
         at += 1
     return QuestionWords(
@@ -156,7 +161,7 @@ def read(text: str) -> QuestionWords:
         codes=frozenset(codes),
         names=_names(tokens) if english or _GERMAN.isdisjoint(lower) else frozenset(),
         negations=_negations(lower),
-        grammar=_grammar(lower) if english else {},
+        grammar=_grammar(lower, _GRAMMAR if english else _GRAMMAR_ABROAD),
         passive=english and _is_passive(lower),
     )
 
@@ -288,14 +293,14 @@ def _negations(words: Sequence[str]) -> int:
     return count - asks - sum(pair == ("or", "not") for pair in pairwise(words))
 
 
-def _grammar(words: Sequence[str]) -> Mapping[str, frozenset[str]]:
+def _grammar(words: Sequence[str], known: Mapping[str, tuple[str, str]]) -> Mapping[str, frozenset[str]]:
     found: dict[str, set[str]] = {}
-    for kind, value in (_GRAMMAR[word] for word in words if word in _GRAMMAR):
+    for kind, value in (known[word] for word in words if word in known):
         found.setdefault(kind, set()).add(value)
     if "gender" in found:
         # Who comes first: "would he call her", "would she call him".
         found["gender"] = {
-            " ".join(_GRAMMAR[word][1] for word in words if _GRAMMAR.get(word, ("",))[0] == "gender")
+            " ".join(known[word][1] for word in words if known.get(word, ("",))[0] == "gender")
         }
     # "is becoming" and "used to be" are no "is".
     if "becoming" in words or ("used", "to") in pairwise(words):

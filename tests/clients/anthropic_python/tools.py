@@ -18,7 +18,7 @@ def tool(name: str, description: str, argument: str) -> dict:
 
 TOOLS = [
     tool("track_order", "Find out where an order is.", "order"),
-    tool("book_technician", "Book a visit of a technician.", "date"),
+    tool("send_invoice", "Send the invoice of an order.", "order"),
 ]
 
 
@@ -26,7 +26,7 @@ def answer(question: str) -> dict:
     messages, calls = [{"role": "user", "content": question}], []
     while True:
         asked = {
-            "model": os.environ["MODEL"], "max_tokens": 64, "messages": messages, "tools": TOOLS,
+            "model": os.environ["MODEL"], "max_tokens": 128, "messages": messages, "tools": TOOLS,
             "extra_body": {"temperature": 0},
         }  # fmt: skip
         message = client.messages.create(**asked)

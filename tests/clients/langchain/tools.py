@@ -18,12 +18,12 @@ def track_order(order: str) -> dict:
 
 
 @tool
-def book_technician(date: str) -> dict:
-    """Book a visit of a technician."""
-    return RESULTS["book_technician"][date]
+def send_invoice(order: str) -> dict:
+    """Send the invoice of an order."""
+    return RESULTS["send_invoice"][order]
 
 
-tools = {one.name: one for one in (track_order, book_technician)}
+tools = {one.name: one for one in (track_order, send_invoice)}
 model = ChatOpenAI(model=os.environ["MODEL"], temperature=0, max_retries=0)
 bound = model.bind_tools(list(tools.values()))
 

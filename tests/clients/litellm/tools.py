@@ -19,7 +19,7 @@ def described(name: str, text: str, argument: str) -> dict:
 
 tools = [
     described("track_order", "Find out where an order is.", "order"),
-    described("book_technician", "Book a visit of a technician.", "date"),
+    described("send_invoice", "Send the invoice of an order.", "order"),
 ]
 
 

@@ -16,12 +16,12 @@ def track_order(order: str) -> str:
     return json.dumps(RESULTS["track_order"][order])
 
 
-def book_technician(date: str) -> str:
-    """Book a visit of a technician."""
-    return json.dumps(RESULTS["book_technician"][date])
+def send_invoice(order: str) -> str:
+    """Send the invoice of an order."""
+    return json.dumps(RESULTS["send_invoice"][order])
 
 
-tools = {one.metadata.name: one for one in map(FunctionTool.from_defaults, (track_order, book_technician))}
+tools = {one.metadata.name: one for one in map(FunctionTool.from_defaults, (track_order, send_invoice))}
 model = OpenAILike(
     model=os.environ["MODEL"],
     api_base=os.environ["OPENAI_BASE_URL"],

@@ -26,16 +26,16 @@ def track_order(order: str) -> str:
     return json.dumps(RESULTS["track_order"][order])
 
 
-def book_technician(date: str) -> str:
-    """Book a visit of a technician."""
-    calls.append(["book_technician", {"date": date}])
-    return json.dumps(RESULTS["book_technician"][date])
+def send_invoice(order: str) -> str:
+    """Send the invoice of an order."""
+    calls.append(["send_invoice", {"order": order}])
+    return json.dumps(RESULTS["send_invoice"][order])
 
 
 def answer(question: str) -> dict:
     calls.clear()
     chain = llm.get_model("deployed").chain(
-        question, tools=[track_order, book_technician], options={"temperature": 0}
+        question, tools=[track_order, send_invoice], options={"temperature": 0}
     )
     text = "".join(chain)
     return {"calls": list(calls), "answer": text}

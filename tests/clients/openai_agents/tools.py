@@ -19,16 +19,16 @@ def track_order(order: str) -> str:
 
 
 @function_tool
-def book_technician(date: str) -> str:
-    """Book a visit of a technician."""
-    return json.dumps(RESULTS["book_technician"][date])
+def send_invoice(order: str) -> str:
+    """Send the invoice of an order."""
+    return json.dumps(RESULTS["send_invoice"][order])
 
 
 agent = Agent(
     name="Support",
     model=os.environ["MODEL"],
     model_settings=ModelSettings(temperature=0),
-    tools=[track_order, book_technician],
+    tools=[track_order, send_invoice],
 )
 
 

@@ -25,7 +25,7 @@ async function answer(question) {
     messages: [{ role: "user", content: question }],
     tools: [
       described("track_order", "Find out where an order is.", "order"),
-      described("book_technician", "Book a visit of a technician.", "date"),
+      described("send_invoice", "Send the invoice of an order.", "order"),
     ],
     temperature: 0,
     stream: true,

@@ -19,15 +19,15 @@ class TrackOrder(BaseModel):
     order: str = Field(description="The number of the order.")
 
 
-class BookTechnician(BaseModel):
-    """Book a visit of a technician."""
+class SendInvoice(BaseModel):
+    """Send the invoice of an order."""
 
-    date: str = Field(description="The day of the visit.")
+    order: str = Field(description="The number of the order.")
 
 
 tools = [
     pydantic_function_tool(TrackOrder, name="track_order"),
-    pydantic_function_tool(BookTechnician, name="book_technician"),
+    pydantic_function_tool(SendInvoice, name="send_invoice"),
 ]
 
 
@@ -46,7 +46,7 @@ KINDS = {
     "required": {"tool_choice": "required"},
     "named": {"tool_choice": named("track_order")},
     "allowed": {"tool_choice": allowed("auto", "track_order")},
-    "others allowed": {"tool_choice": allowed("auto", "book_technician")},
+    "others allowed": {"tool_choice": allowed("auto", "send_invoice")},
     "allowed and required": {"tool_choice": allowed("required", "track_order")},
     "several": {"parallel_tool_calls": True},
     "one": {"parallel_tool_calls": False},

@@ -22,7 +22,7 @@ function request(question, calls) {
     prompt: question,
     tools: {
       track_order: described("track_order", "Find out where an order is.", "order"),
-      book_technician: described("book_technician", "Book a visit of a technician.", "date"),
+      send_invoice: described("send_invoice", "Send the invoice of an order.", "order"),
     },
     stopWhen: stepCountIs(4),
     temperature: 0,
