@@ -317,7 +317,8 @@ class Firings:
 
 async def drill(chosen: argparse.Namespace, folder: Path) -> int:
     pace, trouble = Pace(chosen.speedup), Trouble()
-    own = ("name=deployed", "limits.max_concurrency=4", "limits.max_output_tokens=16", "golden=null")
+    limits = {"max_concurrency": 4, "max_input_tokens": 512, "max_output_tokens": 16}
+    own = ("name=deployed", "golden=null", *(f"limits.{key}={value}" for key, value in limits.items()))
     words = ("tiny-cpu", "--build", *(word for override in own for word in ("--set", override)))
     with (
         scripted_gateway(trouble, folder) as server,
